@@ -1,0 +1,290 @@
+"""The words of the project as frozen records. Knows no environment, policy, tokenizer or file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA_VERSION = 1
+
+Message = dict[str, Any]
+"""One message in TRL's conversational format: role, content, and `tool_calls` on an assistant's."""
+
+Role = Literal["tool", "user"]
+Origin = Literal["search", "rollout", "demonstration", "hindsight", "pruned"]
+PairKind = Literal["step", "trajectory", "hindsight", "minimal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing to do in an environment.
+
+    Attributes:
+        task_id: Unique within the environment; stable across runs and machines.
+        split: `train`, `validation` or `test`.
+        args: The keyword arguments of the environment's `reset`; JSON-serialisable.
+    """
+
+    task_id: str
+    split: str
+    args: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A parsed call: the tool's name and its JSON arguments, not yet validated against a schema."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What the policy emitted in one turn: a thought and one tool call, or a final answer.
+
+    Attributes:
+        text: The decoded turn, without the end-of-turn token.
+        thought: The part of `text` before the call; the whole of it for a final answer.
+        call: The parsed call. None for a final answer, and None when `fault` is set.
+        fault: None, or the class of what is wrong with the turn itself: `invalid_json`, `bad_call`
+            (JSON of the wrong shape), `several_calls`, `empty`, `no_end` (cut by the token limit).
+        detail: A sentence for the policy that says what is wrong and how to mend it; None when `fault` is.
+        token_ids: int [n], the sampled ids, end-of-turn token included where it was sampled.
+            None where the policy has no tokenizer.
+        logps: float [n], natural-log probability of each id under the policy at temperature 1.
+            None where the back end gives none.
+    """
+
+    text: str
+    thought: str = ""
+    call: ToolCall | None = None
+    fault: str | None = None
+    detail: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    logps: tuple[float, ...] | None = None
+
+    def message(self) -> Message:
+        """Return the turn as an assistant message (a faulty turn keeps its raw text as content)."""
+        if self.call is None:
+            return {"role": "assistant", "content": self.text}
+        call = {"name": self.call.name, "arguments": dict(self.call.arguments)}
+        return {
+            "role": "assistant",
+            "content": self.thought,
+            "tool_calls": [{"type": "function", "function": call}],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A scorer's output.
+
+    Attributes:
+        score: In [0, 1]; None = could not be scored, and `error` says why.
+        success: Whether the task was achieved; None exactly when `score` is None.
+        verifier: The scorer's name.
+        version: The scorer's version; part of every row it judged.
+        evidence: JSON-serialisable facts the score rests on.
+        error: Why there is no score; None when there is one.
+    """
+
+    score: float | None
+    success: bool | None
+    verifier: str
+    version: str = "1"
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.score is None) != (self.success is None):
+            raise ValueError(f"Verdict: score={self.score!r} and success={self.success!r} must both be None or neither")
+        if self.score is None and not self.error:
+            raise ValueError("Verdict: a missing score needs an error that says why")
+        if self.score is not None and not 0.0 <= self.score <= 1.0:
+            raise ValueError(f"Verdict: score must be in [0, 1], got {self.score!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as a JSON-serialisable dict."""
+        return {
+            "verifier": self.verifier,
+            "version": self.version,
+            "score": self.score,
+            "success": self.success,
+            "evidence": dict(self.evidence),
+            "error": self.error,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+        """Rebuild a verdict from `to_json`."""
+        return cls(
+            data["score"], data["success"], data["verifier"], data["version"], data["evidence"], data["error"]
+        )
+
+
+class Context:
+    """One history as the policy sees it; immutable, and shares everything before its last turn with its parent.
+
+    A tree of contexts is the trie of the conversations: rendering and key-value caches hang on these nodes.
+
+    Attributes:
+        task: The task.
+        system: The environment's system prompt; "" for none.
+        tools: JSON schemas of the tools, one per tool.
+        parent: The history before the last turn; None at the start of an episode.
+        action: The last turn; None at the start of an episode.
+        observation: What answered it; None when the episode ended with the action.
+        role: Role of the observation: `tool`, or `user` where a scripted user speaks.
+        depth: Number of actions taken.
+        segment: int [m], ids that this context adds to its parent's (the action's sampled ids, the observation,
+            the next role header); filled by `rendering.Renderer`, None before.
+        cache: A place for a policy's own cache; nobody else reads it.
+    """
+
+    __slots__ = (
+        "task", "system", "tools", "parent", "action", "observation", "role", "depth", "segment", "cache", "__weakref__",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        task: Task,
+        system: str,
+        tools: Sequence[Mapping[str, Any]],
+        observation: str | None,
+        parent: Context | None = None,
+        action: Action | None = None,
+        role: Role = "user",
+    ) -> None:
+        self.task = task
+        self.system = system
+        self.tools = tools
+        self.observation = observation
+        self.parent = parent
+        self.action = action
+        self.role: Role = role
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.segment: tuple[int, ...] | None = None
+        self.cache: Any = None
+
+    def child(self, action: Action, observation: str | None, role: Role = "tool") -> Context:
+        """Return this history extended by one action and what answered it."""
+        return Context(self.task, self.system, self.tools, observation, self, action, role)
+
+    def lineage(self) -> list[Context]:
+        """Return the contexts from the start of the episode to this one, this one included."""
+        out: list[Context] = []
+        node: Context | None = self
+        while node is not None:
+            out.append(node)
+            node = node.parent
+        return out[::-1]
+
+    def messages(self) -> list[Message]:
+        """Return the whole history in TRL's conversational format."""
+        out: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        for node in self.lineage():
+            if node.action is not None:
+                out.append(node.action.message())
+            if node.observation is not None:
+                out.append(_observation_message(node))
+        return out
+
+    def actions(self) -> list[Action]:
+        """Return the actions taken so far, first to last."""
+        return [node.action for node in self.lineage() if node.action is not None]
+
+
+def _observation_message(node: Context) -> Message:
+    message: Message = {"role": node.role, "content": node.observation}
+    if node.role == "tool" and node.action is not None and node.action.call is not None:
+        message["name"] = node.action.call.name
+    return message
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One transition.
+
+    Attributes:
+        action: What the policy emitted.
+        key: The canonical key of the action (`envs.base.ToolSet.canonical_key`).
+        observation: What answered it; None when the episode ended with the action.
+        role: Role of the observation.
+        fault: Class of the error the policy was told of (`unknown_tool`, `bad_arguments`, `tool_error`, or the
+            action's own fault); None when the call went through.
+    """
+
+    action: Action
+    key: str
+    observation: str | None
+    role: Role = "tool"
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The record of a rollout.
+
+    Attributes:
+        context: The last context; holds task, system prompt, tools, first observation and every turn.
+        steps: One per action, first to last.
+        verdict: The end state's verdict; None when nobody was asked.
+        terminated: The task ended by itself.
+        truncated: It was cut: by `max_steps`, a token limit, a time-out or a fault.
+        origin: Where it comes from.
+        cut_by: None, or `max_steps`, `tokens`, `time`, `fault` where `truncated`.
+        criticality: float [len(steps)] or None; see algorithms.md section 3.
+    """
+
+    context: Context
+    steps: tuple[Step, ...]
+    verdict: Verdict | None
+    terminated: bool
+    truncated: bool
+    origin: Origin
+    cut_by: str | None = None
+    criticality: tuple[float | None, ...] | None = None
+
+    @property
+    def task(self) -> Task:
+        """The task that was tried."""
+        return self.context.task
+
+
+@dataclass(frozen=True, slots=True)
+class PreferencePair:
+    """Two continuations of one history, of which one is better, and why.
+
+    Attributes:
+        kind: Which rule made it.
+        prefix: The shared history; its messages are the prompt.
+        chosen: The better continuation, at least one step.
+        rejected: The worse continuation, at least one step.
+        q_chosen, q_rejected: Estimated values in [0, 1].
+        visits_chosen, visits_rejected: Number of judged rollouts behind each value.
+        confidence: P(Q_chosen > Q_rejected).
+        verdict_chosen, verdict_rejected: The evidence for each side; None only for step pairs, whose evidence is
+            the counts.
+        tree_id, node_id, chosen_edge, rejected_edge: Where in which tree; None where it is from no tree.
+        weight: 1/sqrt(pairs of the task) unless configured otherwise.
+        reason: One readable sentence: why this is a pair.
+    """
+
+    kind: PairKind
+    prefix: Context
+    chosen: tuple[Step, ...]
+    rejected: tuple[Step, ...]
+    q_chosen: float
+    q_rejected: float
+    visits_chosen: int
+    visits_rejected: int
+    confidence: float
+    verdict_chosen: Verdict | None
+    verdict_rejected: Verdict | None
+    tree_id: str | None = None
+    node_id: int | None = None
+    chosen_edge: int | None = None
+    rejected_edge: int | None = None
+    weight: float = 1.0
+    reason: str = ""
