@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
-from offline_agent.records import Action, Context, Role, Step, Task, Verdict
-
-if TYPE_CHECKING:
-    import networkx as nx
+from offline_agent.records import Action, Context, Step, Task, Verdict
 
 
 def observation_hash(observation: str | None) -> str:
@@ -42,11 +39,12 @@ class Edge:
         fault: Class of the error the environment answered with; None when the call went through or is unexecuted.
         closed: Nothing below it is left to learn.
         quarantined: Why its values are noise; None where they are sound.
+        group: The simulations in flight that share its execution; never exported.
     """
 
     __slots__ = (
         "id", "parent", "key", "actions", "count", "logp", "prior", "visits", "pending", "value_sum", "verified",
-        "score_sum", "successes", "truncated", "critic", "child", "fault", "closed", "quarantined",
+        "score_sum", "successes", "truncated", "critic", "child", "fault", "closed", "quarantined", "group",
     )  # fmt: skip
 
     def __init__(self, id: int, parent: Node, key: str) -> None:
@@ -69,6 +67,7 @@ class Edge:
         self.fault: str | None = None
         self.closed = False
         self.quarantined: str | None = None
+        self.group: Any = None
 
     @property
     def value(self) -> float | None:
@@ -90,7 +89,8 @@ class Node:
         edge: The edge that leads here; None for the root.
         context: The history itself; its last observation is what this node shows.
         edges: Actions proposed here, in the order in which they became known.
-        samples: Number of proposals drawn here.
+        samples: Number of proposals drawn and committed here.
+        next_sample: Index of the next proposal to draw; those below are drawn or promised to simulations in flight.
         duplicates: Number of proposals in a row that added no edge.
         visits: Number of committed simulations that went through or ended here.
         value_sum: Sum of the values backed up through it.
@@ -101,11 +101,14 @@ class Node:
         goal: What the state achieves, as `reset`'s keyword arguments; None where the environment does not say.
         closed: Nothing below it is left to learn.
         greedy: Reached by greedy actions alone.
+        pending: Number of simulations in flight through or at this node.
+        asking: A simulation in flight is drawing proposals here.
+        state: The restorer's handle on the environment in this state; never exported.
     """
 
     __slots__ = (
-        "id", "edge", "context", "edges", "samples", "duplicates", "visits", "value_sum", "terminated", "truncated",
-        "verdict", "fingerprint", "goal", "closed", "greedy", "by_key", "asking",
+        "id", "edge", "context", "edges", "samples", "next_sample", "duplicates", "visits", "value_sum", "terminated",
+        "truncated", "verdict", "fingerprint", "goal", "closed", "greedy", "by_key", "asking", "pending", "state",
     )  # fmt: skip
 
     def __init__(self, id: int, edge: Edge | None, context: Context) -> None:
@@ -113,8 +116,9 @@ class Node:
         self.edge = edge
         self.context = context
         self.edges: list[Edge] = []
-        self.by_key: dict[str, Edge] = {}
+        self.by_key: dict[str, Edge] | None = None
         self.samples = 0
+        self.next_sample = 0
         self.duplicates = 0
         self.visits = 0
         self.value_sum = 0.0
@@ -126,6 +130,8 @@ class Node:
         self.closed = False
         self.greedy = False
         self.asking = False
+        self.pending = 0
+        self.state: Any = None
 
     @property
     def depth(self) -> int:
@@ -151,3 +157,119 @@ class Node:
                 return edge.quarantined
             edge = edge.parent.edge
         return None
+
+
+class SearchTree:
+    """A tree of histories over one task, with the sums that the search keeps.
+
+    Attributes:
+        task: The task.
+        tree_id: The task's id, or another unique name.
+        nodes: Every node, in the order of creation; `nodes[i].id == i`.
+        edges: Every edge, likewise.
+        simulations: Number of simulations that backed a value up.
+        tickets: Number of simulations committed, those that a fault ended included.
+        low, high: Least and greatest edge value seen; selection normalises by them. `low > high` before the first.
+        stopped: Why the search ended: `simulations`, `closed`, `tickets`, `tokens`, `prefilled`, `tool_calls`,
+            `seconds` or `quarantined`; None while it goes on.
+        quarantined: Why the whole tree is noise; None where it is sound.
+        first_rollouts: What the policy reaches alone: one entry for each of the first rollouts from the root, the
+            greedy one first, with `greedy`, `score`, `success` and `cut` (None, or what cut the rollout).
+        counters: Deterministic totals: `generated` (sampled ids), `prefilled` (other ids of the trie of prompts),
+            `tool_calls` (edges executed), `dropped` (nodes of rollouts whose history differed from the tree's).
+    """
+
+    __slots__ = (
+        "task", "tree_id", "nodes", "edges", "simulations", "tickets", "low", "high", "stopped", "quarantined",
+        "first_rollouts", "counters",
+    )  # fmt: skip
+
+    def __init__(self, context: Context, tree_id: str | None = None) -> None:
+        self.task: Task = context.task
+        self.tree_id = context.task.task_id if tree_id is None else tree_id
+        self.nodes: list[Node] = [Node(0, None, context)]
+        self.edges: list[Edge] = []
+        self.simulations = 0
+        self.tickets = 0
+        self.low = float("inf")
+        self.high = float("-inf")
+        self.stopped: str | None = None
+        self.quarantined: str | None = None
+        self.first_rollouts: list[dict[str, Any]] = []
+        self.counters: dict[str, int] = {"generated": 0, "prefilled": 0, "tool_calls": 0, "dropped": 0}
+
+    @property
+    def root(self) -> Node:
+        """The start of the episode."""
+        return self.nodes[0]
+
+    def find(self, node: Node, key: str) -> Edge | None:
+        """Return the edge of `node` with that canonical key, or None."""
+        if node.by_key is not None:
+            return node.by_key.get(key)
+        for edge in node.edges:
+            if edge.key == key:
+                return edge
+        return None
+
+    def add_proposal(self, node: Node, action: Action, key: str) -> tuple[Edge, bool]:
+        """Merge one proposal into the tree; return its edge and whether the edge is new. Priors are not refreshed."""
+        edge = self.find(node, key)
+        new = edge is None
+        if edge is None:
+            edge = Edge(len(self.edges), node, key)
+            self.edges.append(edge)
+            node.edges.append(edge)
+            if len(node.edges) == 9:  # a dictionary pays only where widening was raised above its usual 8
+                node.by_key = {e.key: e for e in node.edges}
+            elif node.by_key is not None:
+                node.by_key[key] = edge
+            node.duplicates = 0
+        else:
+            node.duplicates += 1
+        edge.count += 1
+        if new or all(known.text != action.text for known in edge.actions):
+            edge.actions.append(action)
+        if action.logps:
+            logp = sum(action.logps) / len(action.logps)
+            edge.logp = logp if edge.logp is None else max(edge.logp, logp)
+        node.samples += 1
+        return edge, new
+
+    def add_child(self, edge: Edge, context: Context) -> Node:
+        """Give an executed edge the node it leads to."""
+        if edge.child is not None:
+            raise ValueError(f"edge {edge.id} of tree {self.tree_id!r} was executed before: node {edge.child.id}")
+        node = Node(len(self.nodes), edge, context)
+        self.nodes.append(node)
+        edge.child = node
+        return node
+
+    def path(self, node: Node) -> list[Edge]:
+        """Return the edges from the root to `node`."""
+        out: list[Edge] = []
+        edge = node.edge
+        while edge is not None:
+            out.append(edge)
+            edge = edge.parent.edge
+        return out[::-1]
+
+    def steps(self, node: Node, after: Node | None = None) -> tuple[Step, ...]:
+        """Return the executed steps from the root, or from the node `after` on the way, to `node`.
+
+        Raises:
+            ValueError: `after` is not on the way from the root to `node`.
+        """
+        out: list[Step] = []
+        while node is not after and node.edge is not None:
+            context = node.context
+            assert context.action is not None  # only the root has none
+            out.append(Step(context.action, node.edge.key, context.observation, context.role, node.edge.fault))
+            node = node.edge.parent
+        if after is not None and node is not after:
+            raise ValueError(f"node {after.id} is not on the way to the given node")
+        return tuple(out[::-1])
+
+    def terminals(self) -> Iterator[Node]:
+        """Yield the nodes at which an episode ended or was cut by `max_steps`, in order of creation."""
+        return (node for node in self.nodes if node.terminated or node.truncated)
