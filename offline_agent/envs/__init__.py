@@ -1,0 +1,1 @@
+"""Environments: the contract, its checks, and the environments shipped with the package."""

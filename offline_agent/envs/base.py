@@ -1,0 +1,273 @@
+"""What an environment is to the rest of the package: a class, its constructor's arguments, its tools and its tasks.
+
+An environment is a plain class with TRL's `environment_factory` contract; nothing is inherited or registered:
+
+* `reset(**task) -> str`, the first observation; `tasks(split)`, a class method that yields dicts of its arguments;
+* every other public method with type hints and a Google docstring is a tool;
+* `terminated`, set True when the episode is over; `get_reward()`, in [0, 1], at the end.
+
+Optional: attributes `system_prompt`, `name`, `version`, `irreversible`, `replay_only`, `deterministic_verifier`;
+properties `fingerprint`, `achieved_goal`; `__deepcopy__`, `__enter__`, `__exit__`; the class method
+`demonstrate(task, messages, rng, noise)` (a scripted expert); `_reply(text)` (the scripted user's next turn after an
+answer without a call); `_tools` (a `ToolSet`, where each task has its own); `_answers_differ = False` (the text of a
+final answer has no effect). `tasks` is given the constructor's arguments that it has parameters for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from offline_agent.envs.episode import Episode, StepResult, ToolError
+from offline_agent.envs.tools import ToolSet
+from offline_agent.errors import ConfigError, EnvironmentFault, did_you_mean
+from offline_agent.records import Task, Verdict
+
+__all__ = ["EnvSpec", "Environment", "Episode", "StepResult", "ToolError", "ToolSet"]
+
+SPLITS = ("train", "validation", "test")
+
+
+class Environment:
+    """A base class that adds comfort, not rights: defaults for the optional parts of the contract."""
+
+    system_prompt: ClassVar[str] = ""
+    version: ClassVar[str] = "1"
+    irreversible: ClassVar[frozenset[str]] = frozenset()
+    replay_only: ClassVar[bool] = False
+    deterministic_verifier: ClassVar[bool] = True
+    terminated: bool = False
+
+    def reset(self, **task: Any) -> str:
+        """Start a task and return the first observation."""
+        raise NotImplementedError(f"{type(self).__name__} must define reset(self, ...) -> str")
+
+    def get_reward(self) -> float | Verdict | None:
+        """Return the reward of the present state in [0, 1]; 1.0 = success, None = cannot be judged."""
+        raise NotImplementedError(f"{type(self).__name__} must define get_reward(self) -> float")
+
+
+class EnvSpec:
+    """An environment class and the arguments of its constructor, looked at once.
+
+    Args:
+        cls: The class.
+        args: Keyword arguments of its constructor.
+        name: Short name; the class's own `name`, else the class's name, by default.
+        sandboxed: Whether tools marked irreversible may be called.
+        max_observation_chars: Longer observations are cut, with a note that says so.
+
+    Attributes:
+        tools: The class's tools. A live episode may have fewer: see `Episode.tools`, which is what a policy is shown.
+        demonstrate: The scripted expert `(task args, messages, rng, noise) -> message`; None where there is none.
+        deterministic_verifier: The same end state always gets the same verdict.
+
+    Raises:
+        ConfigError: The class is not fit: every fault found, one line each.
+    """
+
+    def __init__(
+        self,
+        cls: type,
+        args: Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
+        sandboxed: bool = False,
+        max_observation_chars: int = 8000,
+    ) -> None:
+        self.cls = cls
+        self.args = dict(args or {})
+        declared = inspect.getattr_static(cls, "name", None)
+        self.name: str = declared if isinstance(declared, str) else name or cls.__name__
+        self.version = str(getattr(cls, "version", "1"))
+        self.sandboxed = sandboxed
+        self.max_observation_chars = max_observation_chars
+        faults = [*_class_faults(cls), *_argument_faults(cls, self.args)]
+        try:
+            own = inspect.getattr_static(cls, "_class_tools", None)
+            self.tools: ToolSet = cls._class_tools() if own is not None else ToolSet.of(cls)  # type: ignore[attr-defined]
+        except ConfigError as error:
+            faults.extend(error.faults)
+        if faults:
+            raise ConfigError(faults)
+        prompt = getattr(cls, "system_prompt", "")
+        self.system_prompt: str = prompt if isinstance(prompt, str) else ""
+        self.irreversible = frozenset(getattr(cls, "irreversible", ()))
+        self.replay_only = bool(getattr(cls, "replay_only", False))
+        self.deterministic_verifier = bool(getattr(cls, "deterministic_verifier", True))
+        self.demonstrate: Callable[..., Any] | None = getattr(cls, "demonstrate", None)
+        for tool in sorted(self.irreversible - set(self.tools.names)):
+            near = did_you_mean(tool, self.tools.names)
+            faults.append(f"environment {self.name}: irreversible names {tool!r}, which is no tool.{near}")
+        if faults:
+            raise ConfigError(faults)
+
+    @classmethod
+    def load(cls, name_or_path: str, args: Mapping[str, Any] | None = None, **options: Any) -> EnvSpec:
+        """Return the environment of that name.
+
+        Args:
+            name_or_path: A short name of the catalog, `module:Class`, or `path/to/file.py:Class`.
+            args: Keyword arguments of the environment's constructor.
+            options: `sandboxed`, `max_observation_chars`; see the class.
+
+        Raises:
+            ConfigError: There is no such environment, or it is not fit.
+        """
+        short = None
+        if ":" not in name_or_path:
+            from offline_agent import catalog
+
+            table = catalog.ENVIRONMENTS
+            if name_or_path not in table:
+                raise ConfigError(
+                    f"env: there is no environment {name_or_path!r}; known: {', '.join(sorted(table))}, or write"
+                    f" module:Class for your own.{did_you_mean(name_or_path, table)}"
+                )
+            short, name_or_path = name_or_path, table[name_or_path]
+        return cls(_import(name_or_path), args, name=short, **options)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """JSON-serialisable facts for the manifest."""
+        path = f"{self.cls.__module__}:{self.cls.__qualname__}"
+        return {"name": self.name, "version": self.version, "class": path, "args": self.args}
+
+    def tasks(self, split: str) -> Iterator[Task]:
+        """Yield the tasks of a split, in the environment's order.
+
+        Raises:
+            ConfigError: The environment has no `tasks`, or a task is unfit: which, and why.
+            EnvironmentFault: `tasks` raised.
+        """
+        if split not in SPLITS:
+            raise ConfigError(f"tasks.split: got {split!r}, allowed: {', '.join(SPLITS)}.{did_you_mean(split, SPLITS)}")
+        listing = getattr(self.cls, "tasks", None)
+        if listing is None:
+            raise ConfigError(
+                f"environment {self.name} has no tasks; give it a class method `tasks(cls, split)` that yields dicts"
+                " of reset's arguments, or name a file with tasks.file"
+            )
+        taken = inspect.signature(listing).parameters
+        seen: set[str] = set()
+        source = self._listed(listing, split, {k: v for k, v in self.args.items() if k in taken})
+        for index, entry in enumerate(source):
+            task = self.task(entry, split, index)
+            if task.task_id in seen:
+                raise ConfigError(f"environment {self.name}, {split}: two tasks are called {task.task_id!r}")
+            seen.add(task.task_id)
+            yield task
+
+    def task(self, entry: Any, split: str, index: int) -> Task:
+        """Return one task from the dict that `tasks`, or a line of a task file, gives.
+
+        `task_id` names it (`<split>-<index>` without one) and is passed on only if `reset` has such a parameter.
+
+        Raises:
+            ConfigError: The entry is no dict of JSON values with text keys.
+        """
+        where = f"environment {self.name}, {split} task {index}"
+        if not isinstance(entry, Mapping) or not all(isinstance(key, str) for key in entry):
+            raise ConfigError(f"{where}: must be a dict of reset's arguments, got {type(entry).__name__}")
+        args = dict(entry)
+        task_id = str(args.get("task_id", f"{split}-{index}"))
+        parameters = inspect.signature(self.cls.reset).parameters  # type: ignore[attr-defined]
+        if "task_id" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            args.pop("task_id", None)
+        try:
+            json.dumps(args, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{where}: its arguments cannot be written as JSON ({error})") from error
+        return Task(task_id, split, args)
+
+    def open(self) -> Episode:
+        """Return a fresh environment instance, to be reset.
+
+        Raises:
+            EnvironmentFault: The constructor raised.
+        """
+        try:
+            environment = self.cls(**self.args)
+            if hasattr(self.cls, "__enter__"):
+                entered = environment.__enter__()
+                environment = environment if entered is None else entered
+        except (ConfigError, EnvironmentFault):
+            raise
+        except (Exception, SystemExit) as error:
+            raise EnvironmentFault(f"{self.name}: opening it raised {type(error).__name__}: {error}") from error
+        return Episode(self, environment)
+
+    def _listed(self, listing: Callable[..., Any], split: str, args: Mapping[str, Any]) -> Iterator[Any]:
+        try:
+            yield from listing(split, **args)
+        except (ConfigError, EnvironmentFault):
+            raise
+        except Exception as error:
+            raise EnvironmentFault(f"{self.name}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
+
+
+def _class_faults(cls: type) -> Iterator[str]:
+    if not inspect.isclass(cls):
+        yield f"env: {cls!r} is no class"
+    elif not inspect.isfunction(inspect.getattr_static(cls, "reset", None)):
+        yield f"environment {cls.__name__} has no method reset(self, ...) -> str; that is how a task starts"
+    if inspect.isfunction(inspect.getattr_static(cls, "tasks", None)):
+        yield f"environment {cls.__name__}: tasks must be a @classmethod; as a plain method TRL takes it for a tool"
+
+
+def _argument_faults(cls: type, args: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        parameters = inspect.signature(cls).parameters
+    except (TypeError, ValueError):
+        return
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for key in args:
+        if key not in named and not open_ended:
+            allowed = ", ".join(named) or "none"
+            yield f"env.{key}: {cls.__name__} takes no such argument; allowed: {allowed}.{did_you_mean(key, named)}"
+    for parameter in parameters.values():
+        if parameter.name in named and parameter.default is parameter.empty and parameter.name not in args:
+            yield f"env.{parameter.name}: {cls.__name__} needs this argument; set env.{parameter.name}=..."
+
+
+def _import(path: str) -> type:
+    module_name, _, class_name = path.rpartition(":")
+    try:
+        module = _load_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+    except ConfigError:
+        raise
+    except ImportError as error:
+        raise ConfigError(
+            f"env: cannot import {module_name!r} ({error}); write module:Class with the module on the Python path,"
+            " or path/to/file.py:Class"
+        ) from error
+    except Exception as error:
+        raise ConfigError(f"env: importing {module_name!r} raised {type(error).__name__}: {error}") from error
+    found = getattr(module, class_name, None)
+    if not inspect.isclass(found):
+        names = [n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__]
+        raise ConfigError(
+            f"env: {module_name!r} has no class {class_name!r}; it has {', '.join(names) or 'none'}."
+            f"{did_you_mean(class_name, names)}"
+        )
+    return found
+
+
+def _load_file(path: Path) -> Any:
+    import sys
+
+    if not path.is_file():
+        raise ConfigError(f"env: there is no file {str(path)!r}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"env: {str(path)!r} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,254 @@
+"""One live environment, behind a boundary that no foreign error, type or text gets through."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from offline_agent.envs.tools import ToolSet
+from offline_agent.envs.validation import clean_text
+from offline_agent.errors import EnvironmentFault
+from offline_agent.records import Action, Role, Task, Verdict
+
+if TYPE_CHECKING:
+    from offline_agent.envs.base import EnvSpec
+
+
+class ToolError(Exception):
+    """What a tool raises when the policy's request cannot be met; the message goes to the policy.
+
+    Args:
+        message: For the policy: what is wrong and what would be right.
+        fault: Class of the error for the records.
+    """
+
+    def __init__(self, message: str, fault: str = "tool_error") -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
+class StepResult(NamedTuple):
+    """What answered an action.
+
+    Attributes:
+        observation: Clean text; None when the episode ended without one.
+        role: `tool`, or `user` where the scripted user speaks or a turn without a call is sent back.
+        terminated: The episode is over.
+        fault: Class of the error the policy was told of; None when the action went through.
+    """
+
+    observation: str | None
+    role: Role
+    terminated: bool
+    fault: str | None
+
+
+_BAD_INPUT = (ValueError, TypeError, LookupError, ToolError)
+
+
+class Episode:
+    """One live environment; not thread-safe. Made by `EnvSpec.open`.
+
+    Attributes:
+        spec: The environment's class.
+        tools: The tools of this episode: the spec's, unless the environment has its own for each task
+            (attribute `_tools`, read after `reset`).
+    """
+
+    def __init__(self, spec: EnvSpec, environment: Any) -> None:
+        self.spec = spec
+        self.tools: ToolSet = spec.tools
+        self._env = environment
+        self._over = False
+        self._task: Task | None = None
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the episode is over."""
+        return self._over or bool(self._read("terminated", False))
+
+    def reset(self, task: Task) -> str:
+        """Start the task and return the first observation.
+
+        Raises:
+            EnvironmentFault: `reset` raised.
+        """
+        self._over = False
+        self._task = task
+        observation = self._call("reset", copy.deepcopy(dict(task.args)))
+        own = self._read("_tools", None)
+        self.tools = own if isinstance(own, ToolSet) else self.spec.tools
+        return self._text(observation)
+
+    def step(self, action: Action) -> StepResult:
+        """Carry one action out.
+
+        A faulty action never reaches the environment: the answer says what is wrong with it. ValueError, TypeError,
+        LookupError and ToolError from a tool mean bad input and are told to the policy as well; TRL does so with any
+        exception, but other errors mean that the environment is broken.
+
+        Raises:
+            EnvironmentFault: The environment raised anything else, or the tool is irreversible and not sandboxed.
+            RuntimeError: The episode was not reset or is over.
+        """
+        if self._task is None or self.terminated:
+            raise RuntimeError(
+                f"{self.spec.name}: step() when the episode {'is over' if self._task else 'was not reset'}"
+            )
+        if action.fault is not None:
+            told = action.detail or f"the turn could not be read ({action.fault})"
+            return self._result(f"Error: {told.removeprefix('Error: ')}", "user", action.fault)
+        if action.call is None:
+            return self._answer(action)
+        arguments, fault, detail = self.tools.validate(action.call)
+        if arguments is None:
+            return self._result(detail, "tool", fault)
+        if action.call.name in self.spec.irreversible and not self.spec.sandboxed:
+            raise EnvironmentFault(
+                f"{self.spec.name}: {action.call.name!r} is irreversible and the environment is not sandboxed;"
+                " run it in a sandbox and set sandboxed=True, or take the tool away"
+            )
+        try:
+            return self._result(self._call(action.call.name, arguments, _BAD_INPUT), "tool", None)
+        except ToolError as error:
+            return self._result(self._reason(error), "tool", error.fault)
+        except _BAD_INPUT as error:
+            return self._result(self._reason(error), "tool", "tool_error")
+
+    def verdict(self) -> Verdict:
+        """Return the present state's verdict; an environment that cannot score gives `score=None` and says why."""
+        name, version = f"{self.spec.name}.get_reward", self.spec.version
+        if not hasattr(self._env, "get_reward"):
+            return Verdict(None, None, name, version, error="the environment has no get_reward()")
+        try:
+            reward = self._call("get_reward", {})
+            if isinstance(reward, Verdict):
+                evidence = json.loads(json.dumps(dict(reward.evidence), default=str))
+                return Verdict(reward.score, reward.success, reward.verifier, reward.version, evidence, reward.error)
+            if reward is None:
+                return Verdict(None, None, name, version, error="get_reward() returned None: it cannot be judged")
+            score = float(reward)
+        except (EnvironmentFault, ValueError, TypeError, RecursionError) as error:
+            return Verdict(None, None, name, version, error=self._reason(error))
+        if not math.isfinite(score) or not 0.0 <= score <= 1.0:
+            return Verdict(None, None, name, version, error=f"get_reward() returned {score!r}; it must be in [0, 1]")
+        return Verdict(score, score == 1.0, name, version)
+
+    def copy(self) -> Episode:
+        """Return an independent episode in the same state.
+
+        Raises:
+            EnvironmentFault: The environment cannot be copied.
+        """
+        if self.spec.replay_only:
+            raise EnvironmentFault(f"{self.spec.name}: replay_only environments are restored by replay, not copied")
+        try:
+            twin = Episode(self.spec, copy.deepcopy(self._env))
+        except (Exception, SystemExit) as error:
+            raise EnvironmentFault(
+                f"{self.spec.name}: copy.deepcopy failed ({type(error).__name__}: {error}); give the class a"
+                " __deepcopy__, or set replay_only = True to have states restored by replay"
+            ) from error
+        twin.tools, twin._over, twin._task = self.tools, self._over, self._task
+        return twin
+
+    def fingerprint(self) -> str | None:
+        """Return the environment's hash of its state; None where it offers none.
+
+        Raises:
+            EnvironmentFault: The property raised.
+        """
+        value = self._read("fingerprint", None)
+        return None if value is None else clean_text(str(value))
+
+    def achieved_goal(self) -> dict[str, Any] | None:
+        """Return the task that the present state fulfils, as `reset`'s keyword arguments; None where unsaid.
+
+        Raises:
+            EnvironmentFault: The property raised or gave something else than a dict.
+        """
+        value = self._read("achieved_goal", None)
+        if value is not None and not isinstance(value, Mapping):
+            raise EnvironmentFault(f"{self.spec.name}: achieved_goal must be a dict or None, is {type(value).__name__}")
+        return None if value is None else copy.deepcopy(dict(value))
+
+    def close(self) -> None:
+        """Free what the environment holds (`__exit__`, where it has one).
+
+        Raises:
+            EnvironmentFault: `__exit__` raised.
+        """
+        if hasattr(type(self._env), "__exit__"):
+            try:
+                self._env.__exit__(None, None, None)
+            except (Exception, SystemExit) as error:
+                raise self._wrap("__exit__", error) from error
+
+    def _answer(self, action: Action) -> StepResult:
+        """End the user's turn: the scripted user speaks again, or the episode is over."""
+        answer = None
+        if hasattr(self._env, "_reply"):
+            answer = self._call("_reply", {"text": clean_text(action.text)})
+        if answer is None:
+            self._over = True
+            return StepResult(None, "user", True, None)
+        return self._result(answer, "user", None)
+
+    def _result(self, observation: Any, role: Role, fault: str | None) -> StepResult:
+        return StepResult(self._text(observation), role, self.terminated, fault)
+
+    def _call(self, method: str, arguments: Mapping[str, Any], passed: tuple[type[Exception], ...] = ()) -> Any:
+        """Call a method of the environment; errors of the classes `passed` come through, all others are wrapped."""
+        try:
+            value = getattr(self._env, method)(**arguments)
+            return asyncio.run(value) if inspect.iscoroutine(value) else value
+        except passed:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._wrap(f"{method}()", error) from error
+
+    def _read(self, attribute: str, otherwise: Any) -> Any:
+        try:
+            return getattr(self._env, attribute, otherwise)
+        except (Exception, SystemExit) as error:
+            raise self._wrap(attribute, error) from error
+
+    def _wrap(self, what: str, error: BaseException) -> EnvironmentFault:
+        if isinstance(error, EnvironmentFault):
+            return error
+        task = self._task.task_id if self._task else "-"
+        return EnvironmentFault(f"{self.spec.name}: {what} raised {type(error).__name__}: {error} (task {task})")
+
+    @staticmethod
+    def _reason(error: Exception) -> str:
+        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+        return f"Error: {(text or type(error).__name__).removeprefix('Error: ')}"
+
+    def _text(self, value: Any) -> str:
+        """Return an observation as clean text, cut to the limit."""
+        try:
+            text = to_text(value)
+        except (Exception, SystemExit) as error:
+            raise self._wrap("turning an observation into text", error) from error
+        limit = self.spec.max_observation_chars
+        if len(text) > limit:
+            return clean_text(text[:limit]) + f"\n[cut here: {limit} of {len(text)} characters shown]"
+        return clean_text(text)
+
+
+def to_text(value: Any) -> str:
+    """Return what a tool returned as text: str as it is, dict and list as JSON, None as "", bytes as UTF-8."""
+    if isinstance(value, str):
+        return str(value)
+    if value is None:
+        return ""
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return str(value)

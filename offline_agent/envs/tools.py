@@ -1,0 +1,111 @@
+"""The set of tools a policy may call: schemas, validation, canonical keys."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from offline_agent.envs import schema as reflection
+from offline_agent.envs.validation import check_arguments, clean_text
+from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.records import Action, ToolCall
+
+_SPACE = re.compile(r"\s+")
+
+
+class ToolSet:
+    """Tools by name.
+
+    Args:
+        schemas: `{"type": "function", "function": {"name", "description", "parameters"}}`, one per tool.
+        defaults: Per tool, the default of each parameter that has one: an argument equal to its default makes the
+            same canonical key as leaving it out.
+        late: Schemas of tools that exist but are not offered at the start of an episode: valid to call (the
+            environment refuses them until it has offered them), absent from `schemas` and from error messages.
+        answers_differ: False where the text of a final answer has no effect, so that all answers are one action.
+
+    Attributes:
+        schemas: What the policy is shown.
+        names: Their names, in the same order.
+    """
+
+    def __init__(
+        self,
+        schemas: Iterable[Mapping[str, Any]],
+        defaults: Mapping[str, Mapping[str, Any]] | None = None,
+        late: Iterable[Mapping[str, Any]] = (),
+        answers_differ: bool = True,
+    ) -> None:
+        self.schemas: tuple[dict[str, Any], ...] = tuple(dict(s) for s in schemas)
+        self.names: tuple[str, ...] = tuple(s["function"]["name"] for s in self.schemas)
+        self._known = {s["function"]["name"]: s for s in (*self.schemas, *map(dict, late))}
+        self._defaults = dict(defaults or {})
+        self._answers_differ = answers_differ
+
+    @classmethod
+    def of(cls, environment: type) -> ToolSet:
+        """Return the tools of an environment class, by reflection as TRL does it.
+
+        Raises:
+            ConfigError: One line per tool that cannot be described, naming tool and parameter and how to mend it.
+        """
+        faults: list[str] = []
+        schemas: list[dict[str, Any]] = []
+        defaults: dict[str, dict[str, Any]] = {}
+        for name, function in reflection.tool_functions(environment).items():
+            try:
+                schemas.append(reflection.function_schema(function))
+                # TRL calls a tool by the function's own name, so an alias would be announced under another name.
+                if schemas[-1]["function"]["name"] != name:
+                    raise reflection.SchemaFault(f"its function is called {function.__name__!r}; use `def {name}`")
+                defaults[name] = reflection.defaults(function)
+            except reflection.SchemaFault as fault:
+                faults.append(
+                    f"environment {environment.__name__}: tool {name!r}: {fault}."
+                    f" (If it is no tool, call it `_{name}`: every public method is one.)"
+                )
+        if faults:
+            raise ConfigError(faults)
+        return cls(schemas, defaults, answers_differ=getattr(environment, "_answers_differ", True))
+
+    def validate(self, call: ToolCall) -> tuple[dict[str, Any] | None, str | None, str | None]:
+        """Return `(coerced arguments, None, None)`, or `(None, fault, detail)`.
+
+        The fault is `unknown_tool` or `bad_arguments`; the detail is for the policy: every fault of the call, what
+        was got and allowed, and the tool's signature.
+        """
+        schema = self._known.get(call.name)
+        if schema is None:
+            names = ", ".join(self.names) or "none"
+            near = did_you_mean(call.name, self.names)
+            shown = call.name if len(call.name) <= 80 else call.name[:80] + "..."
+            return None, "unknown_tool", f"Error: there is no tool {clean_text(shown)!r}. Tools: {names}.{near}"
+        shape = schema["function"].get("parameters") or {}
+        arguments, faults = check_arguments(shape, call.arguments)
+        if faults:
+            detail = f"Error: bad call of {call.name}: {'; '.join(faults)}; usage: {reflection.usage(schema)}"
+            return None, "bad_arguments", clean_text(detail)
+        return arguments, None, None
+
+    def canonical_key(self, action: Action) -> str:
+        """Return what makes two turns the same action; thoughts do not count.
+
+        `name{arguments}` with the coerced arguments as sorted compact JSON, those equal to their default left out;
+        `answer:<text>` with white space collapsed for a final answer; `!<fault>` for everything that is faulty.
+        """
+        if action.fault is not None:
+            return f"!{action.fault}"
+        if action.call is None:
+            return "answer:" + (_SPACE.sub(" ", clean_text(action.text)).strip() if self._answers_differ else "")
+        arguments, fault, _ = self.validate(action.call)
+        if arguments is None:
+            return f"!{fault}"
+        usual = self._defaults.get(action.call.name, {})
+        told = {k: v for k, v in arguments.items() if k not in usual or not _same(usual[k], v)}
+        return action.call.name + json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
