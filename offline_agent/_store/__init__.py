@@ -1,0 +1,1 @@
+"""The parts of `offline_agent.store`; import from there."""

@@ -1,0 +1,116 @@
+"""Atomic files, names that are safe on a disk, and disk errors in words a user can act on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import quote
+
+from offline_agent.errors import DataError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_LONGEST_NAME = 120
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path, doing: str) -> Iterator[None]:
+    """Turn an `OSError` inside the block into a `DataError` that names the file and what to do.
+
+    Raises:
+        DataError: The disk is full, the file may not be touched, or the device failed.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DataError(_explain(path, doing, error)) from error
+
+
+def _explain(path: Path, doing: str, error: OSError) -> str:
+    said = error.strerror or str(error)
+    if error.errno in _FULL:
+        return (
+            f"{path}: the disk is full ({said}) while {doing}. What was written before is sound: free some space and "
+            f"give the same command again with this run_dir, it goes on from here."
+        )
+    return f"{path}: {said} while {doing}. Nothing was removed; mend that and give the same command again."
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's entries durable; a no-op where folders cannot be synced."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomic(path: Path, write: bytes | Callable[[BinaryIO], None]) -> Path:
+    """Write a file so that it is there whole or not at all: temporary file, fsync, rename.
+
+    Args:
+        path: Where it goes; its folder is made.
+        write: The bytes, or what is called with the open temporary file.
+
+    Raises:
+        DataError: The disk refused; a file that was there before is untouched.
+    """
+    with disk_errors(path, "writing it"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(write) if isinstance(write, bytes) else write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        sync_folder(path.parent)
+    return path
+
+
+def write_json(path: Path, data: Any) -> Path:
+    """Write JSON atomically, two spaces a level, keys in the order given. Raises as `write_atomic`."""
+    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return write_atomic(path, text.encode("utf-8", "replace"))
+
+
+def read_json(path: Path, mend: str) -> Any:
+    """Return the JSON in `path`.
+
+    Args:
+        path: The file.
+        mend: What the user is to do when it is missing or broken.
+
+    Raises:
+        DataError: It is missing, unreadable or not JSON.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: missing. {mend}") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not readable as JSON ({error}). {mend}") from error
+
+
+def safe_name(name: str) -> str:
+    """Return a file name for any text: percent-encoded; a long one is cut and gets a hash after `~`.
+
+    Names without `~` can be turned back with `urllib.parse.unquote`.
+    """
+    quoted = quote(name, safe="", errors="surrogatepass").replace("~", "%7E")
+    if quoted.startswith(".") or not quoted:
+        quoted = "%2E" + quoted[1:] if quoted else "%"
+    if len(quoted) <= _LONGEST_NAME:
+        return quoted
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{quoted[: _LONGEST_NAME - 20]}~{digest}"

@@ -1,0 +1,153 @@
+"""Parquet tables, written in a stream and atomically, with the schema version in their metadata."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from offline_agent._store.files import write_atomic
+from offline_agent.errors import DataError
+from offline_agent.records import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_VERSION_KEY = b"offline_agent.schema_version"
+_ROWS_AT_ONCE = 256
+
+
+def write_table(path: Path, table: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> Path:
+    """Write rows to one Parquet file, a few hundred at a time; the file appears when it is whole.
+
+    Columns (and nested fields) of type `pyarrow.json_()` take any JSON value, or a string that holds JSON;
+    `datasets` hands them back as values, other readers see the JSON text.
+
+    Args:
+        path: The file.
+        table: The table's name, for messages and metadata.
+        rows: One mapping a row, with exactly the schema's columns.
+        schema: The columns; one that is not nullable refuses None.
+
+    Raises:
+        DataError: A row does not fit the schema (named by its number), or the disk refused. No file is left.
+    """
+    return write_atomic(path, lambda file: _stream(file, table, rows, schema))
+
+
+def _stream(file: BinaryIO, table: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    stamped = schema.with_metadata(
+        {**(schema.metadata or {}), _VERSION_KEY: str(SCHEMA_VERSION).encode(), b"offline_agent.table": table.encode()}
+    )
+    plain = pa.schema([field.with_type(_storage(field.type)) for field in stamped])
+    stream, start = iter(rows), 0
+    with pq.ParquetWriter(file, stamped, compression="zstd") as writer:
+        while chunk := list(itertools.islice(stream, _ROWS_AT_ONCE)):
+            writer.write_batch(_batch(table, chunk, start, stamped, plain))
+            start += len(chunk)
+
+
+def _batch(
+    table: str, chunk: list[Mapping[str, Any]], start: int, schema: pa.Schema, plain: pa.Schema
+) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    names = set(schema.names)
+    encoded = []
+    for number, row in enumerate(chunk, start):
+        if set(row) != names:
+            raise DataError(
+                f"{table}, row {number}: its columns are not the table's. "
+                f"Missing: {sorted(names - set(row)) or 'none'}; unknown: {sorted(set(row) - names) or 'none'}."
+            )
+        for field in schema:
+            if row[field.name] is None and not field.nullable:
+                raise DataError(f"{table}, row {number}: {field.name} must not be None.")
+        encoded.append({field.name: _encode(row[field.name], field.type) for field in schema})
+    try:
+        return pa.RecordBatch.from_pylist(encoded, schema=plain).cast(schema)
+    except (pa.ArrowException, UnicodeError, TypeError, ValueError, OverflowError) as error:
+        raise _blame(table, encoded, start, plain, error) from error
+
+
+def _blame(table: str, rows: list[dict[str, Any]], start: int, plain: pa.Schema, error: Exception) -> DataError:
+    """Find the row and column that Arrow refused."""
+    import pyarrow as pa
+
+    for number, row in enumerate(rows, start):
+        for field in plain:
+            try:
+                pa.array([row[field.name]], type=field.type)
+            except (pa.ArrowException, UnicodeError, TypeError, ValueError, OverflowError) as fault:
+                return DataError(f"{table}, row {number}: {field.name} does not fit {field.type}: {fault}")
+    return DataError(f"{table}, rows from {start}: {error}")
+
+
+def _storage(kind: pa.DataType) -> pa.DataType:
+    """Return the type with JSON replaced by the text that stores it."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.JsonType):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_storage(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_storage(field.type)) for field in kind])
+    return kind
+
+
+def _encode(value: Any, kind: pa.DataType) -> Any:
+    import pyarrow as pa
+
+    if value is None:
+        return None
+    if isinstance(kind, pa.JsonType):
+        return value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+    if pa.types.is_list(kind) and (pa.types.is_nested(kind.value_type) or isinstance(kind.value_type, pa.JsonType)):
+        return [_encode(item, kind.value_type) for item in value]
+    if pa.types.is_struct(kind):
+        return {field.name: _encode(value.get(field.name), field.type) for field in kind}
+    return value
+
+
+def _decode(value: Any, kind: pa.DataType) -> Any:
+    import pyarrow as pa
+
+    if value is None:
+        return None
+    if isinstance(kind, pa.JsonType):
+        return json.loads(value)
+    if pa.types.is_list(kind) and (pa.types.is_nested(kind.value_type) or isinstance(kind.value_type, pa.JsonType)):
+        return [_decode(item, kind.value_type) for item in value]
+    if pa.types.is_struct(kind):
+        return {field.name: _decode(value[field.name], field.type) for field in kind}
+    return value
+
+
+def read_table(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table as `write_table` was given them (absent keys of a message are None).
+
+    Raises:
+        DataError: The file is missing, torn, not Parquet, or of another schema version.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    mend = "Give the command that wrote it again with the same run_dir."
+    if not path.exists():
+        raise DataError(f"{path}: missing. {mend}")
+    try:
+        with pq.ParquetFile(path) as file:
+            version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"none").decode()
+            if version != str(SCHEMA_VERSION):
+                raise DataError(f"{path}: schema version {version}, this program reads {SCHEMA_VERSION}. {mend}")
+            for batch in file.iter_batches(_ROWS_AT_ONCE):
+                for row in batch.to_pylist():
+                    yield {field.name: _decode(row[field.name], field.type) for field in batch.schema}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path}: not readable as Parquet ({error}). {mend}") from error
