@@ -1,0 +1,165 @@
+"""Short names of what can be plugged in. `module:Class` works everywhere a short name does; nothing is registered."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from offline_agent.errors import ConfigError, did_you_mean
+
+ENVIRONMENTS: dict[str, str] = {
+    "bfcl": "offline_agent.envs.bfcl:BFCL",
+    "shop": "offline_agent.envs.shop:Shop",
+    "textworld": "offline_agent.envs.textworld:TextWorld",
+}
+
+POLICIES: dict[str, str] = {
+    "hf": "offline_agent.policies.hf:HFPolicy",
+    "noisy": "offline_agent.policies.scripted:NoisyPolicy",
+    "oracle": "offline_agent.policies.scripted:OraclePolicy",
+    "random": "offline_agent.policies.scripted:RandomPolicy",
+    "server": "offline_agent.policies.server:ServerPolicy",
+}
+
+_TABLES: dict[str, dict[str, str]] = {"env": ENVIRONMENTS, "policy": POLICIES}
+
+Kind = Literal["env", "policy"]
+
+
+def resolve(kind: Kind, name: str) -> Any:
+    """Return the object that a short name, `module:Class` or `path/to/file.py:Class` stands for.
+
+    Args:
+        kind: Which table short names are looked up in; also the key that messages name.
+        name: What the user wrote. Modules are looked for in the current directory too.
+
+    Raises:
+        ConfigError: No such short name, module or attribute, or the module raised while being imported; says which.
+    """
+    table = _TABLES[kind]
+    path = table.get(name)
+    if path is None:
+        if ":" not in name:
+            raise ConfigError(
+                f"{kind}: got {name!r}, allowed: {', '.join(sorted(table))}, or module:Class for your own."
+                f"{did_you_mean(name, table)}"
+            )
+        path = name
+    return load(kind, path)
+
+
+def load(key: str, path: str) -> Any:
+    """Return the object at `module:attribute` (dots allowed in it) or `path/to/file.py:attribute`.
+
+    Args:
+        key: The configuration key the path is from, for messages.
+        path: Where it is.
+
+    Raises:
+        ConfigError: As `resolve`.
+    """
+    module_name, _, attribute = path.rpartition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f"{key}: got {path!r}; write module:Class, e.g. my_package.my_module:MyClass")
+    found: Any = _module(key, module_name)
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            near = did_you_mean(part, [name for name in vars(found) if not name.startswith("_")])
+            raise ConfigError(f"{key}: {module_name!r} was imported but has no {attribute!r}.{near}") from error
+    return found
+
+
+def _module(key: str, name: str) -> ModuleType:
+    if name.endswith(".py"):
+        return _file(key, Path(name))
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name == missing or name.startswith(missing + "."):
+            raise ConfigError(
+                f"{key}: there is no module {name!r} ({missing!r} was not found); give module:Class with the module in "
+                f"the current directory or installed, or path/to/file.py:Class"
+            ) from error
+        raise ConfigError(
+            f"{key}: importing {name!r} needs the module {missing!r}, which is not installed; install it"
+        ) from error
+    except Exception as error:
+        raise ConfigError(f"{key}: importing {name!r} raised {type(error).__name__}: {error}") from error
+
+
+def _file(key: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"{key}: there is no file {str(path)!r}")
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == str(path.resolve()):
+        return known
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{key}: {str(path)!r} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    if known is None:
+        sys.modules[path.stem] = module  # so that its classes can be copied and pickled
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        if known is None:
+            del sys.modules[path.stem]
+        raise ConfigError(f"{key}: running {str(path)!r} raised {type(error).__name__}: {error}") from error
+    return module
+
+
+def argument_faults(
+    key: str, target: Callable[..., Any], given: Mapping[str, Any], skip: tuple[str, ...] = ()
+) -> list[str]:
+    """Return one line for each argument that `target` does not take, or needs and is not given.
+
+    Args:
+        key: The configuration section the arguments are from, for messages.
+        target: A class or function.
+        given: Keyword arguments the user wrote.
+        skip: Parameters that the program itself will give.
+    """
+    return list(_argument_faults(key, target, given, skip))
+
+
+def _argument_faults(
+    key: str, target: Callable[..., Any], given: Mapping[str, Any], skip: tuple[str, ...]
+) -> Iterator[str]:
+    named, open_ended = _parameters(target)
+    name = getattr(target, "__name__", str(target))
+    offered = [parameter for parameter in named if parameter not in skip]
+    for argument in given:
+        if argument not in offered and not open_ended:
+            allowed = ", ".join(offered) or "none"
+            yield f"{key}.{argument}: {name} takes no such argument; allowed: {allowed}.{did_you_mean(argument, offered)}"
+    for argument, needed in named.items():
+        if needed and argument not in given and argument not in skip:
+            yield f"{key}.{argument}: {name} needs this; set {key}.{argument}=..."
+
+
+def accepted(target: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those arguments that `target` has parameters for."""
+    named, open_ended = _parameters(target)
+    return {name: value for name, value in arguments.items() if open_ended or name in named}
+
+
+def _parameters(target: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
+    """Return {name: has no default} of the parameters that can be given by name, and whether any name is taken."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return {}, True
+    named = {p.name: p.default is p.empty for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
