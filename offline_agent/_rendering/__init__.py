@@ -1,0 +1,1 @@
+"""The parts of `offline_agent.rendering`: parsing of turns, token tables, templates, certificates."""

@@ -1,0 +1,172 @@
+"""Mask certificates: what a row's masks claim, in numbers that a loader can check again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from offline_agent.errors import DataError
+
+SCHEMA = 1
+
+
+def text_hash(text: str) -> str:
+    """Return 16 hex digits that stand for an action's text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def ids_hash(ids: Iterable[int]) -> str:
+    """Return 16 hex digits that stand for a sequence of ids."""
+    return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()[:16]
+
+
+def mask_of(spans: Sequence[Sequence[int]], length: int) -> list[int]:
+    """Return int [length]: 1 inside the half-open spans, 0 elsewhere."""
+    mask = [0] * length
+    for start, end in spans:
+        mask[start:end] = [1] * (end - start)
+    return mask
+
+
+def side(
+    ids: Sequence[int], spans: Sequence[tuple[int, int]], texts: Sequence[str], round_trip: bool
+) -> dict[str, Any]:
+    """Return the certificate's entry for one id sequence.
+
+    Args:
+        ids: int [n].
+        spans: One half-open [start, end) per action, ascending, end-of-turn token included where sampled.
+        texts: The actions' recorded texts, one per span.
+        round_trip: Whether every span decodes to its text.
+    """
+    return {
+        "length": len(ids),
+        "spans": [list(span) for span in spans],
+        "trainable": sum(end - start for start, end in spans),
+        "texts": [text_hash(text) for text in texts],
+        "ids": ids_hash(ids),
+        "round_trip": round_trip,
+    }
+
+
+def write(sides: Mapping[str, dict[str, Any]], template_hash: str, tokenizer_hash: str, sampled: bool) -> str:
+    """Return the certificate as JSON.
+
+    Args:
+        sides: `sequence`, or `prompt`, `chosen` and `rejected`.
+        template_hash: The chat template's.
+        tokenizer_hash: The tokenizer's.
+        sampled: True where a policy sampled every masked id; False where a demonstrator's turns were encoded.
+    """
+    return json.dumps(
+        {
+            "schema": SCHEMA,
+            "template_hash": template_hash,
+            "tokenizer_hash": tokenizer_hash,
+            "sampled": sampled,
+            "round_trip": all(entry["round_trip"] for entry in sides.values()),
+            **sides,
+        },
+        sort_keys=True,
+    )
+
+
+def read(text: object, template_hash: str, tokenizer_hash: str) -> dict[str, Any]:
+    """Return a certificate's content.
+
+    Raises:
+        DataError: It is missing or broken, of another schema, or of another tokenizer or template.
+    """
+    try:
+        data = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        raise DataError("it has no readable certificate")
+    if data.get("schema") != SCHEMA:
+        raise DataError(f"its certificate has schema {data.get('schema')!r}; this version reads {SCHEMA}")
+    for name, want in (("template_hash", template_hash), ("tokenizer_hash", tokenizer_hash)):
+        if data.get(name) != want:
+            raise DataError(
+                f"its {name} is {str(data.get(name))[:16]}, this tokenizer's is {want[:16]}: the ids were made with "
+                "another tokenizer or chat template; load the one they were made with"
+            )
+    if data.get("round_trip") is not True:
+        raise DataError("its certificate says that the round trip failed")
+    return data
+
+
+def check_side(
+    name: str,
+    entry: Any,
+    ids: Any,
+    mask: Any,
+    logps: Any,
+    vocab_size: int,
+    decode: Callable[[Sequence[int]], str],
+) -> list[list[int]]:
+    """Check one id sequence against its entry.
+
+    Args:
+        name: What to call it in messages.
+        entry: The certificate's entry.
+        ids: int [n].
+        mask: int [n], 0 or 1; None where the sequence has no mask (a prompt).
+        logps: float [n] or None.
+        vocab_size: Ids are below it.
+        decode: From a span's ids to the action's text, end-of-turn token left out.
+
+    Returns:
+        The ids of each span.
+
+    Raises:
+        DataError: Something disagrees; the message says what.
+    """
+    if not isinstance(entry, dict):
+        raise DataError(f"its certificate has no entry for {name}")
+    ids = _ints(f"{name} ids", ids)
+    if len(ids) != entry.get("length") or ids_hash(ids) != entry.get("ids"):
+        raise DataError(f"its {name} ids ({len(ids)}) are not those that were certified ({entry.get('length')})")
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise DataError(f"its {name} ids leave the vocabulary [0, {vocab_size})")
+    spans: Any = entry.get("spans")
+    texts: Any = entry.get("texts")
+    if not _ordered(spans, len(ids)) or not isinstance(texts, list) or len(texts) != len(spans):
+        raise DataError(f"its {name} spans are not ascending, disjoint ranges of the {len(ids)} ids, one per action")
+    if mask is not None:
+        mask = _ints(f"{name} mask", mask)
+        if mask != mask_of(spans, len(ids)):
+            raise DataError(f"its {name} mask ({sum(mask)} of {len(mask)} set) is not what its spans say")
+        if sum(mask) != entry.get("trainable"):
+            raise DataError(f"its {name} mask sets {sum(mask)} tokens, the certificate {entry.get('trainable')}")
+    if logps is not None and not hasattr(logps, "__len__"):
+        raise DataError(f"its {name} log-probs are {type(logps).__name__}, not a list")
+    if logps is not None and len(logps) != len(ids):
+        raise DataError(f"its {name} log-probs ({len(logps)}) do not match its ids ({len(ids)})")
+    pieces = [ids[start:end] for start, end in spans]
+    for index, (piece, want) in enumerate(zip(pieces, texts, strict=True)):
+        if text_hash(decode(piece)) != want:
+            raise DataError(f"its {name} span {index} {spans[index]} decodes to another text than the recorded action")
+    return pieces
+
+
+def _ints(name: str, values: Any) -> list[int]:
+    try:
+        return [int(value) for value in values]
+    except (TypeError, ValueError):
+        raise DataError(f"its {name} is not a list of integers") from None
+
+
+def _ordered(spans: Any, length: int) -> bool:
+    at = 0
+    if not isinstance(spans, list):
+        return False
+    for span in spans:
+        if not (isinstance(span, list) and len(span) == 2 and all(isinstance(edge, int) for edge in span)):
+            return False
+        if not at <= span[0] <= span[1] <= length:
+            return False
+        at = span[1]
+    return True

@@ -1,0 +1,264 @@
+"""What a chat template writes around contents, learnt by rendering probes with sentinels in their place."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from offline_agent.errors import ConfigError
+from offline_agent.records import Message
+
+Json = Mapping[str, Any]
+HOW_TO_MEND = (
+    "Use a template that only ever appends: name one with chat_template= (policy.chat_template=; 'qwen' is a "
+    "ready-made one for models with <|im_start|> and <|im_end|>), or set tokenizer.chat_template."
+)
+PROBE_TOOL: Json = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look something up.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string", "description": "What."}}},
+    },
+}
+_ROUGH = ' \n\n"é\\ {x} <b>&amp; \t\n'
+
+
+def _same(text: str) -> str:
+    return text
+
+
+def _json_inner(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+TRANSFORMS: tuple[Callable[[str], str], ...] = (_same, str.strip, _json_inner, str.rstrip, str.lstrip)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place in a form that takes a content, changed as the template changes it."""
+
+    field: str
+    transform: Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """A control string inside a tool's schema: it is content, wherever the template puts it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A stretch of rendered text: template text (str), quoted control strings, and slots, in order."""
+
+    parts: tuple[str | Quoted | Slot, ...]
+
+    def text(self, fields: Mapping[str, str]) -> str:
+        """Return the stretch with its slots filled."""
+        out = []
+        for part in self.parts:
+            if isinstance(part, Slot):
+                out.append(part.transform(fields[part.field]))
+            else:
+                out.append(part if isinstance(part, str) else part.text)
+        return "".join(out)
+
+
+class Template:
+    """A tokenizer's chat template as forms.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        control_strings: The texts of its added tokens, longest first.
+
+    Attributes:
+        source: The template's text.
+        end: The control string that ends an assistant's turn.
+
+    Raises:
+        ConfigError: There is no template, it refuses roles that are needed, or it drops or repeats contents.
+    """
+
+    def __init__(self, tokenizer: Any, control_strings: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._controls = control_strings
+        try:
+            self.source: str = tokenizer.get_chat_template(None, tools=[dict(PROBE_TOOL)])
+        except ValueError as error:
+            raise ConfigError(
+                f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template. {HOW_TO_MEND}"
+            ) from error
+        self._mark = _free_mark(self.source)
+        self._first: Message = {"role": "user", "content": "Hi."}
+        self._opening = self.render([self._first], [PROBE_TOOL], True)
+        self.tail = self._learn_tail()
+        self.end = self._learn_end()
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Json], generation_prompt: bool) -> str:
+        """Return the template's own rendering.
+
+        Raises:
+            ConfigError: The template raised; its message is passed on.
+        """
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=[dict(tool) for tool in tools] or None,
+                chat_template=self.source,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+            )
+        except Exception as error:  # jinja and whatever the template raises
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise ConfigError(
+                f"the chat template cannot render the turns {roles}: {type(error).__name__}: {error}. {HOW_TO_MEND}"
+            ) from error
+        return str(text)
+
+    def root(self, system: bool, tools: Sequence[Json]) -> Form:
+        """Return the form of an episode's beginning, up to the first generation prompt; fields `system`, `user`."""
+        hidden = [self._hide(tool) for tool in tools]
+
+        def build(fields: Mapping[str, str]) -> str:
+            messages = [{"role": "user", "content": fields["user"]}]
+            if system:
+                messages.insert(0, {"role": "system", "content": fields["system"]})
+            return self.render(messages, hidden, True)
+
+        return self._fit(build, ["system", "user"] if system else ["user"], [])
+
+    def bridge(self, role: str, called: bool) -> Form:
+        """Return the form from after an action's end-of-turn token to the next generation prompt.
+
+        Args:
+            role: Role of the observation.
+            called: Whether the action made a call.
+
+        Returns:
+            A form with the field `observation`, and `name` (the called tool's) where the template writes it.
+        """
+        text = self.action_text(self._acted(called, "x"))
+
+        def build(fields: Mapping[str, str]) -> str:
+            observation: Message = {"role": role, "content": fields["observation"]}
+            if called and role == "tool":
+                observation["name"] = fields["name"]
+            full = self.render([self._first, self._acted(called, "x"), observation], [PROBE_TOOL], True)
+            start = self._opening + text + self.end
+            if not full.startswith(start):
+                raise ConfigError(_diverged(full, start, "a turn is rendered anew once it is answered"))
+            return full[len(start) :]
+
+        return self._fit(build, ["observation"], ["name"] if called and role == "tool" else [])
+
+    def action_text(self, message: Message) -> str:
+        """Return how the template writes an assistant's turn, from the generation prompt to the end-of-turn token."""
+        full = self.render([self._first, message], [PROBE_TOOL], False)
+        if not full.startswith(self._opening):
+            raise ConfigError(_diverged(full, self._opening, "its generation prompt is not what precedes a turn"))
+        rest = full[len(self._opening) :]
+        if not rest.endswith(self.tail):
+            raise ConfigError(
+                f"the chat template ends some of the assistant's turns with {rest[-20:]!r} and others with "
+                f"{self.tail!r}. {HOW_TO_MEND}"
+            )
+        return rest[: len(rest) - len(self.tail)]
+
+    def _acted(self, called: bool, thought: str) -> Message:
+        message: Message = {"role": "assistant", "content": thought}
+        if called:
+            call = {"name": "look_up", "arguments": {"key": "a"}}
+            message["tool_calls"] = [{"type": "function", "function": call}]
+        return message
+
+    def _learn_tail(self) -> str:
+        content = f"{self._mark}answer"
+        full = self.render([self._first, {"role": "assistant", "content": content}], [PROBE_TOOL], False)
+        if full.count(content) != 1:
+            raise ConfigError(f"the chat template does not write an assistant's content once. {HOW_TO_MEND}")
+        return full[full.index(content) + len(content) :]
+
+    def _learn_end(self) -> str:
+        for control in self._controls:
+            if self.tail.startswith(control):
+                return control
+        raise ConfigError(
+            f"the chat template ends an assistant's turn with {self.tail[:20]!r}, which starts with no special "
+            f"token, so nothing would say where a turn ends. {HOW_TO_MEND}"
+        )
+
+    def _fit(self, build: Callable[[Mapping[str, str]], str], needed: list[str], optional: list[str]) -> Form:
+        marks = {field: f"{self._mark}{field}{self._mark[::-1]}" for field in [*needed, *optional]}
+        text = build(marks)
+        for field in marks:
+            count = text.count(marks[field])
+            if count > 1 or (count == 0 and field in needed):
+                what = "drops" if count == 0 else "repeats"
+                raise ConfigError(f"the chat template {what} or changes the content of the {field}. {HOW_TO_MEND}")
+        parts: list[str | Quoted | Slot] = []
+        hidden = self._hidden(0).replace("0", r"(\d+)")
+        pattern = "|".join([*(f"(?P<{f}>{mark})" for f, mark in marks.items()), f"(?P<hidden>{hidden})"])
+        at = 0
+        for match in re.finditer(pattern, text):
+            if match.start() > at:
+                parts.append(text[at : match.start()])
+            name = match.lastgroup or ""
+            if name in marks:
+                parts.append(Slot(name, self._transform(build, marks, name, text)))
+            else:
+                parts.append(Quoted(self._controls[int(match[match.re.groups])]))
+            at = match.end()
+        if at < len(text):
+            parts.append(text[at:])
+        return Form(tuple(parts))
+
+    def _transform(
+        self, build: Callable[[Mapping[str, str]], str], marks: Mapping[str, str], field: str, text: str
+    ) -> Callable[[str], str]:
+        """Find by trial how the template changes a field's content."""
+        before, after = text.split(marks[field])
+        rough = build({**marks, field: _ROUGH})
+        for transform in TRANSFORMS:
+            if before + transform(_ROUGH) + after == rough:
+                return transform
+        raise ConfigError(
+            f"the chat template changes the content of the {field} in a way that cannot be undone: "
+            f"{_ROUGH!r} became {rough[len(before) : len(rough) - len(after)]!r}. {HOW_TO_MEND}"
+        )
+
+    def _hide(self, value: Any) -> Any:
+        """Return a tool schema with its control strings replaced by marks."""
+        if isinstance(value, str):
+            for index, control in enumerate(self._controls):
+                if control in value:
+                    value = value.replace(control, self._hidden(index))
+            return value
+        if isinstance(value, Mapping):
+            return {self._hide(key): self._hide(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._hide(item) for item in value]
+        return value
+
+    def _hidden(self, index: int) -> str:
+        return f"{self._mark}hidden{index}z{self._mark[::-1]}"
+
+
+def _free_mark(source: str) -> str:
+    number = 7
+    while f"q{number}w" in source:
+        number += 1
+    return f"q{number}wv"
+
+
+def _diverged(got: str, want: str, what: str) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
+    return (
+        f"the chat template is not append-only: {what} (it writes {got[at : at + 40]!r} where "
+        f"{want[at : at + 40]!r} stood). {HOW_TO_MEND}"
+    )

@@ -1,0 +1,386 @@
+"""Messages to token ids and back: append-only prompts, parsed turns, action masks and their certificates."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from offline_agent._rendering import certificate
+from offline_agent._rendering.parsing import Parsed, call_text
+from offline_agent._rendering.rows import check_row
+from offline_agent._rendering.styles import TEMPLATES, Style, check_append_only, find_style
+from offline_agent._rendering.template import Form, Quoted, Slot, Template
+from offline_agent._rendering.tokens import Tokens
+from offline_agent.errors import ConfigError, DataError, PolicyError
+from offline_agent.records import Action, Context, ToolCall
+
+__all__ = ["Renderer", "Segment", "TEMPLATES", "call_text"]
+
+_CACHED = 512
+
+
+class Segment(tuple[int, ...]):
+    """The ids a context adds to its parent's.
+
+    Attributes:
+        owner: The renderer that made it; another one makes its own.
+        acted: How many ids at its front the action gave (0 at the start of an episode).
+    """
+
+    owner: Renderer
+    acted: int
+
+
+class Renderer:
+    """Renders through the tokenizer's own chat template, append-only on token ids.
+
+    The template is learnt once, by rendering probes; contents are then tokenised apart from it, so that no text an
+    environment or a user wrote can become a control token, and the ids a policy sampled are never touched.
+
+    Args:
+        tokenizer: A transformers tokenizer with a fast back end and a chat template.
+
+    Attributes:
+        eos_ids: Ids that end a turn.
+        end_id: The id the template ends a turn with.
+        template_hash, tokenizer_hash: SHA-256, hex.
+        vocab_size: Every id is below it.
+
+    Raises:
+        ConfigError: The template is not append-only, drops past reasoning or contents, or writes calls in a way that
+            cannot be parsed; the message says what to do.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._tokens = Tokens(tokenizer)
+        self._template = Template(tokenizer, self._tokens.control_strings())
+        self._style: Style = find_style(tokenizer, self._template)
+        ends = self._tokens.template(self._template.end)
+        if len(ends) != 1:
+            raise ConfigError(f"the end of turn {self._template.end!r} is {len(ends)} tokens; it must be one")
+        self.end_id = ends[0]
+        eos = getattr(tokenizer, "eos_token_id", None)
+        self.eos_ids = frozenset([self.end_id] if eos is None else [self.end_id, eos])
+        format_ids = {token for text in self._style.samples for token in self._tokens.added_in(text)}
+        ordinary = self._tokens.added.keys() - self._tokens.special
+        self._tokens.allow_in_turns((format_ids | ordinary) - self.eos_ids)
+        self.template_hash = hashlib.sha256(self._template.source.encode()).hexdigest()
+        self.tokenizer_hash = self._tokens.hash
+        self.vocab_size = self._tokens.vocab_size
+        self._roots: dict[tuple[str, int], tuple[object, tuple[int, ...], Slot, tuple[int, ...]]] = {}
+        self._bridges: dict[tuple[str, bool, str], tuple[tuple[int, ...], Slot, tuple[int, ...]]] = {}
+        self._forms: dict[tuple[str, bool], Form] = {}
+        check_append_only(self)
+
+    @classmethod
+    def load(cls, path_or_name: str | Path, chat_template: str | None = None) -> Renderer:
+        """Return the renderer of a tokenizer on disk or on the hub.
+
+        Args:
+            path_or_name: A folder, or a hub name.
+            chat_template: Replaces the tokenizer's own: a name from `TEMPLATES`, a file, or the template's text.
+
+        Raises:
+            ConfigError: There is no such tokenizer, or it cannot be rendered with.
+        """
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(path_or_name))
+        except Exception as error:  # a missing file, a broken one, no network, an unknown class: transformers' own
+            raise ConfigError(f"no tokenizer could be loaded from {str(path_or_name)!r}: {error}") from error
+        if chat_template is not None:
+            text = TEMPLATES.get(chat_template)
+            if text is None:
+                is_text = "{" in chat_template
+                if not is_text and not Path(chat_template).is_file():
+                    raise ConfigError(
+                        f"chat_template={chat_template!r} is neither a name ({', '.join(sorted(TEMPLATES))}), "
+                        "nor a file, nor a template's text"
+                    )
+                text = chat_template if is_text else Path(chat_template).read_text(encoding="utf-8")
+            tokenizer.chat_template = text
+        return cls(tokenizer)
+
+    def segment(self, context: Context) -> tuple[int, ...]:
+        """Return the ids `context` adds to its parent's, ending with the generation prompt; kept in the context.
+
+        The generation prompt is left out where the episode ended with the action (`observation` is None).
+        """
+        made = context.segment
+        if type(made) is Segment and made.owner is self:
+            return made
+        action: tuple[int, ...] = ()
+        if context.parent is None or context.action is None:
+            ids = self._root_ids(context)
+        else:
+            action = self.action_ids(context.action)
+            ids = action + self._after(context, bool(action) and action[-1] in self.eos_ids)
+        segment = Segment(ids)
+        segment.owner, segment.acted = self, len(action)
+        context.segment = segment
+        return segment
+
+    def context_ids(self, context: Context) -> list[int]:
+        """Return the whole prompt's ids, generation prompt included."""
+        return [token for node in context.lineage() for token in self.segment(node)]
+
+    def context_text(self, context: Context) -> str:
+        """Return the whole prompt's text: what the template writes, around the turns as they were emitted."""
+        out = []
+        for node in context.lineage():
+            if node.parent is None or node.action is None:
+                form = self._template.root(bool(node.system), node.tools)
+                out.append(form.text({"system": node.system, "user": node.observation or ""}))
+                continue
+            last = self.action_ids(node.action)[-1:]
+            ended = bool(last) and last[0] in self.eos_ids
+            out.append(self.action_text(node.action) + (self._tokens.decode(last) if ended else ""))
+            if node.observation is not None:
+                called = node.action.call is not None
+                name = node.action.call.name if node.action.call is not None else ""
+                form = self._form(node.role, called)
+                out.append("" if ended else self._template.end)
+                out.append(form.text({"observation": node.observation, "name": name}))
+        return "".join(out)
+
+    def action_text(self, action: Action) -> str:
+        """Return an action's turn in the template's call format.
+
+        The text is the action's own where it parses to the same call; where it is in another format (a scripted
+        policy's), the template writes the turn anew.
+        """
+        if action.token_ids is not None or action.call is None:
+            return action.text
+        if self._style.parse(action.text).call == action.call:
+            return action.text
+        return self.write(action.thought, action.call)
+
+    def write(self, thought: str, call: ToolCall | None = None) -> str:
+        """Return a turn as the template writes it, end-of-turn token left out."""
+        return self._template.action_text(Action(thought, thought, call).message())
+
+    def action_ids(self, action: Action) -> tuple[int, ...]:
+        """Return the ids sampled for an action, untouched; for one nobody sampled, `encode_action`'s."""
+        return action.token_ids if action.token_ids is not None else self.encode_action(action)
+
+    def encode_action(self, action: Action) -> tuple[int, ...]:
+        """Return the ids, end-of-turn token included (unless it was cut before), of a turn nobody sampled."""
+        ids = self._tokens.turn(self.action_text(action))
+        return tuple(ids) if action.fault == "no_end" else (*ids, self.end_id)
+
+    def parse(self, ids: Sequence[int], logps: Sequence[float] | None = None) -> Action:
+        """Return the action that sampled ids are; one without an end-of-turn id has the fault `no_end`.
+
+        Args:
+            ids: int [n], the end-of-turn id included where it was sampled.
+            logps: float [n], or None.
+
+        Raises:
+            PolicyError: `logps` has another length, or ids go on after an end-of-turn id: a back end's bug.
+        """
+        ids = tuple(ids)
+        if logps is not None and len(logps) != len(ids):
+            raise PolicyError(f"got {len(ids)} ids and {len(logps)} log-probs; they must be as many")
+        ended = bool(ids) and ids[-1] in self.eos_ids
+        if any(token in self.eos_ids for token in (ids[:-1] if ended else ids)):
+            raise PolicyError("ids go on after the end of the turn; cut them after the first of " + str(self.eos_ids))
+        text = self._tokens.decode(ids[:-1] if ended else ids)
+        return self.parse_text(text, ended, ids, None if logps is None else tuple(map(float, logps)))
+
+    def parse_text(
+        self,
+        text: str,
+        ended: bool = True,
+        token_ids: tuple[int, ...] | None = None,
+        logps: tuple[float, ...] | None = None,
+    ) -> Action:
+        """Return the action that a turn's text is, end-of-turn token left out.
+
+        Args:
+            text: The turn.
+            ended: False where it was cut by the token limit.
+            token_ids: Kept in the action.
+            logps: Kept in the action.
+        """
+        if ended:
+            parsed = self._style.parse(text)
+        else:
+            size = f" after {len(token_ids)} tokens" if token_ids is not None else ""
+            detail = f"The turn was cut{size} before it ended. Be shorter."
+            parsed = Parsed(text, None, "no_end", detail)
+        return Action(text, parsed.thought, parsed.call, parsed.fault, parsed.detail, token_ids, logps)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the exact text of ids, control tokens included."""
+        return self._tokens.decode(ids)
+
+    def trajectory_columns(self, context: Context) -> dict[str, Any]:
+        """Return the token columns of a trajectory that ends in `context`.
+
+        Returns:
+            `input_ids` int [L], up to and with the last action's last id; `action_mask` int [L], 1 = sampled by the
+            policy (or written by the demonstrator); `logps` float [L], 0.0 where the mask is 0, or None where any
+            action's are unknown; `certificate` JSON.
+
+        Raises:
+            DataError: A span does not decode to the recorded action.
+        """
+        nodes = context.lineage()
+        ids, spans, logps = self._lay_out(nodes)
+        texts = [self.action_text(node.action) for node in nodes if node.action is not None]
+        self._check_round_trip(context, ids, spans, texts)
+        entry = certificate.side(ids, spans, texts, True)
+        return {
+            "input_ids": ids,
+            "action_mask": certificate.mask_of(spans, len(ids)),
+            "logps": logps,
+            "certificate": self._certify({"sequence": entry}, nodes),
+        }
+
+    def pair_columns(self, prefix: Context, chosen: Context, rejected: Context) -> dict[str, Any]:
+        """Return the token columns of two continuations of one history.
+
+        Returns:
+            `prompt_ids` int [P]: `prefix`'s, generation prompt included. For each side, continuing the prompt:
+            `<side>_ids` int [n], up to and with the last action's last id; `<side>_mask` int [n], 1 = sampled;
+            `ref_<side>_logps` float [n], 0.0 where the mask is 0, or None where any is unknown. `certificate` JSON.
+
+        Raises:
+            DataError: A side does not continue `prefix`, or a span does not decode to the recorded action.
+        """
+        prompt = self.context_ids(prefix)
+        sides = {"prompt": certificate.side(prompt, (), (), True)}
+        columns: dict[str, Any] = {"prompt_ids": prompt}
+        acted: list[Context] = []
+        for name, last in (("chosen", chosen), ("rejected", rejected)):
+            nodes = last.lineage()
+            if len(nodes) <= prefix.depth + 1 or nodes[prefix.depth] is not prefix:
+                raise DataError(f"the {name} side does not continue the pair's prefix (depth {prefix.depth})")
+            nodes = nodes[prefix.depth + 1 :]
+            ids, spans, logps = self._lay_out(nodes)
+            texts = [self.action_text(node.action) for node in nodes if node.action is not None]
+            self._check_round_trip(last, ids, spans, texts)
+            sides[name] = certificate.side(ids, spans, texts, True)
+            columns |= {f"{name}_ids": ids, f"{name}_mask": certificate.mask_of(spans, len(ids))}
+            columns[f"ref_{name}_logps"] = logps
+            acted += nodes
+        columns["certificate"] = self._certify(sides, acted)
+        return columns
+
+    def check_row(self, row: Mapping[str, Any]) -> None:
+        """Check a stored row's masks again: hashes, lengths, spans, counts, vocabulary, decoded texts, messages.
+
+        A row whose token columns are all null passes: it makes no claim.
+
+        Raises:
+            DataError: Something disagrees; the message names the row and says what.
+        """
+        try:
+            check_row(self, row)
+        except DataError as error:
+            keys = ("kind", "task_id", "tree_id", "node_id", "chosen_edge", "rejected_edge", "origin")
+            facts = ", ".join(f"{key}={row[key]}" for key in keys if row.get(key) is not None)
+            raise DataError(f"row ({facts or 'unnamed'}): {error}") from error
+
+    def action_of_span(self, ids: Sequence[int]) -> Action:
+        """Return the action of a masked span: `parse` for ids that are known to be one turn."""
+        ended = bool(ids) and ids[-1] in self.eos_ids
+        return self.parse_text(self._tokens.decode(ids[:-1] if ended else ids), ended)
+
+    def _lay_out(self, nodes: Sequence[Context]) -> tuple[list[int], list[tuple[int, int]], list[float] | None]:
+        """Return ids up to the last action's end, one span per action, and aligned log-probs or None."""
+        ids: list[int] = []
+        spans: list[tuple[int, int]] = []
+        logps: list[float] | None = []
+        for node in nodes:
+            segment = self.segment(node)
+            if node.action is not None:
+                acted = segment.acted if isinstance(segment, Segment) else 0
+                spans.append((len(ids), len(ids) + acted))
+                known = node.action.logps if node.action.token_ids is not None else None
+                if logps is not None:
+                    logps = None if known is None else [*logps, *[0.0] * (len(ids) - len(logps)), *known]
+            ids += segment
+        end = spans[-1][1] if spans else len(ids)
+        if logps is not None and len(logps) != end:
+            logps = None
+        return ids[:end], spans, logps
+
+    def _check_round_trip(
+        self, context: Context, ids: Sequence[int], spans: Sequence[tuple[int, int]], texts: Sequence[str]
+    ) -> None:
+        for index, ((start, end), text) in enumerate(zip(spans, texts, strict=True)):
+            got = self.action_of_span(ids[start:end]).text
+            if got != text:
+                raise DataError(
+                    f"task {context.task.task_id}: the ids of action {index} decode to {got[:80]!r}, "
+                    f"the recorded action is {text[:80]!r}"
+                )
+
+    def _certify(self, sides: Mapping[str, dict[str, Any]], nodes: Sequence[Context]) -> str:
+        sampled = all(node.action.token_ids is not None for node in nodes if node.action is not None)
+        return certificate.write(sides, self.template_hash, self.tokenizer_hash, sampled)
+
+    def _root_ids(self, context: Context) -> tuple[int, ...]:
+        key = (context.system, id(context.tools))
+        entry = self._roots.get(key)
+        if entry is None:
+            if len(self._roots) >= _CACHED:
+                self._roots.clear()
+            form = self._template.root(bool(context.system), context.tools)
+            # The tools are kept with the entry, so that their id is not given to others.
+            entry = self._roots[key] = (context.tools, *self._split(form, "user", {"system": context.system}))
+        _, before, slot, after = entry
+        return (*before, *self._tokens.content(slot.transform(context.observation or "")), *after)
+
+    def _after(self, context: Context, ended: bool) -> tuple[int, ...]:
+        if context.observation is None:
+            return ()
+        call = context.action.call if context.action is not None else None
+        key = (context.role, call is not None, call.name if call is not None else "")
+        entry = self._bridges.get(key)
+        if entry is None:
+            if len(self._bridges) >= _CACHED:
+                self._bridges.clear()
+            entry = self._split(self._form(key[0], key[1]), "observation", {"name": key[2]})
+            self._bridges[key] = entry
+        before, slot, after = entry
+        observation = self._tokens.content(slot.transform(context.observation))
+        return (*(() if ended else (self.end_id,)), *before, *observation, *after)
+
+    def _form(self, role: str, called: bool) -> Form:
+        """Return the bridge's form; templates that allow a role after one kind of turn only lend it to the other."""
+        form = self._forms.get((role, called))
+        if form is None:
+            usual = role == "tool"
+            try:
+                form = self._template.bridge(role, called)
+            except ConfigError:
+                if called == usual:
+                    raise
+                form = self._template.bridge(role, usual)
+            self._forms[role, called] = form
+        return form
+
+    def _split(
+        self, form: Form, field: str, fields: Mapping[str, str]
+    ) -> tuple[tuple[int, ...], Slot, tuple[int, ...]]:
+        """Return the ids before the slot `field`, the slot, and the ids after it."""
+        sides: tuple[list[int], list[int]] = ([], [])
+        slot: Slot | None = None
+        for part in form.parts:
+            out = sides[slot is not None]
+            if isinstance(part, str):
+                out += self._tokens.template(part)
+            elif isinstance(part, Quoted):
+                out += self._tokens.content(part.text)
+            elif part.field == field:
+                slot = part
+            else:
+                out += self._tokens.content(part.transform(fields[part.field]))
+        assert slot is not None  # Template._fit refuses a form without it
+        return tuple(sides[0]), slot, tuple(sides[1])
