@@ -142,8 +142,8 @@ def _argument_faults(
     offered = [parameter for parameter in named if parameter not in skip]
     for argument in given:
         if argument not in offered and not open_ended:
-            allowed = ", ".join(offered) or "none"
-            yield f"{key}.{argument}: {name} takes no such argument; allowed: {allowed}.{did_you_mean(argument, offered)}"
+            allowed, near = ", ".join(offered) or "none", did_you_mean(argument, offered)
+            yield f"{key}.{argument}: {name} takes no such argument; allowed: {allowed}.{near}"
     for argument, needed in named.items():
         if needed and argument not in given and argument not in skip:
             yield f"{key}.{argument}: {name} needs this; set {key}.{argument}=..."
@@ -163,3 +163,29 @@ def _parameters(target: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
         return {}, True
     named = {p.name: p.default is p.empty for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def keywords(
+    key: str,
+    target: Callable[..., Any],
+    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    own: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the keyword arguments to construct a plugged part with.
+
+    Args:
+        key: The configuration section, for messages.
+        target: The class.
+        given: What the user asked for (`Plugged.given`); the class must take all of it.
+        defaults: What holds where the class has such a parameter (`Plugged.defaults`).
+        own: What the program itself offers, e.g. `seed`; passed on where the class has such a parameter.
+
+    Raises:
+        ConfigError: The class does not take something that is given, or needs something that is not: all of it.
+    """
+    offered = {**accepted(target, defaults), **accepted(target, own or {})}
+    faults = argument_faults(key, target, given, tuple(set(offered) - set(given)))
+    if faults:
+        raise ConfigError(faults)
+    return {**offered, **given}

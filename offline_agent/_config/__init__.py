@@ -1,0 +1,1 @@
+"""The parts of `offline_agent.config`; import from there."""

@@ -1,0 +1,66 @@
+"""What every section of a configuration is: a frozen model that forbids unknown keys."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+def key(default: Any, about: str, *, free: bool = False, **limits: Any) -> Any:
+    """Declare one key.
+
+    Args:
+        default: Its default.
+        about: What it means, for `--help`.
+        free: Results do not depend on it, so it may differ when a run is resumed.
+        limits: pydantic's `ge`, `gt`, `le`, `lt`, `min_length`, `strict`.
+    """
+    return Field(default, description=about, json_schema_extra={"free": True} if free else None, **limits)
+
+
+def section(model: type[BaseModel], about: str) -> Any:
+    """Declare a section with its defaults."""
+    return Field(default_factory=model, description=about)
+
+
+class Section(BaseModel):
+    """A section: unknown keys are faults, values are not coerced, nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
+
+
+class Plugged(Section):
+    """A section that names something to plug in and carries the arguments of its constructor.
+
+    `env=shop` is short for `env.name=shop`. Keys that are not declared are arguments; whether the constructor takes
+    them is checked once it is known (`catalog.keywords`).
+    """
+
+    model_config = ConfigDict(extra="allow")
+    argument_note: ClassVar[str] = "any argument of its constructor"
+
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, data: Any) -> Any:
+        return {"name": data} if isinstance(data, str) else data
+
+    def given(self) -> dict[str, Any]:
+        """Return the arguments that the constructor must take: extra keys, and declared ones that are not default."""
+        fields = type(self).model_fields
+        declared = {name: getattr(self, name) for name in fields if name != "name"}
+        return {
+            **{name: value for name, value in declared.items() if value != fields[name].default},
+            **(self.model_extra or {}),
+        }
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the declared arguments that have their default, None left out: passed on where they are taken."""
+        fields = type(self).model_fields
+        return {
+            name: field.default
+            for name, field in fields.items()
+            if name != "name" and field.default is not None and getattr(self, name) == field.default
+        }

@@ -1,0 +1,175 @@
+"""The keys of `build_prefs`. Every default of the project that a user can change lives here."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, field_validator, model_validator
+
+from offline_agent._config.base import Plugged, Section, key, section
+
+
+class EnvSection(Plugged):
+    """The environment."""
+
+    argument_note: ClassVar[str] = "any argument of the environment's constructor, e.g. env.game=coin"
+    name: str = key("shop", "bfcl, shop, textworld, or module:Class of your own (env=NAME is short for env.name=NAME)")
+
+
+class LimitsSection(Section):
+    """What an environment may take."""
+
+    step_seconds: float = key(30.0, "a step that takes longer is abandoned and its branch quarantined", gt=0)
+    reset_seconds: float = key(60.0, "a reset, copy or verdict that takes longer is abandoned likewise", gt=0)
+    workers: int = key(4, "threads that step environments", ge=1, free=True)
+    max_observation_chars: int = key(8000, "longer observations are cut, with a note that says so", ge=100)
+
+
+class TasksSection(Section):
+    """Which tasks."""
+
+    split: Literal["train", "validation", "test"] = key("train", "the environment's split")
+    n: int | None = key(24, "number of tasks; null = all", ge=1)
+    offset: int = key(0, "tasks to skip at the beginning of the split", ge=0)
+    file: str | None = key(None, "a JSON-lines file of tasks (reset's arguments) instead of the environment's own")
+
+
+class PolicySection(Plugged):
+    """The policy that proposes actions."""
+
+    argument_note: ClassVar[str] = "any other argument of the policy's constructor, e.g. policy.noise=0.3"
+    name: str = key("hf", "oracle, noisy, random, hf, server, or module:Class of your own (policy=NAME for short)")
+    model: str | None = key(None, "hf: a local path or hub name, null = the embedded default; server: the served name")
+    url: str | None = key(None, "server: the endpoint, e.g. http://localhost:8000/v1")
+    tokenizer: str | None = key(None, "path or name, where it is not the model's own")
+    temperature: float = key(0.7, "sampling temperature; 0 = greedy", ge=0)
+    max_tokens: int | None = key(None, "most tokens of one action; null = the policy's own", ge=1)
+
+
+class BudgetSection(Section):
+    """Limits of a whole run, whichever is reached first; null = no limit."""
+
+    tokens: int | None = key(None, "generated tokens", ge=1)
+    prefilled: int | None = key(None, "prompt tokens computed", ge=1)
+    tool_calls: int | None = key(None, "steps of the environment, replays included", ge=1)
+    seconds: float | None = key(None, "wall-clock seconds; the only budget that is not reproducible", gt=0)
+
+
+class SearchSection(Section):
+    """The search over tool calls."""
+
+    algorithm: Literal["mcts", "best_of_n"] = key("mcts", "tree search, or independent samples as the baseline")
+    simulations: int = key(32, "simulations a task (samples a task for best_of_n)", ge=1)
+    proposals: int = key(4, "actions sampled in one request when a node is expanded", ge=1)
+    max_children: int = key(8, "most distinct actions of one node", ge=1)
+    widening: float = key(2.0, "a node of N visits may have up to ceil(widening * sqrt(N)) actions", gt=0)
+    selection: Literal["puct", "uct"] = key("puct", "how a child is chosen; uct needs no log-probabilities")
+    c_puct: float = key(1.25, "exploration constant of puct", ge=0)
+    c_uct: float = key(1.0, "exploration constant of uct", ge=0)
+    fpu_reduction: float = key(0.2, "an unvisited child counts as its parent minus this * sqrt(visited prior)", ge=0)
+    gumbel_root: bool = key(False, "Gumbel top-m and sequential halving at the root: evenly visited siblings")
+    gumbel_m: int = key(8, "candidates of the Gumbel root", ge=2)
+    leaves_in_flight: int = key(4, "simulations of one tree under way at once", ge=1, le=64)
+    trees_in_flight: int = key(32, "tasks searched at once", ge=1)
+    max_steps: int = key(15, "actions in one episode; one that uses them up is truncated", ge=1)
+    gamma: float = key(1.0, "discount a step", gt=0, le=1)
+    value: Literal["reward", "success"] = key("reward", "what is backed up: the score, or 1 for success and else 0")
+    critic: str | None = key(None, "policy = the policy ranks its proposals itself; module:callable; null = none")
+    critic_alpha: float | None = key(
+        None, "fixed weight of the search against the critic; null = n / (n + 2)", ge=0, le=1
+    )
+    greedy_first: bool = key(True, "the first rollout of a tree is greedy")
+    state_cache: int = key(64, "environment copies kept for each tree", ge=0, free=True)
+    budget: BudgetSection = section(BudgetSection, "limits of the whole run")
+
+    @model_validator(mode="after")
+    def _room(self) -> SearchSection:
+        if self.proposals > self.max_children:
+            raise ValueError(
+                f"search.proposals ({self.proposals}) is more than search.max_children ({self.max_children}); "
+                f"raise the latter or lower the former"
+            )
+        return self
+
+
+class RewardSection(Section):
+    """Weights of the composite reward."""
+
+    model_config = ConfigDict(extra="allow")
+    argument_note: ClassVar[str] = "any argument of the composite reward, e.g. reward.format=0.2"
+
+
+PairKinds = tuple[Literal["step", "trajectory", "hindsight", "minimal"], ...]
+
+
+class PairsSection(Section):
+    """Which preference pairs are built."""
+
+    kinds: PairKinds = key(("step", "trajectory", "hindsight", "minimal"), "rules that are applied", strict=False)
+    min_gap: float = key(0.2, "least difference of the values of a step pair", ge=0, le=1)
+    min_visits: int = key(3, "least visits of each side of a step pair, unless its value is exact", ge=1)
+    confidence: float = key(0.9, "least P(Q_chosen > Q_rejected) of a step pair", ge=0.5, lt=1)
+    per_node: int = key(2, "most step pairs of one node", ge=1)
+    per_task: int = key(16, "most pairs of one task", ge=1)
+    per_depth: int = key(4, "most pairs of one task at one depth", ge=1)
+    length_tolerance: float = key(0.05, "largest |mean difference of lengths|, as a share of the mean length", ge=0)
+    max_extra_steps: int = key(5, "a trajectory pair's success may be this much longer than its failure", ge=0)
+    hindsight: Literal["final", "future", "none"] = key("final", "which reached goals a failure is relabelled with")
+    criticality: Literal["deletion", "counterfactual", "both", "none"] = key(
+        "deletion", "how the steps that mattered are found: delete and replay, or sample other actions"
+    )
+    counterfactual_rollouts: int = key(8, "rollouts for each step of a counterfactual estimate", ge=1)
+
+    @field_validator("kinds")
+    @classmethod
+    def _each_once(cls, kinds: PairKinds) -> PairKinds:
+        if len(set(kinds)) != len(kinds):
+            raise ValueError("pairs.kinds names a kind twice")
+        return kinds
+
+
+class FilteredSection(Section):
+    """Trajectories for rejection fine-tuning."""
+
+    per_task: int = key(2, "most trajectories of one task, shortest first", ge=1)
+    negatives: bool = key(False, "also refusals of impossible or hallucinated calls")
+
+
+class TrackingSection(Section):
+    """MLflow."""
+
+    uri: str | None = key("sqlite:///mlflow.db", "MLflow's tracking URI; null = no tracking", free=True)
+    experiment: str = key("offline_agent", "MLflow's experiment", min_length=1, free=True)
+
+
+class RunConfig(Section):
+    """Keys of every pipeline."""
+
+    run_dir: str | None = key(None, "where all is written; an existing one is resumed; null = a new one", free=True)
+    seed: int = key(0, "everything random follows from it", ge=0)
+    tracking: TrackingSection = section(TrackingSection, "MLflow")
+    launcher: Literal["local", "ray", "slurm"] = key("local", "where it runs", free=True)
+
+    @field_validator("launcher")
+    @classmethod
+    def _built(cls, launcher: str) -> str:
+        if launcher != "local":
+            raise ValueError(f"launcher: {launcher!r} is not built yet; use launcher=local")
+        return launcher
+
+    def resolved(self) -> dict[str, Any]:
+        """Return every key with its value, as JSON."""
+        return self.model_dump(mode="json")
+
+
+class BuildPrefsConfig(RunConfig):
+    """Keys of `build_prefs`."""
+
+    env: EnvSection = section(EnvSection, "the environment")
+    limits: LimitsSection = section(LimitsSection, "what an environment may take")
+    tasks: TasksSection = section(TasksSection, "which tasks")
+    policy: PolicySection = section(PolicySection, "the policy that proposes actions")
+    search: SearchSection = section(SearchSection, "the search")
+    reward: RewardSection = section(RewardSection, "weights of the composite reward")
+    pairs: PairsSection = section(PairsSection, "which preference pairs are built")
+    filtered: FilteredSection = section(FilteredSection, "trajectories for rejection fine-tuning")
