@@ -1,0 +1,1 @@
+"""Search trees in, preference pairs and filtered trajectories out."""

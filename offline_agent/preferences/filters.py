@@ -1,0 +1,125 @@
+"""Filtered trajectories for rejection fine-tuning: which successes are kept, and what is shown beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from offline_agent.errors import ConfigError
+from offline_agent.preferences.refusals import Refusal
+from offline_agent.records import Action, Context, Step, Trajectory
+
+
+class RejectionFilter:
+    """Verified successes, one per canonical action sequence, shortest first (algorithms.md section 4, rule 5).
+
+    Args:
+        per_task: Most trajectories of one task.
+        negatives: Add refusals of impossible requests: the same request with the needed tool taken away, answered by
+            saying so (Agent-FLAN, Chen et al. 2024).
+        negatives_per_task: Most of those per task.
+        allow_faults: Keep successes in which a call was answered with an error (they show how to recover).
+    """
+
+    def __init__(
+        self, per_task: int = 4, negatives: bool = False, negatives_per_task: int = 1, allow_faults: bool = True
+    ) -> None:
+        if per_task < 0 or negatives_per_task < 0:
+            raise ConfigError(
+                f"per_task and negatives_per_task must be at least 0, got {per_task!r} and {negatives_per_task!r}"
+            )
+        self.per_task = per_task
+        self.negatives = negatives
+        self.negatives_per_task = negatives_per_task
+        self.allow_faults = allow_faults
+
+    def select(self, trajectories: Iterable[Trajectory], name: str) -> tuple[list[Trajectory], list[Refusal]]:
+        """Return what is kept of the trajectories of one tree, shortest first, and why successes were refused.
+
+        Args:
+            trajectories: The branches of one tree, relabelled and shortened ones included.
+            name: The tree's id, for the refusals.
+        """
+        refusals: list[Refusal] = []
+        successes = [t for t in trajectories if t.verdict is not None and t.verdict.success is True and not t.truncated]
+        # Sorting is stable: among equals the order of the tree decides.
+        successes.sort(key=lambda t: (len(t.steps), _size(t)))
+        kept: list[Trajectory] = []
+        seen: set[tuple[str, ...]] = set()
+        per_task: dict[str, int] = {}
+        for trajectory in successes:
+            key = (trajectory.task.task_id, *(step.key for step in trajectory.steps))
+            reason = None
+            if key in seen:
+                reason = "the same canonical actions as a trajectory that was kept"
+            elif not self.allow_faults and any(step.fault for step in trajectory.steps):
+                reason = "a call was answered with an error"
+            elif per_task.get(trajectory.task.task_id, 0) >= self.per_task:
+                reason = f"more than {self.per_task} of its task"
+            if reason is not None:
+                refusals.append(Refusal("filtered", f"{name}/{trajectory.origin}", reason, {"actions": list(key[1:])}))
+                continue
+            seen.add(key)
+            per_task[trajectory.task.task_id] = per_task.get(trajectory.task.task_id, 0) + 1
+            kept.append(trajectory)
+        if self.negatives:
+            kept += self._negatives([t for t in kept if t.origin in ("search", "rollout")])
+        return kept, refusals
+
+    def _negatives(self, successes: Sequence[Trajectory]) -> list[Trajectory]:
+        out: list[Trajectory] = []
+        taken: set[str] = set()
+        for trajectory in successes:
+            for step in trajectory.steps:
+                call = step.action.call
+                if len(out) >= self.negatives_per_task:
+                    return out
+                # Only a tool that every success needs makes its task impossible; sharing it is the evidence there is.
+                if call is None or step.fault is not None or call.name in taken or not _all_use(call.name, successes):
+                    continue
+                taken.add(call.name)
+                negative = impossible(trajectory.context.lineage()[0], call.name)
+                if negative is not None:
+                    out.append(negative)
+        return out
+
+
+def impossible(start: Context, tool: str) -> Trajectory | None:
+    """Return a request whose tool was taken away, refused in words; None where no other tool would be left.
+
+    Nobody sampled it and no verifier judged it: its verdict is None and its origin `demonstration`.
+
+    Args:
+        start: The start of an episode.
+        tool: The name of the tool to take away.
+    """
+    left = [schema for schema in start.tools if _name(schema) != tool]
+    if not left or len(left) == len(start.tools):
+        return None
+    description = next(_description(schema) for schema in start.tools if _name(schema) == tool)
+    what = f" ({description})" if description else ""
+    text = f"I cannot do this: it needs a tool that I do not have{what}. I have: {', '.join(map(_name, left))}."
+    action = Action(text, thought=text)
+    context = Context(start.task, start.system, tuple(left), start.observation).child(action, None)
+    step = Step(action, f"answer:{text.casefold()}", None, "user")
+    return Trajectory(context, (step,), None, terminated=True, truncated=False, origin="demonstration")
+
+
+def _all_use(tool: str, successes: Sequence[Trajectory]) -> bool:
+    return all(any(s.action.call is not None and s.action.call.name == tool for s in t.steps) for t in successes)
+
+
+def _name(schema: Any) -> str:
+    return str(schema["function"]["name"])
+
+
+def _description(schema: Any) -> str:
+    return str(schema["function"].get("description", "")).strip().split("\n")[0].rstrip(".")
+
+
+def _size(trajectory: Trajectory) -> int:
+    """Length of what the policy wrote: ids where every action has them, else characters."""
+    actions = [step.action for step in trajectory.steps]
+    if all(action.token_ids is not None for action in actions):
+        return sum(len(action.token_ids or ()) for action in actions)
+    return sum(len(action.text) for action in actions)

@@ -1,0 +1,313 @@
+"""Step pairs (siblings of one node) and trajectory pairs (a success against a failure) of one tree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Literal
+
+from offline_agent.errors import ConfigError
+from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.statistics import PRIOR, Evidence, certainty, probability_above
+from offline_agent.records import PreferencePair, Trajectory
+
+if TYPE_CHECKING:
+    from offline_agent.search.tree import Edge, Node, SearchTree
+
+Mined = tuple[list[PreferencePair], list[Refusal]]
+CALL_FAULTS = frozenset(
+    {"unknown_tool", "bad_arguments", "invalid_json", "bad_call", "several_calls", "empty", "no_end"}
+)
+"""Faults of the turn itself: a tool that exists, called as its schema asks, never answers with one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One executed child as a candidate: its evidence as the better and as the worse side."""
+
+    edge: Edge
+    as_better: Evidence
+    as_worse: Evidence
+
+
+class StepPairs:
+    """Pairs of siblings whose order is beyond reasonable doubt (algorithms.md section 4, rule 1).
+
+    A rollout that used up its steps counts as a failure against the better side and is left out for the worse side:
+    whichever way it is read, the order holds.
+
+    Args:
+        min_visits: Judged rollouts each side needs, unless its value is known exactly.
+        min_gap: Least difference of the two mean values.
+        confidence: Least P(Q_w > Q_l) under Beta(prior, prior) posteriors.
+        per_node: Most pairs of one node.
+        prior: Parameter of the symmetric Beta prior.
+        value: What a rollout is worth: its `reward` (partial credit counts as a part of a success) or `success`.
+        exact_terminals: Whether one verdict settles a child that ends the episode; False where the verifier is noisy.
+
+    Raises:
+        ConfigError: A number is out of its range.
+    """
+
+    def __init__(
+        self,
+        min_visits: int = 3,
+        min_gap: float = 0.2,
+        confidence: float = 0.9,
+        per_node: int = 2,
+        prior: float = PRIOR,
+        value: Literal["reward", "success"] = "reward",
+        exact_terminals: bool = True,
+    ) -> None:
+        faults = [
+            *([f"min_visits must be at least 1, got {min_visits!r}"] if min_visits < 1 else []),
+            *([f"min_gap must be in [0, 1], got {min_gap!r}"] if not 0 <= min_gap <= 1 else []),
+            *([f"confidence must be in [0.5, 1], got {confidence!r}"] if not 0.5 <= confidence <= 1 else []),
+            *([f"per_node must be at least 1, got {per_node!r}"] if per_node < 1 else []),
+            *([f"prior must be above 0, got {prior!r}"] if prior <= 0 else []),
+            *([f"value must be 'reward' or 'success', got {value!r}"] if value not in ("reward", "success") else []),
+        ]
+        if faults:
+            raise ConfigError(faults)
+        self.min_visits = min_visits
+        self.min_gap = min_gap
+        self.confidence = confidence
+        self.per_node = per_node
+        self.prior = prior
+        self.value = value
+        self.exact_terminals = exact_terminals
+
+    def mine(self, tree: SearchTree) -> Mined:
+        """Return the step pairs of a tree in the order of its nodes, and why nodes with tried children gave none."""
+        pairs: list[PreferencePair] = []
+        refusals: list[Refusal] = []
+        for node in tree.nodes:
+            if len(node.edges) < 2 or node.quarantined is not None:
+                continue
+            found, reasons = self._of_node(tree, node)
+            pairs += found
+            if not found and reasons:
+                reason = "; ".join(f"{why} ({n})" for why, n in sorted(reasons.items()))
+                refusals.append(Refusal("step", f"{tree.tree_id}/node {node.id}", f"no step pair: {reason}", {}))
+        return pairs, refusals
+
+    def evidence(self, edge: Edge) -> tuple[Evidence, Evidence]:
+        """Return what is known of an edge as the better side of a pair and as the worse side."""
+        if self.exact_terminals and edge.exact:
+            assert edge.child is not None and edge.child.verdict is not None
+            verdict = edge.child.verdict
+            score = float(verdict.success is True) if self.value == "success" else float(verdict.score or 0.0)
+            known = Evidence(score, 1.0 - score, known=score)
+            return known, known
+        total = float(edge.successes) if self.value == "success" else edge.score_sum
+        # Sums of floats can leave [0, n] by a rounding error.
+        total = min(max(total, 0.0), float(edge.verified))
+        rest = edge.verified - total
+        return Evidence(total, rest + edge.truncated), Evidence(total, rest)
+
+    def _of_node(self, tree: SearchTree, node: Node) -> tuple[list[PreferencePair], Counter[str]]:
+        reasons: Counter[str] = Counter()
+        sides: list[_Side] = []
+        for edge in node.edges:
+            reason = self._unfit(edge)
+            if reason is None:
+                sides.append(_Side(edge, *self.evidence(edge)))
+            elif edge.child is not None:
+                reasons[reason] += 1
+        pairs: list[PreferencePair] = []
+        for one, other in combinations(sides, 2):
+            pair = self._pair(tree, node, one, other)
+            if isinstance(pair, str):
+                reasons[pair] += 1
+            else:
+                pairs.append(pair)
+        pairs.sort(key=lambda p: (-p.confidence, p.q_rejected - p.q_chosen, p.chosen_edge, p.rejected_edge))
+        return pairs[: self.per_node], reasons
+
+    def _unfit(self, edge: Edge) -> str | None:
+        """Why an edge can be neither side; None where it can."""
+        if edge.child is None:
+            return "never executed"
+        if edge.quarantined is not None:
+            return "quarantined"
+        if edge.child.truncated:
+            return "cut by max_steps"
+        if self.exact_terminals and edge.exact:
+            return None
+        if edge.verified < self.min_visits:
+            return f"fewer than {self.min_visits} judged rollouts"
+        return None
+
+    def _pair(self, tree: SearchTree, node: Node, one: _Side, other: _Side) -> PreferencePair | str:
+        if one.edge.key == other.edge.key:
+            return "same canonical action"
+        better, worse = one, other
+        if (one.as_better.mean or 0.0) < (other.as_better.mean or 0.0):
+            better, worse = other, one
+        high, low = better.as_better.mean, worse.as_worse.mean
+        assert high is not None and low is not None
+        if high - low < self.min_gap:
+            return f"gap below {self.min_gap:g}"
+        sure = probability_above(better.as_better, worse.as_worse, self.prior)
+        if sure < self.confidence:
+            return f"P(Q_w > Q_l) below {self.confidence:g}"
+        if _contradicts(better.edge.critic, worse.edge.critic):
+            return "the critic says the opposite"
+        if better.edge.fault in CALL_FAULTS:
+            return "the better action is a malformed call"
+        reason = (
+            f"sibling actions with values {high:.3f} and {low:.3f} over {_count(better)} and {_count(worse)} "
+            f"judged rollouts: P(Q_w > Q_l) = {sure:.3f}"
+        )
+        return PreferencePair(
+            "step",
+            node.context,
+            _steps(tree, better.edge),
+            _steps(tree, worse.edge),
+            high,
+            low,
+            _count(better),
+            _count(worse),
+            sure,
+            _verdict(better),
+            _verdict(worse),
+            tree.tree_id,
+            node.id,
+            better.edge.id,
+            worse.edge.id,
+            reason=reason,
+        )
+
+
+class TrajectoryPairs:
+    """A verified success against a verified failure of the same task (algorithms.md section 4, rule 2).
+
+    The prompt is the history both share, up to the first canonical divergence. Of each pair of actions that diverge
+    the shortest success and the failure nearest to it in length are taken.
+
+    Args:
+        max_extra_steps: Most steps by which the success may be longer than the failure.
+        per_node: Most pairs that diverge at one node.
+        certain: Whether one verdict settles an end state; False where the verifier is noisy.
+    """
+
+    def __init__(self, max_extra_steps: int = 5, per_node: int = 2, certain: bool = True) -> None:
+        if max_extra_steps < 0 or per_node < 1:
+            raise ConfigError(
+                f"max_extra_steps must be at least 0 and per_node at least 1, got {max_extra_steps!r} and {per_node!r}"
+            )
+        self.max_extra_steps = max_extra_steps
+        self.per_node = per_node
+        self.certain = certain
+
+    def mine(self, tree: SearchTree) -> Mined:
+        """Return the trajectory pairs of a tree in the order of the nodes where they diverge."""
+        below = _ends_below(tree)
+        pairs: list[PreferencePair] = []
+        refusals: list[Refusal] = []
+        for node in tree.nodes:
+            found: list[PreferencePair] = []
+            for good in node.edges:
+                for bad in node.edges:
+                    successes, failures = below[0].get(good.id), below[1].get(bad.id)
+                    if good is bad or not successes or not failures:
+                        continue
+                    pair = self._pair(tree, node, good, bad, successes[0], failures)
+                    if isinstance(pair, Refusal):
+                        refusals.append(pair)
+                    else:
+                        found.append(pair)
+            found.sort(key=lambda p: (abs(len(p.chosen) - len(p.rejected)), p.chosen_edge, p.rejected_edge))
+            pairs += found[: self.per_node]
+        return pairs, refusals
+
+    def _pair(
+        self, tree: SearchTree, node: Node, good: Edge, bad: Edge, success: Node, failures: list[Node]
+    ) -> PreferencePair | Refusal:
+        failure = min(failures, key=lambda end: (abs(end.depth - success.depth), end.id))
+        extra = success.depth - failure.depth
+        if extra > self.max_extra_steps:
+            return Refusal(
+                "trajectory",
+                f"{tree.tree_id}/node {node.id}/edges {good.id}>{bad.id}",
+                f"the success is {extra} steps longer than the nearest failure; max_extra_steps={self.max_extra_steps}",
+            )
+        better, worse = success.verdict, failure.verdict
+        assert better is not None and worse is not None and better.score is not None and worse.score is not None
+        sure = certainty(better.score, worse.score, self.certain)
+        return PreferencePair(
+            "trajectory",
+            node.context,
+            tree.steps(success, after=node),
+            tree.steps(failure, after=node),
+            better.score,
+            worse.score,
+            1,
+            1,
+            sure,
+            better,
+            worse,
+            tree.tree_id,
+            node.id,
+            good.id,
+            bad.id,
+            reason=f"verified success against verified failure, apart from step {node.depth + 1} on",
+        )
+
+
+def trajectories(tree: SearchTree) -> Iterator[Trajectory]:
+    """Yield every finished branch of a tree that nothing discredits, in the order of the end nodes."""
+    for end in tree.terminals():
+        if end.quarantined is None:
+            yield trajectory(tree, end)
+
+
+def trajectory(tree: SearchTree, end: Node) -> Trajectory:
+    """Return the branch that ends at a node."""
+    return Trajectory(
+        end.context,
+        tree.steps(end),
+        end.verdict,
+        terminated=end.terminated,
+        truncated=end.truncated,
+        origin="rollout" if end.greedy else "search",
+        cut_by="max_steps" if end.truncated else None,
+    )
+
+
+def _ends_below(tree: SearchTree) -> tuple[dict[int, list[Node]], dict[int, list[Node]]]:
+    """Verified successes and verified failures below each edge, by edge id, shortest first."""
+    successes: dict[int, list[Node]] = {}
+    failures: dict[int, list[Node]] = {}
+    for end in sorted(tree.terminals(), key=lambda end: (end.depth, end.id)):
+        verdict = end.verdict
+        if end.truncated or not end.terminated or verdict is None or verdict.success is None or end.quarantined:
+            continue
+        for edge in tree.path(end):
+            (successes if verdict.success else failures).setdefault(edge.id, []).append(end)
+    return successes, failures
+
+
+def _steps(tree: SearchTree, edge: Edge) -> Any:
+    assert edge.child is not None
+    return tree.steps(edge.child, after=edge.parent)
+
+
+def _verdict(side: _Side) -> Any:
+    child = side.edge.child
+    return child.verdict if child is not None and side.as_better.known is not None else None
+
+
+def _count(side: _Side) -> int:
+    return max(1, side.edge.verified)
+
+
+def _contradicts(better: float | None, worse: float | None) -> bool:
+    return better is not None and worse is not None and better < worse
+
+
+def reasons_of(refusals: Sequence[Refusal]) -> Counter[str]:
+    """Count refusals by kind and reason, for tables."""
+    return Counter(f"{refusal.kind}: {refusal.reason}" for refusal in refusals)

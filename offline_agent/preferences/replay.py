@@ -1,0 +1,148 @@
+"""Running recorded actions again in a fresh episode, and what came of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from offline_agent.errors import EnvironmentFault
+from offline_agent.records import Action, Context, Step, Task, Verdict
+
+if TYPE_CHECKING:
+    from offline_agent.envs.base import EnvSpec, Episode
+
+T = TypeVar("T")
+Goal = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One replay, complete or cut short.
+
+    Attributes:
+        context: The last context reached.
+        steps: One per action that was taken; fewer than asked where the episode was over sooner.
+        verdict: The end state's verdict.
+        terminated: The episode is over by itself.
+        start_verdict: The verdict right after `reset`.
+        start_goal: What the state achieved right after `reset`; None where the environment does not say.
+        goals: What the state achieves after each step; None where the environment does not say.
+    """
+
+    context: Context
+    steps: tuple[Step, ...]
+    verdict: Verdict
+    terminated: bool
+    start_verdict: Verdict
+    start_goal: Goal | None
+    goals: tuple[Goal | None, ...]
+
+    @property
+    def verified(self) -> bool:
+        """Whether the end state was judged a success."""
+        return self.verdict.success is True
+
+
+class Replayer:
+    """Replays actions, one episode at a time; open episodes are reused through `reset`.
+
+    Args:
+        spec: The environment.
+        seconds: Time limit of one replay; an episode that exceeds it is abandoned. None = no limit.
+    """
+
+    def __init__(self, spec: EnvSpec, seconds: float | None = 60.0) -> None:
+        self._spec = spec
+        self._seconds = seconds
+        self._episode: Episode | None = None
+        self.count = 0
+        self.tool_calls = 0
+
+    def run(self, task: Task, actions: Sequence[Action]) -> Replay:
+        """Reset a fresh episode to `task` and take the actions until they are used up or the episode is over.
+
+        Raises:
+            EnvironmentFault: The environment broke or ran past the time limit.
+        """
+        self.count += 1
+        episode = self._episode if self._episode is not None else self._spec.open()
+        self._episode = None
+        try:
+            answer = _limited(lambda: self._run(episode, task, actions), self._seconds)
+        except BaseException:
+            # A broken or hanging episode is never used again, and closing it could hang too.
+            threading.Thread(target=episode.close, daemon=True).start()
+            raise
+        self._episode = episode
+        return answer
+
+    def close(self) -> None:
+        """Close the episode that is kept open."""
+        if self._episode is not None:
+            self._episode.close()
+            self._episode = None
+
+    def _run(self, episode: Episode, task: Task, actions: Sequence[Action]) -> Replay:
+        first = episode.reset(task)
+        context = Context(task, self._spec.system_prompt, episode.tools.schemas, first)
+        start_verdict, start_goal = episode.verdict(), episode.achieved_goal()
+        steps: list[Step] = []
+        goals: list[Goal | None] = []
+        for action in actions:
+            if episode.terminated:
+                break
+            self.tool_calls += 1
+            result = episode.step(action)
+            key = episode.tools.canonical_key(action)
+            steps.append(Step(action, key, result.observation, result.role, result.fault))
+            context = context.child(action, result.observation, result.role)
+            goals.append(episode.achieved_goal())
+        verdict = episode.verdict() if steps else start_verdict
+        return Replay(context, tuple(steps), verdict, episode.terminated, start_verdict, start_goal, tuple(goals))
+
+
+def extend(prefix: Context, steps: Sequence[Step], closing: bool = True) -> Context:
+    """Return `prefix` extended by the steps.
+
+    Args:
+        prefix: The history so far.
+        steps: What follows.
+        closing: False leaves out the last step's observation, so that the history ends with the policy's turn.
+    """
+    context = prefix
+    for number, step in enumerate(steps, 1):
+        last = number == len(steps) and not closing
+        context = context.child(step.action, None if last else step.observation, step.role)
+    return context
+
+
+def without_logps(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Return the steps with their ids kept and their log-probabilities dropped.
+
+    They were measured after another history, so they say nothing of the present one.
+    """
+    return tuple(replace(step, action=replace(step.action, logps=None)) for step in steps)
+
+
+def _limited(call: Callable[[], T], seconds: float | None) -> T:
+    if seconds is None:
+        return call()
+    box: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            box.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not box:
+        raise EnvironmentFault(f"a replay ran past its limit of {seconds:g} s; replay_seconds sets another")
+    return box[0]
