@@ -43,7 +43,7 @@ class Environment:
     deterministic_verifier: ClassVar[bool] = True
     terminated: bool = False
 
-    def reset(self, **task: Any) -> str:
+    def reset(self, *_: Any, **task: Any) -> str:
         """Start a task and return the first observation."""
         raise NotImplementedError(f"{type(self).__name__} must define reset(self, ...) -> str")
 

@@ -1,0 +1,5 @@
+"""The multi-turn tasks of the Berkeley Function-Calling Leaderboard (package `bfcl-eval`)."""
+
+from offline_agent.envs.bfcl.env import Bfcl
+
+__all__ = ["Bfcl"]
