@@ -10,10 +10,10 @@ from typing import Any
 from offline_agent._rendering import certificate
 from offline_agent._rendering.parsing import Parsed, call_text
 from offline_agent._rendering.rows import check_row
-from offline_agent._rendering.styles import TEMPLATES, Style, check_append_only, find_style
+from offline_agent._rendering.styles import TEMPLATES, Style, check_append_only, find_style, ready_made
 from offline_agent._rendering.template import Form, Quoted, Slot, Template
 from offline_agent._rendering.tokens import Tokens
-from offline_agent.errors import ConfigError, DataError, PolicyError
+from offline_agent.errors import ConfigError, DataError, PolicyError, did_you_mean
 from offline_agent.records import Action, Context, ToolCall
 
 __all__ = ["Renderer", "Segment", "TEMPLATES", "call_text"]
@@ -93,16 +93,7 @@ class Renderer:
         except Exception as error:  # a missing file, a broken one, no network, an unknown class: transformers' own
             raise ConfigError(f"no tokenizer could be loaded from {str(path_or_name)!r}: {error}") from error
         if chat_template is not None:
-            text = TEMPLATES.get(chat_template)
-            if text is None:
-                is_text = "{" in chat_template
-                if not is_text and not Path(chat_template).is_file():
-                    raise ConfigError(
-                        f"chat_template={chat_template!r} is neither a name ({', '.join(sorted(TEMPLATES))}), "
-                        "nor a file, nor a template's text"
-                    )
-                text = chat_template if is_text else Path(chat_template).read_text(encoding="utf-8")
-            tokenizer.chat_template = text
+            tokenizer.chat_template = _template_text(chat_template)
         return cls(tokenizer)
 
     def segment(self, context: Context) -> tuple[int, ...]:
@@ -384,3 +375,16 @@ class Renderer:
                 out += self._tokens.content(part.transform(fields[part.field]))
         assert slot is not None  # Template._fit refuses a form without it
         return tuple(sides[0]), slot, tuple(sides[1])
+
+
+def _template_text(named: str) -> str:
+    if named in TEMPLATES:
+        return ready_made(named)
+    if "{" in named:
+        return named
+    if not Path(named).is_file():
+        raise ConfigError(
+            f"chat_template={named!r} is neither a name ({', '.join(TEMPLATES)}), nor a file, nor a template's text."
+            + did_you_mean(named, TEMPLATES)
+        )
+    return Path(named).read_text(encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent._rendering.parsing import OPEN, Parsed, parse_bare, parse_message, parse_tagged
@@ -18,46 +19,13 @@ _CALL = ToolCall("look_up", {"key": 'a "quoted" value', "rows": [1, 2.5, None, {
 _THOUGHT = "I look it up first."
 _REASONING = "<think>\nThe key is known,\nso look.\n</think>\n\nI look it up."
 
-# Qwen's prompt for tools, with turns written as they are: what was said once is never changed or dropped later.
-_QWEN = """\
-{%- if tools or messages[0].role == 'system' %}
-    {{- '<|im_start|>system\\n' }}
-    {%- if messages[0].role == 'system' %}{{- messages[0].content }}{%- endif %}
-    {%- if tools %}
-        {%- if messages[0].role == 'system' %}{{- '\\n\\n' }}{%- endif %}
-        {{- "# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\n" }}
-        {{- "You are provided with function signatures within <tools></tools> XML tags:\\n<tools>" }}
-        {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
-        {{- "\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments " }}
-        {{- "within <tool_call></tool_call> XML tags:\\n<tool_call>\\n" }}
-        {{- '{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>' }}
-    {%- endif %}
-    {{- '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == 'assistant' %}
-        {{- '<|im_start|>assistant\\n' }}
-        {%- generation %}
-            {{- message.content }}
-            {%- for call in message.tool_calls or [] %}
-                {%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
-                {{- '<tool_call>\\n{"name": ' + (call.function.name | tojson) + ', "arguments": ' }}
-                {{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}
-            {%- endfor %}
-            {{- '<|im_end|>' }}
-        {%- endgeneration %}
-        {{- '\\n' }}
-    {%- elif message.role == 'tool' %}
-        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
-    {%- elif not (loop.first and message.role == 'system') %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
+TEMPLATES = ("llama3", "plain", "qwen")
+"""Append-only chat templates that come with the package, for tokenizers whose own is not or who have none."""
 
-TEMPLATES = {"qwen": _QWEN}
-"""Append-only chat templates by name, for tokenizers whose own is not."""
+
+def ready_made(name: str) -> str:
+    """Return the text of one of `TEMPLATES`."""
+    return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from offline_agent.records import Message
 
 Json = Mapping[str, Any]
 HOW_TO_MEND = (
-    "Use a template that only ever appends: name one with chat_template= (policy.chat_template=; 'qwen' is a "
-    "ready-made one for models with <|im_start|> and <|im_end|>), or set tokenizer.chat_template."
+    "Use a template that only ever appends: name one with chat_template= (policy.chat_template=): a file, or one of "
+    "the ready-made 'qwen' (models with <|im_start|>), 'llama3' (<|start_header_id|>) and 'plain' (any with an "
+    "end-of-text token); or set tokenizer.chat_template."
 )
 PROBE_TOOL: Json = {
     "type": "function",
@@ -152,7 +153,9 @@ class Template:
             full = self.render([self._first, self._acted(called, "x"), observation], [PROBE_TOOL], True)
             start = self._opening + text + self.end
             if not full.startswith(start):
-                raise ConfigError(_diverged(full, start, "a turn is rendered anew once it is answered"))
+                dropped = full.count("<think>") < start.count("<think>")
+                what = "reasoning of a turn is dropped" if dropped else "a turn is rendered anew"
+                raise ConfigError(_diverged(full, start, f"{what} once it is answered"))
             return full[len(start) :]
 
         return self._fit(build, ["observation"], ["name"] if called and role == "tool" else [])
