@@ -1,0 +1,175 @@
+"""What the shop's customers ask for: goals, their words, their reward, and the three disjoint splits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, product
+from typing import Any
+
+from offline_agent.envs.shop.catalogue import (
+    DEPARTMENT_OF,
+    DEPARTMENTS,
+    RESULTS_PER_PAGE,
+    Catalogue,
+    Product,
+    catalogue,
+)
+from offline_agent.seeding import derive_seed
+
+SPLITS = {"train": 10000, "validation": 400, "test": 400}
+"""Goals per split."""
+
+MAX_LOOKS = 4
+"""A goal's first right product is among this many affordable hits of the plain query."""
+
+FIRST_LOOK = 0.3
+"""Share of the goals fulfilled by the first affordable hit that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One request.
+
+    Attributes:
+        kind: The product type.
+        attributes: What the product has to be.
+        options: Option name → the value to choose.
+        max_price: Whole dollars; the price may be equal.
+    """
+
+    kind: str
+    attributes: tuple[str, ...]
+    options: Mapping[str, str]
+    max_price: int
+
+    def instruction(self) -> str:
+        """Return the request in words."""
+        wishes = "".join(f", {name} {value}" for name, value in self.options.items())
+        return f"Buy one {' '.join((*self.attributes, self.kind))}{wishes}, for at most ${self.max_price}."
+
+    def task(self) -> dict[str, Any]:
+        """Return the goal as the keyword arguments of `Shop.reset`."""
+        return {
+            "instruction": self.instruction(),
+            "kind": self.kind,
+            "attributes": list(self.attributes),
+            "options": dict(self.options),
+            "max_price": self.max_price,
+        }
+
+    @classmethod
+    def from_task(cls, task: Mapping[str, Any]) -> Goal:
+        """Rebuild a goal from the keyword arguments of `Shop.reset`."""
+        # Arrow gives every row of a column of structs every key, with None where a row had none.
+        options = {str(name): str(value) for name, value in dict(task["options"]).items() if value is not None}
+        return cls(str(task["kind"]), tuple(map(str, task["attributes"])), options, int(task["max_price"]))
+
+    def query(self) -> str:
+        """Return the plain query: the wanted attributes and the type."""
+        return " ".join((*self.attributes, self.kind))
+
+    def fits(self, item: Product) -> bool:
+        """Tell whether `item` can be bought, with the right options chosen, for a reward of 1."""
+        return (
+            item.kind == self.kind
+            and set(self.attributes) <= set(item.attributes)
+            and all(value in item.options.get(name, ()) for name, value in self.options.items())
+            and item.price <= self.max_price
+        )
+
+
+def type_reward(wanted: str, bought: str) -> float:
+    """Return WebShop's r_type: 1, 0.5, 0.1 or 0 by how much the types have in common.
+
+    WebShop (Yao et al. 2022, eq. 2) compares query, category and the nouns of long titles. Names are two words here,
+    so its thresholds on the share of common nouns become: the same type 1, a common noun 0.5, the same department 0.1.
+    """
+    if wanted == bought:
+        return 1.0
+    if set(wanted.split()) & set(bought.split()):
+        return 0.5
+    return 0.1 if DEPARTMENT_OF.get(wanted) == DEPARTMENT_OF.get(bought) else 0.0
+
+
+def reward(goal: Goal, item: Product, chosen: Mapping[str, str]) -> tuple[float, dict[str, Any]]:
+    """Return WebShop's reward in [0, 1] of buying `item` with the options `chosen`, and the facts it rests on.
+
+    r = r_type · (|attributes matched| + |options matched| + [price ≤ limit]) / (|U_att| + |U_opt| + 1)
+    (WebShop, Yao et al. 2022, eq. 1).
+    """
+    kind = type_reward(goal.kind, item.kind)
+    attributes = [word for word in goal.attributes if word in item.attributes]
+    options = {name: value for name, value in goal.options.items() if chosen.get(name) == value}
+    price_ok = item.price <= goal.max_price
+    score = kind * (len(attributes) + len(options) + price_ok) / (len(goal.attributes) + len(goal.options) + 1)
+    evidence = {
+        "bought": item.number,
+        "title": item.title,
+        "price": item.price,
+        "price_ok": price_ok,
+        "chosen": dict(chosen),
+        "type_reward": kind,
+        "attributes_matched": attributes,
+        "options_matched": options,
+    }
+    return score, evidence
+
+
+def split_of(kind: str, attributes: Sequence[str]) -> str:
+    """Return the split that every request for these attributes of this type belongs to.
+
+    Splitting by what is searched for, and not by the whole goal, keeps validation's result pages out of training.
+    """
+    lot = derive_seed(0, "shop split", kind, *sorted(attributes)) % 10
+    return "validation" if lot == 0 else "test" if lot == 1 else "train"
+
+
+def goals(split: str) -> tuple[Goal, ...]:
+    """Return the goals of a split, always in the same order.
+
+    Raises:
+        ValueError: There is no such split.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"shop: no split {split!r}; there are {', '.join(SPLITS)}")
+    return _goals()[split]
+
+
+@cache
+def _goals() -> dict[str, tuple[Goal, ...]]:
+    found: dict[str, list[Goal]] = {split: [] for split in SPLITS}
+    for goal in _candidates(catalogue()):
+        found[split_of(goal.kind, goal.attributes)].append(goal)
+    out: dict[str, tuple[Goal, ...]] = {}
+    for split, size in SPLITS.items():
+        random.Random(derive_seed(0, "shop goals", split)).shuffle(found[split])
+        out[split] = tuple(found[split][:size])
+    return out
+
+
+def _candidates(shop: Catalogue) -> Iterator[Goal]:
+    """Yield goals that are hard enough to need looking, and easy enough to be found by looking."""
+    for kind, name in DEPARTMENT_OF.items():
+        department = DEPARTMENTS[name]
+        for pair in combinations(department.attributes, 2):
+            rng = random.Random(derive_seed(0, "shop goal", kind, *pair))
+            attributes = pair if rng.random() < 0.5 else pair[::-1]
+            hits = [shop.products[number] for number in shop.search(f"{kind} {' '.join(pair)}")]
+            hits = hits[: 2 * RESULTS_PER_PAGE]
+            for values in product(*department.options.values()):
+                options = dict(zip(department.options, values, strict=True))
+                for max_price in (30, 50, 70, 90):
+                    goal = Goal(kind, attributes, options, max_price)
+                    looks = _looks_needed(goal, hits)
+                    # Few goals are fulfilled by the first look, and still enough that it must be looked at.
+                    if looks is not None and looks <= MAX_LOOKS and (looks > 1 or rng.random() < FIRST_LOOK):
+                        yield goal
+
+
+def _looks_needed(goal: Goal, hits: Sequence[Product]) -> int | None:
+    """Return how many affordable hits are opened, first to last, until one fits; None if none does."""
+    affordable = [item for item in hits if item.price <= goal.max_price and item.kind == goal.kind]
+    return next((place for place, item in enumerate(affordable, 1) if goal.fits(item)), None)
