@@ -30,7 +30,7 @@ PREFERENCES = pa.schema(
         _required("prompt", MESSAGES),
         _required("chosen", MESSAGES),
         _required("rejected", MESSAGES),
-        _required("tools", pa.list_(_JSON)),
+        _required("tools", pa.string()),  # JSON text of a list; trainers parse it
         _required("kind", pa.string()),
         _required("task_id", pa.string()),
         _required("split", pa.string()),
@@ -61,7 +61,7 @@ PREFERENCES = pa.schema(
 TRAJECTORIES = pa.schema(
     [
         _required("messages", MESSAGES),
-        _required("tools", pa.list_(_JSON)),
+        _required("tools", pa.string()),  # JSON text of a list; trainers parse it
         _required("task_id", pa.string()),
         _required("split", pa.string()),
         _required("origin", pa.string()),
