@@ -14,3 +14,11 @@ def derive_seed(run: int, *names: object) -> int:
     """
     text = "\x1f".join([str(run), *map(str, names)])
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
+
+
+def mix(seed: int, index: int) -> int:
+    """Return a seed in [0, 2**63) for the `index`-th draw under `seed`; SplitMix64 (Steele et al. 2014)."""
+    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (z ^ (z >> 31)) >> 1

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from offline_agent.errors import PolicyError
 from offline_agent.records import Action, Context
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from offline_agent.rendering import Renderer
 
 
-@dataclass(frozen=True, slots=True)
-class ProposeRequest:
+class ProposeRequest(NamedTuple):
     """Ask for `len(seeds)` actions after one history.
 
     Attributes:
@@ -31,8 +29,7 @@ class ProposeRequest:
     max_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens one request cost: sampled, prefilled (computed prompt tokens), and cached (prompt tokens reused)."""
 
     generated: int = 0
@@ -40,8 +37,7 @@ class Usage:
     cached: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Proposals:
+class Proposals(NamedTuple):
     """The answer to a `ProposeRequest`: one action per seed, in the order of the seeds."""
 
     actions: tuple[Action, ...]
@@ -115,9 +111,16 @@ class InlineEngine:
         self._propose = policy.propose
         self.busy_seconds = 0.0
 
+    def answer(self, request: ProposeRequest) -> Answer:
+        """Return the answer at once; a foreign error is wrapped as a `PolicyError`."""
+        try:
+            return self._propose((request,))[0]
+        except Exception as error:
+            return as_policy_error(error)
+
     def submit(self, request: ProposeRequest, done: Done) -> None:
         """See `Engine.submit`."""
-        done(self._propose((request,))[0])
+        done(self.answer(request))
 
     def close(self) -> None:
         """Nothing to stop."""
@@ -184,12 +187,19 @@ class ThreadEngine:
                 if len(answers) != len(batch):
                     raise PolicyError(f"{self._policy.name}.propose answered {len(answers)} of {len(batch)} requests")
             except Exception as error:
-                fault = error if isinstance(error, PolicyError) else PolicyError(f"{type(error).__name__}: {error}")
-                fault.__cause__ = error if fault is not error else error.__cause__
-                answers = [fault] * len(batch)
+                answers = [as_policy_error(error)] * len(batch)
             with self._condition:
                 self._running -= 1
                 if self._running == 0:
                     self.busy_seconds += perf_counter() - self._busy_since
             for (_, done), answer in zip(batch, answers, strict=True):
                 done(answer)
+
+
+def as_policy_error(error: Exception) -> PolicyError:
+    """Return `error` itself if it is a `PolicyError`, else one that names it and has it as its cause."""
+    if isinstance(error, PolicyError):
+        return error
+    wrapped = PolicyError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -104,11 +104,13 @@ class Node:
         pending: Number of simulations in flight through or at this node.
         asking: A simulation in flight is drawing proposals here.
         state: The restorer's handle on the environment in this state; never exported.
+        seed: What the seeds of the proposals drawn here derive from: the path of canonical keys; never exported.
     """
 
     __slots__ = (
         "id", "edge", "context", "edges", "samples", "next_sample", "duplicates", "visits", "value_sum", "terminated",
         "truncated", "verdict", "fingerprint", "goal", "closed", "greedy", "by_key", "asking", "pending", "state",
+        "seed",
     )  # fmt: skip
 
     def __init__(self, id: int, edge: Edge | None, context: Context) -> None:
@@ -132,6 +134,7 @@ class Node:
         self.asking = False
         self.pending = 0
         self.state: Any = None
+        self.seed = 0
 
     @property
     def depth(self) -> int:
@@ -215,26 +218,28 @@ class SearchTree:
     def add_proposal(self, node: Node, action: Action, key: str) -> tuple[Edge, bool]:
         """Merge one proposal into the tree; return its edge and whether the edge is new. Priors are not refreshed."""
         edge = self.find(node, key)
-        new = edge is None
-        if edge is None:
-            edge = Edge(len(self.edges), node, key)
-            self.edges.append(edge)
-            node.edges.append(edge)
-            if len(node.edges) == 9:  # a dictionary pays only where widening was raised above its usual 8
-                node.by_key = {e.key: e for e in node.edges}
-            elif node.by_key is not None:
-                node.by_key[key] = edge
-            node.duplicates = 0
-        else:
-            node.duplicates += 1
-        edge.count += 1
-        if new or all(known.text != action.text for known in edge.actions):
-            edge.actions.append(action)
-        if action.logps:
-            logp = sum(action.logps) / len(action.logps)
-            edge.logp = logp if edge.logp is None else max(edge.logp, logp)
+        logps = action.logps
+        logp = sum(logps) / len(logps) if logps else None
         node.samples += 1
-        return edge, new
+        if edge is not None:
+            node.duplicates += 1
+            edge.count += 1
+            if all(known.text != action.text for known in edge.actions):
+                edge.actions.append(action)
+            if logp is not None and (edge.logp is None or logp > edge.logp):
+                edge.logp = logp
+            return edge, False
+        edge = Edge(len(self.edges), node, key)
+        edge.actions.append(action)
+        edge.count, edge.logp = 1, logp
+        self.edges.append(edge)
+        node.edges.append(edge)
+        node.duplicates = 0
+        if len(node.edges) == 9:  # a dictionary pays only where widening was raised above its usual 8
+            node.by_key = {e.key: e for e in node.edges}
+        elif node.by_key is not None:
+            node.by_key[key] = edge
+        return edge, True
 
     def add_child(self, edge: Edge, context: Context) -> Node:
         """Give an executed edge the node it leads to."""

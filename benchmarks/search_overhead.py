@@ -1,0 +1,141 @@
+"""Cost of the search itself: simulations per second with a policy and an environment that cost nothing.
+
+Run `python benchmarks/search_overhead.py`. Branching 4, depth 8, reward at the leaves. The search runs exactly as in
+`build_prefs` (scheduler, tickets, ordered commit, rollouts into the tree), with and without the event log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from offline_agent.policies.base import InlineEngine, Proposals, ProposeRequest
+from offline_agent.records import Action, Context, Task, ToolCall, Verdict
+from offline_agent.search.mcts import SearchSettings, TreeSearch
+from offline_agent.search.restore import Opening, Outcome
+from offline_agent.search.scheduler import EnvPool, Scheduler
+
+BRANCHING, DEPTH = 4, 8
+ACTIONS = [Action(text=str(i), call=ToolCall("go", {"way": i}), logps=(-1.0 - 0.1 * i,)) for i in range(BRANCHING)]
+ANSWERS = {
+    (first, n): Proposals(tuple([ACTIONS[(first + i) % BRANCHING] for i in range(n)]))
+    for first in range(BRANCHING)
+    for n in range(1, BRANCHING + 1)
+}
+SCORES = [Verdict(i / 16, False, "leaf") for i in range(16)] + [Verdict(1.0, True, "leaf")]
+ENDS = [Outcome(None, "tool", True, verdict=verdict) for verdict in SCORES]
+
+
+class FreePolicy:
+    """Proposes the four actions of a history one after the other, the first one drawn from the seed; costs nothing."""
+
+    name, renderer, batch_invariant, max_tokens = "free", None, True, 0
+    identity: dict[str, object] = {}
+
+    def propose(self, requests: Sequence[ProposeRequest]) -> list[Proposals]:
+        """See `Policy.propose`."""
+        return [self._answer(context, seeds) for context, seeds, _, _ in requests]
+
+    @staticmethod
+    def _answer(context: Context, seeds: tuple[int, ...]) -> Proposals:
+        drawn = seeds[0] & 3 if context.cache is None else context.cache
+        context.cache = drawn + len(seeds)
+        return ANSWERS[drawn & 3, len(seeds)]
+
+
+class FreeWorld:
+    """A complete tree of branching 4 and depth 8; the state is the path as a number."""
+
+    def open(self) -> Opening:
+        """See `World.open`."""
+        return Opening("start", "", (), _key, (0, 0))
+
+    def execute(self, state: tuple[int, int], action: Action) -> Outcome:
+        """See `World.execute`."""
+        code, depth = state[0] * BRANCHING + int(action.text), state[1] + 1
+        if depth == DEPTH:
+            return ENDS[code * 2654435761 % 4294967296 * 17 >> 32]
+        return Outcome("on", "tool", False, None, None, None, None, (code, depth))
+
+    def remember(self, state: Any, action: Action, observation: str | None, fingerprint: str | None) -> Any:
+        """See `World.remember`."""
+        return state[0] * BRANCHING + int(action.text), state[1] + 1
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _key(action: Action) -> str:
+    return action.text
+
+
+def search(simulations: int, log: Any = None, leaves: int = 4) -> TreeSearch:
+    """Search one tree to its end."""
+    settings = SearchSettings(simulations=simulations, max_steps=DEPTH + 1, max_children=BRANCHING, leaves_in_flight=leaves)
+    one = TreeSearch(Task("t", "train", {}), FreeWorld(), settings, seed=1, log=log)
+    scheduler = Scheduler(InlineEngine(FreePolicy()), EnvPool(0, None))  # type: ignore[arg-type]
+    return next(iter(scheduler.run([(one, ())])))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
+    from _common import write_result
+
+    from offline_agent.store import EventLog
+
+    rows = []
+    theirs = {200: 9100, 2000: 7300, 20000: 2500}
+    for simulations in (200, 2000, 20000):
+        plain, logged = [], []
+        for _ in range(arguments.repeats):
+            rounds = max(1, 4000 // simulations)
+            started = time.perf_counter()
+            for _ in range(rounds):
+                one = search(simulations)
+            plain.append(rounds * simulations / (time.perf_counter() - started))
+            with tempfile.TemporaryDirectory() as folder:
+                log = EventLog(Path(folder) / "0000.jsonl")
+                started = time.perf_counter()
+                search(simulations, log.append)
+                logged.append(simulations / (time.perf_counter() - started))
+                log.close()
+        tracemalloc.start()
+        one = search(simulations)
+        tree = one.tree
+        assert tree is not None
+        memory = tracemalloc.get_traced_memory()[0] / len(tree.nodes)
+        tracemalloc.stop()
+        rows.append(
+            {
+                "simulations": simulations,
+                "simulations/s": round(max(plain)),
+                "with event log": round(max(logged)),
+                "llm-reasoners*": theirs[simulations],
+                "nodes": len(tree.nodes),
+                "bytes/node": round(memory),
+                "us/simulation": round(1e6 / max(plain), 1),
+            }
+        )
+    growth = rows[-1]["us/simulation"] / rows[0]["us/simulation"]
+    write_result(
+        "search_overhead",
+        rows,
+        {
+            "growth of cost per simulation, 200 -> 20,000": round(growth, 2),
+            "*": "llm-reasoners' figures were measured on this class of machine with the same tree shape, not in this run",
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

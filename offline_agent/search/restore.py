@@ -1,0 +1,266 @@
+"""Bringing an environment back to a state of the tree: by copy where it can be copied, else by replay, checked.
+
+Knows environments and states; knows nothing of nodes, values or policies.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from offline_agent.envs.base import EnvSpec, Episode
+from offline_agent.errors import EnvironmentFault
+from offline_agent.records import Action, Role, Task, Verdict
+from offline_agent.search.tree import observation_hash
+
+
+class State:
+    """One state of an environment: how it was reached, what was seen there, and perhaps a live copy.
+
+    Attributes:
+        parent: The state one action earlier; None at the start of an episode.
+        action: The action that led here; None at the start.
+        observed: Hash of the observation seen here.
+        fingerprint: The environment's hash of its state; None where it offers none.
+        depth: Number of actions since the start.
+        episode: A live environment in this state that nobody else uses; None where it must be restored.
+    """
+
+    __slots__ = ("parent", "action", "observed", "fingerprint", "depth", "episode")
+
+    def __init__(self, parent: State | None, action: Action | None, observed: str, fingerprint: str | None) -> None:
+        self.parent = parent
+        self.action = action
+        self.observed = observed
+        self.fingerprint = fingerprint
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.episode: Episode | None = None
+
+
+class Opening(NamedTuple):
+    """What the start of an episode shows; `canonical` maps an action to its canonical key."""
+
+    observation: str
+    system: str
+    tools: Sequence[dict[str, Any]]
+    canonical: Callable[[Action], str]
+    state: Any
+
+
+class Outcome(NamedTuple):
+    """What executing one edge gave.
+
+    Attributes:
+        observation, role: What the policy is shown; None when the episode ended with the action.
+        terminated: The episode is over.
+        fault: Class of the error the call was answered with; None when it went through.
+        verdict: The end state's verdict where `terminated`.
+        fingerprint: Hash of the environment's state, where it offers one.
+        goal: What the end state achieves, where the environment says.
+        state: Handle for executing further actions.
+    """
+
+    observation: str | None
+    role: Role
+    terminated: bool
+    fault: str | None = None
+    verdict: Verdict | None = None
+    fingerprint: str | None = None
+    goal: dict[str, Any] | None = None
+    state: Any = None
+
+
+class ReplayMismatch(EnvironmentFault):
+    """A replay did not show what the tree recorded, `depth` actions after the start; values from there on are noise."""
+
+    def __init__(self, message: str, depth: int) -> None:
+        super().__init__(message)
+        self.depth = depth
+
+
+class World(Protocol):
+    """What the search asks of an environment, one world per tree; its methods are called from pool threads."""
+
+    def open(self) -> Opening:
+        """Start the episode. Raises EnvironmentFault."""
+        ...
+
+    def execute(self, state: Any, action: Action) -> Outcome:
+        """Execute an action after a state without disturbing that state. Raises EnvironmentFault."""
+        ...
+
+    def remember(
+        self, state: Any, action: Action, observation: str | None, fingerprint: str | None
+    ) -> Any:
+        """Return the handle that `execute` gave when it showed this, without executing anything."""
+        ...
+
+    def close(self) -> None:
+        """Free everything held."""
+        ...
+
+
+@dataclass
+class RestoreCounts:
+    """What restoring cost, over all trees that share it: calls executed, calls replayed, copies, resets, mismatches."""
+
+    executed: int = 0
+    replayed: int = 0
+    copies: int = 0
+    resets: int = 0
+    mismatches: int = 0
+
+
+class Restorer:
+    """The `World` of a real environment.
+
+    Each edge costs one tool call where the environment can be copied: the parent's state is copied and the copy
+    stepped. Where it cannot be copied, or the state was evicted, the nearest live ancestor (or a fresh episode) is
+    brought forward by replaying actions, each observation and fingerprint compared with what was recorded.
+
+    Args:
+        spec: The environment.
+        task: The task.
+        live_states: Most live environments kept; the least recently used is closed first.
+        counts: Shared counters.
+    """
+
+    def __init__(self, spec: EnvSpec, task: Task, live_states: int = 256, counts: RestoreCounts | None = None) -> None:
+        self._spec = spec
+        self._task = task
+        self._limit = max(1, live_states)
+        self._counts = counts if counts is not None else RestoreCounts()
+        self._lock = threading.Lock()
+        self._live: OrderedDict[int, State] = OrderedDict()
+        self._spare: list[Episode] = []
+        self._copyable = not spec.replay_only
+        self._closed = False
+
+    def open(self) -> Opening:
+        """See `World.open`."""
+        episode = self._fresh()
+        observation = episode.reset(self._task)
+        self._counts.resets += 1
+        state = State(None, None, observation_hash(observation), episode.fingerprint())
+        tools, system = episode.tools, episode.system_prompt
+        self._keep(state, episode)
+        return Opening(observation, system, tools.schemas, tools.canonical_key, state)
+
+    def execute(self, state: State, action: Action) -> Outcome:
+        """See `World.execute`."""
+        episode = self._at(state)
+        try:
+            result = episode.step(action)
+            fingerprint = episode.fingerprint()
+        except EnvironmentFault:
+            episode.close()  # its state is unknown: nobody may use it again
+            raise
+        self._counts.executed += 1
+        child = State(state, action, observation_hash(result.observation), fingerprint)
+        verdict, goal = None, None
+        if result.terminated:
+            verdict, goal = episode.verdict(), episode.achieved_goal()
+            self._release(episode)
+        else:
+            self._keep(child, episode)
+        return Outcome(
+            result.observation, result.role, result.terminated, result.fault, verdict, fingerprint, goal, child
+        )
+
+    def remember(self, state: State, action: Action, observation: str | None, fingerprint: str | None) -> State:
+        """See `World.remember`."""
+        return State(state, action, observation_hash(observation), fingerprint)
+
+    def close(self) -> None:
+        """See `World.close`."""
+        with self._lock:
+            self._closed = True
+            episodes = [s.episode for s in self._live.values() if s.episode is not None] + self._spare
+            for state in self._live.values():
+                state.episode = None
+            self._live.clear()
+            self._spare = []
+        for episode in episodes:
+            episode.close()
+
+    def _fresh(self) -> Episode:
+        with self._lock:
+            if self._spare:
+                return self._spare.pop()
+        return self._spec.open()
+
+    def _release(self, episode: Episode) -> None:
+        with self._lock:
+            if self._spec.replay_only and not self._closed and len(self._spare) < 2:
+                self._spare.append(episode)  # starting such an environment may be dear; reset brings it back
+                return
+        episode.close()
+
+    def _keep(self, state: State, episode: Episode) -> None:
+        evicted = None
+        with self._lock:
+            if self._closed:
+                evicted = episode
+            else:
+                state.episode = episode
+                self._live[id(state)] = state
+                if len(self._live) > self._limit:
+                    _, old = self._live.popitem(last=False)
+                    evicted, old.episode = old.episode, None
+        if evicted is not None:
+            self._release(evicted)
+
+    def _claim(self, state: State) -> Episode | None:
+        """Return an episode in `state` that is ours alone: a copy where copying works, else the live one itself."""
+        with self._lock:
+            episode = state.episode
+            if episode is None:
+                return None
+            if self._copyable:
+                self._live.move_to_end(id(state))
+                try:
+                    copy = episode.copy()
+                except EnvironmentFault:
+                    self._copyable = False  # from here on by replay
+                else:
+                    self._counts.copies += 1
+                    return copy
+            state.episode = None
+            del self._live[id(state)]
+            return episode
+
+    def _at(self, state: State) -> Episode:
+        behind: list[State] = []
+        here: State | None = state
+        episode = None
+        while here is not None and (episode := self._claim(here)) is None:
+            behind.append(here)
+            here = here.parent
+        if episode is None:
+            episode = self._fresh()
+            root = behind.pop()
+            self._counts.resets += 1
+            self._compare(root, observation_hash(episode.reset(self._task)), episode)
+        while behind:
+            target = behind.pop()
+            assert target.action is not None  # only the root has none, and it was popped above
+            result = episode.step(target.action)
+            self._counts.replayed += 1
+            self._compare(target, observation_hash(result.observation), episode)
+        return episode
+
+    def _compare(self, target: State, observed: str, episode: Episode) -> None:
+        fingerprint = episode.fingerprint()
+        if observed == target.observed and fingerprint == target.fingerprint:
+            return
+        what = "observation" if observed != target.observed else "state fingerprint"
+        self._counts.mismatches += 1
+        self._release(episode)
+        raise ReplayMismatch(
+            f"replaying {target.depth} actions of task {self._task.task_id!r} gave another {what} than before: "
+            "the environment is not deterministic, or its copies share state",
+            target.depth,
+        )

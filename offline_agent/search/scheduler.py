@@ -1,0 +1,345 @@
+"""Many trees over one generator and one pool of environment workers: no simulation waits for another tree.
+
+One thread (the caller's) owns all trees; generation runs in the policy's engine, environments and critics in the pool.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from offline_agent.errors import EnvironmentFault, PolicyError
+from offline_agent.policies.base import Engine, InlineEngine, Proposals
+from offline_agent.records import Action, Context
+from offline_agent.search.mcts import TreeSearch
+from offline_agent.search.restore import Opening
+from offline_agent.search.simulation import ASK, EMPTY, EXECUTE, WAIT, WAKE, Ticket
+
+Critic = Callable[[Context, Sequence[Action], int], Sequence[float | None]]
+"""Scores each action in [0, 1], or None where it has no opinion; the last argument is a seed."""
+
+
+class EnvPool:
+    """Threads that step environments, each job under a time limit.
+
+    A Python thread cannot be killed: a job that overruns is answered with an `EnvironmentFault`, its thread is left to
+    itself (its result is thrown away) and another takes its place.
+
+    Args:
+        workers: Number of threads; 0 runs every job at once in the caller's thread, without a limit.
+        time_limit: Seconds a job may take; None = unlimited.
+        most_hung: Number of hung jobs after which the pool gives up on the environment.
+    """
+
+    def __init__(self, workers: int = 4, time_limit: float | None = 30.0, most_hung: int = 256) -> None:
+        self.workers = workers
+        self._limit = time_limit
+        self._most_hung = most_hung
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._running: dict[int, tuple[float, Callable[[Any], None]]] = {}
+        self._next = 0
+        self.hung = 0
+        self.busy_seconds = 0.0
+        for _ in range(workers):
+            self._hire()
+
+    def submit(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """Run `job`; `done` gets its result, or the exception it raised, from any thread."""
+        if self.workers:
+            self._jobs.put((job, done))
+        else:
+            started = time.perf_counter()
+            result = _attempt(job)
+            self.busy_seconds += time.perf_counter() - started
+            done(result)
+
+    def reap(self) -> None:
+        """Answer jobs that overran their limit with a fault. Call it now and then.
+
+        Raises:
+            EnvironmentFault: More than `most_hung` jobs hang.
+        """
+        if self._limit is None:
+            return
+        now, late = time.monotonic(), []
+        with self._lock:
+            for number, (started, done) in list(self._running.items()):
+                if now - started > self._limit:
+                    del self._running[number]
+                    late.append(done)
+        for done in late:
+            self.hung += 1
+            self._hire()
+            done(EnvironmentFault(f"no answer within {self._limit:g} s (limits.step_seconds)"))
+        if self.hung > self._most_hung:
+            raise EnvironmentFault(f"{self.hung} calls of the environment hung: it is not fit to be searched")
+
+    def close(self) -> None:
+        """Let the threads end once their present job has."""
+        for _ in range(self.workers + self.hung):
+            self._jobs.put(None)
+
+    def _hire(self) -> None:
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, done = item
+            with self._lock:
+                number = self._next = self._next + 1
+                self._running[number] = (time.monotonic(), done)
+            started = time.perf_counter()
+            result = _attempt(job)
+            with self._lock:
+                self.busy_seconds += time.perf_counter() - started
+                ours = self._running.pop(number, None) is not None
+            if not ours:
+                return  # answered for us and replaced
+            done(result)
+
+
+def _attempt(job: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return job(*arguments)
+    except EnvironmentFault as fault:
+        return fault
+    except Exception as error:  # a foreign error is wrapped once, here at the boundary
+        fault = EnvironmentFault(f"{type(error).__name__}: {error}")
+        fault.__cause__ = error
+        return fault
+
+
+@dataclass
+class RunCounts:
+    """What a run cost and met, over all trees; wall-clock figures included, so it is not part of any tree."""
+
+    requests: int = 0
+    generated: int = 0
+    prefilled: int = 0
+    cached: int = 0
+    policy_errors: int = 0
+    faults: int = 0
+    hung: int = 0
+    simulations: int = 0
+    trees: int = 0
+    seconds: float = 0.0
+    seconds_waiting: float = 0.0
+    generation_seconds: float = 0.0
+    tool_seconds: float = 0.0
+    fault_examples: list[str] = field(default_factory=list)
+
+
+class Scheduler:
+    """Runs tree searches to their end, many at once.
+
+    Args:
+        engine: Answers proposals.
+        pool: Steps environments.
+        critic: Scores proposals; called in the pool.
+        trees_in_flight: Trees searched at once.
+        seconds: Wall-clock budget; no simulation is issued after it.
+        most_policy_errors: Failures of the policy in a row after which the run stops (and can be resumed).
+        tick: Called about every half second with the counts, for progress.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        pool: EnvPool,
+        critic: Critic | None = None,
+        trees_in_flight: int = 32,
+        seconds: float | None = None,
+        most_policy_errors: int = 32,
+        tick: Callable[[RunCounts], None] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._pool = pool
+        self._critic = critic
+        self._trees = trees_in_flight
+        self._seconds = seconds
+        self._most_policy_errors = most_policy_errors
+        self._tick = tick
+        self._inbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+        self._errors_in_a_row = 0
+        self._inline = engine.answer if isinstance(engine, InlineEngine) else None
+        self.counts = RunCounts()
+
+    def run(
+        self, searches: Iterable[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]
+    ) -> Iterator[TreeSearch]:
+        """Yield each search when it is finished, in the order of finishing.
+
+        Args:
+            searches: Each with the records of its log so far (empty for a new tree); drawn from lazily.
+
+        Raises:
+            PolicyError: The policy failed too often in a row.
+            EnvironmentFault: The environment hung too often.
+        """
+        source, active, started = iter(searches), 0, time.monotonic()
+        exhausted, last_tick, pending = False, started, []
+        before = self.counts.seconds
+        while True:
+            while not exhausted and active < self._trees:
+                entry = next(source, None)
+                if entry is None:
+                    exhausted = True
+                    break
+                active += 1
+                search, records = entry
+                self._pool.submit(search.world.open, partial(self._post, (search, records)))
+            if not active:
+                self._note_time(before + time.monotonic() - started)
+                return
+            try:
+                target, value = self._inbox.get_nowait()
+            except queue.Empty:
+                waiting = time.perf_counter()
+                try:
+                    target, value = self._inbox.get(timeout=0.25)
+                except queue.Empty:
+                    target = None
+                self.counts.seconds_waiting += time.perf_counter() - waiting
+            if target is not None:
+                if type(target) is Ticket:
+                    self._note_usage(value)
+                    self._advance(target, value, pending)
+                else:
+                    self._start(target[0], target[1], value, pending)
+                while pending:
+                    search = pending.pop()
+                    active -= 1
+                    self.counts.trees += 1
+                    self._pool.submit(search.world.close, _ignore)
+                    yield search
+            now = time.monotonic()
+            if now - last_tick > 0.5:
+                last_tick = now
+                self._pool.reap()
+                self._note_time(before + now - started)
+                if self._tick is not None:
+                    self._tick(self.counts)
+
+    def _note_time(self, seconds: float) -> None:
+        self.counts.seconds = seconds
+        self.counts.generation_seconds = self._engine.busy_seconds
+        self.counts.tool_seconds = self._pool.busy_seconds
+        self.counts.hung = self._pool.hung
+
+    def _post(self, target: Any, value: Any) -> None:
+        self._inbox.put((target, value))
+
+    def _start(
+        self, search: TreeSearch, records: Sequence[Mapping[str, Any]], value: Any, over: list[TreeSearch]
+    ) -> None:
+        if not isinstance(value, Opening):
+            self._fault(str(value))
+            search.abandon(str(value))
+        else:
+            search.open(value)
+            search.replay(records)
+            search.issue()
+            self._launch(search.in_flight)
+        if search.finished:
+            over.append(search)
+
+    def _launch(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            self._inbox.put((ticket, None))
+
+    def _advance(self, ticket: Ticket, value: Any, over: list[TreeSearch]) -> None:
+        """Drive a simulation until it has to wait for somebody."""
+        run, world = ticket.run, ticket.search.world
+        assert run is not None  # issued
+        send, inline = run.send, self._inline
+        while True:
+            try:
+                request = send(value)
+            except StopIteration:
+                self._finish(ticket, over)
+                return
+            kind = request[0]
+            if kind == ASK:
+                self.counts.requests += 1
+                if inline is None:
+                    self._engine.submit(request[1], partial(self._answered, ticket))
+                    return
+                value = inline(request[1])
+                self._note_usage(value)
+            elif kind == EXECUTE:
+                if self._pool.workers:
+                    job = partial(world.execute, request[1], request[2])
+                    self._pool.submit(job, partial(self._post, ticket))
+                    return
+                value = _attempt(world.execute, request[1], request[2])
+            elif kind == WAKE:
+                slot = request[1]
+                for waiter in slot.waiters:
+                    self._inbox.put((waiter, slot.value))
+                slot.waiters = value = None
+            elif kind == WAIT:
+                slot = request[1]
+                if slot.value is EMPTY:
+                    slot.waiters = (slot.waiters or []) + [ticket]
+                    return
+                value = slot.value
+            else:
+                assert self._critic is not None  # CRITICISE: the tree was made with a critic
+                job = partial(self._critic, request[1], request[2], request[3])
+                self._pool.submit(job, partial(self._criticised, ticket, len(request[2])))
+                return
+
+    def _note_usage(self, answer: Any) -> None:
+        if type(answer) is Proposals:
+            usage, counts = answer.usage, self.counts
+            if usage.generated:
+                counts.generated += usage.generated
+                counts.prefilled += usage.prefilled
+                counts.cached += usage.cached
+
+    def _answered(self, ticket: Ticket, answer: Proposals | PolicyError) -> None:
+        self._inbox.put((ticket, answer))
+
+    def _criticised(self, ticket: Ticket, n: int, scores: Any) -> None:
+        if isinstance(scores, Exception) or len(scores) != n:
+            self._fault(f"critic: {scores}")
+            scores = [None] * n  # no opinion: the search goes on with its own values
+        self._inbox.put((ticket, scores))
+
+    def _finish(self, ticket: Ticket, over: list[TreeSearch]) -> None:
+        search, counts = ticket.search, self.counts
+        if ticket.value is not None:
+            counts.simulations += 1
+        if ticket.cut == "policy":
+            counts.policy_errors += 1
+            self._errors_in_a_row += 1
+            self._fault(f"policy: {ticket.error}")
+            if self._errors_in_a_row >= self._most_policy_errors:
+                raise PolicyError(
+                    f"the policy failed {self._errors_in_a_row} times in a row, the last time with: {ticket.error}. "
+                    "Nothing is lost: run the same command again to go on"
+                )
+        else:
+            self._errors_in_a_row = 0
+        if ticket.cut in ("fault", "unscored"):
+            self._fault(ticket.error or ticket.cut)
+        if self._seconds is not None and self.counts.seconds > self._seconds:
+            search.stop_for_time()
+        self._launch(search.finish(ticket))
+        if search.finished:
+            over.append(search)
+
+    def _fault(self, text: str) -> None:
+        self.counts.faults += 1
+        if len(self.counts.fault_examples) < 20 and text not in self.counts.fault_examples:
+            self.counts.fault_examples.append(text)
+
+
+def _ignore(result: Any) -> None:
+    """Closing an environment that fails to close changes nothing that was recorded."""

@@ -1,0 +1,339 @@
+"""One simulation as a coroutine: what it asks for, in which order, and what it hands to the tree at the end.
+
+A simulation never touches the tree; it reads what the tree was when it was issued, and the results of its own
+requests. Simulations in flight that pass through the same new history share its execution through `Shadow`s, and
+wait for one another in the order in which they were issued, so nothing depends on who was faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from offline_agent.errors import EnvironmentFault, PolicyError
+from offline_agent.policies.base import Proposals, ProposeRequest
+from offline_agent.records import Action, Context, Step, Trajectory, Verdict
+from offline_agent.search.restore import Opening, Outcome, ReplayMismatch
+from offline_agent.search.tree import Edge, Node
+from offline_agent.seeding import mix
+
+EMPTY: Any = object()
+
+
+class Slot:
+    """A value that is not there yet, and the simulations waiting for it."""
+
+    __slots__ = ("value", "waiters")
+
+    def __init__(self) -> None:
+        self.value: Any = EMPTY
+        self.waiters: list[Ticket] | None = None
+
+
+class Shadow(Slot):
+    """A new history that simulations in flight share before any of them was committed.
+
+    It is itself the slot for the `Outcome` of the action that leads here (or an `EnvironmentFault`).
+
+    Attributes:
+        context: The history; set together with the outcome.
+        seed: As `Node.seed`.
+        samples: Slots for the proposals drawn here; rank r draws sample r.
+        children: Shadows by canonical key.
+    """
+
+    __slots__ = ("context", "seed", "samples", "children")
+
+    def __init__(self, seed: int) -> None:
+        self.value: Any = EMPTY
+        self.waiters: list[Ticket] | None = None
+        self.context: Context | None = None
+        self.seed = seed
+        self.samples: list[Slot] = []
+        self.children: dict[str, Shadow] = {}
+
+    def slot(self, rank: int) -> Slot:
+        """Return the slot of sample `rank`, making it and those below where they are missing."""
+        samples = self.samples
+        while len(samples) <= rank:
+            samples.append(Slot())
+        return samples[rank]
+
+
+class Group:
+    """The simulations in flight that share one leaf; `size` counts every member there was."""
+
+    __slots__ = ("shadow", "size")
+
+    def __init__(self, shadow: Shadow, size: int = 0) -> None:
+        self.shadow = shadow
+        self.size = size
+
+
+# What a simulation yields, as plain tuples (a named tuple costs as much to make as the rest of the exchange):
+ASK = 0  # (ASK, ProposeRequest)                  answered with `Proposals` or a `PolicyError`
+EXECUTE = 1  # (EXECUTE, state, action)           answered with an `Outcome` or an `EnvironmentFault`
+WAIT = 2  # (WAIT, slot)                          answered with the slot's value, once another simulation filled it
+WAKE = 3  # (WAKE, slot)                          answered at once; those who wait for the slot go on
+CRITICISE = 4  # (CRITICISE, context, actions, seed)  answered with one score in [0, 1] or None per action
+
+Request = tuple[Any, ...]
+
+
+class Link(NamedTuple):
+    """One action of a simulation beyond the tree it was issued on.
+
+    `sample` is the index of the proposal where this simulation drew it, -1 where the tree had it already.
+    `outcome` is None where the action was not executed, and `reason` says why.
+    """
+
+    sample: int
+    key: str
+    action: Action
+    outcome: Outcome | None
+    context: Context | None
+    seed: int
+    reason: str | None = None
+
+
+class Ticket:
+    """One simulation in flight.
+
+    Attributes:
+        index: Position in the order of issue, which is the order of commit.
+        path: Edges from the root to `node`, in the tree at issue.
+        node: Where the simulation leaves the tree.
+        edge: The edge to execute first; None when it draws proposals first.
+        draw: Indices of the proposals to draw at `node` in one request; empty for a rollout.
+        group, rank: The shared leaf and this simulation's place in its order; group None while drawing proposals.
+        greedy: Follow the policy's greedy actions.
+        drawn: (index, action, key) of proposals drawn at `node`.
+        critic: Scores of the critic by canonical key.
+        chain: What it did beyond the tree, first to last.
+        cut: None, or what ended it without a verdict: `max_steps`, `tokens`, `fault`, `policy`, `unscored`,
+            `duplicate` (every proposal drawn was known).
+        verdict, value: The end state's verdict and what is backed up; value None backs up nothing.
+        mismatch: Depth at which a replay differed; None otherwise.
+        error: A sentence about what went wrong; None otherwise.
+    """
+
+    __slots__ = (
+        "index", "path", "node", "edge", "draw", "group", "rank", "greedy", "drawn", "critic", "chain", "cut",
+        "verdict", "value", "mismatch", "error", "run", "search", "done", "reserved",
+    )  # fmt: skip
+
+    def __init__(self, index: int, path: list[Edge], node: Node) -> None:
+        self.index = index
+        self.path = path
+        self.node = node
+        self.edge: Edge | None = None
+        self.draw: range = range(0)
+        self.group: Group | None = None
+        self.rank = 0
+        self.greedy = False
+        self.drawn: list[tuple[int, Action, str]] = []
+        self.critic: dict[str, float] = {}
+        self.chain: list[Link] = []
+        self.cut: str | None = None
+        self.verdict: Verdict | None = None
+        self.value: float | None = None
+        self.mismatch: int | None = None
+        self.error: str | None = None
+        self.run: Generator[Request, Any, None] | None = None
+        self.search: Any = None
+        self.done = False
+        self.reserved = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a simulation needs to know of the search; see `mcts.SearchSettings` for the meaning."""
+
+    max_steps: int
+    temperature: float | None
+    max_tokens: int | None
+    use_success: bool
+    critic: bool
+    reward: Callable[[Trajectory], float | None] | None
+
+
+def simulate(ticket: Ticket, opening: Opening, rules: Rules) -> Generator[Request, Any, None]:
+    """Run one simulation to its end; the results are left on the ticket."""
+    canonical = opening.canonical
+    node = ticket.node
+    if not ticket.draw and ticket.edge is None:
+        assert ticket.group is not None  # given at issue
+        yield from _rollout(ticket, ticket.group.shadow, canonical, rules)
+        return
+    if ticket.draw:
+        picked = yield from _expand(ticket, canonical, rules)
+        if picked is None:
+            return
+        sample, action, key = picked
+        ticket.group = Group(Shadow(child_seed(node.seed, key)), 1)
+    else:
+        assert ticket.edge is not None  # looked at above
+        sample, action, key = -1, ticket.edge.actions[0], ticket.edge.key
+    assert ticket.group is not None  # given at issue, or just now
+    shadow = ticket.group.shadow
+    outcome = shadow.value
+    if outcome is EMPTY:
+        if ticket.rank:
+            outcome = yield (WAIT, shadow)
+        else:
+            outcome = yield (EXECUTE, node.state, action)
+            if type(outcome) is Outcome:
+                shadow.context = node.context.child(action, outcome.observation, outcome.role)
+            shadow.value = outcome
+            if shadow.waiters:
+                yield (WAKE, shadow)
+    if not _link(ticket, sample, key, action, outcome, shadow, rules):
+        yield from _rollout(ticket, shadow, canonical, rules)
+
+
+def _expand(
+    ticket: Ticket, canonical: Callable[[Action], str], rules: Rules
+) -> Generator[Request, Any, tuple[int, Action, str] | None]:
+    """Draw proposals in one request and pick the new one to execute: the critic's favourite, else the likeliest."""
+    node = ticket.node
+    seeds = tuple([mix(node.seed, i) for i in ticket.draw])
+    answer = yield (ASK, ProposeRequest(node.context, seeds, rules.temperature, rules.max_tokens))
+    if isinstance(answer, PolicyError):
+        ticket.cut, ticket.error = "policy", str(answer)
+        return None
+    known = [edge.key for edge in node.edges]
+    fresh: dict[str, list[Any]] = {}
+    for index, action in zip(ticket.draw, answer.actions, strict=True):
+        key = canonical(action)
+        ticket.drawn.append((index, action, key))
+        if key in known or action.fault == "no_end":
+            continue
+        entry = fresh.get(key)
+        if entry is None:
+            entry = fresh[key] = [0, float("-inf"), -index, action]
+        entry[0] += 1
+        if action.logps:
+            entry[1] = max(entry[1], sum(action.logps) / len(action.logps))
+    if rules.critic:
+        actions = {edge.key: edge.actions[0] for edge in node.edges} | {key: e[3] for key, e in fresh.items()}
+        scores = yield (CRITICISE, node.context, list(actions.values()), mix(node.seed, -2 - len(actions)))
+        ticket.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
+    if not fresh:
+        ticket.cut = "duplicate"
+        return None
+    critic = ticket.critic
+    key = max(fresh, key=lambda k: (critic.get(k, 0.0), fresh[k][:3]))
+    return -fresh[key][2], fresh[key][3], key
+
+
+def _link(
+    ticket: Ticket,
+    sample: int,
+    key: str,
+    action: Action,
+    outcome: Outcome | EnvironmentFault,
+    shadow: Shadow,
+    rules: Rules,
+) -> bool:
+    """Note one executed action; return whether the simulation is over."""
+    if isinstance(outcome, EnvironmentFault):
+        ticket.chain.append(Link(sample, key, action, None, None, shadow.seed, str(outcome)))
+        ticket.cut, ticket.error = "fault", str(outcome)
+        if isinstance(outcome, ReplayMismatch):
+            ticket.mismatch = outcome.depth
+        return True
+    context = shadow.context
+    assert context is not None  # set with the outcome
+    ticket.chain.append(Link(sample, key, action, outcome, context, shadow.seed))
+    if outcome.terminated:
+        _judge(ticket, outcome, context, rules)
+        return True
+    if context.depth >= rules.max_steps:
+        ticket.cut, ticket.value = "max_steps", 0.0
+        return True
+    return False
+
+
+def _judge(ticket: Ticket, outcome: Outcome, context: Context, rules: Rules) -> None:
+    verdict = ticket.verdict = outcome.verdict
+    if verdict is None or verdict.score is None:
+        ticket.cut = "unscored"
+        ticket.error = "the environment gave no verdict" if verdict is None else verdict.error
+    elif rules.reward is not None:
+        ticket.value = rules.reward(_trajectory(ticket, context, verdict))
+        if ticket.value is None:
+            ticket.cut, ticket.error = "unscored", "the composite reward could not be computed"
+    else:
+        ticket.value = float(verdict.success or False) if rules.use_success else verdict.score
+
+
+def _trajectory(ticket: Ticket, context: Context, verdict: Verdict) -> Trajectory:
+    links = [(link.key, link.outcome.fault if link.outcome else None) for link in ticket.chain]
+    known = [(edge.key, edge.fault) for edge in ticket.path] + links
+    steps = tuple(
+        Step(c.action, key, c.observation, c.role, fault)
+        for c, (key, fault) in zip(context.lineage()[1:], known, strict=True)
+        if c.action is not None
+    )
+    return Trajectory(context, steps, verdict, True, False, "search")
+
+
+def _rollout(
+    ticket: Ticket, shadow: Shadow, canonical: Callable[[Action], str], rules: Rules
+) -> Generator[Request, Any, None]:
+    """Follow the policy from `shadow` to the end; where others passed, share what they executed."""
+    rank = ticket.rank
+    temperature = 0.0 if ticket.greedy else rules.temperature
+    while True:
+        context = shadow.context
+        assert context is not None  # a rollout starts at an executed history
+        samples = shadow.samples
+        slot = samples[rank] if rank < len(samples) else shadow.slot(rank)
+        action = slot.value
+        if action is EMPTY:
+            answer = yield (ASK, ProposeRequest(context, (mix(shadow.seed, rank),), temperature, rules.max_tokens))
+            action = answer.actions[0] if type(answer) is Proposals else answer
+            slot.value = action
+            if slot.waiters:
+                yield (WAKE, slot)
+        if isinstance(action, PolicyError):
+            ticket.cut, ticket.error = "policy", str(action)
+            return
+        key = canonical(action)
+        executed, ahead = action, 0
+        if rank:
+            for other in shadow.samples[:rank]:
+                value = other.value
+                if value is EMPTY:
+                    value = yield (WAIT, other)
+                if type(value) is Action and value.fault != "no_end" and canonical(value) == key:
+                    executed = value if ahead == 0 else executed
+                    ahead += 1
+        if action.fault == "no_end":
+            ticket.chain.append(Link(rank, key, action, None, None, 0, "the turn never ended: token limit"))
+            ticket.cut = "tokens"
+            return
+        child = shadow.children.get(key)
+        if child is None:
+            child = shadow.children[key] = Shadow(child_seed(shadow.seed, key))
+        outcome = child.value
+        if outcome is EMPTY:
+            if ahead:
+                outcome = yield (WAIT, child)
+            else:
+                outcome = yield (EXECUTE, shadow.value.state, action)
+                if type(outcome) is Outcome:
+                    child.context = context.child(executed, outcome.observation, outcome.role)
+                child.value = outcome
+                if child.waiters:
+                    yield (WAKE, child)
+        if _link(ticket, rank, key, action, outcome, child, rules):
+            return
+        shadow, rank = child, ahead
+
+
+def child_seed(seed: int, key: str) -> int:
+    """Return the seed of the history one action after another; depends on the canonical key, not on the wording."""
+    return mix(seed, crc32(key.encode("utf-8", "surrogatepass")))
