@@ -1,0 +1,1 @@
+"""Scorers: programmatic verifiers, and the rewards composed of what they say."""

@@ -1,0 +1,225 @@
+"""The composite reward: outcome first, shaping that can never overturn it, every part by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from offline_agent.errors import ConfigError
+from offline_agent.records import Step, ToolCall, Trajectory
+
+CALL_FAULTS = frozenset({"unknown_tool", "bad_arguments"})
+LengthRule = Literal["linear", "sigmoid", "dapo", "none"]
+Unit = Literal["steps", "tokens", "characters"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A reward and what it is made of.
+
+    Attributes:
+        value: Scaled to [0, 1] over the reward's whole range; None where there is no score.
+        raw: The weighted sum itself; None likewise.
+        parts: Unweighted terms by name: `outcome` and `format` in [0, 1], `tool` in [-cap, 1], `length` in [0, 1]
+            (how much of the greatest length penalty is due).
+        error: Why there is no score; None where there is one.
+    """
+
+    value: float | None
+    raw: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+class CompositeReward:
+    """r = w_o·outcome + w_f·format + w_t·tool + w_l·length (algorithms.md section 3).
+
+    Called with a trajectory it returns the reward scaled to [0, 1], as a search backs it up: (r − least) / (greatest −
+    least) of what the weights allow. The scaling is affine, so it changes no order and no comparison of means.
+    Whatever the parts are, a success gets more than a failure; weights that could not keep this are refused.
+
+    Args:
+        outcome: Weight of the verdict: 1 for a success, min(score, failure_ceiling) for a failure.
+        format: Weight of the share of turns that parse (times `points`, where given).
+        tool: Weight of tool shaping.
+        length: Weight of the length penalty; at most 0.
+        failure_ceiling: Most that partial credit gives a failure, in [0, 1).
+        points: Turns a step into format points in [0, 1]; they count only if the turn parses. None = 1 each.
+        expected: Returns the calls a task needs, in order, for right-tool and right-arguments shaping; None = a tool
+            is right if it exists and arguments if they fit its schema.
+        duplicate_penalty: Per call equal to the one before it.
+        unknown_tool_penalty: Per call to a tool that does not exist.
+        cap: Least value of the tool term is −cap.
+        length_rule: `linear`: λ·max(0, T − target), at most 1. `sigmoid`: outcome·σ((T − target)/τ), which with
+            length = −outcome is the form r·σ(−(T − target)/τ). `dapo`: linear inside the last `cache` before
+            `longest`, 1 beyond (DAPO, Yu et al. 2025, eq. 13). `none`.
+        unit: What T counts: `steps`, `tokens` (no score where an action has no ids) or `characters`.
+        target, slope, tau: T_target, λ and τ.
+        longest, cache: L_max and L_cache of `dapo`.
+
+    Raises:
+        ConfigError: Every fault found; among them shaping whose largest possible sum could overturn the outcome.
+    """
+
+    def __init__(
+        self,
+        outcome: float = 1.0,
+        format: float = 0.2,
+        tool: float = 0.1,
+        length: float = -0.05,
+        *,
+        failure_ceiling: float = 0.5,
+        points: Callable[[Step], float] | None = None,
+        expected: Callable[[Mapping[str, Any]], Sequence[ToolCall]] | None = None,
+        duplicate_penalty: float = 0.05,
+        unknown_tool_penalty: float = 0.3,
+        cap: float = 1.0,
+        length_rule: LengthRule = "linear",
+        unit: Unit = "steps",
+        target: float = 10.0,
+        slope: float = 0.1,
+        tau: float = 5.0,
+        longest: float = 4096.0,
+        cache: float = 1024.0,
+    ) -> None:
+        self.weights = {"outcome": outcome, "format": format, "tool": tool, "length": length}
+        self.failure_ceiling = failure_ceiling
+        self.points = points
+        self.expected = expected
+        self.duplicate_penalty = duplicate_penalty
+        self.unknown_tool_penalty = unknown_tool_penalty
+        self.cap = cap
+        self.length_rule = length_rule
+        self.unit = unit
+        self.target, self.slope, self.tau = target, slope, tau
+        self.longest, self.cache = longest, cache
+        faults = self._faults()
+        if faults:
+            raise ConfigError(faults)
+        self.least = -tool * cap + length
+        self.greatest = outcome + format + tool
+
+    def __call__(self, trajectory: Trajectory) -> float | None:
+        """Return the reward in [0, 1]; None where there is no score."""
+        return self.judge(trajectory).value
+
+    def judge(self, trajectory: Trajectory) -> Reward:
+        """Return the reward with its parts; no score, and why, where the verdict has none or the length is unknown."""
+        verdict = trajectory.verdict
+        if verdict is None or verdict.score is None:
+            why = "nobody judged the end state" if verdict is None else verdict.error
+            return Reward(None, None, error=f"no outcome: {why}")
+        size = self._size(trajectory.steps)
+        if size is None:
+            return Reward(None, None, error="an action has no token ids; set unit to steps or characters")
+        outcome = 1.0 if verdict.success else min(verdict.score, self.failure_ceiling)
+        try:
+            parts = {
+                "outcome": outcome,
+                "format": self._format(trajectory.steps),
+                "tool": self._tool(trajectory),
+                "length": self._length(size, outcome),
+            }
+        except Exception as error:  # `points` and `expected` are the user's own
+            return Reward(None, None, error=f"{type(error).__name__}: {error}")
+        raw = sum(self.weights[name] * part for name, part in parts.items())
+        value = (raw - self.least) / (self.greatest - self.least)
+        return Reward(min(1.0, max(0.0, value)), raw, parts)
+
+    def _format(self, steps: Sequence[Step]) -> float:
+        if not steps:
+            return 0.0
+        gate = [0.0 if step.action.fault is not None else self._points(step) for step in steps]
+        return sum(gate) / len(steps)
+
+    def _points(self, step: Step) -> float:
+        return 1.0 if self.points is None else min(1.0, max(0.0, float(self.points(step))))
+
+    def _tool(self, trajectory: Trajectory) -> float:
+        calls = [step for step in trajectory.steps if step.action.call is not None]
+        unknown = sum(step.fault == "unknown_tool" for step in calls)
+        repeated = sum(a.key == b.key for a, b in zip(calls, calls[1:], strict=False))
+        right = self._right(trajectory, calls)
+        value = right - self.duplicate_penalty * repeated - self.unknown_tool_penalty * unknown
+        return min(1.0, max(-self.cap, value))
+
+    def _right(self, trajectory: Trajectory, calls: Sequence[Step]) -> float:
+        """Half for the right tools, half for the right arguments."""
+        if self.expected is None:
+            if not calls:
+                return 0.0
+            tools = sum(step.fault != "unknown_tool" for step in calls)
+            arguments = sum(step.fault not in CALL_FAULTS for step in calls)
+            return (tools + arguments) / (2 * len(calls))
+        wanted = list(self.expected(trajectory.task.args))
+        if not wanted:
+            return float(not calls)
+        made = [step.action.call for step in calls if step.action.call is not None]
+        names = _common([call.name for call in made], [call.name for call in wanted])
+        whole = _common([(c.name, dict(c.arguments)) for c in made], [(c.name, dict(c.arguments)) for c in wanted])
+        return (names + whole) / (2 * len(wanted))
+
+    def _length(self, size: float, outcome: float) -> float:
+        over = size - self.target
+        if self.length_rule == "linear":
+            return min(1.0, self.slope * max(0.0, over))
+        if self.length_rule == "sigmoid":
+            return outcome / (1 + math.exp(-max(-700.0, min(700.0, over / self.tau))))
+        if self.length_rule == "dapo":
+            return min(1.0, max(0.0, (size - (self.longest - self.cache)) / self.cache))
+        return 0.0
+
+    def _size(self, steps: Sequence[Step]) -> float | None:
+        if self.unit == "steps":
+            return float(len(steps))
+        if self.unit == "characters":
+            return float(sum(len(step.action.text) for step in steps))
+        if any(step.action.token_ids is None for step in steps):
+            return None
+        return float(sum(len(step.action.token_ids or ()) for step in steps))
+
+    def _faults(self) -> list[str]:
+        weights, faults = self.weights, []
+        for name in ("outcome", "format", "tool"):
+            if not weights[name] >= 0 or not math.isfinite(weights[name]):
+                faults.append(f"reward.{name}: got {weights[name]!r}, must be a number of at least 0")
+        if not weights["length"] <= 0 or not math.isfinite(weights["length"]):
+            faults.append(f"reward.length: got {weights['length']!r}, must be at most 0 (it weighs a penalty)")
+        if not 0 <= self.failure_ceiling < 1:
+            faults.append(f"reward.failure_ceiling: got {self.failure_ceiling!r}, must be in [0, 1)")
+        for name in ("duplicate_penalty", "unknown_tool_penalty", "cap", "slope", "target"):
+            if not getattr(self, name) >= 0:
+                faults.append(f"reward.{name}: got {getattr(self, name)!r}, must be at least 0")
+        for name in ("tau", "longest", "cache"):
+            if not getattr(self, name) > 0:
+                faults.append(f"reward.{name}: got {getattr(self, name)!r}, must be above 0")
+        if self.length_rule not in ("linear", "sigmoid", "dapo", "none"):
+            faults.append(f"reward.length_rule: got {self.length_rule!r}, allowed: linear, sigmoid, dapo, none")
+        if self.unit not in ("steps", "tokens", "characters"):
+            faults.append(f"reward.unit: got {self.unit!r}, allowed: steps, tokens, characters")
+        return faults or self._dominance()
+
+    def _dominance(self) -> list[str]:
+        weights = self.weights
+        margin = weights["outcome"] * (1 - self.failure_ceiling)
+        swing = weights["format"] + weights["tool"] * (1 + self.cap) - weights["length"]
+        if swing < margin:
+            return []
+        return [
+            f"reward: shaping could overturn the outcome: format {weights['format']:g} + tool {weights['tool']:g} × "
+            f"(1 + cap {self.cap:g}) + |length| {-weights['length']:g} = {swing:g}, which must stay below outcome "
+            f"{weights['outcome']:g} × (1 − failure_ceiling {self.failure_ceiling:g}) = {margin:g}; raise outcome, or "
+            "lower the others or failure_ceiling"
+        ]
+
+
+def _common(made: Sequence[Any], wanted: Sequence[Any]) -> int:
+    """Length of the longest common subsequence: what was done in the wanted order."""
+    row = [0] * (len(wanted) + 1)
+    for item in made:
+        before = 0
+        for i, want in enumerate(wanted):
+            before, row[i + 1] = row[i + 1], before + 1 if item == want else max(row[i + 1], row[i])
+    return row[-1]

@@ -1,0 +1,267 @@
+"""Programmatic verifiers: plain functions of what was produced and what was wanted, each answering with a verdict.
+
+A verifier that cannot score says so (`score=None` and an error); it never answers 0 for its own failure, and it never
+raises. What the policy did wrong (an answer that is no number, a query that does not run) is a score of 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ParamSpec
+
+from offline_agent.judges.symbolic import compare
+from offline_agent.records import Verdict
+
+P = ParamSpec("P")
+
+VERIFIERS: dict[str, str] = {
+    "exact": "offline_agent.judges.verifiers:exact",
+    "f1": "offline_agent.judges.verifiers:f1",
+    "goal_state": "offline_agent.judges.verifiers:goal_state",
+    "purchase": "offline_agent.judges.verifiers:purchase",
+    "rows": "offline_agent.judges.verifiers:rows",
+    "sql": "offline_agent.judges.sql:sql",
+    "symbolic": "offline_agent.judges.verifiers:symbolic",
+}
+"""Short name → module:function; each returns a `Verdict`."""
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_SHOWN = 20
+
+
+class Unscorable(Exception):
+    """Raised inside a verifier when it cannot score; becomes a verdict without a score."""
+
+
+def verifier(version: str) -> Callable[[Callable[P, tuple[float, bool, dict[str, Any]]]], Callable[P, Verdict]]:
+    """Return a decorator that turns a function giving (score, success, evidence) into a verifier that never raises."""
+
+    def wrap(function: Callable[P, tuple[float, bool, dict[str, Any]]]) -> Callable[P, Verdict]:
+        name = function.__name__
+
+        @functools.wraps(function)
+        def judge(*args: P.args, **kwargs: P.kwargs) -> Verdict:
+            try:
+                score, success, evidence = function(*args, **kwargs)
+                facts = json.loads(json.dumps(evidence, default=str))
+                return Verdict(min(1.0, max(0.0, float(score))), bool(success), name, version, facts)
+            except Unscorable as error:
+                return Verdict(None, None, name, version, error=str(error))
+            except Exception as error:
+                return Verdict(None, None, name, version, error=f"{name} raised {type(error).__name__}: {error}")
+
+        judge.__annotations__["return"] = Verdict
+        return judge
+
+    return wrap
+
+
+def normalise(text: str) -> str:
+    """Return an answer as SQuAD compares it (Rajpurkar et al. 2016): no case, punctuation, articles or extra space."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    bare = "".join(" " if c in string.punctuation else c for c in folded)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+@verifier("1")
+def exact(answer: str, gold: str | Sequence[str], normalised: bool = True) -> tuple[float, bool, dict[str, Any]]:
+    """Judge an answer by equality with one of the accepted ones.
+
+    Args:
+        answer: What was answered.
+        gold: The accepted answer, or several.
+        normalised: Compare as `normalise` leaves them; False compares the texts themselves.
+    """
+    accepted = _golds(gold)
+    form = normalise if normalised else str
+    matched = next((text for text in accepted if form(text) == form(answer)), None)
+    return float(matched is not None), matched is not None, {"answer": answer, "accepted": accepted, "matched": matched}
+
+
+@verifier("1")
+def f1(answer: str, gold: str | Sequence[str], threshold: float = 1.0) -> tuple[float, bool, dict[str, Any]]:
+    """Judge an answer by the F1 of its words against the nearest accepted answer (SQuAD, Rajpurkar et al. 2016).
+
+    Args:
+        answer: What was answered.
+        gold: The accepted answer, or several.
+        threshold: The least F1 that is a success.
+    """
+    accepted = _golds(gold)
+    scores = [_word_f1(normalise(answer).split(), normalise(text).split()) for text in accepted]
+    best = max(range(len(scores)), key=lambda i: scores[i])
+    evidence = {"answer": answer, "accepted": accepted, "nearest": accepted[best], "f1": scores[best]}
+    return scores[best], scores[best] >= threshold, evidence
+
+
+@verifier("1")
+def symbolic(answer: str, gold: str, seconds: float = 10.0) -> tuple[float, bool, dict[str, Any]]:
+    """Judge a mathematical answer by symbolic equality (math-verify), in a process that can be stopped.
+
+    Args:
+        answer: Text that holds the answer; LaTeX, or an expression.
+        gold: The right answer.
+        seconds: Time limit; running out of it is no score, since it says nothing of the answer.
+    """
+    outcome = compare(answer, gold, seconds)
+    if outcome.error is not None:
+        raise Unscorable(outcome.error)
+    evidence = {"answer": answer, "gold": gold, "parsed": outcome.answer, "parsed_gold": outcome.gold}
+    return float(outcome.equal), outcome.equal, evidence
+
+
+@verifier("1")
+def rows(
+    got: Sequence[Sequence[Any]], wanted: Sequence[Sequence[Any]], ordered: bool = False, tolerance: float = 1e-6
+) -> tuple[float, bool, dict[str, Any]]:
+    """Judge result rows by equality; without an order the rows are a multiset.
+
+    Args:
+        got: Rows of values.
+        wanted: The right rows.
+        ordered: Whether the order of the rows counts.
+        tolerance: Numbers are equal within this share of the larger, and 1 equals 1.0.
+    """
+    digits = max(0, round(-math.log10(tolerance))) if tolerance > 0 else 17
+    left = [tuple(_cell(value, digits) for value in row) for row in got]
+    right = [tuple(_cell(value, digits) for value in row) for row in wanted]
+    if ordered:
+        at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+        equal = left == right
+        evidence: dict[str, Any] = {"rows": len(left), "wanted": len(right), "first_difference": None if equal else at}
+        return float(equal), equal, evidence
+    missing, extra = Counter(right) - Counter(left), Counter(left) - Counter(right)
+    equal = not missing and not extra
+    evidence = {"rows": len(left), "wanted": len(right), "missing": _shown(missing), "extra": _shown(extra)}
+    return float(equal), equal, evidence
+
+
+@verifier("1")
+def goal_state(
+    state: Mapping[str, Any],
+    goal: Mapping[str, Any],
+    ignore: Collection[str] = (),
+    subset: bool = False,
+    partial: bool = False,
+) -> tuple[float, bool, dict[str, Any]]:
+    """Judge the end state of stateful tools by equality with the goal state; the evidence is the difference.
+
+    Args:
+        state: Nested dicts and lists of values.
+        goal: The state that was to be reached.
+        ignore: Paths left out, as in `orders.0.updated_at`; a path leaves out all below it.
+        subset: Only what the goal names counts; other entries of the state are free.
+        partial: The score is the share of the goal's leaves that hold, not 0 or 1; success still needs them all.
+    """
+    have, want = _leaves(state, ignore), _leaves(goal, ignore)
+    missing = {path: value for path, value in want.items() if path not in have}
+    changed = {path: [have[path], want[path]] for path in want if path in have and not _same(have[path], want[path])}
+    extra = {} if subset else {path: value for path, value in have.items() if path not in want}
+    success = not missing and not changed and not extra
+    total = len(want) + len(extra)
+    share = 1.0 if not total else (len(want) - len(missing) - len(changed)) / total
+    evidence = {
+        "missing": dict(list(missing.items())[:_SHOWN]),
+        "changed": dict(list(changed.items())[:_SHOWN]),
+        "extra": dict(list(extra.items())[:_SHOWN]),
+        "differences": len(missing) + len(changed) + len(extra),
+    }
+    return (share if partial else float(success)), success, evidence
+
+
+@verifier("1")
+def purchase(bought: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> tuple[float, bool, dict[str, Any]]:
+    """Judge a purchase by WebShop's reward (Yao et al. 2022, eq. 1): type × matched attributes, options and price.
+
+    Args:
+        bought: `type`, `attributes`, `options` (name → chosen value), `price`; None where nothing was bought.
+        wanted: `type`, `attributes`, `options`, `max_price`; of several types allowed, a list.
+    """
+    if bought is None:
+        return 0.0, False, {"bought": None}
+    attributes = [normalise(str(a)) for a in wanted["attributes"]]
+    options = {str(k): normalise(str(v)) for k, v in dict(wanted["options"]).items()}
+    has = {normalise(str(a)) for a in bought["attributes"]}
+    chosen = {str(k): normalise(str(v)) for k, v in dict(bought["options"]).items()}
+    matched = [a for a in attributes if a in has]
+    fulfilled = [k for k, v in options.items() if chosen.get(k) == v]
+    cheap = float(bought["price"]) <= float(wanted["max_price"])
+    kind = _type_score(str(bought["type"]), wanted["type"])
+    score = kind * (len(matched) + len(fulfilled) + cheap) / (len(attributes) + len(options) + 1)
+    evidence = {"type": kind, "attributes": matched, "options": fulfilled, "price_ok": cheap, "bought": dict(bought)}
+    return score, score == 1.0, evidence
+
+
+def _type_score(bought: str, wanted: str | Sequence[str]) -> float:
+    """WebShop's r_type by the share of the wanted type's words: all 1, more than a fifth 0.5, some 0.1, none 0."""
+    best = 0.0
+    for kind in _golds(wanted):
+        words, got = set(normalise(kind).split()), set(normalise(bought).split())
+        share = len(words & got) / len(words) if words else 0.0
+        best = max(best, 1.0 if share == 1.0 else 0.5 if share > 0.2 else 0.1 if share > 0 else 0.0)
+    return best
+
+
+def _golds(gold: str | Sequence[str]) -> list[str]:
+    accepted = [gold] if isinstance(gold, str) else list(gold)
+    if not accepted:
+        raise Unscorable("there is no accepted answer to compare with")
+    return accepted
+
+
+def _word_f1(answer: list[str], gold: list[str]) -> float:
+    if not answer or not gold:
+        return float(answer == gold)
+    common = sum((Counter(answer) & Counter(gold)).values())
+    if not common:
+        return 0.0
+    precision, recall = common / len(answer), common / len(gold)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _cell(value: Any, digits: int) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int | float):
+        # Rounding to significant digits makes near numbers equal and hashable alike.
+        return "nan" if math.isnan(value) else float(f"{float(value):.{digits}g}") if digits else float(value)
+    return value if value is None or isinstance(value, str | bytes) else str(value)
+
+
+def _shown(counter: Counter[Any]) -> list[list[Any]]:
+    return [[None if value is None else str(value) for value in row] for row in list(counter.elements())[:_SHOWN]]
+
+
+def _leaves(value: Any, ignore: Collection[str], path: str = "") -> dict[str, Any]:
+    """Flatten nested dicts and lists to path → value; empty ones are leaves, so that {} and absence differ."""
+    if path and path in ignore:
+        return {}
+    items: list[tuple[Any, Any]] | None = None
+    if isinstance(value, Mapping) and value:
+        items = list(value.items())
+    elif isinstance(value, list | tuple) and value:
+        items = list(enumerate(value))
+    if items is None:
+        return {path: value}
+    out: dict[str, Any] = {}
+    for key, item in items:
+        out.update(_leaves(item, ignore, f"{path}.{key}" if path else str(key)))
+    return out
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, bool) != isinstance(b, bool):
+        return False
+    if isinstance(a, float) or isinstance(b, float):
+        try:
+            return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
+        except TypeError:
+            return False
+    return bool(a == b)
