@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline_agent._rendering import certificate
+from offline_agent._rendering import rows
 from offline_agent._rendering.parsing import Parsed, call_text
-from offline_agent._rendering.rows import check_row
 from offline_agent._rendering.styles import TEMPLATES, Style, check_append_only, find_style, ready_made
 from offline_agent._rendering.template import Form, Quoted, Slot, Template
 from offline_agent._rendering.tokens import Tokens
-from offline_agent.errors import ConfigError, DataError, PolicyError, did_you_mean
+from offline_agent.errors import ConfigError, PolicyError, did_you_mean
 from offline_agent.records import Action, Context, ToolCall
 
 __all__ = ["Renderer", "Segment", "TEMPLATES", "call_text"]
@@ -26,11 +25,9 @@ class Segment(tuple[int, ...]):
 
     Attributes:
         owner: The renderer that made it; another one makes its own.
-        acted: How many ids at its front the action gave (0 at the start of an episode).
     """
 
     owner: Renderer
-    acted: int
 
 
 class Renderer:
@@ -111,7 +108,7 @@ class Renderer:
             action = self.action_ids(context.action)
             ids = action + self._after(context, bool(action) and action[-1] in self.eos_ids)
         segment = Segment(ids)
-        segment.owner, segment.acted = self, len(action)
+        segment.owner = self
         context.segment = segment
         return segment
 
@@ -220,17 +217,7 @@ class Renderer:
         Raises:
             DataError: A span does not decode to the recorded action.
         """
-        nodes = context.lineage()
-        ids, spans, logps = self._lay_out(nodes)
-        texts = [self.action_text(node.action) for node in nodes if node.action is not None]
-        self._check_round_trip(context, ids, spans, texts)
-        entry = certificate.side(ids, spans, texts, True)
-        return {
-            "input_ids": ids,
-            "action_mask": certificate.mask_of(spans, len(ids)),
-            "logps": logps,
-            "certificate": self._certify({"sequence": entry}, nodes),
-        }
+        return rows.trajectory_columns(self, context)
 
     def pair_columns(self, prefix: Context, chosen: Context, rejected: Context) -> dict[str, Any]:
         """Return the token columns of two continuations of one history.
@@ -243,24 +230,7 @@ class Renderer:
         Raises:
             DataError: A side does not continue `prefix`, or a span does not decode to the recorded action.
         """
-        prompt = self.context_ids(prefix)
-        sides = {"prompt": certificate.side(prompt, (), (), True)}
-        columns: dict[str, Any] = {"prompt_ids": prompt}
-        acted: list[Context] = []
-        for name, last in (("chosen", chosen), ("rejected", rejected)):
-            nodes = last.lineage()
-            if len(nodes) <= prefix.depth + 1 or nodes[prefix.depth] is not prefix:
-                raise DataError(f"the {name} side does not continue the pair's prefix (depth {prefix.depth})")
-            nodes = nodes[prefix.depth + 1 :]
-            ids, spans, logps = self._lay_out(nodes)
-            texts = [self.action_text(node.action) for node in nodes if node.action is not None]
-            self._check_round_trip(last, ids, spans, texts)
-            sides[name] = certificate.side(ids, spans, texts, True)
-            columns |= {f"{name}_ids": ids, f"{name}_mask": certificate.mask_of(spans, len(ids))}
-            columns[f"ref_{name}_logps"] = logps
-            acted += nodes
-        columns["certificate"] = self._certify(sides, acted)
-        return columns
+        return rows.pair_columns(self, prefix, chosen, rejected)
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """Check a stored row's masks again: hashes, lengths, spans, counts, vocabulary, decoded texts, messages.
@@ -270,51 +240,12 @@ class Renderer:
         Raises:
             DataError: Something disagrees; the message names the row and says what.
         """
-        try:
-            check_row(self, row)
-        except DataError as error:
-            keys = ("kind", "task_id", "tree_id", "node_id", "chosen_edge", "rejected_edge", "origin")
-            facts = ", ".join(f"{key}={row[key]}" for key in keys if row.get(key) is not None)
-            raise DataError(f"row ({facts or 'unnamed'}): {error}") from error
+        rows.check_row(self, row)
 
     def action_of_span(self, ids: Sequence[int]) -> Action:
         """Return the action of a masked span: `parse` for ids that are known to be one turn."""
         ended = bool(ids) and ids[-1] in self.eos_ids
         return self.parse_text(self._tokens.decode(ids[:-1] if ended else ids), ended)
-
-    def _lay_out(self, nodes: Sequence[Context]) -> tuple[list[int], list[tuple[int, int]], list[float] | None]:
-        """Return ids up to the last action's end, one span per action, and aligned log-probs or None."""
-        ids: list[int] = []
-        spans: list[tuple[int, int]] = []
-        logps: list[float] | None = []
-        for node in nodes:
-            segment = self.segment(node)
-            if node.action is not None:
-                acted = segment.acted if isinstance(segment, Segment) else 0
-                spans.append((len(ids), len(ids) + acted))
-                known = node.action.logps if node.action.token_ids is not None else None
-                if logps is not None:
-                    logps = None if known is None else [*logps, *[0.0] * (len(ids) - len(logps)), *known]
-            ids += segment
-        end = spans[-1][1] if spans else len(ids)
-        if logps is not None and len(logps) != end:
-            logps = None
-        return ids[:end], spans, logps
-
-    def _check_round_trip(
-        self, context: Context, ids: Sequence[int], spans: Sequence[tuple[int, int]], texts: Sequence[str]
-    ) -> None:
-        for index, ((start, end), text) in enumerate(zip(spans, texts, strict=True)):
-            got = self.action_of_span(ids[start:end]).text
-            if got != text:
-                raise DataError(
-                    f"task {context.task.task_id}: the ids of action {index} decode to {got[:80]!r}, "
-                    f"the recorded action is {text[:80]!r}"
-                )
-
-    def _certify(self, sides: Mapping[str, dict[str, Any]], nodes: Sequence[Context]) -> str:
-        sampled = all(node.action.token_ids is not None for node in nodes if node.action is not None)
-        return certificate.write(sides, self.template_hash, self.tokenizer_hash, sampled)
 
     def _root_ids(self, context: Context) -> tuple[int, ...]:
         key = (context.system, id(context.tools))

@@ -28,7 +28,7 @@ CHATML_TURNS = """\
 """
 # Qwen 3's habit: what was thought before the last user turn is dropped.
 FORGETFUL = """\
-{%- if tools %}{{- '<|im_start|>system\\n' }}{%- for t in tools %}{{- t | tojson }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- endif %}
+{%- for t in tools or [] %}{{- '<|im_start|>system\\n' + (t | tojson) + '<|im_end|>\\n' }}{%- endfor %}
 {%- set ns = namespace(last=0) %}
 {%- for message in messages %}{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
 {%- for message in messages %}
@@ -67,13 +67,14 @@ LLAMA = """\
         {%- endif %}
         {{- '<|eot_id|>' }}
     {%- else %}
-        {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + (message.content | trim) + '<|eot_id|>' }}
+        {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}
+        {{- (message.content | trim) + '<|eot_id|>' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
 """
 QWEN25 = """\
-{%- if messages[0].role == 'system' %}{%- set system = messages[0].content %}{%- else %}{%- set system = 'Help.' %}{%- endif %}
+{%- set system = messages[0].content if messages[0].role == 'system' else 'Help.' %}
 {{- '<|im_start|>system\\n' + system }}
 {%- if tools %}
     {{- '\\n\\n# Tools\\n<tools>' }}{%- for t in tools %}{{- '\\n' + (t | tojson) }}{%- endfor %}{{- '\\n</tools>' }}

@@ -1,4 +1,4 @@
-"""Stored rows against their certificates and their own messages."""
+"""Token columns of stored rows: made from contexts, and checked against certificates and messages when read."""
 
 from __future__ import annotations
 
@@ -8,21 +8,101 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent._rendering import certificate
 from offline_agent.errors import DataError
-from offline_agent.records import Action
+from offline_agent.records import Action, Context
 
 if TYPE_CHECKING:
     from offline_agent.rendering import Renderer
+
+Span = tuple[int, int]
 
 _TRAJECTORY = ("input_ids", "action_mask")
 _PAIR = ("prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_mask")
 
 
-def check_row(renderer: Renderer, row: Mapping[str, Any]) -> None:
-    """Check one row of preferences, trajectories or filtered trajectories.
+def trajectory_columns(renderer: Renderer, context: Context) -> dict[str, Any]:
+    """See `Renderer.trajectory_columns`."""
+    nodes = context.lineage()
+    ids, spans, logps = _lay_out(renderer, nodes)
+    entry = _side(renderer, nodes, ids, spans)
+    return {
+        "input_ids": ids,
+        "action_mask": certificate.mask_of(spans, len(ids)),
+        "logps": logps,
+        "certificate": _certify(renderer, {"sequence": entry}, nodes),
+    }
 
-    Raises:
-        DataError: Something disagrees.
-    """
+
+def pair_columns(renderer: Renderer, prefix: Context, chosen: Context, rejected: Context) -> dict[str, Any]:
+    """See `Renderer.pair_columns`."""
+    prompt = renderer.context_ids(prefix)
+    sides = {"prompt": certificate.side(prompt, (), (), True)}
+    columns: dict[str, Any] = {"prompt_ids": prompt}
+    acted: list[Context] = []
+    for name, last in (("chosen", chosen), ("rejected", rejected)):
+        lineage = last.lineage()
+        if len(lineage) <= prefix.depth + 1 or lineage[prefix.depth] is not prefix:
+            raise DataError(f"the {name} side does not continue the pair's prefix (depth {prefix.depth})")
+        nodes = lineage[prefix.depth + 1 :]
+        ids, spans, logps = _lay_out(renderer, nodes)
+        sides[name] = _side(renderer, nodes, ids, spans)
+        columns |= {f"{name}_ids": ids, f"{name}_mask": certificate.mask_of(spans, len(ids))}
+        columns[f"ref_{name}_logps"] = logps
+        acted += nodes
+    columns["certificate"] = _certify(renderer, sides, acted)
+    return columns
+
+
+def check_row(renderer: Renderer, row: Mapping[str, Any]) -> None:
+    """See `Renderer.check_row`."""
+    try:
+        _check_row(renderer, row)
+    except DataError as error:
+        keys = ("kind", "task_id", "tree_id", "node_id", "chosen_edge", "rejected_edge", "origin")
+        facts = ", ".join(f"{key}={row[key]}" for key in keys if row.get(key) is not None)
+        raise DataError(f"row ({facts or 'unnamed'}): {error}") from error
+
+
+def _lay_out(renderer: Renderer, nodes: Sequence[Context]) -> tuple[list[int], list[Span], list[float] | None]:
+    """Return ids up to the last action's end, one span per action, and aligned log-probs or None."""
+    ids: list[int] = []
+    spans: list[Span] = []
+    logps: list[float] | None = []
+    for node in nodes:
+        segment = renderer.segment(node)
+        if node.action is not None:
+            end = len(ids) + len(renderer.action_ids(node.action))
+            spans.append((len(ids), end))
+            known = node.action.logps if node.action.token_ids is not None else None
+            if known is None or logps is None:
+                logps = None
+            else:
+                logps += [0.0] * (len(ids) - len(logps))
+                logps += known
+        ids += segment
+    end = spans[-1][1] if spans else len(ids)
+    return ids[:end], spans, logps if spans else None
+
+
+def _side(renderer: Renderer, nodes: Sequence[Context], ids: Sequence[int], spans: Sequence[Span]) -> dict[str, Any]:
+    """Return the certificate's entry, after the round trip of every span."""
+    acted = [node for node in nodes if node.action is not None]
+    texts = [renderer.action_text(node.action) for node in acted if node.action is not None]
+    for node, (start, end), text in zip(acted, spans, texts, strict=True):
+        got = renderer.action_of_span(ids[start:end]).text
+        if got != text:
+            raise DataError(
+                f"task {node.task.task_id}: the ids of action {node.depth} decode to {got[:80]!r}, "
+                f"the recorded action is {text[:80]!r}"
+            )
+    return certificate.side(ids, spans, texts, True)
+
+
+def _certify(renderer: Renderer, sides: Mapping[str, dict[str, Any]], nodes: Sequence[Context]) -> str:
+    sampled = all(node.action.token_ids is not None for node in nodes if node.action is not None)
+    return certificate.write(sides, renderer.template_hash, renderer.tokenizer_hash, sampled)
+
+
+def _check_row(renderer: Renderer, row: Mapping[str, Any]) -> None:
     columns = _PAIR if "chosen_ids" in row or "prompt_ids" in row else _TRAJECTORY
     values = [row.get(column) for column in columns]
     if all(value is None for value in values) and row.get("certificate") is None:
