@@ -36,12 +36,12 @@ def conversation(task: Mapping[str, Any], rng: random.Random, noise: float, max_
         {"role": "user", "content": observation},
     ]
     for _ in range(max_steps):
-        call = decide(shop, observation, rng, noise)
-        if call is None:
+        decision = decide(shop, observation, rng, noise)
+        if decision is None:
             break
-        name, arguments = call
-        function = {"name": name, "arguments": arguments}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]})
+        name, arguments = decision
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         observation = getattr(shop, name)(**arguments)
         if shop.terminated:
             break

@@ -1,4 +1,4 @@
-"""The shop's seeded catalogue and its ranked search: built once per process, shared by every copy of the environment."""
+"""The shop's seeded catalogue and its ranked search: built once per process, shared by every environment."""
 
 from __future__ import annotations
 
