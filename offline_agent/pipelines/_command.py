@@ -1,0 +1,291 @@
+"""The frame of every command: arguments, help, exit statuses, run directory, tracking, progress, closing summary."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shlex
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from offline_agent import config as configuration
+from offline_agent.config import RunConfig
+from offline_agent.errors import ConfigError, OfflineAgentError, did_you_mean
+from offline_agent.pipelines._progress import Progress
+
+if TYPE_CHECKING:
+    from offline_agent.store import RunDirectory
+    from offline_agent.tracking import Tracker
+
+DONE, FAILED, WRONG = 0, 1, 2
+
+C = TypeVar("C", bound=RunConfig)
+P = TypeVar("P")
+
+_OPTIONS = ("--config", "--help", "--print-config")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a pipeline knows before it begins, for the manifest and for tracking.
+
+    Attributes:
+        manifest: Put into the manifest as it is: `seeds`, `hashes` (model, tokenizer, chat_template, task_set; one
+            that differs on resume is refused), `policy`, `env` …
+        tags: Tags for MLflow beside commit and run directory.
+    """
+
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Command(Generic[C, P]):
+    """One pipeline.
+
+    Attributes:
+        name: As in `python -m offline_agent.pipelines.<name>`.
+        about: One sentence for `--help`.
+        config: Its keys.
+        prepare: Load what can be found faulty without writing anything (raises ConfigError with every fault), and
+            return it with the facts for the manifest.
+        run: Do the work; returns the summary, JSON-serialisable.
+        show: Turn the summary into what is printed at the end: the text, or anything rich can print.
+    """
+
+    name: str
+    about: str
+    config: type[C]
+    prepare: Callable[[C], tuple[P, Facts]]
+    run: Callable[[P, Session[C]], Mapping[str, Any]]
+    show: Callable[[Mapping[str, Any], Path], Any]
+
+
+@dataclass(frozen=True)
+class Session(Generic[C]):
+    """What a running pipeline works with.
+
+    Attributes:
+        config: The resolved configuration; `run_dir` is set.
+        run: The run directory, locked.
+        tracker: Where metrics go.
+        progress: The bar, or the line every 30 s.
+        say: Prints a line for the user on stderr.
+    """
+
+    config: C
+    run: RunDirectory
+    tracker: Tracker
+    progress: Progress
+    say: Callable[[str], None]
+
+
+class _Stopped(BaseException):
+    """SIGTERM or SIGINT: end in good order; the same command goes on later."""
+
+
+def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
+    """Carry out a command line and return its exit status: 0 done, 1 failed while running, 2 wrong request.
+
+    Args:
+        command: The pipeline.
+        argv: Arguments without the program's name; None = `sys.argv`'s.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if "--help" in arguments or "-h" in arguments:
+        print(usage(command))
+        return DONE
+    try:
+        file, overrides, show_only = _parse(arguments)
+        config = configuration.load(command.config, file, overrides)
+        if show_only:
+            print(configuration.to_yaml(config), end="")
+            return DONE
+        prepared, facts = command.prepare(config)
+    except ConfigError as error:
+        return _refuse(command, error)
+    except OfflineAgentError as error:
+        _say(f"{command.name}: {error}")
+        return FAILED
+    return _carry_out(command, config, prepared, facts, arguments)
+
+
+def usage(command: Command[Any, Any]) -> str:
+    """Return the help text: how to call it, and every key with its type, default and meaning."""
+    width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
+    return f"""\
+usage: python -m offline_agent.pipelines.{command.name} [--config FILE] [key=value ...]
+
+{command.about}
+
+  --config FILE   YAML with any of the keys below; key=value goes over it
+  --print-config  print the resolved configuration and stop
+  --help          this
+
+{configuration.help_text(command.config, width)}
+
+Exit status: 0 done, 1 failed while running, 2 the request was wrong (nothing was written).
+Naming an existing run_dir with the same configuration goes on with that run."""
+
+
+def _parse(arguments: list[str]) -> tuple[str | None, list[str], bool]:
+    file: str | None = None
+    overrides, faults, show_only = [], [], False
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if argument == "--print-config":
+            show_only = True
+        elif name == "--config":
+            found = value if equals else next(rest, "")
+            if not found:
+                faults.append("--config: name a file")
+            elif file is not None:
+                faults.append("--config: give one file")
+            file = found or file
+        elif argument.startswith("-"):
+            near = did_you_mean(name, _OPTIONS)
+            faults.append(f"{argument}: unknown option, allowed: {', '.join(_OPTIONS)}, and key=value.{near}")
+        else:
+            overrides.append(argument)
+    if faults:
+        raise ConfigError(faults)
+    return file, overrides, show_only
+
+
+def _carry_out(command: Command[C, P], config: C, prepared: P, facts: Facts, arguments: list[str]) -> int:
+    from offline_agent.store import RunDirectory
+
+    try:
+        config = config.model_copy(update={"run_dir": str(_place(command.name, config.run_dir))})
+        run = RunDirectory.open(
+            config.run_dir or "",
+            config=config.resolved(),
+            facts={"seeds": {"run": config.seed}, **facts.manifest},
+            command=command.name,
+            free=configuration.free_keys(command.config),
+        )
+    except ConfigError as error:
+        return _refuse(command, error)
+    except OfflineAgentError as error:
+        _say(f"{command.name}: {error}")
+        return FAILED
+    _say(f"{command.name}: {'going on with' if run.resumed else 'writing to'} {run.path}")
+    for warning in run.warnings:
+        _say(f"{command.name}: {warning}")
+    same = [argument for argument in arguments if not argument.startswith("run_dir=")]
+    again = f"python -m offline_agent.pipelines.{command.name} {shlex.join([*same, f'run_dir={run.path}'])}"
+    try:
+        with _signals(), run:
+            summary = _work(command, config, prepared, facts, run)
+    except OfflineAgentError as error:
+        _say(f"{command.name}: {error}")
+        return FAILED
+    except _Stopped as stop:
+        _say(f"{command.name}: stopped by {stop}. To go on: {again}")
+        return FAILED
+    except Exception:
+        traceback.print_exc()
+        _say(f"{command.name}: a fault of the program (above). What was done is in {run.path}; to go on: {again}")
+        return FAILED
+    _print(command.show(summary, run.path))
+    return DONE
+
+
+def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: RunDirectory) -> Mapping[str, Any]:
+    from offline_agent.tracking import open_tracker
+
+    tracker = open_tracker(
+        config.tracking.uri,
+        config.tracking.experiment,
+        f"{command.name} {run.path.name}",
+        run_id=run.manifest["run_id"],
+        params=config.resolved(),
+        tags={"pipeline": command.name, "run_dir": str(run.path.resolve()), **_commit(run), **facts.tags},
+        say=_say,
+    )
+    progress = Progress(command.name)
+    try:
+        summary = command.run(prepared, Session(config, run, tracker, progress, _say))
+        progress.close()
+        run.write_summary(summary)
+        run.finish()
+        tracker.metrics(dict(_numbers(summary)))
+        for name in ("manifest.json", "summary.json"):
+            tracker.artifact(run.path / name)
+    except BaseException as error:
+        progress.close()
+        tracker.close("KILLED" if isinstance(error, _Stopped) else "FAILED")
+        raise
+    tracker.close()
+    return summary
+
+
+def _place(name: str, run_dir: str | None) -> Path:
+    """Return the run directory: as asked, or a new name under `runs/`."""
+    if run_dir is not None:
+        return Path(run_dir)
+    stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    names = itertools.chain([stamp], (f"{stamp}-{number}" for number in itertools.count(2)))
+    return next(path for path in (Path("runs") / one for one in names) if not path.exists())
+
+
+def _commit(run: RunDirectory) -> dict[str, str]:
+    commit = run.manifest.get("git_commit")
+    return {"git_commit": commit} if commit else {}
+
+
+def _numbers(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers in a summary as metrics, nested names joined by slashes."""
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield f"{prefix}{name}", value
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into `_Stopped`, so that files are closed in good order."""
+
+    def stop(number: int, frame: object) -> None:
+        raise _Stopped(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _refuse(command: Command[Any, Any], error: ConfigError) -> int:
+    count = len(error.faults)
+    _say(f"{command.name}: the request is wrong ({count} fault{'s' * (count > 1)}), nothing was written:")
+    for fault in error.faults:
+        _say(f"  {fault}")
+    _say(f"All keys: python -m offline_agent.pipelines.{command.name} --help")
+    return WRONG
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _print(what: Any) -> None:
+    if isinstance(what, str):
+        print(what, flush=True)
+        return
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "120"))
+    Console(width=width, highlight=False).print(what)
+    sys.stdout.flush()
