@@ -1,0 +1,111 @@
+"""A scripted expert that follows the game's winning path, as carefully as it is told to."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from offline_agent.envs.textworld.server import gold_path, replay
+from offline_agent.records import Message
+
+_OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
+_AHEAD = 3
+
+
+def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float) -> Message:
+    """Return the next assistant message.
+
+    With noise 0 the winning path, command by command. With probability `noise` each time, one of: a wrong turn or
+    another command that is possible at the moment, a command left out, one that the game does not know, giving up. It
+    walks back from a wrong turn, but what was done to things is not undone.
+
+    Args:
+        task: `reset`'s arguments.
+        messages: The conversation so far.
+        rng: Where its carelessness comes from.
+        noise: In [0, 1].
+    """
+    where = (task["game"], task.get("params", ""), task["fold"], task["seed"])
+    path = gold_path(*where)
+    made = _commands(messages)
+    done, detour = follow(path, made)
+    if noise > 0 and rng.random() < noise:
+        careless = _careless(where, path, done, made, rng)
+        if careless is not None:
+            return careless
+    if detour:
+        return _act(f"move {_OPPOSITE[detour[-1]]}", "That was the wrong way.")
+    if done >= len(path):
+        return {"role": "assistant", "content": "I give up."}
+    return _act(path[done])
+
+
+def follow(path: Sequence[str], made: Sequence[tuple[str, bool]]) -> tuple[int, list[str]]:
+    """Return how far along the path the commands made have come, and the directions of wrong turns to walk back.
+
+    A command that is one of the next few of the path takes it up from there; the ones between are left out. One that
+    had no effect counts only where the path has it next: some winning paths hold such commands.
+    """
+    done = 0
+    detour: list[str] = []
+    for command, effective in made:
+        verb, _, rest = command.partition(" ")
+        if not effective:
+            done += not detour and command == "".join(path[done : done + 1])
+        elif verb == "move" and detour and rest == _OPPOSITE.get(detour[-1]):
+            detour.pop()
+        elif not detour and command in path[done : done + _AHEAD]:
+            done = path.index(command, done) + 1
+        elif verb == "move" and rest in _OPPOSITE:
+            detour.append(rest)
+    return done, detour
+
+
+def _commands(messages: Sequence[Message]) -> list[tuple[str, bool]]:
+    """Return the commands made, first to last, and whether each had an effect."""
+    out: list[tuple[str, bool]] = []
+    pending: str | None = None
+    for message in messages:
+        calls = message.get("tool_calls")
+        if calls and calls[0]["function"]["name"] == "act":
+            arguments = calls[0]["function"]["arguments"]
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+            pending = " ".join(str(arguments.get("command", "")).split())
+        elif message["role"] == "tool" and pending is not None:
+            answer = str(message["content"])
+            moved = not pending.startswith("move ") or answer.startswith("You are in")
+            out.append((pending, moved and not answer.startswith("Error: ")))
+            pending = None
+    return out
+
+
+def _careless(
+    where: tuple[str, str, str, int],
+    path: Sequence[str],
+    done: int,
+    made: Sequence[tuple[str, bool]],
+    rng: random.Random,
+) -> Message | None:
+    kind = rng.choices(("wrong", "skip", "unknown", "stop"), (6, 2, 1, 1))[0]
+    if kind == "stop":
+        return {"role": "assistant", "content": "I give up."}
+    if kind == "skip" and done + 1 < len(path):
+        return _act(path[done + 1])
+    if kind == "unknown" and done < len(path):
+        return _act(f"please {path[done]}")
+    if kind == "wrong":
+        states = replay(*where, tuple(command for command, _ in made) or ("look around",))
+        others = sorted(set(states[-1]["validActions"]) - {path[min(done, len(path) - 1)]})
+        return _act(rng.choice(others)) if others else None
+    return None
+
+
+def _act(command: str, thought: str = "") -> Message:
+    function = {"name": "act", "arguments": {"command": command}}
+    return {
+        "role": "assistant",
+        "content": thought or f"Next: {command}.",
+        "tool_calls": [{"type": "function", "function": function}],
+    }

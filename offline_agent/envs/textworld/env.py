@@ -1,0 +1,139 @@
+"""The environment: one tool that acts, one that lists what can be done."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from offline_agent.envs.base import Environment, ToolError
+from offline_agent.envs.textworld import demonstrate as expert
+from offline_agent.envs.textworld.server import FIRST_SEED, FOLDS, GAMES, SEEDS_PER_FOLD, missing, server
+from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.records import Message, Verdict
+
+
+class TextWorld(Environment):
+    """Households, kitchens and mazes in text: CookingWorld, TextWorldCommonsense, CoinCollector and four more.
+
+    The game's own score in [0, 1] is the reward; winning it is success. A final answer gives up.
+
+    Args:
+        game: `cookingworld`, `twc` (TextWorldCommonsense), `coin` (CoinCollector), `mapreader`, `arithmetic`,
+            `simonsays` or `peckingorder`; several, comma-separated or as a list, in turn.
+        params: The game's own parameters, e.g. `numLocations=5,includeDoors=0`; "" for its defaults.
+    """
+
+    name = "textworld"
+    system_prompt = (
+        "You play a text game. Do one thing at a time with act(command), in the game's own words, such as"
+        " 'look around', 'inventory', 'open fridge', 'take knife', 'put knife in drawer' or 'move north'."
+        " commands() lists everything that can be done at the moment. Answering without a call gives the game up."
+    )
+    replay_only = True  # the state lives in Java
+    _answers_differ: ClassVar[bool] = False
+
+    def __init__(self, game: str | Sequence[str] = "cookingworld", params: str = "") -> None:
+        _games(game)
+        self._state: dict[str, Any] | None = None
+        self._interface: Any = None
+
+    @classmethod
+    def tasks(
+        cls, split: str, game: str | Sequence[str] = "cookingworld", params: str = ""
+    ) -> Iterable[dict[str, Any]]:
+        """Yield the 1,000 seeds of the package's own fold, for each game in turn.
+
+        Raises:
+            ConfigError: The package or Java is missing.
+        """
+        fault = missing()
+        if fault is not None:
+            raise ConfigError(fault)
+        fold = FOLDS[split]
+        first = FIRST_SEED[fold]
+        for seed in range(first, first + SEEDS_PER_FOLD):
+            for name in _games(game):
+                task_id = f"{name}-{fold}-{seed}"
+                yield {"task_id": task_id, "game": name, "fold": fold, "seed": seed, "params": params}
+
+    def reset(self, game: str, fold: str, seed: int, params: str = "", **_: Any) -> str:
+        """Start a game and return its task and the first view."""
+        self._release()
+        self._key = (game, params)
+        self._interface = server().take(game, params)
+        self._state = json.loads(self._interface.generateNewGameJSON(seed, fold, False))
+        self._moves = 0
+        self.terminated = False
+        return f"{self._interface.getTaskDescription().strip()}\n\n{self._state['observation'].strip()}"
+
+    def act(self, command: str) -> str:
+        """Do one thing in the game and see what happens.
+
+        Args:
+            command: What to do, in the game's words, e.g. "open fridge".
+        """
+        said = " ".join(command.split())
+        if said not in self._now["validActions"]:  # the games tell capitals apart
+            said = next((c for c in self._now["validActions"] if c.lower() == said.lower()), said)
+        state = json.loads(self._interface.stepJSON(said))
+        self._state = state
+        self._moves += 1
+        self.terminated = bool(state["tasksuccess"] or state["taskfailure"])
+        if state["observation"].startswith("Unknown action") and not self.terminated:
+            near = did_you_mean(said, state["validActions"])
+            raise ToolError(f"the game does not know how to {said!r} here.{near} commands() lists what can be done.")
+        return str(state["observation"]).strip()
+
+    def commands(self) -> str:
+        """List every command that can be done at the moment."""
+        return "\n".join(sorted(self._now["validActions"]))
+
+    def get_reward(self) -> Verdict:
+        """Return the game's own score."""
+        state = self._now
+        won = bool(state["tasksuccess"])
+        score = 1.0 if won else min(max(float(state["score"]), 0.0), 1.0)
+        evidence = {
+            "score": state["score"],
+            "score_raw": state["scoreRaw"],
+            "won": won,
+            "lost": bool(state["taskfailure"]),
+            "commands": self._moves,
+        }
+        version = f"textworld-express {importlib.metadata.version('textworld-express')}"
+        return Verdict(score, won, "textworld.score", version, evidence)
+
+    @classmethod
+    def demonstrate(
+        cls, task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float
+    ) -> Message:
+        """Return the next command of a winning path, or with `noise` a careless one; see `demonstrate.next_turn`."""
+        return expert.next_turn(task, messages, rng, noise)
+
+    @property
+    def _now(self) -> dict[str, Any]:
+        if self._state is None:
+            raise RuntimeError("reset the game first")
+        return self._state
+
+    def _release(self) -> None:
+        if self._interface is not None:
+            server().give_back(*self._key, self._interface)
+            self._interface = None
+
+    def __enter__(self) -> TextWorld:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._release()
+
+
+def _games(given: str | Sequence[str]) -> list[str]:
+    names = [n.strip() for n in given.split(",")] if isinstance(given, str) else list(given)
+    for name in names:
+        if name not in GAMES:
+            raise ConfigError(f"env.game: got {name!r}, allowed: {', '.join(GAMES)}.{did_you_mean(str(name), GAMES)}")
+    return names

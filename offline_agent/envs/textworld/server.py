@@ -1,0 +1,157 @@
+"""One Java machine per process, and many games in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import logging
+import os
+import shutil
+import threading
+from collections import defaultdict
+from functools import lru_cache
+from typing import Any
+
+from offline_agent.errors import ConfigError, EnvironmentFault
+
+# The package's eighth, `sorting`, is left out: two of its games in one Java machine share their objects.
+GAMES = ("cookingworld", "twc", "coin", "mapreader", "arithmetic", "simonsays", "peckingorder")
+FOLDS = {"train": "train", "validation": "dev", "test": "test"}
+FIRST_SEED = {"train": 0, "dev": 10_000, "test": 20_000}
+SEEDS_PER_FOLD = 1_000
+INSTALL = "pip install textworld-express==1.1.0"
+
+# The package draws the gold paths of these two from an unseeded generator; their agents take a seeded one.
+_SEEDED_AGENTS = {"twc": "TWCGoldAgent", "coin": "CoinGoldAgent"}
+_GOLD_TRIES, _GOLD_WINS = 30, 5
+# A hundred games take about 130 MB; without a limit Java takes a quarter of the machine's memory.
+_JAVA_OPTIONS = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+_KEPT = 64
+
+
+def missing() -> str | None:
+    """Return what is missing and how to install it; None when everything is there."""
+    for package, command in (("textworld_express", INSTALL), ("py4j", "pip install py4j")):
+        if importlib.util.find_spec(package) is None:
+            return (
+                f"env textworld needs the package {package.replace('_', '-')}, which is not installed; run: {command}"
+            )
+    if shutil.which("java") is None:
+        return (
+            "env textworld needs Java, and there is no `java` on the PATH; on Debian or Ubuntu run:"
+            " apt-get install default-jre-headless (or openjdk-17-jre-headless)"
+        )
+    return None
+
+
+class Server:
+    """A Java machine and the games in it that are free to be used again. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        fault = missing()
+        if fault is not None:
+            raise ConfigError(fault)
+        from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+        from textworld_express.constants import BASEPATH, JAR_PATH
+
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)  # errors reach us as exceptions
+        try:
+            port, self._process = launch_gateway(
+                classpath=JAR_PATH, cwd=BASEPATH, javaopts=_JAVA_OPTIONS, die_on_exit=True, return_proc=True
+            )
+            parameters = GatewayParameters(port=port)
+            self._gateway = JavaGateway(gateway_parameters=parameters, java_process=self._process)
+        except Exception as error:
+            raise EnvironmentFault(f"textworld: Java did not start ({type(error).__name__}: {error})") from error
+        self._free: dict[tuple[str, str], list[Any]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the Java machine still runs."""
+        return bool(self._process.poll() is None)
+
+    def take(self, game: str, params: str) -> Any:
+        """Return a game's Java interface with its generator loaded, for one user at a time.
+
+        Raises:
+            ConfigError: The game's parameters are not understood.
+            EnvironmentFault: Java failed.
+        """
+        with self._lock:
+            if self._free[game, params]:
+                return self._free[game, params].pop()
+        try:
+            interface = self._gateway.jvm.textworldexpress.runtime.PythonInterface()
+            told = interface.load(game, params)
+        except Exception as error:
+            raise EnvironmentFault(f"textworld: Java failed to load {game} ({error})") from error
+        if told:
+            raise ConfigError(
+                f"env.params: {game} does not take {params!r} ({told}); e.g. numLocations=5,includeDoors=0"
+            )
+        return interface
+
+    def give_back(self, game: str, params: str, interface: Any) -> None:
+        """Keep an interface for the next user."""
+        with self._lock:
+            if len(self._free[game, params]) < _KEPT:
+                self._free[game, params].append(interface)
+
+    def gold(self, game: str, params: str, fold: str, seed: int) -> list[str]:
+        """Return a winning path, the same whenever and wherever it is asked for."""
+        interface = self.take(game, params)
+        try:
+            if game not in _SEEDED_AGENTS:
+                interface.generateNewGameJSON(seed, fold, True)
+                return list(interface.getGoldActionSequence())
+            walks = (self._walk(interface, game, fold, seed, i) for i in range(_GOLD_TRIES))
+            won = list(itertools.islice(filter(None, walks), _GOLD_WINS))
+            return min(won, key=len, default=[])
+        finally:
+            self.give_back(game, params, interface)
+
+    def _walk(self, interface: Any, game: str, fold: str, seed: int, attempt: int) -> list[str]:
+        interface.generateNewGameJSON(seed, fold, False)
+        agent = getattr(self._gateway.jvm.textworldexpress.goldagent, _SEEDED_AGENTS[game])(interface.game())
+        found = agent.mkGoldPath(self._gateway.jvm.scala.util.Random(seed * _GOLD_TRIES + attempt))
+        return list(found._2()) if found._1() else []
+
+
+_servers: dict[int, Server] = {}
+_lock = threading.Lock()
+
+
+def server() -> Server:
+    """Return this process's server; it is started on the first call, and again if Java has died.
+
+    Raises:
+        ConfigError: The package or Java is missing: what, and how to install it.
+        EnvironmentFault: Java did not start.
+    """
+    with _lock:
+        found = _servers.get(os.getpid())
+        if found is None or not found.alive:
+            found = _servers[os.getpid()] = Server()
+        return found
+
+
+@lru_cache(maxsize=4096)
+def gold_path(game: str, params: str, fold: str, seed: int) -> tuple[str, ...]:
+    """Return a winning path of commands that ends with the win."""
+    path = server().gold(game, params, fold, seed)
+    for length, state in enumerate(replay(game, params, fold, seed, tuple(path)), start=1):
+        if state["tasksuccess"]:
+            return tuple(path[:length])
+    return tuple(path)
+
+
+def replay(game: str, params: str, fold: str, seed: int, commands: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the game's state after each command."""
+    interface = server().take(game, params)
+    try:
+        interface.generateNewGameJSON(seed, fold, False)
+        return [json.loads(interface.stepJSON(command)) for command in commands]
+    finally:
+        server().give_back(game, params, interface)
