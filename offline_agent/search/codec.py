@@ -19,7 +19,7 @@ _EDGE_FIELDS = (
     "critic", "fault", "closed", "quarantined",
 )  # fmt: skip
 _NODE_FIELDS = (
-    "samples", "next_sample", "duplicates", "visits", "value_sum", "terminated", "truncated", "fingerprint", "goal",
+    "samples", "duplicates", "visits", "value_sum", "terminated", "truncated", "fingerprint", "goal",
     "closed", "greedy",
 )  # fmt: skip
 _TREE_FIELDS = ("simulations", "tickets", "stopped", "quarantined", "first_rollouts", "counters")

@@ -158,8 +158,7 @@ class TreeSearch:
         root = self.tree.root
         root.state, root.seed = opening.state, self._seed
         root.greedy = True
-        root.next_sample = self.settings.proposals  # the first rollouts draw these, one each
-        self._root_group = self._new_root_group(root)
+        root.group = self._root_group = self._new_root_group(root)
 
     def abandon(self, reason: str) -> None:
         """Record that the world could not be opened; the tree stays empty and quarantined."""
@@ -270,8 +269,7 @@ class TreeSearch:
             count = self._wanted(node)
             if count:
                 ticket = Ticket(index, path, node)
-                ticket.draw = range(node.next_sample, node.next_sample + count)
-                node.next_sample += count
+                ticket.draw = range(node.samples, node.samples + count)
                 node.asking = True
                 return self._mark(ticket)
             edge = self._choose(tree, node)
@@ -286,6 +284,7 @@ class TreeSearch:
                     edge.group = Group(Shadow(derive_seed(node.seed, edge.key)))
                 ticket.group, ticket.rank = edge.group, edge.group.size
                 edge.group.size += 1
+                edge.group.active += 1
                 edge.pending += 1
                 return self._mark(ticket)
             node = child
@@ -301,7 +300,8 @@ class TreeSearch:
     def _wanted(self, node: Node) -> int:
         """Return how many proposals the node should draw before it is left through one of its edges."""
         settings = self.settings
-        if node.asking:
+        group = node.group
+        if node.asking or (group is not None and group.active):
             return 0
         edges = len(node.edges)
         if node.duplicates >= settings.saturation or edges >= settings.max_children:
@@ -329,7 +329,7 @@ class TreeSearch:
         shadow = Shadow(self._seed)
         shadow.context = root.context
         shadow.value = Outcome(root.context.observation, "user", False, state=self._opening.state)
-        return Group(shadow, self.settings.proposals)
+        return Group(shadow, 1 if self.settings.algorithm == "best_of_n" else self.settings.proposals)
 
     # -- commit --------------------------------------------------------------------------------------------------
 
@@ -359,6 +359,8 @@ class TreeSearch:
         ticket.node.pending -= 1
         if ticket.edge is not None:
             ticket.edge.pending -= 1
+        if ticket.group is not None:
+            ticket.group.active -= 1
         if ticket.draw:
             self._commit_proposals(tree, ticket)
         last, edges = self._commit_chain(tree, ticket)
@@ -383,6 +385,8 @@ class TreeSearch:
                 edge.critic = score
         if node.edges:
             refresh_priors(node)
+        if not ticket.drawn:
+            node.duplicates += self.settings.saturation  # the policy cannot answer here: ask elsewhere
 
     def _count(self, tree: SearchTree, node: Node, action: Any) -> None:
         if action.token_ids is not None:
@@ -395,7 +399,7 @@ class TreeSearch:
     def _commit_chain(self, tree: SearchTree, ticket: Ticket) -> tuple[Node, list[Edge]]:
         """Let the simulation's nodes join the tree; return the last node reached and the edges from the root to it."""
         node, edges, deterministic = ticket.node, list(ticket.path), self.settings.deterministic_verifier
-        size = ticket.group.size if ticket.group is not None else 1
+        group = ticket.group
         independent = self.settings.algorithm == "best_of_n"
         for position, link in enumerate(ticket.chain):
             edge = tree.find(node, link.key)
@@ -406,7 +410,6 @@ class TreeSearch:
                     key = f"{link.key}#{link.sample}.{ticket.index}"  # independent rollouts never share another's turn
                 edge, _ = tree.add_proposal(node, link.action, key)
                 refresh_priors(node)
-                node.next_sample = max(node.next_sample, size)
             assert edge is not None  # proposed just now, or known at issue
             edges.append(edge)
             if link.outcome is None:
@@ -417,7 +420,7 @@ class TreeSearch:
                     edge.quarantined = link.reason or "unknown fault"
                 return node, edges
             if edge.child is None:
-                self._add_child(tree, edge, link, ticket.greedy)
+                self._add_child(tree, edge, link, ticket.greedy).group = group
                 if link.outcome.terminated and (deterministic or ticket.cut == "unscored"):
                     edge.closed = True
                 if ticket.cut == "unscored" and link.outcome.terminated:

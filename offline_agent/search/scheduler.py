@@ -155,7 +155,7 @@ class Scheduler:
         critic: Critic | None = None,
         trees_in_flight: int = 32,
         seconds: float | None = None,
-        most_policy_errors: int = 32,
+        most_policy_errors: int = 40,
         tick: Callable[[RunCounts], None] | None = None,
     ) -> None:
         self._engine = engine
@@ -167,6 +167,7 @@ class Scheduler:
         self._tick = tick
         self._inbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self._errors_in_a_row = 0
+        self._last_error = ""
         self._inline = engine.answer if isinstance(engine, InlineEngine) else None
         self.counts = RunCounts()
 
@@ -208,12 +209,14 @@ class Scheduler:
                 self.counts.seconds_waiting += time.perf_counter() - waiting
             if target is not None:
                 if type(target) is Ticket:
-                    self._note_usage(value)
+                    self._note_answer(value)
                     self._advance(target, value, pending)
                 else:
                     self._start(target[0], target[1], value, pending)
                 while pending:
                     search = pending.pop()
+                    if self._errors_in_a_row and self._errors_in_a_row == self.counts.policy_errors:
+                        self._give_up()  # it has never answered: an empty tree would look like a result
                     active -= 1
                     self.counts.trees += 1
                     self._pool.submit(search.world.close, _ignore)
@@ -271,7 +274,7 @@ class Scheduler:
                     self._engine.submit(request[1], partial(self._answered, ticket))
                     return
                 value = inline(request[1])
-                self._note_usage(value)
+                self._note_answer(value)
             elif kind == EXECUTE:
                 if self._pool.workers:
                     job = partial(world.execute, request[1], request[2])
@@ -295,13 +298,28 @@ class Scheduler:
                 self._pool.submit(job, partial(self._criticised, ticket, len(request[2])))
                 return
 
-    def _note_usage(self, answer: Any) -> None:
+    def _note_answer(self, answer: Any) -> None:
+        counts = self.counts
         if type(answer) is Proposals:
-            usage, counts = answer.usage, self.counts
+            self._errors_in_a_row = 0
+            usage = answer.usage
             if usage.generated:
                 counts.generated += usage.generated
                 counts.prefilled += usage.prefilled
                 counts.cached += usage.cached
+        elif isinstance(answer, PolicyError):
+            counts.policy_errors += 1
+            self._errors_in_a_row += 1
+            self._last_error = str(answer)
+            self._fault(f"policy: {answer}")
+            if self._errors_in_a_row >= self._most_policy_errors:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        raise PolicyError(
+            f"the policy failed {self._errors_in_a_row} times in a row, the last time with: {self._last_error}. "
+            "Nothing is lost: run the same command again to go on"
+        )
 
     def _answered(self, ticket: Ticket, answer: Proposals | PolicyError) -> None:
         self._inbox.put((ticket, answer))
@@ -316,17 +334,6 @@ class Scheduler:
         search, counts = ticket.search, self.counts
         if ticket.value is not None:
             counts.simulations += 1
-        if ticket.cut == "policy":
-            counts.policy_errors += 1
-            self._errors_in_a_row += 1
-            self._fault(f"policy: {ticket.error}")
-            if self._errors_in_a_row >= self._most_policy_errors:
-                raise PolicyError(
-                    f"the policy failed {self._errors_in_a_row} times in a row, the last time with: {ticket.error}. "
-                    "Nothing is lost: run the same command again to go on"
-                )
-        else:
-            self._errors_in_a_row = 0
         if ticket.cut in ("fault", "unscored"):
             self._fault(ticket.error or ticket.cut)
         if self._seconds is not None and self.counts.seconds > self._seconds:

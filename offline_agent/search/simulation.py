@@ -20,6 +20,7 @@ from offline_agent.search.tree import Edge, Node
 from offline_agent.seeding import mix
 
 EMPTY: Any = object()
+RETRIES = 3  # an outage of the policy must be told from a request it can never answer
 
 
 class Slot:
@@ -63,13 +64,14 @@ class Shadow(Slot):
 
 
 class Group:
-    """The simulations in flight that share one leaf; `size` counts every member there was."""
+    """The simulations that share one leaf: how many ever joined, and how many of them are not yet committed."""
 
-    __slots__ = ("shadow", "size")
+    __slots__ = ("shadow", "size", "active")
 
     def __init__(self, shadow: Shadow, size: int = 0) -> None:
         self.shadow = shadow
         self.size = size
+        self.active = size
 
 
 # What a simulation yields, as plain tuples (a named tuple costs as much to make as the rest of the exchange):
@@ -199,7 +201,12 @@ def _expand(
     """Draw proposals in one request and pick the new one to execute: the critic's favourite, else the likeliest."""
     node = ticket.node
     seeds = tuple([mix(node.seed, i) for i in ticket.draw])
-    answer = yield (ASK, ProposeRequest(node.context, seeds, rules.temperature, rules.max_tokens))
+    request = ProposeRequest(node.context, seeds, rules.temperature, rules.max_tokens)
+    answer = yield (ASK, request)
+    for _ in range(RETRIES):
+        if type(answer) is Proposals:
+            break
+        answer = yield (ASK, request)
     if isinstance(answer, PolicyError):
         ticket.cut, ticket.error = "policy", str(answer)
         return None
@@ -293,7 +300,13 @@ def _rollout(
         slot = samples[rank] if rank < len(samples) else shadow.slot(rank)
         action = slot.value
         if action is EMPTY:
-            answer = yield (ASK, ProposeRequest(context, (mix(shadow.seed, rank),), temperature, rules.max_tokens))
+            request = ProposeRequest(context, (mix(shadow.seed, rank),), temperature, rules.max_tokens)
+            answer = yield (ASK, request)
+            if type(answer) is not Proposals:
+                for _ in range(RETRIES):
+                    answer = yield (ASK, request)
+                    if type(answer) is Proposals:
+                        break
             action = answer.actions[0] if type(answer) is Proposals else answer
             slot.value = action
             if slot.waiters:

@@ -90,7 +90,6 @@ class Node:
         context: The history itself; its last observation is what this node shows.
         edges: Actions proposed here, in the order in which they became known.
         samples: Number of proposals drawn and committed here.
-        next_sample: Index of the next proposal to draw; those below are drawn or promised to simulations in flight.
         duplicates: Number of proposals in a row that added no edge.
         visits: Number of committed simulations that went through or ended here.
         value_sum: Sum of the values backed up through it.
@@ -105,12 +104,12 @@ class Node:
         asking: A simulation in flight is drawing proposals here.
         state: The restorer's handle on the environment in this state; never exported.
         seed: What the seeds of the proposals drawn here derive from: the path of canonical keys; never exported.
+        group: The simulations that found this node together; nothing more is drawn here while one is in flight.
     """
 
     __slots__ = (
-        "id", "edge", "context", "edges", "samples", "next_sample", "duplicates", "visits", "value_sum", "terminated",
-        "truncated", "verdict", "fingerprint", "goal", "closed", "greedy", "by_key", "asking", "pending", "state",
-        "seed",
+        "id", "edge", "context", "edges", "samples", "duplicates", "visits", "value_sum", "terminated", "truncated",
+        "verdict", "fingerprint", "goal", "closed", "greedy", "by_key", "asking", "pending", "state", "seed", "group",
     )  # fmt: skip
 
     def __init__(self, id: int, edge: Edge | None, context: Context) -> None:
@@ -120,7 +119,6 @@ class Node:
         self.edges: list[Edge] = []
         self.by_key: dict[str, Edge] | None = None
         self.samples = 0
-        self.next_sample = 0
         self.duplicates = 0
         self.visits = 0
         self.value_sum = 0.0
@@ -135,6 +133,7 @@ class Node:
         self.pending = 0
         self.state: Any = None
         self.seed = 0
+        self.group: Any = None
 
     @property
     def depth(self) -> int:
@@ -179,7 +178,8 @@ class SearchTree:
         first_rollouts: What the policy reaches alone: one entry for each of the first rollouts from the root, the
             greedy one first, with `greedy`, `score`, `success` and `cut` (None, or what cut the rollout).
         counters: Deterministic totals: `generated` (sampled ids), `prefilled` (other ids of the trie of prompts),
-            `tool_calls` (edges executed), `dropped` (nodes of rollouts whose history differed from the tree's).
+            `tool_calls` (edges executed), `dropped` (actions of
+            independent rollouts after an observation that differed from the tree's).
     """
 
     __slots__ = (

@@ -1,0 +1,272 @@
+"""What breaks: environments, verifiers, policies. The branch is quarantined, the run goes on, nothing is scored 0."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+from tests.search_kit import Guess, Paths, search, tasks
+
+from offline_agent.envs.base import EnvSpec
+from offline_agent.errors import EnvironmentFault, PolicyError
+from offline_agent.policies.base import Proposals, ThreadEngine
+from offline_agent.records import Action, ToolCall, Verdict
+from offline_agent.search.mcts import SearchSettings
+from offline_agent.search.restore import RestoreCounts, Restorer
+from offline_agent.search.scheduler import EnvPool, Scheduler
+
+SETTINGS = SearchSettings(simulations=32)
+
+
+class Breaks(Paths):
+    """Raises behind one door."""
+
+    def door(self, number: int) -> str:
+        """Go through a door.
+
+        Args:
+            number: Which door.
+        """
+        if number == 2 and self.path:
+            raise RuntimeError("the floor gave way")
+        return super().door(number)
+
+
+class Hangs(Paths):
+    """Sleeps behind one door."""
+
+    def door(self, number: int) -> str:
+        """Go through a door.
+
+        Args:
+            number: Which door.
+        """
+        if number == 1 and not self.path:
+            time.sleep(3)
+        return super().door(number)
+
+
+class Forgets(Paths):
+    """Answers differently on every call; must be replayed."""
+
+    replay_only = True
+    noise = random.Random(1)
+
+    def door(self, number: int) -> str:
+        """Go through a door.
+
+        Args:
+            number: Which door.
+        """
+        return super().door(number) + (f" {self.noise.random()}" if len(self.path) == 1 else "")
+
+
+class Unjudged(Paths):
+    """Cannot judge paths through door 3."""
+
+    def get_reward(self) -> float:
+        """Raise sometimes."""
+        if "3" in self.path:
+            raise KeyError("judge's notes")
+        return super().get_reward()
+
+
+class NeverOpens(Paths):
+    """Fails to start."""
+
+    def reset(self, code: str) -> str:
+        """Raise."""
+        raise OSError("no such world")
+
+
+class Shares(Paths):
+    """Deep copies share their path."""
+
+    def __deepcopy__(self, memo: Any) -> Shares:
+        return self
+
+
+def scores_of(run: Any) -> list[float | None]:
+    return [n.verdict.score if n.verdict else None for s in run.searches.values() for n in s.tree.terminals()]
+
+
+def test_a_raising_tool_quarantines_its_branch_alone() -> None:
+    run = search(EnvSpec(Breaks), Guess(), SETTINGS, tasks(EnvSpec(Breaks), 4))
+    edges = [e for s in run.searches.values() for e in s.tree.edges]
+    broken = [e for e in edges if e.quarantined]
+    assert broken and all("the floor gave way" in (e.quarantined or "") for e in broken)
+    assert all(e.child is None and e.visits == 0 and e.closed for e in broken)
+    assert all(s.tree.simulations > 20 or s.tree.stopped == "closed" for s in run.searches.values())
+    assert run.scheduler and run.scheduler.counts.faults >= len(broken)
+
+
+def test_a_hanging_tool_is_cut_by_the_time_limit() -> None:
+    spec = EnvSpec(Hangs)
+    run = search(spec, Guess(), SearchSettings(simulations=12), tasks(spec, 2), workers=2, time_limit=0.3)
+    broken = [e for s in run.searches.values() for e in s.tree.edges if e.quarantined]
+    assert broken and all("no answer within 0.3 s" in (e.quarantined or "") for e in broken)
+    assert all(s.tree.simulations == 12 or s.tree.stopped == "closed" for s in run.searches.values())
+
+
+def test_an_environment_that_always_hangs_stops_the_run() -> None:
+    pool = EnvPool(2, 0.01, most_hung=3)
+    scheduler = Scheduler(Guess().engine(), pool)
+    for _ in range(8):
+        pool.submit(lambda: time.sleep(1), lambda result: None)
+    with pytest.raises(EnvironmentFault, match="not fit"):
+        for _ in range(400):
+            time.sleep(0.01)
+            pool.reap()
+    assert scheduler.counts.trees == 0
+
+
+def test_another_answer_on_replay_quarantines_the_subtree() -> None:
+    spec = EnvSpec(Forgets)
+    run = search(spec, Guess(), SETTINGS, tasks(spec, 3))
+    assert run.counts.mismatches > 0
+    for one in run.searches.values():
+        tree = one.tree
+        assert tree is not None
+        noisy = [e for e in tree.edges if e.quarantined]
+        assert noisy and all("not deterministic" in (e.quarantined or "") for e in noisy)
+        below = [n for n in tree.nodes if n.quarantined]
+        assert below
+
+
+def test_a_raising_verifier_gives_no_score() -> None:
+    spec = EnvSpec(Unjudged)
+    run = search(spec, Guess(), SETTINGS, tasks(spec, 3))
+    assert None in scores_of(run)
+    for one in run.searches.values():
+        assert one.tree is not None
+        for node in one.tree.terminals():
+            if node.verdict and node.verdict.score is None:
+                assert node.edge and node.edge.quarantined and node.edge.visits == 0
+                assert "judge's notes" in (node.verdict.error or "")
+
+
+def test_an_environment_that_does_not_open_gives_an_empty_tree_with_the_reason() -> None:
+    spec = EnvSpec(NeverOpens)
+    run = search(spec, Guess(), SETTINGS, tasks(spec, 2))
+    for one in run.searches.values():
+        assert one.tree is not None and "no such world" in (one.tree.quarantined or "")
+        assert one.tree.stopped == "quarantined" and len(one.tree.nodes) == 1
+
+
+class Clumsy(Guess):
+    """Emits faulty turns of every kind besides good ones."""
+
+    faults = (
+        Action("{", fault="invalid_json", detail="the call is no JSON"),
+        Action("", fault="empty", detail="the turn is empty"),
+        Action("on and on", fault="no_end"),
+        Action("x", call=ToolCall("dor", {"number": 1})),
+        Action("y", call=ToolCall("door", {"number": "many"})),
+        Action("z", call=ToolCall("door", {"number": 11})),
+    )
+
+    def act(self, context: Any, seed: int, temperature: float | None) -> Action:
+        """Return a faulty action every other time."""
+        rng = random.Random(seed ^ 77)
+        return rng.choice(self.faults) if rng.random() < 0.5 else super().act(context, seed, temperature)
+
+
+def test_faulty_turns_are_answered_and_never_reach_the_environment() -> None:
+    spec = EnvSpec(Paths)
+    run = search(spec, Clumsy(), SearchSettings(simulations=48, max_steps=6), tasks(spec, 4))
+    faults = {e.fault for s in run.searches.values() for e in s.tree.edges if e.fault}  # type: ignore[union-attr]
+    assert faults == {"invalid_json", "empty", "no_end", "unknown_tool", "bad_arguments", "tool_error"}
+    for one in run.searches.values():
+        assert one.tree is not None
+        for edge in one.tree.edges:
+            if edge.fault == "no_end":
+                assert edge.child is None and edge.visits == 0 and edge.closed
+            elif edge.fault:
+                assert edge.child is not None and "rror" in (edge.child.context.observation or "")
+
+
+class Fails(Guess):
+    """Answers with an error every eighth time, or always."""
+
+    def __init__(self, always: bool = False) -> None:
+        super().__init__()
+        self.always = always
+
+    def propose(self, requests: Any) -> list[Any]:
+        """Fail by seed."""
+        return [
+            PolicyError("overloaded") if self.always or r.seeds[0] % 8 == 0 else super(Fails, self).propose((r,))[0]
+            for r in requests
+        ]
+
+
+def test_a_failing_policy_is_counted_and_the_run_goes_on() -> None:
+    run = search(EnvSpec(Paths), Fails(), SETTINGS, tasks(EnvSpec(Paths), 2))
+    assert run.scheduler and run.scheduler.counts.policy_errors > 0
+    assert all(s.tree and s.tree.simulations > 0 for s in run.searches.values())
+
+
+def test_a_dead_policy_stops_the_run_with_what_to_do() -> None:
+    with pytest.raises(PolicyError, match="Nothing is lost: run the same command again"):
+        search(EnvSpec(Paths), Fails(always=True), SETTINGS, tasks(EnvSpec(Paths), 2))
+
+
+def test_a_policy_that_raises_answers_each_request_with_the_error() -> None:
+    class Raises(Guess):
+        def propose(self, requests: Any) -> list[Any]:
+            raise ZeroDivisionError("no weights")
+
+        def engine(self) -> Any:
+            return ThreadEngine(self)
+
+    with pytest.raises(PolicyError, match="no weights"):
+        search(EnvSpec(Paths), Raises(), SETTINGS, tasks(EnvSpec(Paths), 1))
+
+
+def test_copies_that_share_state_are_found_before_the_search() -> None:
+    from offline_agent.search.probe import copying_fault
+
+    spec = EnvSpec(Shares)
+    (task,) = tasks(spec, 1)
+    actions = [Action("", call=ToolCall("door", {"number": n})) for n in (1, 2)]
+    assert "share" in (copying_fault(spec, task, actions) or "")
+    assert copying_fault(EnvSpec(Paths), task, actions) is None
+
+
+@pytest.mark.parametrize("live", [1, 2, 5, 100])
+@pytest.mark.parametrize("replay_only", [True, False])
+def test_after_random_backtracking_the_environment_is_where_the_tree_says(live: int, replay_only: bool) -> None:
+    spec = EnvSpec(type("Some", (Paths,), {"replay_only": replay_only}))
+    (task,) = tasks(spec, 1)
+    counts = RestoreCounts()
+    world = Restorer(spec, task, live, counts)
+    rng = random.Random(live)
+    states = [world.open().state]
+    for _ in range(150):
+        parent = rng.choice([s for s in states if s.depth < 2] if rng.random() < 0.9 else states[:1])
+        number = rng.randrange(10)
+        outcome = world.execute(parent, Action("", call=ToolCall("door", {"number": number})))
+        path = f"{parent.fingerprint}{number}"
+        assert outcome.observation == f"Behind you: {path}." and outcome.fingerprint == path
+        states.append(outcome.state)
+    assert counts.mismatches == 0 and (replay_only or live < 100 or counts.replayed == 0)
+    world.close()
+
+
+def test_the_critic_steers_and_is_kept_apart() -> None:
+    def likes_the_code(context: Any, actions: Any, seed: int) -> list[float | None]:
+        right = int(str(context.task.args["code"])[min(context.depth, 2)])
+        return [1.0 if a.call.arguments["number"] == right else 0.0 for a in actions]
+
+    spec, settings = EnvSpec(Paths), SearchSettings(simulations=24)
+    plain = search(spec, Guess(), settings, tasks(spec, 6))
+    led = search(spec, Guess(), settings, tasks(spec, 6), critic=likes_the_code)
+    best = [max((s for s in scores_of(run) if s is not None), default=0) for run in (plain, led)]
+    assert best[1] >= best[0]
+    scored = [e for s in led.searches.values() for e in s.tree.edges if e.critic is not None]  # type: ignore[union-attr]
+    assert scored and all(e.critic in (0.0, 1.0) for e in scored)
+    broken = search(spec, Guess(), settings, tasks(spec, 2), critic=lambda *_: 1 / 0)
+    assert broken.scheduler and any("critic" in t for t in broken.scheduler.counts.fault_examples)
+    assert isinstance(Verdict(1.0, True, "x"), Verdict) and Proposals is not None
