@@ -68,11 +68,18 @@ def _batch(
         for field in schema:
             if row[field.name] is None and not field.nullable:
                 raise DataError(f"{table}, row {number}: {field.name} must not be None.")
-        encoded.append({field.name: _encode(row[field.name], field.type) for field in schema})
+        encoded.append({field.name: _cell(table, number, field, row[field.name]) for field in schema})
     try:
         return pa.RecordBatch.from_pylist(encoded, schema=plain).cast(schema)
     except (pa.ArrowException, UnicodeError, TypeError, ValueError, OverflowError) as error:
         raise _blame(table, encoded, start, plain, error) from error
+
+
+def _cell(table: str, number: int, field: pa.Field, value: Any) -> Any:
+    try:
+        return _encode(value, field.type)
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DataError(f"{table}, row {number}: {field.name} does not fit {field.type}: {error}") from error
 
 
 def _blame(table: str, rows: list[dict[str, Any]], start: int, plain: pa.Schema, error: Exception) -> DataError:
@@ -111,6 +118,9 @@ def _encode(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_list(kind) and (pa.types.is_nested(kind.value_type) or isinstance(kind.value_type, pa.JsonType)):
         return [_encode(item, kind.value_type) for item in value]
     if pa.types.is_struct(kind):
+        missing = [field.name for field in kind if not field.nullable and value.get(field.name) is None]
+        if missing:
+            raise ValueError(f"{', '.join(missing)} must not be None")
         return {field.name: _encode(value.get(field.name), field.type) for field in kind}
     return value
 
