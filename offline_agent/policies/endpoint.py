@@ -1,0 +1,155 @@
+"""An OpenAI-compatible endpoint: one method that posts and answers with JSON, or says readably why not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from offline_agent.errors import ConfigError, PolicyError, did_you_mean
+
+Json = dict[str, Any]
+NO_KEY = "none"
+
+
+class Refused(PolicyError):
+    """The server refused a request (4xx) that would be refused again.
+
+    Args:
+        status: The HTTP status.
+        said: The server's own words.
+        message: What to tell the user.
+    """
+
+    def __init__(self, status: int, said: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.said = said
+
+
+class Endpoint:
+    """A client of one server. Thread-safe.
+
+    Args:
+        url: The endpoint, `/v1` included.
+        timeout: Seconds to wait for one answer.
+        retries: How often a request is tried again after 408, 409, 429, 5xx, a time-out or a lost connection, with
+            exponential back-off (0.5 s to 8 s, or what the server asks for).
+        api_key: None = the environment's OPENAI_API_KEY, if any.
+
+    Raises:
+        ConfigError: The URL is not one.
+    """
+
+    def __init__(self, url: str, timeout: float, retries: int, api_key: str | None) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"policy.url: got {url!r}; write it in full, e.g. http://localhost:8000/v1")
+        from openai import OpenAI
+
+        self.url = url.rstrip("/")
+        self._timeout = timeout
+        self._tries = retries + 1
+        key = api_key or os.environ.get("OPENAI_API_KEY") or NO_KEY
+        self._client = OpenAI(base_url=self.url, api_key=key, timeout=timeout, max_retries=retries)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Json:
+        """Return the server's JSON object.
+
+        Raises:
+            Refused: The server answered 4xx.
+            PolicyError: There was no answer, or it was not a JSON object.
+        """
+        import httpx
+
+        return self._call(lambda: self._client.post(path, body=dict(body), cast_to=httpx.Response), path)
+
+    def models(self) -> list[str] | None:
+        """Return the names of the served models; None where the server does not tell.
+
+        Raises:
+            ConfigError: No server answers at the URL.
+        """
+        import httpx
+
+        try:
+            answer = self._call(lambda: self._client.get("/models", cast_to=httpx.Response), "/models")
+        except Refused:
+            return None
+        except PolicyError as error:
+            raise ConfigError(f"policy.url: {error}") from error
+        entries = answer.get("data")
+        if not isinstance(entries, list):
+            return None
+        names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
+        return [name for name in names if isinstance(name, str)]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _call(self, send: Any, path: str) -> Json:
+        import openai
+
+        try:
+            response = send()
+        except openai.APITimeoutError as error:
+            raise PolicyError(
+                f"{self.url} gave no answer within {self._timeout:g} s ({self._tries} tries). Raise policy.timeout, or "
+                "lower policy.concurrency or policy.max_tokens."
+            ) from error
+        except openai.APIConnectionError as error:
+            raise PolicyError(
+                f"no server answers at {self.url} ({error.__cause__ or error}). Is it up? Start one (e.g. "
+                "`python -m vllm.entrypoints.openai.api_server --model MODEL`) or set policy.url."
+            ) from error
+        except openai.APIStatusError as error:
+            raise self._status(error, path) from error
+        try:
+            answer = response.json()
+        except ValueError as error:
+            raise PolicyError(
+                f"{self.url}{path} answered {response.text[:80]!r}, which is not JSON. Does policy.url point to the "
+                "endpoint itself (it usually ends in /v1)?"
+            ) from error
+        if not isinstance(answer, dict):
+            raise PolicyError(f"{self.url}{path} answered a JSON {type(answer).__name__}, not an object")
+        return answer
+
+    def _status(self, error: Any, path: str) -> PolicyError:
+        said = _said(error)
+        place = f"{self.url}{path} answered {error.status_code}: {said}"
+        if error.status_code in (401, 403):
+            return Refused(error.status_code, said, f"{place}. Set OPENAI_API_KEY (or policy.api_key).")
+        if error.status_code == 404:
+            hint = "Is policy.url the endpoint itself (it usually ends in /v1), and policy.model a served name?"
+            return Refused(404, said, f"{place}. {hint}")
+        if error.status_code == 429 or error.status_code >= 500:
+            return PolicyError(f"{place} ({self._tries} tries). Look at the server's log, or lower policy.concurrency.")
+        return Refused(error.status_code, said, place)
+
+
+def served_model(endpoint: Endpoint, wanted: str | None) -> str:
+    """Return the name to ask for: `wanted`, or the only one the server has.
+
+    Raises:
+        ConfigError: No server answers, it does not serve `wanted`, or none was named and there is a choice.
+    """
+    names = endpoint.models()
+    if wanted is None:
+        if names is not None and len(names) == 1:
+            return names[0]
+        raise ConfigError(f"policy.model: name the served model; {endpoint.url} has {', '.join(names or ['?'])}")
+    if names and wanted not in names:
+        raise ConfigError(
+            f"policy.model: {endpoint.url} does not serve {wanted!r}; it has {', '.join(names)}."
+            + did_you_mean(wanted, names)
+        )
+    return wanted
+
+
+def _said(error: Any) -> str:
+    body = error.body
+    if isinstance(body, dict):
+        inner = body.get("error")
+        body = body.get("message") or (inner.get("message") if isinstance(inner, dict) else inner) or body
+    return str(body if body is not None else error)[:300]

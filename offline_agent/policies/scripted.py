@@ -1,0 +1,189 @@
+"""Policies without a model: an environment's own demonstrator, careful or careless, and pure chance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from offline_agent.errors import ConfigError, PolicyError
+from offline_agent.policies.arguments import Seen, argument_values
+from offline_agent.policies.base import Answer, Engine, InlineEngine, Proposals, ProposeRequest
+from offline_agent.records import Action, Context, Message, ToolCall
+from offline_agent.rendering import Renderer, call_text
+from offline_agent.seeding import derive_seed
+
+Demonstrate = Callable[[Mapping[str, Any], Sequence[Message], random.Random, float], Message]
+"""An environment's scripted expert: (reset's arguments, conversation, chance, noise) to the next assistant message."""
+
+
+class ScriptedPolicy:
+    """What scripted policies share: no tokens, no log-probs, answers at once, each sample from its own seed.
+
+    At temperature 0 a sample depends on the history alone; at any other, on the history and its seed.
+
+    Args:
+        renderer: Writes the turns in its template's format and gives stored rows their token columns (with
+            `"sampled": false` in the certificate); None leaves the columns null.
+        tokenizer: A folder or hub name to make the renderer of, where none is given.
+
+    Raises:
+        ConfigError: The tokenizer cannot be rendered with.
+    """
+
+    name: str = "scripted"
+    batch_invariant = True
+    max_tokens = 0
+
+    def __init__(self, renderer: Renderer | None = None, tokenizer: str | None = None) -> None:
+        self.renderer = Renderer.load(tokenizer) if renderer is None and tokenizer is not None else renderer
+        self.identity: dict[str, object] = {"kind": self.name}
+
+    def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:
+        """See `base.Policy.propose`."""
+        return [self._answer(request) for request in requests]
+
+    def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        """Refuse: there are no probabilities.
+
+        Raises:
+            PolicyError: Always.
+        """
+        raise PolicyError(f"the {self.name} policy has no log-probabilities; score with policy=hf or policy=server")
+
+    def engine(self) -> Engine:
+        """See `base.Policy.engine`."""
+        return InlineEngine(self)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _answer(self, request: ProposeRequest) -> Answer:
+        context = request.context
+        try:
+            if request.temperature == 0:
+                return Proposals((self._act(context, random.Random(_seed_of(context))),) * len(request.seeds))
+            return Proposals(tuple(self._act(context, random.Random(seed)) for seed in request.seeds))
+        except PolicyError as error:
+            return error
+        except Exception as error:  # the demonstrator is an environment's own code
+            fault = PolicyError(f"the {self.name} policy raised {type(error).__name__}: {error}")
+            fault.__cause__ = error
+            return fault
+
+    def _act(self, context: Context, rng: random.Random) -> Action:
+        raise NotImplementedError
+
+    def _write(self, thought: str, call: ToolCall | None) -> Action:
+        if call is None:
+            fault = None if thought.strip() else "empty"
+            detail = "The turn was empty. Call a tool, or answer in words." if fault else None
+            return Action(thought, thought, None, fault, detail)
+        text = call_text(thought, call) if self.renderer is None else self.renderer.write(thought, call)
+        return Action(text, thought, call)
+
+
+class NoisyPolicy(ScriptedPolicy):
+    """The environment's demonstrator, competent with the tools and careless in its decisions.
+
+    Args:
+        demonstrate: The environment's hook (`EnvSpec.demonstrate`).
+        noise: 0 = the oracle; 0.3 is usual; 1 = nothing but carelessness.
+        renderer, tokenizer: See `ScriptedPolicy`.
+
+    Raises:
+        ConfigError: The environment has no demonstrator, or `noise` is not in [0, 1].
+    """
+
+    name = "noisy"
+
+    def __init__(
+        self,
+        demonstrate: Demonstrate | None,
+        noise: float = 0.3,
+        renderer: Renderer | None = None,
+        tokenizer: str | None = None,
+    ) -> None:
+        super().__init__(renderer, tokenizer)
+        if demonstrate is None:
+            raise ConfigError(
+                f"policy={self.name}: the environment has no demonstrator; give it a class method "
+                "demonstrate(task, messages, rng, noise), or use policy=random, hf or server"
+            )
+        if not 0.0 <= noise <= 1.0:
+            raise ConfigError(f"policy.noise: got {noise!r}, allowed: a number from 0 (no noise) to 1")
+        self._demonstrate = demonstrate
+        self._noise = noise
+        self.identity["noise"] = noise
+
+    def _act(self, context: Context, rng: random.Random) -> Action:
+        message = self._demonstrate(context.task.args, context.messages(), rng, self._noise)
+        calls = message.get("tool_calls") or []
+        if len(calls) > 1:
+            raise PolicyError(f"the demonstrator made {len(calls)} calls in one turn; one at most is allowed")
+        thought = message.get("content") or ""
+        if not calls:
+            return self._write(thought, None)
+        function = calls[0].get("function", calls[0])
+        return self._write(thought, ToolCall(function["name"], dict(function["arguments"])))
+
+
+class OraclePolicy(NoisyPolicy):
+    """The environment's demonstrator without noise.
+
+    Args:
+        demonstrate: The environment's hook (`EnvSpec.demonstrate`).
+        renderer, tokenizer: See `ScriptedPolicy`.
+
+    Raises:
+        ConfigError: The environment has no demonstrator.
+    """
+
+    name = "oracle"
+
+    def __init__(
+        self, demonstrate: Demonstrate | None, renderer: Renderer | None = None, tokenizer: str | None = None
+    ) -> None:
+        super().__init__(demonstrate, 0.0, renderer, tokenizer)
+        del self.identity["noise"]
+
+
+class RandomPolicy(ScriptedPolicy):
+    """Chance, for any environment at all: tools drawn evenly, arguments from their schemas.
+
+    Bounds and enumerations are kept to; other values are words and numbers seen in the conversation.
+
+    Args:
+        answer_probability: How often a turn is a final answer (a few words seen) instead of a call. An environment
+            without tools is answered always.
+        renderer, tokenizer: See `ScriptedPolicy`.
+
+    Raises:
+        ConfigError: `answer_probability` is not in [0, 1].
+    """
+
+    name = "random"
+
+    def __init__(
+        self, answer_probability: float = 0.0, renderer: Renderer | None = None, tokenizer: str | None = None
+    ) -> None:
+        super().__init__(renderer, tokenizer)
+        if not 0.0 <= answer_probability <= 1.0:
+            raise ConfigError(f"policy.answer_probability: got {answer_probability!r}, allowed: a number from 0 to 1")
+        self._answer_probability = answer_probability
+        self.identity["answer_probability"] = answer_probability
+
+    def _act(self, context: Context, rng: random.Random) -> Action:
+        seen = Seen.of(context)
+        if not context.tools or rng.random() < self._answer_probability:
+            return self._write(seen.words(rng), None)
+        schema = context.tools[rng.randrange(len(context.tools))]
+        function = schema.get("function", schema)
+        arguments = argument_values(function.get("parameters") or {}, rng, seen)
+        return self._write("", ToolCall(function["name"], arguments))
+
+
+def _seed_of(context: Context) -> int:
+    """Return a seed that is the history's own."""
+    action = context.action.text if context.action is not None else ""
+    return derive_seed(0, context.task.task_id, context.depth, action, context.observation)
