@@ -15,14 +15,12 @@ final answer has no effect). `tasks` is given the constructor's arguments that i
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
+from offline_agent import catalog
 from offline_agent.envs.episode import Episode, StepResult, ToolError
 from offline_agent.envs.tools import ToolSet
 from offline_agent.errors import ConfigError, EnvironmentFault, did_you_mean
@@ -87,10 +85,11 @@ class EnvSpec:
         self.version = str(getattr(cls, "version", "1"))
         self.sandboxed = sandboxed
         self.max_observation_chars = max_observation_chars
-        faults = [*_class_faults(cls), *_argument_faults(cls, self.args)]
+        if not inspect.isclass(cls):
+            raise ConfigError(f"env: {cls!r} is no class")
+        faults = [*_class_faults(cls), *catalog.argument_faults("env", cls, self.args)]
         try:
-            own = inspect.getattr_static(cls, "_class_tools", None)
-            self.tools: ToolSet = cls._class_tools() if own is not None else ToolSet.of(cls)  # type: ignore[attr-defined]
+            self.tools = ToolSet.of(cls)
         except ConfigError as error:
             faults.extend(error.faults)
         if faults:
@@ -119,18 +118,8 @@ class EnvSpec:
         Raises:
             ConfigError: There is no such environment, or it is not fit.
         """
-        short = None
-        if ":" not in name_or_path:
-            from offline_agent import catalog
-
-            table = catalog.ENVIRONMENTS
-            if name_or_path not in table:
-                raise ConfigError(
-                    f"env: there is no environment {name_or_path!r}; known: {', '.join(sorted(table))}, or write"
-                    f" module:Class for your own.{did_you_mean(name_or_path, table)}"
-                )
-            short, name_or_path = name_or_path, table[name_or_path]
-        return cls(_import(name_or_path), args, name=short, **options)
+        found = catalog.resolve("env", name_or_path)
+        return cls(found, args, name=name_or_path if name_or_path in catalog.ENVIRONMENTS else None, **options)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -212,62 +201,7 @@ class EnvSpec:
 
 
 def _class_faults(cls: type) -> Iterator[str]:
-    if not inspect.isclass(cls):
-        yield f"env: {cls!r} is no class"
-    elif not inspect.isfunction(inspect.getattr_static(cls, "reset", None)):
+    if not inspect.isfunction(inspect.getattr_static(cls, "reset", None)):
         yield f"environment {cls.__name__} has no method reset(self, ...) -> str; that is how a task starts"
     if inspect.isfunction(inspect.getattr_static(cls, "tasks", None)):
         yield f"environment {cls.__name__}: tasks must be a @classmethod; as a plain method TRL takes it for a tool"
-
-
-def _argument_faults(cls: type, args: Mapping[str, Any]) -> Iterator[str]:
-    try:
-        parameters = inspect.signature(cls).parameters
-    except (TypeError, ValueError):
-        return
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    for key in args:
-        if key not in named and not open_ended:
-            allowed = ", ".join(named) or "none"
-            yield f"env.{key}: {cls.__name__} takes no such argument; allowed: {allowed}.{did_you_mean(key, named)}"
-    for parameter in parameters.values():
-        if parameter.name in named and parameter.default is parameter.empty and parameter.name not in args:
-            yield f"env.{parameter.name}: {cls.__name__} needs this argument; set env.{parameter.name}=..."
-
-
-def _import(path: str) -> type:
-    module_name, _, class_name = path.rpartition(":")
-    try:
-        module = _load_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
-    except ConfigError:
-        raise
-    except ImportError as error:
-        raise ConfigError(
-            f"env: cannot import {module_name!r} ({error}); write module:Class with the module on the Python path,"
-            " or path/to/file.py:Class"
-        ) from error
-    except Exception as error:
-        raise ConfigError(f"env: importing {module_name!r} raised {type(error).__name__}: {error}") from error
-    found = getattr(module, class_name, None)
-    if not inspect.isclass(found):
-        names = [n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__]
-        raise ConfigError(
-            f"env: {module_name!r} has no class {class_name!r}; it has {', '.join(names) or 'none'}."
-            f"{did_you_mean(class_name, names)}"
-        )
-    return found
-
-
-def _load_file(path: Path) -> Any:
-    import sys
-
-    if not path.is_file():
-        raise ConfigError(f"env: there is no file {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"env: {str(path)!r} cannot be loaded as Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
-    return module

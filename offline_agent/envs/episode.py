@@ -72,6 +72,12 @@ class Episode:
         """Whether the episode is over."""
         return self._over or bool(self._read("terminated", False))
 
+    @property
+    def system_prompt(self) -> str:
+        """What the policy is told first: the instance's own `system_prompt`, which may depend on its arguments."""
+        prompt = self._read("system_prompt", "")
+        return prompt if isinstance(prompt, str) else self.spec.system_prompt
+
     def reset(self, task: Task) -> str:
         """Start the task and return the first observation.
 

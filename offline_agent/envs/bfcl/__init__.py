@@ -1,5 +1,5 @@
 """The multi-turn tasks of the Berkeley Function-Calling Leaderboard (package `bfcl-eval`)."""
 
-from offline_agent.envs.bfcl.env import Bfcl
+from offline_agent.envs.bfcl.env import BFCL
 
-__all__ = ["Bfcl"]
+__all__ = ["BFCL"]

@@ -21,7 +21,7 @@ _NEW_FUNCTIONS = "I have updated some more functions you can choose from. What a
 _CHECKS = ("state", "benchmark")
 
 
-class Bfcl(Environment):
+class BFCL(Environment):
     """800 scripted conversations over file systems, trading, travel, vehicles, messages, tickets and posts.
 
     A turn of the user's is over when the policy answers without a call; then the user speaks again. A turn passes
@@ -182,7 +182,7 @@ def _tool(schema: Mapping[str, Any]) -> Callable[..., str]:
     function = schema["function"]
     shape = function["parameters"]
 
-    def tool(self: Bfcl, **arguments: Any) -> str:
+    def tool(self: BFCL, **arguments: Any) -> str:
         return self._execute(function["name"], arguments)
 
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
@@ -208,7 +208,7 @@ def _add_tools() -> None:
     """Give the class every function of the benchmark; which of them a task offers is `_tools`."""
     for schemas in data.documents().values():
         for name, schema in schemas.items():
-            setattr(Bfcl, name, _tool(schema))
+            setattr(BFCL, name, _tool(schema))
 
 
 if data.installed():

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import threading
 from collections import defaultdict
 from functools import lru_cache
@@ -37,12 +38,18 @@ def missing() -> str | None:
             return (
                 f"env textworld needs the package {package.replace('_', '-')}, which is not installed; run: {command}"
             )
-    if shutil.which("java") is None:
+    if java() is None:
         return (
             "env textworld needs Java, and there is no `java` on the PATH; on Debian or Ubuntu run:"
             " apt-get install default-jre-headless (or openjdk-17-jre-headless)"
         )
     return None
+
+
+def java() -> str | None:
+    """Return the path of a Java runtime: on the PATH, or beside the running Python; None where there is none."""
+    beside = os.path.join(os.path.dirname(sys.executable), "java")
+    return shutil.which("java") or shutil.which(beside)
 
 
 class Server:
@@ -58,7 +65,12 @@ class Server:
         logging.getLogger("py4j").setLevel(logging.CRITICAL)  # errors reach us as exceptions
         try:
             port, self._process = launch_gateway(
-                classpath=JAR_PATH, cwd=BASEPATH, javaopts=_JAVA_OPTIONS, die_on_exit=True, return_proc=True
+                classpath=JAR_PATH,
+                cwd=BASEPATH,
+                javaopts=_JAVA_OPTIONS,
+                die_on_exit=True,
+                return_proc=True,
+                java_path=java(),
             )
             parameters = GatewayParameters(port=port)
             self._gateway = JavaGateway(gateway_parameters=parameters, java_process=self._process)

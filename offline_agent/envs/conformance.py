@@ -1,0 +1,303 @@
+"""Is this environment fit to search and to train on? The checks that every environment must pass, ours and yours.
+
+`python -c "from offline_agent.envs.conformance import check; check('my_module:MyEnv')"` prints the report.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import json
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from offline_agent.envs.base import SPLITS, EnvSpec
+from offline_agent.envs.playing import Closing, Player, draw, faulty, opened
+from offline_agent.errors import OfflineAgentError
+from offline_agent.records import Action, Task, ToolCall
+
+MAX_LISTED = 2_000
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check's outcome.
+
+    Attributes:
+        name: What was checked.
+        passed: None where it does not apply.
+        detail: What is wrong and how to mend it, or why it does not apply; "" when passed.
+    """
+
+    name: str
+    passed: bool | None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All checks of one environment, in the order they ran."""
+
+    environment: str
+    checks: tuple[Check, ...]
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(c for c in self.checks if c.passed is False)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return not self.failures
+
+    def __str__(self) -> str:
+        marks = {True: "ok     ", False: "FAILED ", None: "-      "}
+        lines = [f"{marks[c.passed]}{c.name}{': ' if c.detail else ''}{c.detail}" for c in self.checks]
+        return "\n".join([f"{self.environment}: {'passed' if self.passed else 'FAILED'}", *lines])
+
+
+class _NotApplicable(Exception):
+    """The environment lacks what the check is about."""
+
+
+def check(name_or_path: str, args: Mapping[str, Any] | None = None) -> Report:
+    """Load an environment, check it and print the report; see `check_environment`."""
+    report = check_environment(EnvSpec.load(name_or_path, args))
+    print(report)
+    return report
+
+
+def check_environment(spec: EnvSpec, *, tasks: int = 3, max_steps: int = 120, seconds: float = 60.0) -> Report:
+    """Return what every environment must pass, tried on this one.
+
+    Args:
+        spec: The environment.
+        tasks: How many tasks of each split are played.
+        max_steps: Most actions in one episode; the oracle must be done within them.
+        seconds: Longest any one check may take; one that takes longer fails.
+    """
+    checker = _Checker(spec, tasks, max_steps)
+    out = []
+    for name, function in checker.checks():
+        out.append(_timed(name, function, seconds))
+        if name == "tasks" and not out[-1].passed:
+            break
+    return Report(spec.name, tuple(out))
+
+
+def _timed(name: str, function: Callable[[], Iterable[str]], seconds: float) -> Check:
+    """Run one check in a thread of its own, so that an environment that hangs cannot hang the suite."""
+    outcome: list[Check] = []
+
+    def run() -> None:
+        try:
+            faults = list(itertools.islice(function(), 5))
+            outcome.append(Check(name, not faults, "; ".join(faults)))
+        except _NotApplicable as reason:
+            outcome.append(Check(name, None, str(reason)))
+        except OfflineAgentError as error:
+            outcome.append(Check(name, False, str(error)))
+        except Exception as error:  # e.g. from the demonstrate hook, which no boundary wraps
+            outcome.append(Check(name, False, f"{type(error).__name__}: {error}"))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return outcome[0] if outcome else Check(name, False, f"it was not done after {seconds:g} s")
+
+
+class _Checker:
+    def __init__(self, spec: EnvSpec, tasks: int, max_steps: int) -> None:
+        self.spec = spec
+        self.max_steps = max_steps
+        self.player = Player(spec, max_steps)
+        self._count = tasks
+        self._tasks: dict[str, list[Task]] = {}
+
+    def checks(self) -> Iterator[tuple[str, Callable[[], Iterable[str]]]]:
+        yield "tasks", self.tasks
+        yield "splits are disjoint", self.splits
+        yield "reset is deterministic", self.reset
+        yield "tools are TRL's", self.trl
+        yield "tools can be called", self.callable
+        yield "bad calls are answered", self.bad_calls
+        yield "the oracle succeeds", self.oracle
+        yield "the empty policy fails", self.empty
+        yield "get_reward at any time", self.reward
+        yield "replay repeats", self.replay
+        yield "copies are independent", self.copies
+        yield "achieved goals are tasks", self.goals
+
+    def tasks(self) -> Iterator[str]:
+        for split in SPLITS:
+            self._tasks[split] = list(itertools.islice(self.spec.tasks(split), MAX_LISTED))
+            again = list(itertools.islice(self.spec.tasks(split), 20))
+            if not self._tasks[split]:
+                yield f"split {split!r} has no tasks"
+            if again != self._tasks[split][:20]:
+                yield f"listing split {split!r} twice gave different tasks; seed whatever draws them"
+
+    def splits(self) -> Iterator[str]:
+        """No task is in two splits, whatever it is called there."""
+        seen: dict[str, str] = {}
+        for split, listed in self._tasks.items():
+            for task in listed:
+                facts = {k: v for k, v in task.args.items() if k not in ("task_id", "split", "fold")}
+                for key in {task.task_id, json.dumps(facts, sort_keys=True) if facts else task.task_id}:
+                    other = seen.setdefault(key, split)
+                    if other != split:
+                        yield f"{task.task_id!r} is in {other!r} and in {split!r}"
+
+    def reset(self) -> Iterator[str]:
+        for task in self._some():
+            before = copy.deepcopy(dict(task.args))
+            with opened(self.spec) as one, opened(self.spec) as two:
+                first = one.reset(task)
+                if first != two.reset(task):
+                    yield f"{task.task_id}: two instances begin differently"
+                if one.terminated:
+                    yield f"{task.task_id}: it is terminated after reset"
+                for action in self.player.script(task)[:3]:
+                    if not one.terminated:
+                        one.step(action)
+                if one.reset(task) != first or one.terminated:
+                    yield f"{task.task_id}: a second reset of the same instance differs; TRL uses instances again"
+            if dict(task.args) != before:
+                yield f"{task.task_id}: reset changed its arguments"
+
+    def trl(self) -> Iterator[str]:
+        members = inspect.getmembers(self.spec.cls, inspect.isfunction)
+        expected = {n for n, _ in members if n not in ("reset", "get_reward") and not n.startswith("_")}
+        if expected != set(self.spec.tools.names):
+            yield f"TRL lists {sorted(expected)}, this package {sorted(self.spec.tools.names)}"
+        if not expected:
+            yield "it has no tools: write a public method with type hints and a docstring"
+        for task in self._some():
+            with opened(self.spec) as episode:
+                episode.reset(task)
+                unknown = set(episode.tools.names) - expected
+                if unknown:
+                    yield f"{task.task_id}: its own tools {sorted(unknown)} are not methods of the class"
+
+    def callable(self) -> Iterator[str]:
+        """Every tool answers arguments drawn from its schema, with a result or an error the policy can read."""
+        for task in self._some():
+            with opened(self.spec) as probe:
+                probe.reset(task)
+                schemas = probe.tools.schemas
+            for schema in schemas:
+                with opened(self.spec) as episode:
+                    episode.reset(task)
+                    name = schema["function"]["name"]
+                    call = ToolCall(name, draw(schema, random.Random(f"{task.task_id} {name}")))
+                    if name in self.spec.irreversible and not self.spec.sandboxed:
+                        continue
+                    result = episode.step(Action(str(call), call=call))
+                    if result.fault == "bad_arguments":
+                        yield f"{name}: arguments drawn from its schema were refused: {result.observation}"
+
+    def bad_calls(self) -> Iterator[str]:
+        """Faulty turns get a readable answer and leave the state as it is."""
+        for task in self._some():
+            script = self.player.script(task)
+            with opened(self.spec) as episode:
+                episode.reset(task)
+                for action in faulty(episode):
+                    result = episode.step(action)
+                    if not result.fault or not result.observation or result.terminated:
+                        yield f"{task.task_id}: {action.text!r} was answered with {result!r}"
+                plain, disturbed = self.player.walk(task, script), self.player.walk(task, script, episode)
+                if plain.facts()[1:] != disturbed.facts()[1:]:
+                    yield f"{task.task_id}: after faulty calls the same actions are answered differently"
+
+    def oracle(self) -> Iterator[str]:
+        if self.spec.demonstrate is None:
+            raise _NotApplicable("there is no demonstrate hook")
+        for task in self._some():
+            walk = self.player.walk(task, None)
+            verdict = walk.verdict
+            if verdict is None or not verdict.success or verdict.score != 1.0:
+                got = "nothing" if verdict is None else f"{verdict.score} ({verdict.error or dict(verdict.evidence)})"
+                yield f"{task.task_id}: after {len(walk.actions)} actions without noise it scored {got:.500}"
+
+    def empty(self) -> Iterator[str]:
+        for task in self._some():
+            walk = self.player.walk(task, [Action("")] * self.max_steps)
+            verdict = walk.verdict
+            if not (walk.results and walk.results[-1].terminated):
+                yield f"{task.task_id}: {self.max_steps} empty answers did not end the episode"
+            elif verdict is None or verdict.success is not False or verdict.score != 0.0:
+                yield f"{task.task_id}: answering nothing scored {None if verdict is None else verdict.score}, not 0"
+
+    def reward(self) -> Iterator[str]:
+        for task in self._some():
+            with opened(self.spec) as episode:
+                episode.reset(task)
+                for action in [None, *self.player.script(task)]:
+                    if action is not None:
+                        if episode.terminated:
+                            break
+                        episode.step(action)
+                    state, one, two = episode.fingerprint(), episode.verdict(), episode.verdict()
+                    if one.error and "returned None" not in one.error:
+                        yield f"{task.task_id}: {one.error}"
+                        break
+                    if self.spec.deterministic_verifier and one != two:
+                        yield f"{task.task_id}: asked twice, get_reward answered differently: {one!r}, {two!r}"
+                        break
+                    if state != episode.fingerprint():
+                        yield f"{task.task_id}: get_reward changed the state"
+                        break
+
+    def replay(self) -> Iterator[str]:
+        for task in self._some():
+            script = self.player.script(task)
+            if self.player.walk(task, script).facts() != self.player.walk(task, script).facts():
+                yield f"{task.task_id}: the same actions in a new instance were answered differently; seed all chance"
+
+    def copies(self) -> Iterator[str]:
+        if self.spec.replay_only:
+            raise _NotApplicable("replay_only: states are restored by replay")
+        for task in self._some():
+            script = self.player.script(task)
+            expected = self.player.walk(task, script).facts()
+            for at in sorted({0, len(script) // 2, max(len(script) - 1, 0)}):
+                with opened(self.spec) as original:
+                    start = self.player.walk(task, script[:at], original, reset=True)
+                    state = original.fingerprint()
+                    with Closing(original.copy()) as one, Closing(original.copy()) as two:
+                        first = start.then(self.player.walk(task, script[at:], one))
+                        if original.fingerprint() != state:
+                            yield f"{task.task_id}: stepping a copy changed the original's fingerprint"
+                        second = start.then(self.player.walk(task, script[at:], original))
+                        third = start.then(self.player.walk(task, script[at:], two))
+                if not first == second == third == expected:
+                    yield f"{task.task_id}: copies made after {at} actions share state or lack some; see __deepcopy__"
+                    break
+
+    def goals(self) -> Iterator[str]:
+        seen = False
+        for task in self._some():
+            with opened(self.spec) as episode:
+                episode.reset(task)
+                for action in self.player.script(task):
+                    if not episode.terminated:
+                        episode.step(action)
+                goal = episode.achieved_goal()
+                if goal is None:
+                    continue
+                seen = True
+                json.dumps(goal)
+                with opened(self.spec) as other:
+                    other.reset(Task(task.task_id, task.split, goal))
+        if not seen:
+            raise _NotApplicable("it names no achieved goal")
+        yield from ()
+
+    def _some(self) -> list[Task]:
+        return [task for split in SPLITS for task in self._tasks[split][: self._count]]
