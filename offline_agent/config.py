@@ -91,10 +91,8 @@ def help_text(model: type[BaseModel], width: int = 120) -> str:
     last = max(20, width - first - second - third - 6)
     lines: list[str] = []
     for row in rows:
-        columns = [
-            [row[0]],
-            *(textwrap.wrap(text, size) or [""] for text, size in zip(row[1:], (second, third, last), strict=True)),
-        ]
+        sized = zip(row[1:], (second, third, last), strict=True)
+        columns = [[row[0]], *(textwrap.wrap(text, size) or [""] for text, size in sized)]
         for line in range(max(map(len, columns))):
             cells = [column[line] if line < len(column) else "" for column in columns]
             lines.append(f"{cells[0]:{first}}  {cells[1]:{second}}  {cells[2]:{third}}  {cells[3]}".rstrip())
@@ -192,28 +190,39 @@ def _override(
     except (yaml.YAMLError, OmegaConfBaseException, ValueError):
         value = raw
     entry = known.get(path) or known.get(path.removesuffix(".name"))
-    if entry is not None and entry.text and not isinstance(value, str | None):
+    whole = isinstance(value, dict) and _plugged(_field_model(model, path))  # env={name: ..., argument: ...}
+    if entry is not None and entry.text and not whole and not isinstance(value, str | None):
         value = raw  # a text that looks like a number or a list
-    _put(model, data, parts, value)
+    _put(model, data, parts, value, faults, path)
 
 
-def _put(model: type[BaseModel], data: dict[str, Any], parts: list[str], value: Any) -> None:
+def _put(
+    model: type[BaseModel], data: dict[str, Any], parts: list[str], value: Any, faults: list[str], path: str
+) -> None:
     """Set a dotted key; a plugged section keeps its arguments when only its name is given, and the reverse."""
-    here: Any = model
+    here: type[BaseModel] | None = model
     for part in parts[:-1]:
-        field = here.model_fields.get(part) if here is not None else None
-        here = _model(field.annotation) if field is not None else None
+        here = _field_model(here, part)
         inner = data.get(part)
         if not isinstance(inner, dict):
-            inner = {"name": inner} if isinstance(inner, str) and _plugged(here) else {}
-            data[part] = inner
+            inner = data[part] = {"name": inner} if isinstance(inner, str) and _plugged(here) else {}
         data = inner
-    field = here.model_fields.get(parts[-1]) if here is not None else None
-    last = _model(field.annotation) if field is not None else None
-    if _plugged(last) and isinstance(value, str) and isinstance(data.get(parts[-1]), dict):
-        data[parts[-1]]["name"] = value
+    last = _field_model(here, parts[-1])
+    there = data.get(parts[-1])
+    if last is not None and isinstance(value, dict) and isinstance(there, dict):
+        there.update(value)
+    elif _plugged(last) and isinstance(value, str) and isinstance(there, dict):
+        there["name"] = value
+    elif last is not None and not _plugged(last) and not isinstance(value, dict):
+        first = next(iter(last.model_fields), "<argument>")
+        faults.append(f"{path}: got {value!r}, but it is a section; set {path}.{first}=...")
     else:
         data[parts[-1]] = value
+
+
+def _field_model(model: type[BaseModel] | None, name: str) -> type[BaseModel] | None:
+    field = model.model_fields.get(name) if model is not None else None
+    return _model(field.annotation) if field is not None else None
 
 
 def _plugged(model: type[BaseModel] | None) -> bool:

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from offline_agent import catalog
+from offline_agent.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("path", [*catalog.ENVIRONMENTS.values(), *catalog.POLICIES.values()])
+def test_every_entry_names_something_that_is_defined(path: str) -> None:
+    """Read, not imported: what an entry needs may not be installed."""
+    module, _, name = path.partition(":")
+    file = ROOT / (module.replace(".", "/") + ".py")
+    file = file if file.exists() else ROOT / module.replace(".", "/") / "__init__.py"
+    names: set[str] = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+    assert name in names
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [entry for entry in __import__("sys").path if entry])
+    return tmp_path
+
+
+def test_a_module_in_the_current_directory_is_found(here: Path) -> None:
+    (here / "my_env_a.py").write_text("class Mine:\n    class Inner: pass\n")
+    assert catalog.resolve("env", "my_env_a:Mine").__name__ == "Mine"
+    assert catalog.resolve("env", "my_env_a:Mine.Inner").__name__ == "Inner"
+
+
+def test_a_file_is_found(here: Path) -> None:
+    (here / "sub").mkdir()
+    (here / "sub" / "my_env_b.py").write_text("class Mine: pass\n")
+    first = catalog.resolve("policy", "sub/my_env_b.py:Mine")
+    assert first.__name__ == "Mine" and catalog.resolve("policy", "sub/my_env_b.py:Mine") is first
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("env", "shopp", "env: got 'shopp', allowed: bfcl, shop, textworld.*Did you mean 'shop'"),
+        ("policy", "orcale", "policy: got 'orcale'.*Did you mean 'oracle'"),
+        ("env", "nowhere_at_all:X", "there is no module 'nowhere_at_all'"),
+        ("env", "my_bad.inner:X", "there is no module 'my_bad.inner'"),
+        ("env", "my_good:Mien", "has no 'Mien'. Did you mean 'Mine'"),
+        ("env", "my_raising:X", "importing 'my_raising' raised ZeroDivisionError"),
+        ("env", "my_needy:X", "needs the module 'nowhere_to_be_found', which is not installed"),
+        ("env", "my_broken:X", "importing 'my_broken' raised SyntaxError"),
+        ("env", "none.py:X", "there is no file 'none.py'"),
+        ("env", "my_raising.py:X", "running 'my_raising.py' raised ZeroDivisionError"),
+        ("env", ":X", "write module:Class"),
+        ("env", "my_good:", "write module:Class"),
+    ],
+)
+def test_what_cannot_be_found_is_told_apart(here: Path, kind: catalog.Kind, name: str, says: str) -> None:
+    (here / "my_bad.py").write_text("")
+    (here / "my_good.py").write_text("class Mine: pass\n")
+    (here / "my_raising.py").write_text("1 / 0\n")
+    (here / "my_needy.py").write_text("import nowhere_to_be_found\n")
+    (here / "my_broken.py").write_text("class\n")
+    with pytest.raises(ConfigError, match=says):
+        catalog.resolve(kind, name)
+
+
+class Target:
+    def __init__(self, size: int, colour: str = "red", *, seed: int = 0) -> None: ...
+
+
+class Open:
+    def __init__(self, **rest: object) -> None: ...
+
+
+def test_arguments_are_checked_all_at_once() -> None:
+    assert catalog.argument_faults("env", Target, {"size": 1}) == []
+    assert catalog.argument_faults("env", Open, {"anything": 1}) == []
+    faults = catalog.argument_faults("env", Target, {"color": "blue", "sied": 1}, skip=("seed",))
+    assert faults == [
+        "env.color: Target takes no such argument; allowed: size, colour. Did you mean 'colour'?",
+        "env.sied: Target takes no such argument; allowed: size, colour. Did you mean 'size'?",
+        "env.size: Target needs this; set env.size=...",
+    ]
+
+
+def test_keywords_take_what_is_given_and_offer_the_rest() -> None:
+    found = catalog.keywords("policy", Target, {"size": 2}, {"temperature": 0.7, "colour": "blue"}, {"seed": 5})
+    assert found == {"size": 2, "colour": "blue", "seed": 5}
+    assert catalog.keywords("policy", Target, {"size": 2, "seed": 1}, {}, {"seed": 5})["seed"] == 1
+    with pytest.raises(ConfigError, match="policy.model: Target takes no such argument"):
+        catalog.keywords("policy", Target, {"model": "x", "size": 1}, {})
