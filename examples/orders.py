@@ -1,6 +1,7 @@
 """A help desk over a small database: everything optional that an environment can offer.
 
-The state is an SQLite database in memory, which `copy.deepcopy` cannot copy: `__deepcopy__` says how. The verifier
+The state is an SQLite database in memory (in autocommit, or an open transaction would block its backup), which
+`copy.deepcopy` cannot copy: `__deepcopy__` says how. The verifier
 compares the whole end state with the one that the task asks for, and says where they differ.
 
 python -m offline_agent.pipelines.build_prefs env=examples.orders:Orders policy=noisy
@@ -36,7 +37,7 @@ class Orders:
         self._goal = [
             (*r[:3], {"cancel": "cancelled", "ship": "shipped"}[action]) if r[0] == order else r for r in _rows(seed)
         ]
-        self._db = sqlite3.connect(":memory:", check_same_thread=False)
+        self._db = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
         self._db.execute("create table orders (id integer primary key, customer text, item text, status text)")
         self._db.executemany("insert into orders values (?, ?, ?, ?)", _rows(seed))
         self.terminated = False
@@ -80,7 +81,7 @@ class Orders:
     def __deepcopy__(self, memo):
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
-        twin._db = sqlite3.connect(":memory:", check_same_thread=False)
+        twin._db = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
         self._db.backup(twin._db)
         return twin
 
