@@ -1,0 +1,220 @@
+"""The figures of a `build_prefs` run: collected while it runs, kept in summary.json, shown as a table at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.config import BuildPrefsConfig
+from offline_agent.pipelines._parts import Parts
+from offline_agent.preferences.mining import Mined
+from offline_agent.preferences.refusals import Refusal
+from offline_agent.search.critic import PolicyCritic
+from offline_agent.search.restore import RestoreCounts
+from offline_agent.search.scheduler import RunCounts
+from offline_agent.search.tree import SearchTree
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Row = Mapping[str, Any]
+
+
+class Figures:
+    """Counts what a run did; every figure of the trees is taken from the trees, so a resumed run shows the same.
+
+    Args:
+        path: The run directory.
+        tasks: Number of tasks.
+        resumed: Whether the run went on from an earlier one.
+    """
+
+    def __init__(self, path: Path, tasks: int, resumed: bool) -> None:
+        self.path = path
+        self.tasks = tasks
+        self.resumed = resumed
+        self.seconds: dict[str, float] = {}
+        self.rows: Counter[str] = Counter()
+        self.pairs: Counter[str] = Counter()
+        self.paired_tasks: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.totals: Counter[str] = Counter()
+        self.stopped: Counter[str] = Counter()
+        self.plain: list[float] = []
+        self.greedy: list[float] = []
+        self.best: list[float] = []
+        self.best_scores: list[float] = []
+        self.session: dict[str, Any] = {}
+
+    def searched(self, run: RunCounts, restored: RestoreCounts, critic: Any) -> None:
+        """Take what this process measured while it searched."""
+        loop = max(0.0, run.seconds - run.seconds_waiting)
+        self.seconds |= {"search": run.seconds, "generation": run.generation_seconds, "tools": run.tool_seconds}
+        self.seconds["bookkeeping"] = loop
+        self.session = {
+            "requests": run.requests,
+            "generated_tokens": run.generated,
+            "prefilled_tokens": run.prefilled,
+            "reused_tokens": run.cached,
+            "policy_errors": run.policy_errors,
+            "environment_faults": run.faults,
+            "hung_calls": run.hung,
+            "calls_executed": restored.executed,
+            "calls_replayed": restored.replayed,
+            "states_copied": restored.copies,
+            "replay_mismatches": restored.mismatches,
+            "fault_examples": run.fault_examples,
+        }
+        if isinstance(critic, PolicyCritic):
+            self.session |= {
+                "critic_calls": critic.asked,
+                "critic_unreadable": critic.unreadable,
+                "critic_tokens": critic.generated,
+            }
+
+    def tree(self, tree: SearchTree) -> None:
+        """Take the figures of one tree."""
+        totals = self.totals
+        totals["simulations"] += tree.simulations
+        totals["nodes"] += len(tree.nodes)
+        totals["tool_calls"] += tree.counters["tool_calls"]
+        totals["generated"] += tree.counters["generated"]
+        totals["prompt_trie"] += tree.counters["prefilled"]
+        totals["quarantined_trees"] += tree.quarantined is not None
+        totals["quarantined_branches"] += sum(edge.quarantined is not None for edge in tree.edges)
+        self.stopped[str(tree.stopped)] += 1
+        for rollout in tree.first_rollouts:
+            if rollout["success"] is not None or rollout["cut"] == "max_steps":
+                (self.greedy if rollout["greedy"] else self.plain).append(float(bool(rollout["success"])))
+        if tree.quarantined is None:
+            judged = [n.verdict for n in tree.terminals() if n.verdict is not None and n.quarantined is None]
+            self.best.append(float(any(verdict.success for verdict in judged)))
+            self.best_scores.append(max((v.score for v in judged if v.score is not None), default=0.0))
+
+    def mined(self, mined: Mined) -> None:
+        """Take what mining one tree cost."""
+        self.totals["replays"] += mined.replays
+        self.totals["replayed_calls"] += mined.tool_calls
+
+    def count(self, table: str, rows: Iterable[Row]) -> Iterator[Row]:
+        """Count rows on their way to a table."""
+        for row in rows:
+            self.rows[table] += 1
+            yield row
+
+    def count_pairs(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Count pairs by kind on their way to the table."""
+        for row in self.count("preferences", rows):
+            self.pairs[row["kind"]] += 1
+            self.paired_tasks[row["tree_id"]] += 1
+            yield row
+
+    def refused(self, refusals: Iterable[Refusal]) -> None:
+        """Count what was refused."""
+        self.refusals.update(refusal.kind for refusal in refusals)
+
+    def summary(self, parts: Parts, config: BuildPrefsConfig) -> dict[str, Any]:
+        """Return everything as JSON."""
+        return {
+            "environment": parts.spec.name,
+            "policy": parts.policy.name,
+            "split": config.tasks.split,
+            "seed": config.seed,
+            "resumed": self.resumed,
+            "tasks": self.tasks,
+            **{name: self.totals[name] for name in (
+                "simulations", "nodes", "tool_calls", "generated", "prompt_trie", "replays", "replayed_calls",
+            )},
+            "success": {
+                "plain_greedy": _mean(self.greedy),
+                "plain_sampled": _mean(self.plain),
+                "plain_rollouts": len(self.plain),
+                "best_of_search": _mean(self.best),
+                "best_score_of_search": _mean(self.best_scores),
+            },
+            "pairs": dict(sorted(self.pairs.items())),
+            "pairs_total": self.rows["preferences"],
+            "tasks_with_pairs": len(self.paired_tasks),
+            "trajectories": self.rows["trajectories"],
+            "filtered": self.rows["filtered"],
+            "quarantined": {
+                "trees": self.totals["quarantined_trees"],
+                "branches": self.totals["quarantined_branches"],
+                "rows": self.refusals["row"],
+            },
+            "refused": dict(sorted(self.refusals.items())),
+            "stopped": dict(sorted(self.stopped.items())),
+            "seconds": {name: round(value, 2) for name, value in self.seconds.items()},
+            "this_session": self.session,
+        }  # fmt: skip
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
+    """Return the closing table."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"build_prefs: {summary['policy']} in {summary['environment']} ({summary['split']})")
+    table.add_column("what")
+    table.add_column("figure", justify="right")
+    table.add_column("note")
+    for row in _table_rows(summary):
+        table.add_row(*row)
+    where = Text(
+        f"\nWritten to {path}\n"
+        f"  preferences/  {summary['pairs_total']} pairs; "
+        f'load_dataset("parquet", data_files="{path}/preferences/*.parquet")\n'
+        f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
+        f"  trajectories/ {summary['trajectories']} branches; trees/ {summary['tasks']} trees; "
+        "quarantine.jsonl says what was refused and why\n"
+        f"Next: make more of them with other tasks, e.g.\n"
+        f"  python -m offline_agent.pipelines.build_prefs env={summary['environment']} "
+        f"policy={summary['policy']} tasks.offset={summary['tasks']} seed={summary['seed']}"
+    )
+    return Group(table, where)
+
+
+def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    success, seconds, session = summary["success"], summary["seconds"], summary["this_session"]
+    yield "tasks", str(summary["tasks"]), f"{summary['tasks_with_pairs']} with pairs"
+    yield "simulations", f"{summary['simulations']:,}", _counts(summary["stopped"], "stopped by ")
+    reused = session.get("calls_replayed", 0)
+    yield "tool calls", f"{summary['tool_calls']:,}", f"+ {reused + summary['replayed_calls']:,} in replays"
+    note = ""
+    if session.get("prefilled_tokens"):
+        note = f"{session['prefilled_tokens']:,} prompt tokens computed, {session['reused_tokens']:,} reused"
+    yield "tokens sampled", f"{summary['generated']:,}", note
+    yield "success, plain policy", _percent(success["plain_sampled"]), f"sampled; greedy {_percent(success['plain_greedy'])}"
+    note = f"a verified success in the tree; mean best score {success['best_score_of_search'] or 0:.2f}"
+    yield "success, best of search", _percent(success["best_of_search"]), note
+    yield "pairs", str(summary["pairs_total"]), _counts(summary["pairs"])
+    yield "filtered trajectories", str(summary["filtered"]), f"of {summary['trajectories']} trajectories"
+    out = summary["quarantined"]
+    yield "quarantined", str(sum(out.values())), _counts(out)
+    yield "candidates refused", str(sum(summary["refused"].values())), _counts(summary["refused"])
+    for part in ("generation", "tools", "judging", "bookkeeping"):
+        if part in seconds:
+            yield f"time, {part}", f"{seconds[part]:.1f} s", _TIME_NOTES[part]
+
+
+_TIME_NOTES = {
+    "generation": "the policy was answering; overlaps with the next two",
+    "tools": "environment workers, summed over threads",
+    "judging": "replays, relabelling, pairs, certificates, writing",
+    "bookkeeping": "the search itself: selection, backup, event log",
+}
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _counts(counts: Mapping[str, int], before: str = "") -> str:
+    return ", ".join(f"{before}{name} {count}" for name, count in counts.items() if count)

@@ -1,0 +1,164 @@
+"""From keys to parts: the environment, its tasks, the policy. Loads, checks, and writes nothing."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offline_agent import catalog
+from offline_agent.config import BuildPrefsConfig, PolicySection, TasksSection
+from offline_agent.envs.base import EnvSpec
+from offline_agent.errors import ConfigError, OfflineAgentError, did_you_mean
+from offline_agent.judges.rewards import CompositeReward
+from offline_agent.policies.base import Policy
+from offline_agent.records import Task
+from offline_agent.store import hash_json
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a search needs, made from the configuration."""
+
+    spec: EnvSpec
+    tasks: list[Task]
+    policy: Policy
+    reward: CompositeReward | None
+
+
+def make_parts(config: BuildPrefsConfig) -> Parts:
+    """Return the parts that the configuration names.
+
+    Raises:
+        ConfigError: Every fault of every part.
+    """
+    faults: list[str] = []
+    spec = _collect(faults, lambda: make_environment(config))
+    reward = _collect(faults, lambda: make_reward(config))
+    tasks = _collect(faults, lambda: make_tasks(spec, config.tasks)) if spec else None
+    chosen = _collect(faults, lambda: _policy_arguments(config.policy))  # looked at even where the rest is wrong
+    policy = _collect(faults, lambda: make_policy(config.policy, spec)) if chosen and spec and not faults else None
+    if faults or spec is None or tasks is None or policy is None:
+        raise ConfigError(faults)
+    return Parts(spec, tasks, policy, reward)
+
+
+def _collect(faults: list[str], make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except ConfigError as error:
+        faults.extend(error.faults)
+    except OfflineAgentError as error:
+        faults.append(str(error))
+    return None
+
+
+def make_environment(config: BuildPrefsConfig) -> EnvSpec:
+    """Return the environment; raises ConfigError."""
+    arguments = dict(config.env.model_extra or {})
+    return EnvSpec.load(config.env.name, arguments, max_observation_chars=config.limits.max_observation_chars)
+
+
+def make_reward(config: BuildPrefsConfig) -> CompositeReward | None:
+    """Return the composite reward, or None where no key of it is set: then the verifier's score is backed up."""
+    arguments = dict(config.reward.model_extra or {})
+    if not arguments:
+        return None
+    _check_arguments("reward", CompositeReward, arguments, ("points", "expected"))
+    return CompositeReward(**arguments)
+
+
+def make_tasks(spec: EnvSpec, section: TasksSection) -> list[Task]:
+    """Return the tasks asked for, in order.
+
+    Raises:
+        ConfigError: A faulty task file, or no task at all.
+    """
+    source = spec.tasks(section.split) if section.file is None else _from_file(spec, Path(section.file), section.split)
+    end = None if section.n is None else section.offset + section.n
+    tasks = list(itertools.islice(source, section.offset, end))
+    if not tasks:
+        raise ConfigError(
+            f"tasks: none left: {spec.name} has no {section.split} task from number {section.offset} on; "
+            "lower tasks.offset or name another tasks.split"
+        )
+    return tasks
+
+
+def _from_file(spec: EnvSpec, path: Path, split: str) -> Any:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"tasks.file: cannot read {path}: {error}") from error
+    for number, line in enumerate(lines):
+        if line.strip():
+            try:
+                entry = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"tasks.file: {path}, line {number + 1} is no JSON: {error}") from error
+            yield spec.task(entry, split, number)
+
+
+def make_policy(section: PolicySection, spec: EnvSpec) -> Policy:
+    """Return the policy; its constructor gets the keys that are set, and the environment's demonstrator if it asks.
+
+    Raises:
+        ConfigError: No such policy, or an argument that its constructor does not take.
+    """
+    kind, arguments = _policy_arguments(section)
+    if "demonstrate" in inspect.signature(kind).parameters:
+        arguments["demonstrate"] = spec.demonstrate
+    policy: Policy = kind(**arguments)
+    return policy
+
+
+def _policy_arguments(section: PolicySection) -> tuple[Any, dict[str, Any]]:
+    kind = catalog.resolve("policy", section.name)
+    known = inspect.signature(kind).parameters
+    given = {k: v for k, v in section.model_dump().items() if k != "name" and v is not None}
+    arguments = {k: v for k, v in given.items() if k != "temperature" or k in known}
+    _check_arguments("policy", kind, arguments, ("demonstrate", "renderer"))
+    return kind, arguments
+
+
+def _check_arguments(section: str, kind: Any, arguments: Mapping[str, Any], hidden: tuple[str, ...]) -> None:
+    parameters = inspect.signature(kind).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    allowed = [name for name in parameters if name not in hidden]
+    faults = [
+        f"{section}.{name}: {kind.__name__} takes no such argument; allowed: {', '.join(allowed)}."
+        f"{did_you_mean(name, allowed)}"
+        for name in arguments
+        if name not in allowed
+    ]
+    missing = [
+        f"{section}.{p.name}: {kind.__name__} needs this argument; set {section}.{p.name}=..."
+        for p in parameters.values()
+        if p.default is p.empty and p.name not in arguments and p.name not in hidden and p.kind is not p.VAR_POSITIONAL
+    ]
+    if faults or missing:
+        raise ConfigError(faults + missing)
+
+
+def facts_of(parts: Parts) -> dict[str, Any]:
+    """Return what the manifest says of the parts: identities, hashes, and whether a resume is exact to the byte."""
+    renderer = parts.policy.renderer
+    hashes: dict[str, Any] = {
+        "task_set": hash_json([[task.task_id, task.split, dict(task.args)] for task in parts.tasks]),
+    }
+    model = parts.policy.identity.get("model_hash")
+    if model is not None:
+        hashes["model"] = model
+    if renderer is not None:
+        hashes["tokenizer"], hashes["chat_template"] = renderer.tokenizer_hash, renderer.template_hash
+    return {
+        "hashes": hashes,
+        "env": parts.spec.identity,
+        "policy": dict(parts.policy.identity),
+        "batch_invariant": parts.policy.batch_invariant,
+    }

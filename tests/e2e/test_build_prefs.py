@@ -1,0 +1,198 @@
+"""The main job as a user runs it: what it writes, kill -9, two at once, a foreign environment, plain TRL."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+KEYS = ["env=shop", "policy=noisy", "tasks.n=6", "search.simulations=24", "tracking.uri=null", "limits.workers=2"]
+
+
+def command(run_dir: Path, *keys: str) -> list[str]:
+    return [sys.executable, "-m", "offline_agent.pipelines.build_prefs", *KEYS, *keys, f"run_dir={run_dir}"]
+
+
+def build(run_dir: Path, *keys: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(run_dir, *keys), capture_output=True, text=True, env=ENV, cwd=cwd or run_dir.parent)
+
+
+def digests(run_dir: Path, *folders: str) -> dict[str, str]:
+    files = [f for folder in folders for f in sorted((run_dir / folder).rglob("*")) if f.is_file()]
+    return {str(f.relative_to(run_dir)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+
+
+ALL = ("trees", "preferences", "filtered", "trajectories")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    done = build(run_dir)
+    assert done.returncode == 0, done.stderr
+    return run_dir
+
+
+def test_it_writes_what_the_contract_lists(whole: Path) -> None:
+    assert {p.name for p in whole.iterdir()} >= {
+        "manifest.json", "events", "trees", "trajectories", "preferences", "filtered", "quarantine.jsonl", "summary.json",
+    }  # fmt: skip
+    summary = json.loads((whole / "summary.json").read_text())
+    rows = pq.read_table(whole / "preferences").to_pylist()
+    assert len(rows) == summary["pairs_total"] > 20
+    assert {row["kind"] for row in rows} >= {"trajectory", "hindsight"}
+    assert len({(str(r["prompt"]), str(r["chosen"]), str(r["rejected"])) for r in rows}) == len(rows)
+    for row in rows:
+        assert row["q_chosen"] > row["q_rejected"] or row["kind"] == "minimal"
+        assert 0.5 <= row["confidence"] <= 1
+    filtered = pq.read_table(whole / "filtered").to_pylist()
+    assert filtered and all(row["success"] and row["reward"] == 1.0 for row in filtered)
+    for line in (whole / "quarantine.jsonl").read_text().splitlines():
+        assert json.loads(line)["reason"]
+
+
+def kill_at(run_dir: Path, size: float, seconds: float) -> bool:
+    """Start the job and kill it when its log has that size or so many seconds have passed; return whether it was."""
+    process = subprocess.Popen(command(run_dir), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=ENV)
+    log, started = run_dir / "events" / "0000.jsonl", time.monotonic()
+    while process.poll() is None:
+        if time.monotonic() - started > seconds or (log.exists() and log.stat().st_size > size):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            assert process.stderr is not None
+            process.stderr.close()
+            return True
+        time.sleep(0.002)
+    assert process.stderr is not None
+    assert process.returncode == 0, process.stderr.read().decode()
+    process.stderr.close()
+    return False
+
+
+def test_kill_9_at_random_points_changes_nothing(whole: Path, tmp_path: Path) -> None:
+    rng = random.Random(11)
+    final = (whole / "events" / "0000.jsonl").stat().st_size
+    kills = 0
+    for number in range(6):
+        run_dir = tmp_path / f"run{number}"
+        points = sorted(rng.random() for _ in range(4))
+        for point in points:
+            # the last run of every second round is killed by the clock: after the search, while pairs are built
+            late = point == points[-1] and number % 2 == 0
+            kills += kill_at(run_dir, 1e12 if late else point * final, 0.8 + 1.5 * rng.random() if late else 60)
+        assert not kill_at(run_dir, 1e12, 1e6)
+        assert digests(run_dir, *ALL) == digests(whole, *ALL)
+        lines = [json.loads(line) for line in (run_dir / "quarantine.jsonl").read_text().splitlines()]
+        assert len({json.dumps(line, sort_keys=True) for line in lines}) == len(lines)
+    assert kills >= 20
+
+
+def test_the_number_of_workers_changes_nothing(whole: Path, tmp_path: Path) -> None:
+    done = build(tmp_path / "run", "limits.workers=5", "search.trees_in_flight=2")
+    assert done.returncode == 0, done.stderr
+    assert digests(tmp_path / "run", *ALL) == digests(whole, *ALL)
+
+
+def test_two_runs_into_one_directory(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    long = command(run_dir, "tasks.n=2000")
+    first = subprocess.Popen(long, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV)
+    while not (run_dir / "manifest.json").exists():
+        time.sleep(0.01)
+    second = build(run_dir, "tasks.n=2000")
+    first.kill()
+    first.wait()
+    assert second.returncode == 2 and "is in use by process" in second.stderr
+
+
+def test_another_configuration_is_refused_and_names_the_keys(whole: Path) -> None:
+    before = digests(whole, *ALL, "events")
+    done = build(whole, "search.c_puct=2", "pairs.min_gap=0.3")
+    assert done.returncode == 2
+    assert "search.c_puct" in done.stderr and "pairs.min_gap" in done.stderr
+    assert digests(whole, *ALL, "events") == before
+
+
+def test_all_faults_of_a_request_are_listed_and_nothing_is_written(tmp_path: Path) -> None:
+    done = build(tmp_path / "run", "search.simulatoins=4", "tasks.split=trian", "policy.temperature=-1", "env=shopp")
+    assert done.returncode == 2
+    assert "search.simulations" in done.stderr and "'train'" in done.stderr.replace('"', "'")
+    assert "policy.temperature" in done.stderr
+    assert not (tmp_path / "run").exists()
+    done = build(tmp_path / "run", "env=shopp")
+    assert done.returncode == 2 and "Did you mean 'shop'" in done.stderr
+    done = build(tmp_path / "run", "policy.nosie=0.2", "env.catalog_sede=1")
+    assert done.returncode == 2 and "policy.nosie" in done.stderr and "env.catalog_sede" in done.stderr
+
+
+MINE = '''
+class Locks:
+    """Open a lock of three digits; the display says how many digits are right."""
+
+    @classmethod
+    def tasks(cls, split):
+        for i in range(8):
+            yield {"code": f"{(i * 37 + len(split)) % 1000:03d}"}
+
+    def reset(self, code: str) -> str:
+        self.code, self.terminated, self.right = code, False, 0
+        return f"The note says {code[0]}, {code[1]} and {code[2]}."
+
+    def dial(self, number: int) -> str:
+        """Dial a number.
+
+        Args:
+            number: Three digits.
+        """
+        self.right = sum(a == b for a, b in zip(f"{number:03d}", self.code))
+        self.terminated = self.right == 3
+        return f"{self.right} right."
+
+    def give_up(self) -> str:
+        """Walk away."""
+        self.terminated = True
+        return "You leave."
+
+    def get_reward(self) -> float:
+        return self.right / 3
+'''
+
+
+def test_an_environment_of_ones_own_with_the_random_policy(tmp_path: Path) -> None:
+    (tmp_path / "my_env.py").write_text(MINE)
+    keys = ["env=my_env:Locks", "policy=random", "search.max_steps=6", "tasks.n=4"]
+    done = build(tmp_path / "run", *keys, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = pq.read_table(tmp_path / "run" / "preferences").to_pylist()
+    assert rows and {row["prompt_ids"] for row in rows} == {None}
+
+
+def test_a_corrupted_tree_and_log_are_named_and_left_alone(whole: Path, tmp_path: Path) -> None:
+    import shutil
+
+    run_dir = tmp_path / "run"
+    shutil.copytree(whole, run_dir)
+    tree = next((run_dir / "trees").glob("*.gz"))
+    tree.write_bytes(tree.read_bytes()[:50])
+    done = build(run_dir)
+    assert done.returncode == 1 and tree.name in done.stderr and "Remove it" in done.stderr
+    assert len(tree.read_bytes()) == 50
+    tree.unlink()
+    assert build(run_dir).returncode == 0
+    assert digests(run_dir, *ALL) == digests(whole, *ALL)
+    log = run_dir / "events" / "0000.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([*lines[:3], lines[3][:40] + b"\n", *lines[4:]]))
+    done = build(run_dir)
+    assert done.returncode == 1 and "0000.jsonl" in done.stderr and "line 4" in done.stderr
