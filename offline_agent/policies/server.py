@@ -19,6 +19,13 @@ SEED_LIMIT = 2**31 - 1
 """Servers differ in the seeds they take; all take these."""
 
 
+QUIRKS = {
+    "enable-auto-tool-choice": "tools in text",
+    "max_completion_tokens": "max_completion_tokens",
+}
+"""What a server's refusal says, and what to do about it from then on."""
+
+
 class ServerPolicy:
     """A model behind an endpoint. Every sample is a request of its own, with its own seed.
 
@@ -167,28 +174,15 @@ class ServerPolicy:
         body = {**body, "messages": chat_messages(context)}
         if context.tools:
             body["tools"] = [dict(tool) for tool in context.tools]
-        for _ in range(3):
+        while True:
+            quirks = frozenset(self._quirks)
             try:
-                return self._endpoint.post("/chat/completions", self._adapted(body))
+                return self._endpoint.post("/chat/completions", _adapted(body, quirks))
             except Refused as error:
-                if not self._learn(error.said):
+                new = {quirk for words, quirk in QUIRKS.items() if words in error.said} - quirks
+                if not new:
                     raise
-        return self._endpoint.post("/chat/completions", self._adapted(body))
-
-    def _learn(self, said: str) -> bool:
-        """Note a server's peculiarity from how it refused; False where there is nothing (new) to learn."""
-        known = {"enable-auto-tool-choice": "tools in text", "max_completion_tokens": "max_completion_tokens"}
-        new = {quirk for words, quirk in known.items() if words in said} - self._quirks
-        self._quirks |= new
-        return bool(new)
-
-    def _adapted(self, body: Json) -> Json:
-        body = dict(body)
-        if "tools in text" in self._quirks and "tools" in body:
-            body["tool_choice"] = "none"  # the tools stay in the prompt, and the call is read from the text
-        if "max_completion_tokens" in self._quirks:
-            body["max_completion_tokens"] = body.pop("max_tokens")
-        return body
+                self._quirks |= new
 
     def _score(self, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
         body = {"model": self.model, "temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0}
@@ -201,6 +195,15 @@ class ServerPolicy:
             return tuple(min(0.0, float(value)) for value in found)
         except (KeyError, TypeError, ValueError) as error:
             raise PolicyError(f"the server's prompt_logprobs lack an id of the prompt: {error!r}") from error
+
+
+def _adapted(body: Json, quirks: frozenset[str]) -> Json:
+    body = dict(body)
+    if "tools in text" in quirks and "tools" in body:
+        body["tool_choice"] = "none"  # the tools stay in the prompt, and the call is read from the text
+    if "max_completion_tokens" in quirks:
+        body["max_completion_tokens"] = body.pop("max_tokens")
+    return body
 
 
 def _choice(answer: Json) -> Json:
