@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, field_validator, model_validator
 
-from offline_agent._config.base import Plugged, Section, key, section
+from offline_agent._config.base import Plugged, Section, key, masked, section
 
 
 class EnvSection(Plugged):
@@ -158,8 +158,8 @@ class RunConfig(Section):
         return launcher
 
     def resolved(self) -> dict[str, Any]:
-        """Return every key with its value, as JSON."""
-        return self.model_dump(mode="json")
+        """Return every key with its value, as JSON, for manifest and tracking; secrets are masked."""
+        return dict(masked(self.model_dump(mode="json")))
 
 
 class BuildPrefsConfig(RunConfig):

@@ -159,6 +159,15 @@ def test_defaults_are_valid_and_frozen() -> None:
         config.search.simulations = 3  # type: ignore[misc]
 
 
+def test_secrets_do_not_reach_manifest_or_tracking() -> None:
+    overrides = ["policy.api_key=sk-123", "tracking.uri=http://me:word@host/x", "policy.max_tokens=5", "env.token=t"]
+    config = load(BuildPrefsConfig, None, overrides)
+    assert config.policy.given()["api_key"] == "sk-123" and config.tracking.uri == "http://me:word@host/x"
+    resolved = config.resolved()
+    assert resolved["policy"]["api_key"] == "***" and resolved["env"]["token"] == "***"
+    assert resolved["tracking"]["uri"] == "http://***@host/x" and resolved["policy"]["max_tokens"] == 5
+
+
 def test_own_sections() -> None:
     class Inner(Plugged):
         name: str = key("a", "which")
