@@ -1,0 +1,321 @@
+"""The policy that runs a causal language model here: continuous batching, shared prefixes, reproducible samples.
+
+Every history is a path in a trie of token ids; what was computed for it once, sampled tokens included, is never
+computed again while it is kept. In float32 on a CPU an answer depends on the request alone, bit for bit: not on what
+else is in the batch, not on what was kept; `batch_invariant` says whether that was found to hold here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from offline_agent.errors import ConfigError, PolicyError
+from offline_agent.policies.base import Answer, Done, Engine, Proposals, ProposeRequest, Usage
+from offline_agent.records import Context
+from offline_agent.rendering import Renderer
+
+if TYPE_CHECKING:
+    from offline_agent.policies.hf_engine import Counts, Job
+
+DEFAULT_MODEL = Path(__file__).parent.parent / "assets" / "default_model"
+SMALL = 50_000_000  # parameters below which one thread is faster than several, and whose sums then never change
+
+
+class HFPolicy:
+    """A causal language model from a folder or the hub.
+
+    `Usage.prefilled` and `Usage.cached` are measured: they depend on what was kept when the request came, and so on
+    the order of requests. Nothing else in an answer does.
+
+    Args:
+        model: A folder or hub name; None = the embedded default model.
+        temperature: Of the samples, where a request names none; 0 = greedy.
+        max_tokens: Most ids of one action, where a request names no limit.
+        slots: Samples that are worked on at once.
+        dtype: `float32`, `bfloat16` or `float16`; None = float32 on a CPU, bfloat16 elsewhere.
+        device: `auto`, `cpu`, `cuda`, …
+        renderer: Given where the caller has one already; else loaded from `tokenizer`.
+        tokenizer: Folder or hub name; None = the model's own.
+        chat_template: Replaces the tokenizer's own: a ready-made one's name, a file, or its text.
+        max_context: Most ids of a prompt and its action together; None = what the model was made for.
+        cache_bytes: Memory for keys and values that are kept.
+        threads: Of torch while the model runs; None = 1 for a small model on a CPU, else torch's own number.
+
+    Attributes:
+        name, renderer, batch_invariant, max_tokens, identity: See `Policy`.
+
+    Raises:
+        ConfigError: The model or its tokenizer cannot be loaded or used; says what to do.
+    """
+
+    name = "hf"
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        temperature: float = 0.7,
+        max_tokens: int = 64,
+        slots: int = 64,
+        dtype: str | None = None,
+        device: str = "auto",
+        renderer: Renderer | None = None,
+        tokenizer: str | None = None,
+        chat_template: str | None = None,
+        max_context: int | None = None,
+        cache_bytes: int = 2 << 30,
+        threads: int | None = None,
+    ) -> None:
+        _check_arguments(temperature, max_tokens, slots, max_context, cache_bytes, threads)
+        import torch
+
+        from offline_agent.policies import hf_checks, hf_loading
+        from offline_agent.policies.hf_attention import SlotCache
+        from offline_agent.policies.hf_engine import Core
+        from offline_agent.policies.hf_trie import KVTrie
+
+        if model is None and not DEFAULT_MODEL.is_dir():
+            raise ConfigError(f"policy.model: the embedded default model is not installed ({DEFAULT_MODEL} is missing)")
+        source = str(DEFAULT_MODEL if model is None else model)
+        where, number_format = hf_loading.choose_device(device, dtype)
+        self.model = hf_loading.load_model(source, where, number_format)
+        self.renderer = renderer or Renderer.load(tokenizer or source, chat_template)
+        config = self.model.config.get_text_config()
+        if self.renderer.vocab_size > config.vocab_size:
+            raise ConfigError(
+                f"policy.tokenizer: it has {self.renderer.vocab_size} ids, the model {config.vocab_size}; "
+                "give the tokenizer the model was trained with"
+            )
+        longest = getattr(config, "max_position_embeddings", None) or 1 << 20
+        self.max_context = min(max_context or longest, longest)
+        self.temperature = float(temperature)
+        self.max_tokens = max_tokens
+        self.slots = slots
+        small = sum(weights.numel() for weights in self.model.parameters()) < SMALL and where.type == "cpu"
+        self._threads = threads or (1 if small else torch.get_num_threads())
+        self._lock = threading.Lock()
+        layers, kv_heads, width = hf_loading.shape(self.model)
+        self._runner = hf_checks.Runner(self.model, self._threads)
+        self._core = Core(
+            self._runner.logits,
+            SlotCache(slots, layers, kv_heads, width, number_format, where),
+            KVTrie(cache_bytes),
+            self.renderer.eos_ids,
+        )
+        hf_checks.check_supported(self.model, self._runner, self._core.cache)
+        self.batch_invariant = where.type == "cpu" and hf_checks.verify_batch_invariance(self._runner, self._core.cache)
+        self.identity: dict[str, object] = {
+            "kind": "hf",
+            "model": "embedded default" if model is None else str(model),
+            "model_hash": hf_loading.model_hash(self.model),
+            "tokenizer_hash": self.renderer.tokenizer_hash,
+            "template_hash": self.renderer.template_hash,
+            "dtype": str(number_format).removeprefix("torch."),
+            "device": where.type,
+            "threads": self._threads,
+            "temperature": self.temperature,
+            "max_tokens": max_tokens,
+            "max_context": self.max_context,
+            "batch_invariant": self.batch_invariant,
+            "torch": torch.__version__,
+        }
+
+    @property
+    def counts(self) -> Counts:
+        """What was computed so far, over all requests."""
+        return self._core.counts
+
+    def verify_batch_invariance(self) -> bool:
+        """Return whether the same history gives the same bits in any batch, in any pieces; tries it anew.
+
+        The policy must not be working on requests.
+        """
+        from offline_agent.policies import hf_checks
+
+        with self._lock:
+            if self._core.busy:
+                raise PolicyError("verify_batch_invariance: the policy is answering requests; wait for them")
+            return hf_checks.verify_batch_invariance(self._runner, self._core.cache)
+
+    def forget(self) -> None:
+        """Throw away the kept keys and values; answers stay the same, the next ones cost more."""
+        with self._lock:
+            self._core.trie.clear()
+
+    def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:
+        """See `Policy.propose`."""
+        answers: list[Answer | None] = [None] * len(requests)
+
+        def keep(index: int) -> Done:
+            def done(answer: Answer) -> None:
+                answers[index] = answer
+
+            return done
+
+        for index, request in enumerate(requests):
+            self.submit(request, keep(index), None)
+        self._run_until(lambda: None not in answers)
+        return [answer for answer in answers if answer is not None]
+
+    def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        """See `Policy.score`. An empty sequence scores an empty tuple."""
+        from offline_agent.policies.hf_checks import check_ids
+        from offline_agent.policies.hf_engine import Job
+
+        wanted = [tuple(ids) for ids in actions]
+        for ids in wanted:
+            check_ids(ids, self.model.config.get_text_config().vocab_size)
+        prompt = self._prompt(context, max(map(len, wanted), default=0))
+        ended: list[Job] = []
+        self._core.submit(Job(prompt, (), 0.0, 0, [ids for ids in wanted if ids], None, ended.append))
+        self._run_until(lambda: bool(ended))
+        job = ended[0]
+        if job.error is not None:
+            raise job.error
+        known = iter(job.results)
+        return [tuple((next(known) or ([], []))[1]) if ids else () for ids in wanted]
+
+    def submit(self, request: ProposeRequest, done: Done, owner: object) -> None:
+        """Queue a request without running anything; used by `propose` and by the engine."""
+        from offline_agent.policies.hf_engine import Job
+
+        temperature = self.temperature if request.temperature is None else request.temperature
+        limit = self.max_tokens if request.max_tokens is None else request.max_tokens
+        try:
+            if temperature < 0 or limit < 1:
+                raise PolicyError(f"got temperature {temperature} and max_tokens {limit}; allowed: ≥ 0 and ≥ 1")
+            prompt = self._prompt(request.context, limit)
+        except PolicyError as error:
+            done(error)
+            return
+        self._core.submit(
+            Job(prompt, request.seeds, temperature, limit, None, owner, lambda job: done(self._answer(job)))
+        )
+
+    def pump(self) -> bool:
+        """Do one step and hand out what it finished; False where there was nothing to do."""
+        with self._lock:
+            if not self._core.busy:
+                return False
+            started = perf_counter()
+            finished = self._runner.guarded(self._core.step)
+            self._core.counts.seconds += perf_counter() - started
+        self._hand_out(finished)
+        return True
+
+    def cancel(self, owner: object, error: PolicyError) -> None:
+        """Answer all unfinished requests of `owner` with `error`."""
+        with self._lock:
+            dropped = self._core.cancel(owner, error)
+        self._hand_out(dropped)
+
+    def engine(self) -> Engine:
+        """Return a running engine; requests of all engines and of `propose` share the batches."""
+        return HFEngine(self)
+
+    def close(self) -> None:
+        """Free the memory of keys and values."""
+        self.forget()
+
+    def _prompt(self, context: Context, room: int) -> tuple[int, ...]:
+        prompt = tuple(self.renderer.context_ids(context))
+        if not prompt:
+            raise PolicyError("the history renders to no ids at all; there is nothing to continue")
+        if len(prompt) + room > self.max_context:
+            raise PolicyError(
+                f"the history has {len(prompt)} ids and the action up to {room}: {len(prompt) + room} together, "
+                f"allowed: {self.max_context}; lower search.max_steps or the environment's max_observation_chars, or "
+                "raise policy.max_context where the model was made for more"
+            )
+        return prompt
+
+    def _answer(self, job: Job) -> Answer:
+        if job.error is not None:
+            return job.error
+        try:
+            actions = tuple([self.renderer.parse(*result) for result in job.results if result is not None])
+        except PolicyError as error:
+            return error
+        generated = sum(len(action.token_ids or ()) for action in actions)
+        return Proposals(actions, Usage(generated, job.computed, max(0, len(job.prompt) - job.computed)))
+
+    def _run_until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            self.pump()
+
+    @staticmethod
+    def _hand_out(jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if job.finish is not None:
+                job.finish(job)
+
+
+class HFEngine:
+    """A thread that keeps the policy's slots busy.
+
+    Attributes:
+        busy_seconds: Seconds spent computing.
+    """
+
+    def __init__(self, policy: HFPolicy) -> None:
+        self._policy = policy
+        self._condition = threading.Condition()
+        self._closed = False
+        self._awake = False
+        self.busy_seconds = 0.0
+        self._since = policy.counts.seconds
+        self._thread = threading.Thread(target=self._work, name="hf-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: ProposeRequest, done: Done) -> None:
+        """See `Engine.submit`."""
+        if self._closed:
+            done(PolicyError("the engine is closed"))
+            return
+        self._policy.submit(request, done, self)
+        with self._condition:
+            self._awake = True
+            self._condition.notify()
+        if self._closed:  # closed in between: nobody would answer
+            self._policy.cancel(self, PolicyError("the engine was closed before this request was answered"))
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._policy.cancel(self, PolicyError("the engine was closed before this request was answered"))
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                while not self._awake and not self._closed:
+                    self._condition.wait()
+                if self._closed:
+                    return
+                self._awake = False
+            while not self._closed and self._policy.pump():
+                self.busy_seconds = self._policy.counts.seconds - self._since
+
+
+def _check_arguments(
+    temperature: float, max_tokens: int, slots: int, max_context: int | None, cache_bytes: int, threads: int | None
+) -> None:
+    faults = []
+    if temperature < 0:
+        faults.append(f"policy.temperature: got {temperature!r}, allowed: 0 (greedy) or more")
+    for key, value in (
+        ("max_tokens", max_tokens), ("slots", slots), ("max_context", max_context), ("threads", threads),
+    ):  # fmt: skip
+        if value is not None and value < 1:
+            faults.append(f"policy.{key}: got {value!r}, allowed: 1 or more")
+    if cache_bytes < 0:
+        faults.append(f"policy.cache_bytes: got {cache_bytes!r}, allowed: 0 or more")
+    if faults:
+        raise ConfigError(faults)

@@ -1,0 +1,112 @@
+"""Loading a causal language model for the slot attention, with errors that say what to do."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.utils import logging
+
+from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.policies.hf_attention import NAME, slot_attention
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HASHED_WHOLE = 1 << 22  # elements of a tensor that are hashed; of a larger one this many, evenly spread
+
+AttentionInterface.register(NAME, slot_attention)
+
+
+def choose_device(device: str, dtype: str | None) -> tuple[torch.device, torch.dtype]:
+    """Return the device and the number format: float32 on a CPU, bfloat16 elsewhere, unless `dtype` says so.
+
+    Raises:
+        ConfigError: No such device or format.
+    """
+    faults = []
+    if dtype is not None and dtype not in DTYPES:
+        faults.append(f"policy.dtype: got {dtype!r}, allowed: {', '.join(DTYPES)}.{did_you_mean(dtype, DTYPES)}")
+    chosen = torch.device("cpu")
+    try:
+        chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        torch.zeros(1, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        faults.append(f"policy.device: got {device!r}, allowed: auto, cpu, or a device torch finds here ({error})")
+    if faults:
+        raise ConfigError(faults)
+    return chosen, DTYPES[dtype] if dtype else (torch.float32 if chosen.type == "cpu" else torch.bfloat16)
+
+
+def load_model(path_or_name: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return the model in evaluation mode, with the slot attention.
+
+    Args:
+        path_or_name: A folder with `config.json` and `*.safetensors`, or a hub name.
+        device: Where it goes.
+        dtype: Its weights' format.
+
+    Raises:
+        ConfigError: There is no such model, or it is none that can be loaded.
+    """
+    folder = Path(path_or_name).expanduser()
+    if folder.is_dir():
+        _check_folder(folder)
+        path_or_name = str(folder)
+    elif folder.is_absolute() or path_or_name.startswith(("./", "../", "~")):
+        near = did_you_mean(folder.name, [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else [])
+        raise ConfigError(
+            f"policy.model: got {path_or_name!r}, allowed: a folder that exists, or a hub name; there is no such "
+            f"folder.{near}"
+        )
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # it is over before anybody has read it, and pipelines have their own
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path_or_name, dtype=dtype, use_safetensors=True, attn_implementation=NAME
+        )
+    except Exception as error:  # transformers raises nearly every class there is
+        raise ConfigError(
+            f"policy.model: {path_or_name!r} cannot be loaded as a causal language model ({type(error).__name__}: "
+            f"{str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}); give a folder written by "
+            "save_pretrained, or the name of a model on the hub that this machine can reach"
+        ) from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    return model.eval().requires_grad_(False).to(device)
+
+
+def _check_folder(folder: Path) -> None:
+    faults = []
+    if not (folder / "config.json").is_file():
+        faults.append(f"policy.model: {str(folder)!r} has no config.json; give the folder save_pretrained wrote")
+    if not any(folder.glob("*.safetensors")):
+        there = ", ".join(sorted(p.name for p in folder.glob("*.bin"))) or "no weights at all"
+        faults.append(
+            f"policy.model: {str(folder)!r} has no *.safetensors ({there}); model.save_pretrained(folder) writes them"
+        )
+    if faults:
+        raise ConfigError(faults)
+
+
+def model_hash(model: Any) -> str:
+    """Return 16 hex digits that identify the weights: names, shapes, formats and values (large tensors sampled)."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        flat = tensor.detach().reshape(-1)
+        if flat.numel() > HASHED_WHOLE:
+            flat = flat[:: flat.numel() // HASHED_WHOLE]
+        digest.update(flat.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def shape(model: Any) -> tuple[int, int, int]:
+    """Return the number of layers, of key-value heads and the width of a head."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return config.num_hidden_layers, kv_heads, width

@@ -1,0 +1,169 @@
+"""Keys and values of every history seen, in a trie of token ids, oldest thrown away first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+class Node:
+    """A run of ids after its parent's.
+
+    Attributes:
+        ids: int [n], n ≥ 1; empty for the root alone.
+        kv: [layers, 2, kv_heads, n, head_dim]: keys and values of the run; None for the root.
+        logits: [vocabulary] after the last id of the run, where a prompt ended there; else None.
+        parent: None for the root, and for a node that was thrown away.
+        children: By first id.
+        stamp: When it was last asked for.
+    """
+
+    __slots__ = ("ids", "kv", "logits", "parent", "children", "stamp")
+
+    def __init__(self, ids: tuple[int, ...], kv: Any, parent: Node | None) -> None:
+        self.ids = ids
+        self.kv = kv
+        self.logits: Any = None
+        self.parent = parent
+        self.children: dict[int, Node] = {}
+        self.stamp = 0
+
+    @property
+    def bytes(self) -> int:
+        """What the node holds."""
+        size = 0 if self.kv is None else self.kv.numel() * self.kv.element_size()
+        return size + (0 if self.logits is None else self.logits.numel() * self.logits.element_size())
+
+
+class KVTrie:
+    """A radix tree over token ids. Not thread-safe.
+
+    Args:
+        budget: Bytes it may hold; beyond, the least recently used leaves are thrown away.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.root = Node((), None, None)
+        self.bytes = 0
+        self.tokens = 0
+        self.evicted_tokens = 0
+        self._clock = 0
+
+    def match(self, ids: tuple[int, ...]) -> tuple[list[tuple[Node, int]], int]:
+        """Return the nodes that spell the longest known prefix of `ids`, how much of each counts, and its length."""
+        self._clock += 1
+        path: list[tuple[Node, int]] = []
+        node, done = self.root, 0
+        while done < len(ids):
+            child = node.children.get(ids[done])
+            if child is None:
+                break
+            child.stamp = self._clock
+            size = len(child.ids)
+            if ids[done : done + size] != child.ids:
+                size = common_prefix(ids[done : done + size], child.ids)
+            path.append((child, size))
+            done += size
+            if size < len(child.ids):
+                break
+            node = child
+        return path, done
+
+    def insert(self, ids: tuple[int, ...], read: Callable[[int, int], Any], logits: Any = None) -> None:
+        """Keep the keys and values of `ids`.
+
+        Args:
+            ids: int [n].
+            read: Given (start, end), returns a new tensor with the keys and values of `ids[start:end]`.
+            logits: [vocabulary] after the last id; None where not known.
+        """
+        if not ids:
+            return
+        path, known = self.match(ids)
+        node = self.root
+        if path:
+            node, used = path[-1]
+            if used < len(node.ids):
+                node = self._split(node, used)
+        if known < len(ids):
+            child = Node(ids[known:], read(known, len(ids)), node)
+            child.stamp = self._clock
+            node.children[ids[known]] = child
+            self.tokens += len(child.ids)
+            self.bytes += child.bytes
+            node = child
+        if logits is not None and node.logits is None:
+            node.logits = logits.clone()
+            self.bytes += node.logits.numel() * node.logits.element_size()
+        if self.bytes > self.budget:
+            self._evict()
+
+    def clear(self) -> None:
+        """Throw everything away."""
+        self.root = Node((), None, None)
+        self.bytes = self.tokens = 0
+
+    def _split(self, node: Node, size: int) -> Node:
+        """Cut a node in two after `size` ids and return the upper part; the lower keeps identity and children."""
+        parent = node.parent
+        assert parent is not None  # the root has no ids to cut
+        upper = Node(node.ids[:size], node.kv[..., :size, :].clone(), parent)
+        upper.stamp = node.stamp
+        parent.children[node.ids[0]] = upper
+        node.ids, node.kv, node.parent = node.ids[size:], node.kv[..., size:, :].clone(), upper
+        upper.children[node.ids[0]] = node
+        return upper
+
+    def _evict(self) -> None:
+        """Throw leaves away, least recently used first, down to nine tenths of the budget."""
+        goal = self.budget * 9 // 10
+        while self.bytes > goal:
+            leaves = sorted(self._leaves(), key=lambda node: node.stamp)
+            if not leaves:
+                return
+            for leaf in leaves:
+                parent = leaf.parent
+                assert parent is not None  # leaves are never the root
+                del parent.children[leaf.ids[0]]
+                leaf.parent = None
+                self.bytes -= leaf.bytes
+                self.tokens -= len(leaf.ids)
+                self.evicted_tokens += len(leaf.ids)
+                if self.bytes <= goal:
+                    return
+
+    def _leaves(self) -> list[Node]:
+        found, todo = [], [self.root]
+        while todo:
+            node = todo.pop()
+            todo.extend(node.children.values())
+            if not node.children and node is not self.root:
+                found.append(node)
+        return found
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return the number of ids that both begin with."""
+    size = min(len(left), len(right))
+    if left[:size] == right[:size]:
+        return size
+    low, high = 0, size  # left[:low] equal, left[:high] not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def copy_path(path: Sequence[tuple[Node, int]], target: torch.Tensor) -> None:
+    """Write the keys and values of a matched path to `target` [layers, 2, kv_heads, ≥ matched, head_dim]."""
+    done = 0
+    for node, used in path:
+        kv = node.kv if used == len(node.ids) else node.kv[..., :used, :]
+        target[..., done : done + used, :].copy_(kv)
+        done += used
