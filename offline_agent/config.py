@@ -15,13 +15,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from offline_agent._config.base import Plugged, Section, key, section
+from offline_agent._config.base import Plugged, Section, key, masked, section
 from offline_agent._config.sections import BuildPrefsConfig, PolicySection, RunConfig, TasksSection
 from offline_agent.errors import ConfigError, did_you_mean
 
 __all__ = [
     "BuildPrefsConfig", "Key", "Plugged", "PolicySection", "RunConfig", "Section", "TasksSection", "free_keys",
-    "help_text", "key", "keys", "load", "section", "to_yaml",
+    "help_text", "key", "keys", "load", "masked", "section", "to_yaml",
 ]  # fmt: skip
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from offline_agent import config as configuration
-from offline_agent.config import RunConfig
+from offline_agent.config import RunConfig, masked
 from offline_agent.errors import ConfigError, OfflineAgentError, did_you_mean
 from offline_agent.pipelines._progress import Progress
 
@@ -101,13 +101,13 @@ def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "--help" in arguments or "-h" in arguments:
-        print(usage(command))
+        _print(usage(command))
         return DONE
     try:
         file, overrides, show_only = _parse(arguments)
         config = configuration.load(command.config, file, overrides)
         if show_only:
-            print(configuration.to_yaml(config), end="")
+            _print(configuration.to_yaml(config).rstrip())
             return DONE
         prepared, facts = command.prepare(config)
     except ConfigError as error:
@@ -169,7 +169,7 @@ def _carry_out(command: Command[C, P], config: C, prepared: P, facts: Facts, arg
         run = RunDirectory.open(
             config.run_dir or "",
             config=config.resolved(),
-            facts={"seeds": {"run": config.seed}, **facts.manifest},
+            facts={"seeds": {"run": config.seed}, **masked(dict(facts.manifest))},
             command=command.name,
             free=configuration.free_keys(command.config),
         )
@@ -281,11 +281,14 @@ def _say(text: str) -> None:
 
 
 def _print(what: Any) -> None:
-    if isinstance(what, str):
-        print(what, flush=True)
-        return
-    from rich.console import Console
+    try:
+        if isinstance(what, str):
+            print(what, flush=True)
+            return
+        from rich.console import Console
 
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "120"))
-    Console(width=width, highlight=False).print(what)
-    sys.stdout.flush()
+        width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "120"))
+        Console(width=width, highlight=False).print(what)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, e.g. `head`, has enough; keep the interpreter from trying again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
