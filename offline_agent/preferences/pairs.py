@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 from offline_agent.errors import ConfigError
+from offline_agent.preferences.policy_value import Estimate, as_evidence, policy_values
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.statistics import PRIOR, Evidence, certainty, probability_above
 from offline_agent.records import PreferencePair, Trajectory
@@ -25,18 +25,20 @@ CALL_FAULTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One executed child as a candidate: its evidence as the better and as the worse side."""
+    """One executed child as a candidate: its evidence as the better and as the worse side, and the second opinion."""
 
     edge: Edge
     as_better: Evidence
     as_worse: Evidence
+    policy: Evidence | None
 
 
 class StepPairs:
     """Pairs of siblings whose order is beyond reasonable doubt (algorithms.md section 4, rule 1).
 
     A rollout that used up its steps counts as a failure against the better side and is left out for the worse side:
-    whichever way it is read, the order holds.
+    whichever way it is read, the order holds. Since a search visits what it likes, its means compare siblings unfairly;
+    a second opinion from the same tree, weighted by the policy's proposals instead of by visits, has to agree.
 
     Args:
         min_visits: Judged rollouts each side needs, unless its value is known exactly.
@@ -45,6 +47,7 @@ class StepPairs:
         per_node: Most pairs of one node.
         prior: Parameter of the symmetric Beta prior.
         value: What a rollout is worth: its `reward` (partial credit counts as a part of a success) or `success`.
+        corroboration: Least P(Q_w > Q_l) by the policy-weighted values; 0 does without them.
         exact_terminals: Whether one verdict settles a child that ends the episode; False where the verifier is noisy.
 
     Raises:
@@ -58,6 +61,7 @@ class StepPairs:
         confidence: float = 0.9,
         per_node: int = 2,
         prior: float = PRIOR,
+        corroboration: float = 0.8,
         value: Literal["reward", "success"] = "reward",
         exact_terminals: bool = True,
     ) -> None:
@@ -65,6 +69,7 @@ class StepPairs:
             *([f"min_visits must be at least 1, got {min_visits!r}"] if min_visits < 1 else []),
             *([f"min_gap must be in [0, 1], got {min_gap!r}"] if not 0 <= min_gap <= 1 else []),
             *([f"confidence must be in [0.5, 1], got {confidence!r}"] if not 0.5 <= confidence <= 1 else []),
+            *([f"corroboration must be in [0, 1], got {corroboration!r}"] if not 0 <= corroboration <= 1 else []),
             *([f"per_node must be at least 1, got {per_node!r}"] if per_node < 1 else []),
             *([f"prior must be above 0, got {prior!r}"] if prior <= 0 else []),
             *([f"value must be 'reward' or 'success', got {value!r}"] if value not in ("reward", "success") else []),
@@ -76,21 +81,22 @@ class StepPairs:
         self.confidence = confidence
         self.per_node = per_node
         self.prior = prior
+        self.corroboration = corroboration
         self.value = value
         self.exact_terminals = exact_terminals
 
     def mine(self, tree: SearchTree) -> Mined:
-        """Return the step pairs of a tree in the order of its nodes, and why nodes with tried children gave none."""
+        """Return the step pairs of a tree in the order of its nodes, and what was refused: one entry per rule."""
         pairs: list[PreferencePair] = []
-        refusals: list[Refusal] = []
+        reasons: dict[str, list[int]] = {}
+        policy = policy_values(tree, self.value == "success") if self.corroboration else {}
         for node in tree.nodes:
-            if len(node.edges) < 2 or node.quarantined is not None:
-                continue
-            found, reasons = self._of_node(tree, node)
-            pairs += found
-            if not found and reasons:
-                reason = "; ".join(f"{why} ({n})" for why, n in sorted(reasons.items()))
-                refusals.append(Refusal("step", f"{tree.tree_id}/node {node.id}", f"no step pair: {reason}", {}))
+            if len(node.edges) >= 2 and node.quarantined is None:
+                pairs += self._of_node(tree, node, policy, reasons)
+        refusals = [
+            Refusal("step", tree.tree_id, reason, {"candidates": len(nodes), "nodes": sorted(set(nodes))})
+            for reason, nodes in sorted(reasons.items())
+        ]
         return pairs, refusals
 
     def evidence(self, edge: Edge) -> tuple[Evidence, Evidence]:
@@ -107,24 +113,33 @@ class StepPairs:
         rest = edge.verified - total
         return Evidence(total, rest + edge.truncated), Evidence(total, rest)
 
-    def _of_node(self, tree: SearchTree, node: Node) -> tuple[list[PreferencePair], Counter[str]]:
-        reasons: Counter[str] = Counter()
+    def _of_node(
+        self, tree: SearchTree, node: Node, policy: Mapping[int, Estimate], reasons: dict[str, list[int]]
+    ) -> list[PreferencePair]:
         sides: list[_Side] = []
         for edge in node.edges:
             reason = self._unfit(edge)
             if reason is None:
-                sides.append(_Side(edge, *self.evidence(edge)))
+                sides.append(_Side(edge, *self.evidence(edge), self._opinion(edge, policy)))
             elif edge.child is not None:
-                reasons[reason] += 1
+                reasons.setdefault(reason, []).append(node.id)
         pairs: list[PreferencePair] = []
         for one, other in combinations(sides, 2):
             pair = self._pair(tree, node, one, other)
             if isinstance(pair, str):
-                reasons[pair] += 1
+                reasons.setdefault(pair, []).append(node.id)
             else:
                 pairs.append(pair)
         pairs.sort(key=lambda p: (-p.confidence, p.q_rejected - p.q_chosen, p.chosen_edge, p.rejected_edge))
-        return pairs[: self.per_node], reasons
+        if len(pairs) > self.per_node:
+            reasons.setdefault(f"more than {self.per_node} pairs of its node", []).append(node.id)
+        return pairs[: self.per_node]
+
+    def _opinion(self, edge: Edge, policy: Mapping[int, Estimate]) -> Evidence | None:
+        estimate = policy.get(edge.id)
+        if estimate is None or (self.exact_terminals and edge.exact):
+            return None
+        return as_evidence(estimate, edge.verified + edge.truncated)
 
     def _unfit(self, edge: Edge) -> str | None:
         """Why an edge can be neither side; None where it can."""
@@ -153,6 +168,11 @@ class StepPairs:
         sure = probability_above(better.as_better, worse.as_worse, self.prior)
         if sure < self.confidence:
             return f"P(Q_w > Q_l) below {self.confidence:g}"
+        if self.corroboration and (better.policy is not None or worse.policy is not None):
+            second = probability_above(better.policy or better.as_better, worse.policy or worse.as_worse, self.prior)
+            if second < self.corroboration:
+                return f"the policy-weighted values give P(Q_w > Q_l) below {self.corroboration:g}"
+            sure = min(sure, second)
         if _contradicts(better.edge.critic, worse.edge.critic):
             return "the critic says the opposite"
         if better.edge.fault in CALL_FAULTS:
@@ -306,8 +326,3 @@ def _count(side: _Side) -> int:
 
 def _contradicts(better: float | None, worse: float | None) -> bool:
     return better is not None and worse is not None and better < worse
-
-
-def reasons_of(refusals: Sequence[Refusal]) -> Counter[str]:
-    """Count refusals by kind and reason, for tables."""
-    return Counter(f"{refusal.kind}: {refusal.reason}" for refusal in refusals)

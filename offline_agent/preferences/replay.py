@@ -46,7 +46,7 @@ class Replay:
 
 
 class Replayer:
-    """Replays actions, one episode at a time; open episodes are reused through `reset`.
+    """Replays actions, one episode at a time; an environment that is dear to start (`replay_only`) is kept and reset.
 
     Args:
         spec: The environment.
@@ -75,7 +75,10 @@ class Replayer:
             # A broken or hanging episode is never used again, and closing it could hang too.
             threading.Thread(target=episode.close, daemon=True).start()
             raise
-        self._episode = episode
+        if self._spec.replay_only:
+            self._episode = episode
+        else:
+            episode.close()
         return answer
 
     def close(self) -> None:
@@ -86,7 +89,7 @@ class Replayer:
 
     def _run(self, episode: Episode, task: Task, actions: Sequence[Action]) -> Replay:
         first = episode.reset(task)
-        context = Context(task, self._spec.system_prompt, episode.tools.schemas, first)
+        context = Context(task, episode.system_prompt, episode.tools.schemas, first)
         start_verdict, start_goal = episode.verdict(), episode.achieved_goal()
         steps: list[Step] = []
         goals: list[Goal | None] = []
