@@ -33,9 +33,10 @@ class TrainingConfig:
         max_steps: Longest demonstration, in actions.
         steps: Optimizer updates.
         batch_tokens: Tokens per update, padding included.
-        short_steps: Updates at the start that see only the first `short_tokens` tokens of each demonstration, so that
-            copying is learnt on cheap rows.
-        short_tokens: See `short_steps`.
+        reading_steps: Updates at the start that predict every token, the pages of the shop included, and see only the
+            first `reading_tokens` tokens of each demonstration: pages repeat themselves, so copying is learnt early.
+            All later updates are on the demonstrator's tokens alone.
+        reading_tokens: See `reading_steps`.
         learning_rate, warmup_steps, weight_decay, clip: AdamW with a cosine down to a twentieth.
     """
 
@@ -49,8 +50,8 @@ class TrainingConfig:
     max_steps: int = 15
     steps: int = 2000
     batch_tokens: int = 8192
-    short_steps: int = 500
-    short_tokens: int = 224
+    reading_steps: int = 500
+    reading_tokens: int = 320
     learning_rate: float = 2e-3
     warmup_steps: int = 60
     weight_decay: float = 0.01
@@ -84,7 +85,7 @@ def batches(stream: Iterator[Row], config: TrainingConfig) -> Iterator[list[Row]
     pool: list[Row] = []
     step = 0
     while True:
-        limit = config.short_tokens if step < config.short_steps else config.max_positions
+        limit = config.reading_tokens if step < config.reading_steps else config.max_positions
         pool += [_cut(next(stream), limit) for _ in range(256 - len(pool))]
         pool.sort(key=lambda row: len(row.input_ids))
         # Take a run of neighbours from a place that walks through the pool, so that every length comes up.
@@ -100,8 +101,11 @@ def _cut(row: Row, limit: int) -> Row:
     return Row(row.input_ids[:limit], row.action_mask[:limit])
 
 
-def loss_of(model: Any, batch: Sequence[Row], pad: int) -> tuple[Any, int]:
-    """Return −Σ m log π(a|s) / Σ m over a batch, and Σ m."""
+def loss_of(model: Any, batch: Sequence[Row], pad: int, reading: bool = False) -> tuple[Any, Any, int]:
+    """Return what to minimise, −Σ m log π(a|s) / Σ m over a batch, and Σ m.
+
+    The first two are the same, except while `reading`: then the mean over all tokens is added to the first.
+    """
     import torch
 
     longest = max(len(row.input_ids) for row in batch)
@@ -112,9 +116,15 @@ def loss_of(model: Any, batch: Sequence[Row], pad: int) -> tuple[Any, int]:
         mask[place, : len(row.action_mask)] = torch.tensor(row.action_mask, dtype=torch.bool)
     # Padding is on the right, where a causal model cannot see it: no attention mask is needed.
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    wanted = mask[:, 1:]
-    logits = model.lm_head(hidden[:, :-1][wanted])
-    return torch.nn.functional.cross_entropy(logits, ids[:, 1:][wanted]), int(wanted.sum())
+    hidden, ids, mask = hidden[:, :-1], ids[:, 1:], mask[:, 1:]
+    entropy = torch.nn.functional.cross_entropy
+    if not reading:
+        loss = entropy(model.lm_head(hidden[mask]), ids[mask])
+        return loss, loss.detach(), int(mask.sum())
+    real = ids != pad
+    every = entropy(model.lm_head(hidden[real]), ids[real], reduction="none")
+    agent = every[mask[real]].mean()
+    return agent + every.mean(), agent.detach(), int(mask.sum())
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:
@@ -142,13 +152,13 @@ def train(config: TrainingConfig, out: Path, log_every: int = 50, save_every: in
         batch = next(stream)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config)
-        loss, tokens = loss_of(model, batch, tokenizer.pad_token_id)
+        loss, agent, tokens = loss_of(model, batch, tokenizer.pad_token_id, step < config.reading_steps)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimizer.step()
         seen += sum(len(row.input_ids) for row in batch)
-        total, counted = total + loss.item() * tokens, counted + tokens
+        total, counted = total + agent.item() * tokens, counted + tokens
         if (step + 1) % log_every == 0:
             spent = time.monotonic() - started
             print(f"step {step + 1} loss {total / counted:.4f} {seen / spent:.0f} tokens/s {spent:.0f} s", flush=True)
