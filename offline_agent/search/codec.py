@@ -76,6 +76,8 @@ def ticket_to_record(tree_id: str, ticket: Ticket) -> dict[str, Any]:
 def _link_to_json(link: Link) -> dict[str, Any]:
     out: dict[str, Any] = {"s": link.sample, "k": link.key, "seed": link.seed}
     out["a"] = action_to_json(link.action)
+    if link.others:
+        out["others"] = [[action_to_json(action), key] for action, key in link.others]
     outcome = link.outcome
     if outcome is None:
         out["reason"] = link.reason
@@ -122,8 +124,10 @@ def _link_from_json(
     if data["s"] < 0 and edge is not None:
         action = edge.actions[0]
     shown = data.get("o")
+    others = tuple([(action_from_json(other), key) for other, key in data.get("others", ())])
     if shown is None:
-        return Link(data["s"], data["k"], action, None, None, data["seed"], data["reason"]), state, context, None
+        link = Link(data["s"], data["k"], action, None, None, data["seed"], data["reason"], others)
+        return link, state, context, None
     executed = action_from_json(data["executed"]) if "executed" in data else action
     known = None if edge is None else edge.child
     following = context.child(executed, shown["observation"], shown["role"])
@@ -137,7 +141,8 @@ def _link_from_json(
         shown["observation"], shown["role"], bool(shown.get("terminated")), shown.get("fault"),
         None if verdict is None else Verdict.from_json(verdict), shown.get("fingerprint"), shown.get("goal"), state,
     )  # fmt: skip
-    return Link(data["s"], data["k"], action, outcome, following, data["seed"]), state, following, here
+    link = Link(data["s"], data["k"], action, outcome, following, data["seed"], None, others)
+    return link, state, following, here
 
 
 def _equal(one: Context, other: Context) -> bool:

@@ -32,6 +32,8 @@ class SearchSettings:
         simulations: Rollouts per tree.
         proposals: K0, proposals drawn in one request where a node is expanded; also the number of plain policy
             rollouts with which a tree starts.
+        rollout_proposals: Proposals drawn in one request at each new node of a rollout. 1 leaves the others to the
+            time when the node is expanded, if ever; `proposals` draws them all at once (fewer, larger requests).
         max_children, widening: A node may have ceil(widening * sqrt(N)) children, at least K0, at most `max_children`.
         saturation: Proposals in a row that add nothing before a node counts as exhausted.
         selection: `puct` or `uct`.
@@ -53,6 +55,7 @@ class SearchSettings:
     algorithm: str = "mcts"
     simulations: int = 32
     proposals: int = 4
+    rollout_proposals: int = 1
     max_children: int = 8
     widening: float = 2.0
     saturation: int = 3
@@ -90,6 +93,10 @@ class SearchSettings:
             faults.append(f"search.leaves_in_flight: got {self.leaves_in_flight}, must be between 1 and 64")
         if self.max_children < self.proposals:
             faults.append(f"search.max_children: got {self.max_children}, must be at least search.proposals")
+        if not 1 <= self.rollout_proposals <= self.proposals:
+            faults.append(
+                f"search.rollout_proposals: got {self.rollout_proposals}, must be between 1 and search.proposals"
+            )
         if not 0 < self.gamma <= 1:
             faults.append(f"search.gamma: got {self.gamma}, must be in (0, 1]")
         if faults:
@@ -132,8 +139,9 @@ class TreeSearch:
         self._log = log
         self._segment = segment
         self._rules = Rules(
-            settings.max_steps, settings.temperature, settings.max_tokens, settings.value == "success", critic, reward
-        )
+            settings.max_steps, settings.temperature, settings.max_tokens, settings.value == "success", critic,
+            settings.rollout_proposals, settings.proposals, reward,
+        )  # fmt: skip
         self._seed = derive_seed(seed, "tree", self.tree_id)
         self._select = (
             puct(settings.c_puct, settings.fpu_reduction, settings.critic_alpha)
@@ -240,6 +248,7 @@ class TreeSearch:
         tokens, calls = self._step_cost
         worst = (flight + 1) * tokens
         if settings.budget_tokens is not None:
+            worst *= settings.rollout_proposals
             extra = (settings.proposals - 1) * settings.action_tokens * (flight + 1)
             if tree.counters["generated"] + worst + extra > settings.budget_tokens:
                 return "tokens"
@@ -409,6 +418,11 @@ class TreeSearch:
                 if independent and edge is not None and not _same(edge.actions[0], link.action):
                     key = f"{link.key}#{link.sample}.{ticket.index}"  # independent rollouts never share another's turn
                 edge, _ = tree.add_proposal(node, link.action, key)
+                for other, other_key in link.others:
+                    self._count(tree, node, other)
+                    extra, _ = tree.add_proposal(node, other, other_key)
+                    if other.fault == "no_end":
+                        extra.closed, extra.fault = True, other.fault
                 refresh_priors(node)
             assert edge is not None  # proposed just now, or known at issue
             edges.append(edge)
@@ -533,10 +547,11 @@ class TreeSearch:
         shadow, rank = ticket.group.shadow, ticket.rank
         for position, link in enumerate(ticket.chain):
             ahead = 0
-            if link.sample >= 0:
-                slot = shadow.slot(rank)
-                if slot.value is EMPTY:
-                    slot.value = link.action
+            if position or ticket.edge is None:
+                for i, action in enumerate((link.action, *[other for other, _ in link.others])):
+                    slot = shadow.slot(rank + i)
+                    if slot.value is EMPTY:
+                        slot.value = action
                 canonical = self._opening.canonical if self._opening else None
                 assert canonical is not None  # opened before
                 for other in shadow.samples[:rank]:

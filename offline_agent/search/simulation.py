@@ -87,8 +87,9 @@ Request = tuple[Any, ...]
 class Link(NamedTuple):
     """One action of a simulation beyond the tree it was issued on.
 
-    `sample` is the index of the proposal where this simulation drew it, -1 where the tree had it already.
-    `outcome` is None where the action was not executed, and `reason` says why.
+    `sample` is the index of the proposal where this simulation drew it, -1 where the tree has it already.
+    `outcome` is None where the action was not executed, and `reason` says why. `others` are proposals drawn in the
+    same request and not followed, each with its key.
     """
 
     sample: int
@@ -98,6 +99,7 @@ class Link(NamedTuple):
     context: Context | None
     seed: int
     reason: str | None = None
+    others: tuple[tuple[Action, str], ...] = ()
 
 
 class Ticket:
@@ -151,13 +153,18 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a simulation needs to know of the search; see `mcts.SearchSettings` for the meaning."""
+    """What a simulation needs to know of the search; see `mcts.SearchSettings` for the meaning.
+
+    `together` is `rollout_proposals`; the first `alone_before` tickets are the policy's own rollouts and draw one each.
+    """
 
     max_steps: int
     temperature: float | None
     max_tokens: int | None
     use_success: bool
     critic: bool
+    together: int
+    alone_before: int
     reward: Callable[[Trajectory], float | None] | None
 
 
@@ -293,24 +300,38 @@ def _rollout(
     """Follow the policy from `shadow` to the end; where others passed, share what they executed."""
     rank = ticket.rank
     temperature = 0.0 if ticket.greedy else rules.temperature
+    together = rules.together if ticket.index >= rules.alone_before else 1
     while True:
         context = shadow.context
         assert context is not None  # a rollout starts at an executed history
         samples = shadow.samples
         slot = samples[rank] if rank < len(samples) else shadow.slot(rank)
-        action = slot.value
-        if action is EMPTY:
-            request = ProposeRequest(context, (mix(shadow.seed, rank),), temperature, rules.max_tokens)
+        action, sample, others = slot.value, rank, ()
+        if 0 < rank < together:
+            sample = -1  # the first in this group draws it along with its own, and commits it
+            if action is EMPTY:
+                action = yield (WAIT, slot)
+        elif action is EMPTY:
+            count = together if rank == 0 else 1
+            seeds = tuple([mix(shadow.seed, rank + i) for i in range(count)])
+            request = ProposeRequest(context, seeds, temperature, rules.max_tokens)
             answer = yield (ASK, request)
             if type(answer) is not Proposals:
                 for _ in range(RETRIES):
                     answer = yield (ASK, request)
                     if type(answer) is Proposals:
                         break
-            action = answer.actions[0] if type(answer) is Proposals else answer
-            slot.value = action
-            if slot.waiters:
-                yield (WAKE, slot)
+            if type(answer) is Proposals:
+                action = answer.actions[0]
+                if count > 1:
+                    others = tuple([(other, canonical(other)) for other in answer.actions[1:]])
+            else:
+                action = answer
+            for i in range(count):
+                slot = shadow.slot(rank + i)
+                slot.value = answer.actions[i] if type(answer) is Proposals else answer
+                if slot.waiters:
+                    yield (WAKE, slot)
         if isinstance(action, PolicyError):
             ticket.cut, ticket.error = "policy", str(action)
             return
@@ -325,7 +346,8 @@ def _rollout(
                     executed = value if ahead == 0 else executed
                     ahead += 1
         if action.fault == "no_end":
-            ticket.chain.append(Link(rank, key, action, None, None, 0, "the turn never ended: token limit"))
+            reason = "the turn never ended: token limit"
+            ticket.chain.append(Link(sample, key, action, None, None, 0, reason, others))
             ticket.cut = "tokens"
             return
         child = shadow.children.get(key)
@@ -342,7 +364,10 @@ def _rollout(
                 child.value = outcome
                 if child.waiters:
                     yield (WAKE, child)
-        if _link(ticket, rank, key, action, outcome, child, rules):
+        over = _link(ticket, sample, key, action, outcome, child, rules)
+        if others:
+            ticket.chain[-1] = ticket.chain[-1]._replace(others=others)
+        if over:
             return
         shadow, rank = child, ahead
 

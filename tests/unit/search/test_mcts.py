@@ -20,6 +20,8 @@ VARIANTS = [
     SearchSettings(simulations=40, leaves_in_flight=8, selection="uct", value="success"),
     SearchSettings(simulations=40, gumbel_root=True, gumbel_m=6, leaves_in_flight=3),
     SearchSettings(simulations=24, max_steps=2, gamma=0.9),
+    SearchSettings(simulations=40, rollout_proposals=4),
+    SearchSettings(simulations=40, rollout_proposals=2, leaves_in_flight=8),
     SearchSettings(simulations=24, algorithm="best_of_n"),
 ]
 
@@ -74,7 +76,7 @@ def test_evicted_states_are_replayed_to_the_same_tree() -> None:
     assert tight.counts.replayed > 0
 
 
-@pytest.mark.parametrize("settings", VARIANTS[:5], ids=str)
+@pytest.mark.parametrize("settings", VARIANTS[:7], ids=str)
 def test_sums_add_up(settings: SearchSettings) -> None:
     run = search(SPEC, Guess(), settings, tasks(SPEC, 3))
     for one in run.searches.values():
