@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from offline_agent.envs.schema import kind
@@ -49,7 +49,7 @@ def check_arguments(shape: Mapping[str, Any], arguments: Any) -> tuple[dict[str,
     for name, value in arguments.items():
         if name not in properties:
             allowed = ", ".join(map(repr, properties)) or "none"
-            faults.append(f"unknown argument {name!r}, allowed: {allowed}{did_you_mean(str(name), properties)}")
+            faults.append(f"unknown argument {name!r}, allowed: {allowed}{_near(str(name), properties)}")
             continue
         try:
             coerced[name] = coerce(properties[name], value, name)
@@ -70,7 +70,7 @@ def coerce(schema: Mapping[str, Any], value: Any, where: str, depth: int = 0) ->
     if "enum" in schema and not any(_same(out, choice) for choice in schema["enum"]):
         shown = ", ".join(json.dumps(c, ensure_ascii=False) for c in schema["enum"][:20])
         more = f" and {len(schema['enum']) - 20} more" if len(schema["enum"]) > 20 else ""
-        near = did_you_mean(out, [c for c in schema["enum"] if isinstance(c, str)]) if isinstance(out, str) else ""
+        near = _near(out, [c for c in schema["enum"] if isinstance(c, str)]) if isinstance(out, str) else ""
         raise BadValue(f"argument {where!r} must be one of {shown}{more}, got {_got(value)}{near}")
     return out
 
@@ -125,7 +125,7 @@ def _object(schema: Mapping[str, Any], value: Mapping[str, Any], where: str, dep
         if not isinstance(name, str):
             raise BadValue(f"argument {where!r} has the key {name!r}; keys must be text")
         if name not in properties and extra is False:
-            raise BadValue(f"argument {where!r} has the unknown key {name!r}{did_you_mean(name, properties)}")
+            raise BadValue(f"argument {where!r} has the unknown key {name!r}{_near(name, properties)}")
         below = properties.get(name, extra if isinstance(extra, Mapping) else {})
         out[clean_text(name)] = coerce(below, item, f"{where}.{name}", depth + 1)
     return out
@@ -192,6 +192,12 @@ def _got(value: Any) -> str:
     except (RecursionError, ValueError, TypeError):
         text = "..."
     return f"{exact} {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}" if value is not None else "null"
+
+
+def _near(got: str, allowed: Iterable[str]) -> str:
+    """Return the nearest allowed name as a sentence after another."""
+    told = did_you_mean(got[:_SHOWN], allowed)
+    return f".{told}" if told else ""
 
 
 def _mend(kinds: tuple[str, ...], value: Any) -> str:

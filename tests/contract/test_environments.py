@@ -1,0 +1,51 @@
+"""Every environment of the catalog, the examples, and a class that inherits nothing pass the conformance suite."""
+
+import json
+
+import pytest
+
+from offline_agent import catalog
+from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.bfcl import data
+from offline_agent.envs.conformance import check_environment
+from offline_agent.envs.textworld import server
+
+needs_bfcl = pytest.mark.skipif(not data.installed(), reason=f"bfcl-eval is not installed ({data.INSTALL})")
+needs_java = pytest.mark.skipif(server.missing() is not None, reason=str(server.missing()))
+
+ENVIRONMENTS = [
+    pytest.param("shop", {}, id="shop"),
+    pytest.param("bfcl", {}, id="bfcl", marks=needs_bfcl),
+    pytest.param("bfcl", {"categories": "miss_func,miss_param"}, id="bfcl-miss", marks=needs_bfcl),
+    pytest.param("bfcl", {"categories": "long_context", "check": "benchmark"}, id="bfcl-long", marks=needs_bfcl),
+    pytest.param("textworld", {}, id="textworld", marks=needs_java),
+    pytest.param("textworld", {"game": "twc,coin"}, id="textworld-twc-coin", marks=needs_java),
+    pytest.param("examples.reach:Reach", {}, id="reach"),
+    pytest.param("examples.orders:Orders", {}, id="orders"),
+    pytest.param("tests.unit.envs.hostile:Honest", {}, id="foreign"),
+]
+
+
+def test_the_whole_catalog_is_here():
+    assert set(catalog.ENVIRONMENTS) <= {parameters.values[0] for parameters in ENVIRONMENTS}
+
+
+@pytest.mark.parametrize(("name", "args"), ENVIRONMENTS)
+def test_environment(name, args):
+    report = check_environment(EnvSpec.load(name, args), tasks=2)
+    assert report.passed, f"\n{report}"
+
+
+@pytest.mark.parametrize(("name", "args"), ENVIRONMENTS)
+def test_trl_sees_the_same_schemas(name, args):
+    """Listed and described as TRL does it: members of the class, bound methods, transformers' schemas."""
+    import inspect
+
+    from transformers.utils import get_json_schema
+
+    spec = EnvSpec.load(name, args)
+    instance = spec.cls(**spec.args)
+    members = [n for n, _ in inspect.getmembers(type(instance), predicate=inspect.isfunction)]
+    tools = [n for n in members if n not in ("reset", "get_reward") and not n.startswith("_")]
+    assert [get_json_schema(getattr(instance, n)) for n in tools] == list(spec.tools.schemas)
+    assert json.loads(json.dumps(spec.tools.schemas)) == list(spec.tools.schemas)

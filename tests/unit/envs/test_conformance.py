@@ -1,0 +1,69 @@
+"""The suite finds each fault by its own check, and lets a good environment pass."""
+
+import pytest
+
+from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.conformance import check_environment
+from tests.unit.envs import hostile
+
+
+def failed(cls, seconds=20.0, args=None):
+    report = check_environment(EnvSpec(cls, args), tasks=2, max_steps=20, seconds=seconds)
+    return {c.name: c.detail for c in report.failures}
+
+
+def test_an_honest_environment_passes():
+    report = check_environment(EnvSpec(hostile.Honest), tasks=3)
+    assert report.passed, str(report)
+    assert [c.name for c in report.checks if c.passed is None] == ["achieved goals are tasks"]
+    assert str(report).startswith("Honest: passed") and "the oracle succeeds" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "told"),
+    [
+        (hostile.RaisesInInit, "reset is deterministic", "no database"),
+        (hostile.RaisesInReset, "reset is deterministic", "no world"),
+        (hostile.ExitsInTool, "tools can be called", "SystemExit"),
+        (hostile.AnswersDifferently, "replay repeats", "seed all chance"),
+        (hostile.BeginsDifferently, "reset is deterministic", "begin differently"),
+        (hostile.StaleReset, "reset is deterministic", "a second reset"),
+        (hostile.SharesState, "copies are independent", "share state"),
+        (hostile.Uncopyable, "copies are independent", "replay_only"),
+        (hostile.VerifierRaises, "get_reward at any time", "ZeroDivisionError"),
+        (hostile.VerifierFickle, "get_reward at any time", "asked twice"),
+        (hostile.Rewards, "the oracle succeeds", "must be in [0, 1]"),
+        (hostile.RewardsNothing, "the empty policy fails", "answering nothing scored 1.0"),
+        (hostile.NeverEnds, "the empty policy fails", "did not end"),
+        (hostile.OverlappingSplits, "splits are disjoint", "is in 'train' and in 'validation'"),
+    ],
+)
+def test_each_fault_is_found(cls, check, told):
+    found = failed(cls)
+    assert check in found, found
+    assert told in found[check]
+
+
+def test_a_hanging_environment_does_not_hang_the_suite():
+    found = failed(hostile.HangsInReset, seconds=0.3, args={"seconds": 5.0})
+    assert "not done after 0.3 s" in found["reset is deterministic"]
+
+
+def test_an_environment_without_tasks_ends_the_checks():
+    class Empty(hostile.Honest):
+        @classmethod
+        def tasks(cls, split):
+            return []
+
+    report = check_environment(EnvSpec(Empty))
+    assert [c.name for c in report.checks] == ["tasks"] and not report.passed
+    assert "has no tasks" in report.failures[0].detail
+
+
+def test_a_demonstrator_that_raises_is_reported():
+    class Bad(hostile.Honest):
+        @classmethod
+        def demonstrate(cls, task, messages, rng, noise):
+            raise KeyError("lost")
+
+    assert "KeyError" in failed(Bad)["the oracle succeeds"]
