@@ -185,7 +185,7 @@ def _carry_out(command: Command[C, P], config: C, prepared: P, facts: Facts, arg
     again = f"python -m offline_agent.pipelines.{command.name} {shlex.join([*same, f'run_dir={run.path}'])}"
     try:
         with _signals(), run:
-            summary = _work(command, config, prepared, facts, run)
+            _work(command, config, prepared, facts, run)
     except OfflineAgentError as error:
         _say(f"{command.name}: {error}")
         return FAILED
@@ -196,11 +196,10 @@ def _carry_out(command: Command[C, P], config: C, prepared: P, facts: Facts, arg
         traceback.print_exc()
         _say(f"{command.name}: a fault of the program (above). What was done is in {run.path}; to go on: {again}")
         return FAILED
-    _print(command.show(summary, run.path))
     return DONE
 
 
-def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: RunDirectory) -> Mapping[str, Any]:
+def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: RunDirectory) -> None:
     from offline_agent.tracking import open_tracker
 
     tracker = open_tracker(
@@ -221,12 +220,12 @@ def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: Run
         tracker.metrics(dict(_numbers(summary)))
         for name in ("manifest.json", "summary.json"):
             tracker.artifact(run.path / name)
+        _print(command.show(summary, run.path))  # before tracking is waited for
     except BaseException as error:
         progress.close()
         tracker.close("KILLED" if isinstance(error, _Stopped) else "FAILED")
         raise
     tracker.close()
-    return summary
 
 
 def _place(name: str, run_dir: str | None) -> Path:
