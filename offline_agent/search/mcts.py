@@ -140,7 +140,7 @@ class TreeSearch:
         self._segment = segment
         self._rules = Rules(
             settings.max_steps, settings.temperature, settings.max_tokens, settings.value == "success", critic,
-            settings.rollout_proposals, settings.proposals, reward,
+            settings.rollout_proposals, settings.proposals if settings.greedy_first else 0, reward,
         )  # fmt: skip
         self._seed = derive_seed(seed, "tree", self.tree_id)
         self._select = (
@@ -287,6 +287,8 @@ class TreeSearch:
             path.append(edge)
             child = edge.child
             if child is None:
+                if node.group is not None and node.group.active:
+                    return None  # those who found this node together may be executing this very action
                 ticket = Ticket(index, path[:-1], node)
                 ticket.edge = edge
                 if edge.group is None:

@@ -155,7 +155,7 @@ class Ticket:
 class Rules:
     """What a simulation needs to know of the search; see `mcts.SearchSettings` for the meaning.
 
-    `together` is `rollout_proposals`; the first `alone_before` tickets are the policy's own rollouts and draw one each.
+    `together` is `rollout_proposals`; the first `beside_greedy` tickets set out together with the greedy rollout.
     """
 
     max_steps: int
@@ -164,7 +164,7 @@ class Rules:
     use_success: bool
     critic: bool
     together: int
-    alone_before: int
+    beside_greedy: int
     reward: Callable[[Trajectory], float | None] | None
 
 
@@ -300,8 +300,9 @@ def _rollout(
     """Follow the policy from `shadow` to the end; where others passed, share what they executed."""
     rank = ticket.rank
     temperature = 0.0 if ticket.greedy else rules.temperature
-    together = rules.together if ticket.index >= rules.alone_before else 1
+    beside_greedy = ticket.index < rules.beside_greedy  # where the greedy rollout passed it drew one action alone
     while True:
+        together = 1 if beside_greedy else rules.together
         context = shadow.context
         assert context is not None  # a rollout starts at an executed history
         samples = shadow.samples
@@ -345,6 +346,8 @@ def _rollout(
                 if type(value) is Action and value.fault != "no_end" and canonical(value) == key:
                     executed = value if ahead == 0 else executed
                     ahead += 1
+            first = samples[0].value
+            beside_greedy = beside_greedy and type(first) is Action and canonical(first) == key
         if action.fault == "no_end":
             reason = "the turn never ended: token limit"
             ticket.chain.append(Link(sample, key, action, None, None, 0, reason, others))
