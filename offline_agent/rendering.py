@@ -83,6 +83,9 @@ class Renderer:
         Raises:
             ConfigError: There is no such tokenizer, or it cannot be rendered with.
         """
+        source = Path(path_or_name)
+        if (source.is_absolute() or str(path_or_name).startswith(".")) and not source.is_dir():
+            raise ConfigError(f"no tokenizer could be loaded from {str(path_or_name)!r}: there is no such folder")
         from transformers import AutoTokenizer
 
         try:

@@ -31,7 +31,7 @@ class Seen:
     def __init__(self, text: str, parent: Seen | None) -> None:
         words = (word.rstrip(".") for word in _WORD.findall(text))
         self._own_words = [word for word in words if word][:MAX_WORDS]
-        self._own_numbers = [number for word in self._own_words for number in _NUMBER.findall(word)]
+        self._own_numbers = _NUMBER.findall(text)[:MAX_WORDS]
         self._parent = parent
         self.words_seen: int = len(self._own_words) + (parent.words_seen if parent else 0)
         self.numbers_seen: int = len(self._own_numbers) + (parent.numbers_seen if parent else 0)

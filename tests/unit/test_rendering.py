@@ -328,3 +328,18 @@ def test_arrows_nulls_do_not_fail_a_row(renderer):
     messages[2]["tool_calls"][0]["function"]["arguments"] = "{"
     with pytest.raises(DataError, match="assistant turn 0"):
         renderer.check_row({**row, "messages": messages})
+
+
+def test_the_default_models_template_is_taken():
+    """The embedded model's own tokenizer: exact, and every content apart from the template as inside it."""
+    from offline_agent.policies.hf import DEFAULT_MODEL
+
+    renderer = Renderer.load(DEFAULT_MODEL)
+    _, middle, _ = episode(renderer)
+    want = renderer.tokenizer.apply_chat_template(
+        middle.messages(), tools=list(kit.TOOLS), tokenize=False, add_generation_prompt=True
+    )
+    assert renderer.decode(renderer.context_ids(middle)) == renderer.context_text(middle) == want
+    plain = kit.root("Find red shoes.").child(act(renderer), "2 hits: one, two.")
+    text = renderer.context_text(plain)
+    assert renderer.context_ids(plain) == renderer.tokenizer(text, add_special_tokens=False)["input_ids"]

