@@ -145,9 +145,8 @@ def measure(setting: Setting, arguments: argparse.Namespace) -> dict[str, Any]:
     scheduler = Scheduler(engine, pool, trees_in_flight=setting.trees)
     began = time.perf_counter()
     engine.window = (began, float("inf"))
-    finished, end = 0, 0.0
-    for _ in scheduler.run(searches()):
-        finished += 1
+    end = 0.0
+    for finished, _ in enumerate(scheduler.run(searches()), 1):
         if finished == max(1, tasks - setting.trees):
             end = time.perf_counter()
             engine.window = (began, end)

@@ -77,7 +77,9 @@ def _key(action: Action) -> str:
 
 def search(simulations: int, log: Any = None, leaves: int = 4) -> TreeSearch:
     """Search one tree to its end."""
-    settings = SearchSettings(simulations=simulations, max_steps=DEPTH + 1, max_children=BRANCHING, leaves_in_flight=leaves)
+    settings = SearchSettings(
+        simulations=simulations, max_steps=DEPTH + 1, max_children=BRANCHING, leaves_in_flight=leaves
+    )
     one = TreeSearch(Task("t", "train", {}), FreeWorld(), settings, seed=1, log=log)
     scheduler = Scheduler(InlineEngine(FreePolicy()), EnvPool(0, None))  # type: ignore[arg-type]
     return next(iter(scheduler.run([(one, ())])))
@@ -132,7 +134,7 @@ def main() -> None:
         rows,
         {
             "growth of cost per simulation, 200 -> 20,000": round(growth, 2),
-            "*": "llm-reasoners' figures were measured on this class of machine with the same tree shape, not in this run",
+            "*": "llm-reasoners: measured on this class of machine with the same shape of tree, not in this run",
         },
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from zlib import crc32
 
 
 def derive_seed(run: int, *names: object) -> int:
@@ -22,3 +23,8 @@ def mix(seed: int, index: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
     return (z ^ (z >> 31)) >> 1
+
+
+def child_seed(seed: int, key: str) -> int:
+    """Return the seed of what follows `key` under `seed`; quicker than `derive_seed`, for seeds made by the million."""
+    return mix(seed, crc32(key.encode("utf-8", "surrogatepass")))

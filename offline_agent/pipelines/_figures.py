@@ -191,7 +191,8 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if session.get("prefilled_tokens"):
         note = f"{session['prefilled_tokens']:,} prompt tokens computed, {session['reused_tokens']:,} reused"
     yield "tokens sampled", f"{summary['generated']:,}", note
-    yield "success, plain policy", _percent(success["plain_sampled"]), f"sampled; greedy {_percent(success['plain_greedy'])}"
+    greedy = f"sampled; greedy {_percent(success['plain_greedy'])}"
+    yield "success, plain policy", _percent(success["plain_sampled"]), greedy
     note = f"a verified success in the tree; mean best score {success['best_score_of_search'] or 0:.2f}"
     yield "success, best of search", _percent(success["best_of_search"]), note
     yield "pairs", str(summary["pairs_total"]), _counts(summary["pairs"])

@@ -239,7 +239,8 @@ def _mine(parts: Parts, session: Build, engine: Engine, figures: Figures) -> Non
 
     run_dir.write_rows("trajectories", figures.count("trajectories", mined_trajectories()), _schemas.TRAJECTORIES)
     miner.close()
-    run_dir.write_rows("filtered", figures.count("filtered", trajectory_rows(kept, renderer, refusals)), _schemas.FILTERED)
+    rows = figures.count("filtered", trajectory_rows(kept, renderer, refusals))
+    run_dir.write_rows("filtered", rows, _schemas.FILTERED)
     balanced, dropped = miner.balance(pairs)
     refusals += dropped
     rows = figures.count_pairs(pair_rows(balanced, renderer, refusals))

@@ -1,4 +1,4 @@
-"""One tree's search: which simulation is issued when, and what its commit does to the tree.
+"""One tree's search: which simulation is issued when. What its commit does to the tree is in `commit`.
 
 Ticket t is issued only after ticket t - L was committed, and tickets commit in order, so a tree is a function of its
 seed, its settings, the policy and the environment, however many workers there are and whoever is faster.
@@ -8,99 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from offline_agent.errors import ConfigError, DataError
+from offline_agent.errors import DataError
 from offline_agent.records import Context, Task, Trajectory
 from offline_agent.search.codec import ticket_from_record, ticket_to_record
+from offline_agent.search.commit import Committer
 from offline_agent.search.restore import Opening, Outcome, World
-from offline_agent.search.selection import GumbelRoot, puct, refresh_priors, uct
-from offline_agent.search.simulation import EMPTY, Group, Link, Rules, Shadow, Ticket, simulate
+from offline_agent.search.selection import GumbelRoot, puct, uct
+from offline_agent.search.settings import SearchSettings
+from offline_agent.search.simulation import EMPTY, Group, Rules, Shadow, Ticket, simulate
 from offline_agent.search.tree import Edge, Node, SearchTree
-from offline_agent.seeding import derive_seed
+from offline_agent.seeding import child_seed, derive_seed
+
+__all__ = ["SearchSettings", "TreeSearch"]
 
 Reward = Callable[[Trajectory], float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class SearchSettings:
-    """How a tree is searched; the defaults are those of algorithms.md section 2.
-
-    Attributes:
-        algorithm: `mcts`, or `best_of_n`: independent rollouts, the baseline.
-        simulations: Rollouts per tree.
-        proposals: K0, proposals drawn in one request where a node is expanded; also the number of plain policy
-            rollouts with which a tree starts.
-        rollout_proposals: Proposals drawn in one request at each new node of a rollout. 1 leaves the others to the
-            time when the node is expanded, if ever; `proposals` draws them all at once (fewer, larger requests).
-        max_children, widening: A node may have ceil(widening * sqrt(N)) children, at least K0, at most `max_children`.
-        saturation: Proposals in a row that add nothing before a node counts as exhausted.
-        selection: `puct` or `uct`.
-        c_puct, c_uct, fpu_reduction: Constants of the two rules.
-        gumbel_root, gumbel_m: Gumbel top-m with sequential halving at the root.
-        leaves_in_flight: L, simulations in flight per tree.
-        max_steps: Actions after which an episode is cut; it then backs up 0, flagged.
-        gamma: Discount per step.
-        value: `reward` backs up the score, `success` backs up 0 or 1.
-        temperature, max_tokens: Of proposals; None = the policy's own.
-        greedy_first: The first rollout is the greedy one.
-        critic_alpha: Weight of the search against the critic; None = n / (n + 2).
-        deterministic_verifier: A judged terminal is closed after one visit.
-        budget_tokens, budget_prefilled, budget_tool_calls: Per tree; None = unlimited. A simulation is issued only if
-            its worst case still fits.
-        action_tokens: The most tokens one action can have (the reservation); 0 for policies without tokens.
-    """
-
-    algorithm: str = "mcts"
-    simulations: int = 32
-    proposals: int = 4
-    rollout_proposals: int = 1
-    max_children: int = 8
-    widening: float = 2.0
-    saturation: int = 3
-    selection: str = "puct"
-    c_puct: float = 1.25
-    c_uct: float = 1.0
-    fpu_reduction: float = 0.2
-    gumbel_root: bool = False
-    gumbel_m: int = 8
-    leaves_in_flight: int = 4
-    max_steps: int = 15
-    gamma: float = 1.0
-    value: str = "reward"
-    temperature: float | None = None
-    max_tokens: int | None = None
-    greedy_first: bool = True
-    critic_alpha: float | None = None
-    deterministic_verifier: bool = True
-    budget_tokens: int | None = None
-    budget_prefilled: int | None = None
-    budget_tool_calls: int | None = None
-    action_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        faults = []
-        for name, allowed in (
-            ("algorithm", ("mcts", "best_of_n")), ("selection", ("puct", "uct")), ("value", ("reward", "success")),
-        ):  # fmt: skip
-            if getattr(self, name) not in allowed:
-                faults.append(f"search.{name}: got {getattr(self, name)!r}, allowed: {', '.join(allowed)}")
-        for name in ("simulations", "proposals", "max_children", "saturation", "gumbel_m", "max_steps"):
-            if getattr(self, name) < 1:
-                faults.append(f"search.{name}: got {getattr(self, name)}, must be at least 1")
-        if not 1 <= self.leaves_in_flight <= 64:
-            faults.append(f"search.leaves_in_flight: got {self.leaves_in_flight}, must be between 1 and 64")
-        if self.max_children < self.proposals:
-            faults.append(f"search.max_children: got {self.max_children}, must be at least search.proposals")
-        if not 1 <= self.rollout_proposals <= self.proposals:
-            faults.append(
-                f"search.rollout_proposals: got {self.rollout_proposals}, must be between 1 and search.proposals"
-            )
-        if not 0 < self.gamma <= 1:
-            faults.append(f"search.gamma: got {self.gamma}, must be in (0, 1]")
-        if faults:
-            raise ConfigError(faults)
 
 
 class TreeSearch:
@@ -137,7 +60,7 @@ class TreeSearch:
         self.tree_id = task.task_id if tree_id is None else tree_id
         self.tree: SearchTree | None = None
         self._log = log
-        self._segment = segment
+        self._committer = Committer(settings, segment)
         self._rules = Rules(
             settings.max_steps, settings.temperature, settings.max_tokens, settings.value == "success", critic,
             settings.rollout_proposals, settings.proposals if settings.greedy_first else 0, reward,
@@ -252,9 +175,9 @@ class TreeSearch:
             extra = (settings.proposals - 1) * settings.action_tokens * (flight + 1)
             if tree.counters["generated"] + worst + extra > settings.budget_tokens:
                 return "tokens"
-        if settings.budget_tool_calls is not None:
-            if tree.counters["tool_calls"] + (flight + 1) * calls > settings.budget_tool_calls:
-                return "tool_calls"
+        called = tree.counters["tool_calls"] + (flight + 1) * calls
+        if settings.budget_tool_calls is not None and called > settings.budget_tool_calls:
+            return "tool_calls"
         if settings.budget_prefilled is not None and tree.counters["prefilled"] >= settings.budget_prefilled:
             return "prefilled"
         return None
@@ -273,7 +196,8 @@ class TreeSearch:
             ticket.group, ticket.rank = self._root_group, index
             ticket.greedy = index == 0 and settings.greedy_first
             return self._mark(ticket)
-        node, path = tree.root, []
+        node = tree.root
+        path: list[Edge] = []
         while True:
             count = self._wanted(node)
             if count:
@@ -292,7 +216,7 @@ class TreeSearch:
                 ticket = Ticket(index, path[:-1], node)
                 ticket.edge = edge
                 if edge.group is None:
-                    edge.group = Group(Shadow(derive_seed(node.seed, edge.key)))
+                    edge.group = Group(Shadow(child_seed(node.seed, edge.key)))
                 ticket.group, ticket.rank = edge.group, edge.group.size
                 edge.group.size += 1
                 edge.group.active += 1
@@ -360,187 +284,9 @@ class TreeSearch:
         self._commit(ticket)
 
     def _commit(self, ticket: Ticket) -> None:
+        assert self.tree is not None  # a ticket was issued
         self._flight.pop(0)
-        tree = self.tree
-        assert tree is not None  # a ticket was issued
-        tree.tickets += 1
-        for edge in ticket.path:
-            edge.pending -= 1
-            edge.parent.pending -= 1
-        ticket.node.pending -= 1
-        if ticket.edge is not None:
-            ticket.edge.pending -= 1
-        if ticket.group is not None:
-            ticket.group.active -= 1
-        if ticket.draw:
-            self._commit_proposals(tree, ticket)
-        last, edges = self._commit_chain(tree, ticket)
-        if ticket.mismatch is not None:
-            self._quarantine_from(tree, ticket, edges)
-        if ticket.value is not None:
-            self._back_up(tree, ticket, edges)
-        self._note_first(tree, ticket)
-        self._close_from(last)
-
-    def _commit_proposals(self, tree: SearchTree, ticket: Ticket) -> None:
-        node = ticket.node
-        node.asking = False
-        for _, action, key in ticket.drawn:
-            self._count(tree, node, action)
-            edge, _ = tree.add_proposal(node, action, key)
-            if action.fault == "no_end":
-                edge.closed, edge.fault = True, action.fault
-        for edge in node.edges:
-            score = ticket.critic.get(edge.key)
-            if score is not None:
-                edge.critic = score
-        if node.edges:
-            refresh_priors(node)
-        if not ticket.drawn:
-            node.duplicates += self.settings.saturation  # the policy cannot answer here: ask elsewhere
-
-    def _count(self, tree: SearchTree, node: Node, action: Any) -> None:
-        if action.token_ids is not None:
-            tree.counters["generated"] += len(action.token_ids)
-        if node.samples == 0 and self._segment is not None:
-            before = node.context.action
-            known = 0 if before is None or before.token_ids is None else len(before.token_ids)
-            tree.counters["prefilled"] += len(self._segment(node.context)) - known
-
-    def _commit_chain(self, tree: SearchTree, ticket: Ticket) -> tuple[Node, list[Edge]]:
-        """Let the simulation's nodes join the tree; return the last node reached and the edges from the root to it."""
-        node, edges, deterministic = ticket.node, list(ticket.path), self.settings.deterministic_verifier
-        group = ticket.group
-        independent = self.settings.algorithm == "best_of_n"
-        for position, link in enumerate(ticket.chain):
-            edge = tree.find(node, link.key)
-            if link.sample >= 0 and not (position == 0 and ticket.draw):
-                self._count(tree, node, link.action)
-                key = link.key
-                if independent and edge is not None and not _same(edge.actions[0], link.action):
-                    key = f"{link.key}#{link.sample}.{ticket.index}"  # independent rollouts never share another's turn
-                edge, _ = tree.add_proposal(node, link.action, key)
-                for other, other_key in link.others:
-                    self._count(tree, node, other)
-                    extra, _ = tree.add_proposal(node, other, other_key)
-                    if other.fault == "no_end":
-                        extra.closed, extra.fault = True, other.fault
-                refresh_priors(node)
-            assert edge is not None  # proposed just now, or known at issue
-            edges.append(edge)
-            if link.outcome is None:
-                edge.closed = True
-                if ticket.cut == "tokens":
-                    edge.fault = link.action.fault
-                elif ticket.mismatch is None and edge.quarantined is None:
-                    edge.quarantined = link.reason or "unknown fault"
-                return node, edges
-            if edge.child is None:
-                self._add_child(tree, edge, link, ticket.greedy).group = group
-                if link.outcome.terminated and (deterministic or ticket.cut == "unscored"):
-                    edge.closed = True
-                if ticket.cut == "unscored" and link.outcome.terminated:
-                    edge.quarantined = f"verifier: {ticket.error}"
-            elif link.context is not None and link.context is not edge.child.context:
-                if not _same_history(link.context, edge.child.context):
-                    tree.counters["dropped"] += len(ticket.chain) - position - 1
-                    return edge.child, edges
-            node = edge.child  # type: ignore[assignment]  # set just above
-            edge.group = None
-        if ticket.cut == "max_steps" and node is not ticket.node:
-            node.truncated = True
-            assert node.edge is not None  # not the root
-            node.edge.closed = True
-        return node, edges
-
-    def _add_child(self, tree: SearchTree, edge: Edge, link: Link, greedy: bool) -> Node:
-        outcome, context = link.outcome, link.context
-        assert outcome is not None and context is not None  # the caller looked
-        node = tree.add_child(edge, context)
-        tree.counters["tool_calls"] += 1
-        edge.fault = outcome.fault
-        node.terminated = outcome.terminated
-        node.verdict, node.goal, node.fingerprint = outcome.verdict, outcome.goal, outcome.fingerprint
-        node.state, node.seed = outcome.state, link.seed
-        node.greedy = greedy and edge.parent.greedy
-        return node
-
-    def _back_up(self, tree: SearchTree, ticket: Ticket, edges: list[Edge]) -> None:
-        value, gamma, verdict = ticket.value, self.settings.gamma, ticket.verdict
-        assert value is not None  # the caller looked
-        tree.simulations += 1
-        truncated = ticket.cut == "max_steps"
-        score = verdict.score if verdict is not None and verdict.score is not None else 0.0
-        success = 1 if verdict is not None and verdict.success else 0
-        last = edges[-1].child if edges else tree.root
-        if last is not None:
-            last.visits += 1
-            last.value_sum += value
-        low, high = tree.low, tree.high
-        for edge in reversed(edges):
-            edge.visits += 1
-            edge.value_sum += value
-            if truncated:
-                edge.truncated += 1
-            else:
-                edge.verified += 1
-                edge.score_sum += score
-                edge.successes += success
-            mean = edge.value_sum / edge.visits
-            if mean < low:
-                low = mean
-            if mean > high:
-                high = mean
-            value *= gamma
-            node = edge.parent
-            node.visits += 1
-            node.value_sum += value
-        tree.low, tree.high = low, high
-
-    def _quarantine_from(self, tree: SearchTree, ticket: Ticket, edges: list[Edge]) -> None:
-        depth = ticket.mismatch or 0
-        if depth == 0 or depth > len(edges):
-            tree.quarantined = ticket.error
-            return
-        edge = edges[depth - 1]
-        edge.quarantined, edge.closed = ticket.error, True
-        self._close_from(edge.parent)
-
-    def _note_first(self, tree: SearchTree, ticket: Ticket) -> None:
-        rollouts = self.settings.simulations if self.settings.algorithm == "best_of_n" else self.settings.proposals
-        if ticket.index >= rollouts:
-            return
-        verdict = ticket.verdict
-        tree.first_rollouts.append(
-            {
-                "greedy": ticket.greedy,
-                "score": None if verdict is None else verdict.score,
-                "success": None if verdict is None else verdict.success,
-                "cut": ticket.cut,
-                "steps": len(ticket.chain),
-            }
-        )
-
-    def _close_from(self, node: Node) -> None:
-        """Close what has nothing left to learn, from `node` towards the root."""
-        settings = self.settings
-        if settings.algorithm == "best_of_n":
-            return
-        while True:
-            over = node.terminated or node.truncated
-            if not over:
-                if node.asking or node.pending or not all(edge.closed for edge in node.edges):
-                    return
-                if len(node.edges) < settings.max_children and node.duplicates < settings.saturation:
-                    return
-            node.closed = True
-            edge = node.edge
-            if edge is None:
-                return
-            if over and not edge.closed:
-                return
-            edge.closed = True
-            node = edge.parent
+        self._committer.commit(self.tree, ticket)
 
     def _fill_shadows(self, ticket: Ticket) -> None:
         """Give simulations that share this one's leaf what it executed; needed after a replay from the log."""
@@ -566,18 +312,3 @@ class TreeSearch:
             if child.value is EMPTY and link.outcome is not None:
                 child.value, child.context = link.outcome, link.context
             shadow, rank = child, ahead
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (one.text == other.text and one.token_ids == other.token_ids)
-
-
-def _same_history(one: Context | None, other: Context | None) -> bool:
-    while one is not other:
-        if one is None or other is None or one.observation != other.observation:
-            return False
-        if not _same(one.action, other.action):
-            return False
-        one, other = one.parent, other.parent
-    return True
-

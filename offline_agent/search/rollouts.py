@@ -1,4 +1,4 @@
-"""Fresh rollouts of the policy from a given history, without a tree: for counterfactual estimates and plain sampling."""
+"""Fresh rollouts of the policy from a given history, without a tree: for counterfactual estimates."""
 
 from __future__ import annotations
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from offline_agent.errors import EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.records import Action, Context, Step, Trajectory, Verdict
 from offline_agent.search.restore import Opening, Outcome, ReplayMismatch
 from offline_agent.search.tree import Edge, Node
-from offline_agent.seeding import mix
+from offline_agent.seeding import child_seed, mix
 
 EMPTY: Any = object()
 RETRIES = 3  # an outage of the policy must be told from a request it can never answer
@@ -307,7 +306,8 @@ def _rollout(
         assert context is not None  # a rollout starts at an executed history
         samples = shadow.samples
         slot = samples[rank] if rank < len(samples) else shadow.slot(rank)
-        action, sample, others = slot.value, rank, ()
+        action, sample = slot.value, rank
+        others: tuple[tuple[Action, str], ...] = ()
         if 0 < rank < together:
             sample = -1  # the first in this group draws it along with its own, and commits it
             if action is EMPTY:
@@ -373,8 +373,3 @@ def _rollout(
         if over:
             return
         shadow, rank = child, ahead
-
-
-def child_seed(seed: int, key: str) -> int:
-    """Return the seed of the history one action after another; depends on the canonical key, not on the wording."""
-    return mix(seed, crc32(key.encode("utf-8", "surrogatepass")))

@@ -46,7 +46,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_writes_what_the_contract_lists(whole: Path) -> None:
     assert {p.name for p in whole.iterdir()} >= {
-        "manifest.json", "events", "trees", "trajectories", "preferences", "filtered", "quarantine.jsonl", "summary.json",
+        "manifest.json", "events", "trees", "trajectories", "preferences", "filtered", "quarantine.jsonl",
+        "summary.json",
     }  # fmt: skip
     summary = json.loads((whole / "summary.json").read_text())
     rows = pq.read_table(whole / "preferences").to_pylist()

@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import pytest
-from tests.search_kit import Guess, Paths, search, tasks
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import EnvironmentFault, PolicyError
@@ -16,6 +15,7 @@ from offline_agent.records import Action, ToolCall, Verdict
 from offline_agent.search.mcts import SearchSettings
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import EnvPool, Scheduler
+from tests.search_kit import Guess, Paths, search, tasks
 
 SETTINGS = SearchSettings(simulations=32)
 

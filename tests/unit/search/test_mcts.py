@@ -6,12 +6,12 @@ import dataclasses
 import math
 
 import pytest
-from tests.search_kit import Guess, Paths, search, tasks
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.search.codec import tree_from_json, tree_to_json, tree_to_networkx, write_graphml
 from offline_agent.search.mcts import SearchSettings
+from tests.search_kit import Guess, Paths, search, tasks
 
 SPEC = EnvSpec(Paths)
 VARIANTS = [

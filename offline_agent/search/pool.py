@@ -1,0 +1,103 @@
+"""Threads in which environments are stepped, each job under a time limit. Knows nothing of trees."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from offline_agent.errors import EnvironmentFault
+
+
+class EnvPool:
+    """Threads that step environments, each job under a time limit.
+
+    A Python thread cannot be killed: a job that overruns is answered with an `EnvironmentFault`, its thread is left to
+    itself (its result is thrown away) and another takes its place.
+
+    Args:
+        workers: Number of threads; 0 runs every job at once in the caller's thread, without a limit.
+        time_limit: Seconds a job may take; None = unlimited.
+        most_hung: Number of hung jobs after which the pool gives up on the environment.
+    """
+
+    def __init__(self, workers: int = 4, time_limit: float | None = 30.0, most_hung: int = 256) -> None:
+        self.workers = workers
+        self._limit = time_limit
+        self._most_hung = most_hung
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._running: dict[int, tuple[float, Callable[[Any], None]]] = {}
+        self._next = 0
+        self.hung = 0
+        self.busy_seconds = 0.0
+        for _ in range(workers):
+            self._hire()
+
+    def submit(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """Run `job`; `done` gets its result, or the exception it raised, from any thread."""
+        if self.workers:
+            self._jobs.put((job, done))
+        else:
+            started = time.perf_counter()
+            result = attempt(job)
+            self.busy_seconds += time.perf_counter() - started
+            done(result)
+
+    def reap(self) -> None:
+        """Answer jobs that overran their limit with a fault. Call it now and then.
+
+        Raises:
+            EnvironmentFault: More than `most_hung` jobs hang.
+        """
+        if self._limit is None:
+            return
+        now, late = time.monotonic(), []
+        with self._lock:
+            for number, (started, done) in list(self._running.items()):
+                if now - started > self._limit:
+                    del self._running[number]
+                    late.append(done)
+        for done in late:
+            self.hung += 1
+            self._hire()
+            done(EnvironmentFault(f"no answer within {self._limit:g} s (limits.step_seconds)"))
+        if self.hung > self._most_hung:
+            raise EnvironmentFault(f"{self.hung} calls of the environment hung: it is not fit to be searched")
+
+    def close(self) -> None:
+        """Let the threads end once their present job has."""
+        for _ in range(self.workers + self.hung):
+            self._jobs.put(None)
+
+    def _hire(self) -> None:
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, done = item
+            with self._lock:
+                number = self._next = self._next + 1
+                self._running[number] = (time.monotonic(), done)
+            started = time.perf_counter()
+            result = attempt(job)
+            with self._lock:
+                self.busy_seconds += time.perf_counter() - started
+                ours = self._running.pop(number, None) is not None
+            if not ours:
+                return  # answered for us and replaced
+            done(result)
+
+
+def attempt(job: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what the job returns, or an `EnvironmentFault` for what it raises."""
+    try:
+        return job(*arguments)
+    except EnvironmentFault as fault:
+        return fault
+    except Exception as error:  # a foreign error is wrapped once, here at the boundary
+        wrapped = EnvironmentFault(f"{type(error).__name__}: {error}")
+        wrapped.__cause__ = error
+        return wrapped

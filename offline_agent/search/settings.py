@@ -1,0 +1,87 @@
+"""How a tree is searched: every number of the search in one validated record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offline_agent.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """How a tree is searched; the defaults are those of algorithms.md section 2.
+
+    Attributes:
+        algorithm: `mcts`, or `best_of_n`: independent rollouts, the baseline.
+        simulations: Rollouts per tree.
+        proposals: K0, proposals drawn in one request where a node is expanded; also the number of plain policy
+            rollouts with which a tree starts.
+        rollout_proposals: Proposals drawn in one request at each new node of a rollout. 1 leaves the others to the
+            time when the node is expanded, if ever; `proposals` draws them all at once (fewer, larger requests).
+        max_children, widening: A node may have ceil(widening * sqrt(N)) children, at least K0, at most `max_children`.
+        saturation: Proposals in a row that add nothing before a node counts as exhausted.
+        selection: `puct` or `uct`.
+        c_puct, c_uct, fpu_reduction: Constants of the two rules.
+        gumbel_root, gumbel_m: Gumbel top-m with sequential halving at the root.
+        leaves_in_flight: L, simulations in flight per tree.
+        max_steps: Actions after which an episode is cut; it then backs up 0, flagged.
+        gamma: Discount per step.
+        value: `reward` backs up the score, `success` backs up 0 or 1.
+        temperature, max_tokens: Of proposals; None = the policy's own.
+        greedy_first: The first rollout is the greedy one.
+        critic_alpha: Weight of the search against the critic; None = n / (n + 2).
+        deterministic_verifier: A judged terminal is closed after one visit.
+        budget_tokens, budget_prefilled, budget_tool_calls: Per tree; None = unlimited. A simulation is issued only if
+            its worst case still fits.
+        action_tokens: The most tokens one action can have (the reservation); 0 for policies without tokens.
+    """
+
+    algorithm: str = "mcts"
+    simulations: int = 32
+    proposals: int = 4
+    rollout_proposals: int = 1
+    max_children: int = 8
+    widening: float = 2.0
+    saturation: int = 3
+    selection: str = "puct"
+    c_puct: float = 1.25
+    c_uct: float = 1.0
+    fpu_reduction: float = 0.2
+    gumbel_root: bool = False
+    gumbel_m: int = 8
+    leaves_in_flight: int = 4
+    max_steps: int = 15
+    gamma: float = 1.0
+    value: str = "reward"
+    temperature: float | None = None
+    max_tokens: int | None = None
+    greedy_first: bool = True
+    critic_alpha: float | None = None
+    deterministic_verifier: bool = True
+    budget_tokens: int | None = None
+    budget_prefilled: int | None = None
+    budget_tool_calls: int | None = None
+    action_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        faults = []
+        for name, allowed in (
+            ("algorithm", ("mcts", "best_of_n")), ("selection", ("puct", "uct")), ("value", ("reward", "success")),
+        ):  # fmt: skip
+            if getattr(self, name) not in allowed:
+                faults.append(f"search.{name}: got {getattr(self, name)!r}, allowed: {', '.join(allowed)}")
+        for name in ("simulations", "proposals", "max_children", "saturation", "gumbel_m", "max_steps"):
+            if getattr(self, name) < 1:
+                faults.append(f"search.{name}: got {getattr(self, name)}, must be at least 1")
+        if not 1 <= self.leaves_in_flight <= 64:
+            faults.append(f"search.leaves_in_flight: got {self.leaves_in_flight}, must be between 1 and 64")
+        if self.max_children < self.proposals:
+            faults.append(f"search.max_children: got {self.max_children}, must be at least search.proposals")
+        if not 1 <= self.rollout_proposals <= self.proposals:
+            faults.append(
+                f"search.rollout_proposals: got {self.rollout_proposals}, must be between 1 and search.proposals"
+            )
+        if not 0 < self.gamma <= 1:
+            faults.append(f"search.gamma: got {self.gamma}, must be in (0, 1]")
+        if faults:
+            raise ConfigError(faults)
