@@ -146,23 +146,23 @@ def _check_messages(column: str, messages: object, actions: Sequence[Action]) ->
             raise DataError(f"assistant turn {index} of its {column} is not what its masked span decodes to")
 
 
-def _same_calls(got: object, want: Sequence[Mapping[str, Any]] | None) -> bool:
-    if got is None or want is None:
-        return not got and not want
-    calls = list(got)  # type: ignore[call-overload]
-    if len(calls) != len(want):
+def _same_calls(got: Any, want: Sequence[Mapping[str, Any]] | None) -> bool:
+    """Compare calls; a table may hold them, each of them, or their arguments as JSON text."""
+    try:
+        calls = _loaded(got) or []
+        names_and_arguments = []
+        for call in calls:
+            call = _loaded(call)
+            function = _loaded(call.get("function", call))
+            names_and_arguments.append((function["name"], _bare(_loaded(function["arguments"]))))
+    except (AttributeError, KeyError, TypeError, ValueError):
         return False
-    for one, other in zip(calls, want, strict=True):
-        function, wanted = one.get("function", one), other["function"]
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except ValueError:
-                return False
-        if function.get("name") != wanted["name"] or _bare(arguments) != _bare(wanted["arguments"]):
-            return False
-    return True
+    wanted = [(call["function"]["name"], _bare(call["function"]["arguments"])) for call in want or ()]
+    return names_and_arguments == wanted
+
+
+def _loaded(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def _bare(value: Any) -> Any:

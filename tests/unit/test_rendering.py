@@ -325,6 +325,12 @@ def test_arrows_nulls_do_not_fail_a_row(renderer):
     renderer.check_row({**row, "messages": messages})
     messages[2]["tool_calls"][0]["function"]["arguments"] = json.dumps({"query": "red shoes"})
     renderer.check_row({**row, "messages": messages})
+    call = messages[2]["tool_calls"][0]
+    renderer.check_row({**row, "messages": [*messages[:2], {**messages[2], "tool_calls": [json.dumps(call)]}]})
+    renderer.check_row({**row, "messages": [*messages[:2], {**messages[2], "tool_calls": json.dumps([call])}]})
+    for odd in ("{", ["{"], [3], 3, [{}], [{"function": {"name": "search"}}], [], None):
+        with pytest.raises(DataError, match="assistant turn 0"):
+            renderer.check_row({**row, "messages": [*messages[:2], {**messages[2], "tool_calls": odd}]})
     messages[2]["tool_calls"][0]["function"]["arguments"] = "{"
     with pytest.raises(DataError, match="assistant turn 0"):
         renderer.check_row({**row, "messages": messages})
