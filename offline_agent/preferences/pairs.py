@@ -25,23 +25,23 @@ CALL_FAULTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One executed child as a candidate: its evidence as the better and as the worse side, and the second opinion."""
+    """One executed child as a candidate: what its rollouts say of it, and what the policy-weighted values say."""
 
     edge: Edge
-    as_better: Evidence
-    as_worse: Evidence
-    policy: Evidence | None
+    evidence: Evidence
+    opinion: Evidence
 
 
 class StepPairs:
     """Pairs of siblings whose order is beyond reasonable doubt (algorithms.md section 4, rule 1).
 
-    A rollout that used up its steps counts as a failure against the better side and is left out for the worse side:
-    whichever way it is read, the order holds. Since a search visits what it likes, its means compare siblings unfairly;
-    a second opinion from the same tree, weighted by the policy's proposals instead of by visits, has to agree.
+    A rollout that used up its steps counts as one that scored 0, as it does in the search. Since a search visits what
+    it likes, its means compare siblings unfairly; a second opinion from the same tree, weighted by the policy's
+    proposals instead of by visits (`policy_value`), has to agree. A child below which nothing is left to learn has no
+    use for more visits: its policy-weighted value and that value's own uncertainty stand for it.
 
     Args:
-        min_visits: Judged rollouts each side needs, unless its value is known exactly.
+        min_visits: Rollouts each side needs, unless it is known exactly or closed.
         min_gap: Least difference of the two mean values.
         confidence: Least P(Q_w > Q_l) under Beta(prior, prior) posteriors.
         per_node: Most pairs of one node.
@@ -99,28 +99,26 @@ class StepPairs:
         ]
         return pairs, refusals
 
-    def evidence(self, edge: Edge) -> tuple[Evidence, Evidence]:
-        """Return what is known of an edge as the better side of a pair and as the worse side."""
-        if self.exact_terminals and edge.exact:
+    def evidence(self, edge: Edge) -> Evidence:
+        """Return what the rollouts through an edge say: their scores, or the end's verdict where that is exact."""
+        if self._exact(edge):
             assert edge.child is not None and edge.child.verdict is not None
             verdict = edge.child.verdict
             score = float(verdict.success is True) if self.value == "success" else float(verdict.score or 0.0)
-            known = Evidence(score, 1.0 - score, known=score)
-            return known, known
+            return Evidence(score, 1.0 - score, known=score)
         total = float(edge.successes) if self.value == "success" else edge.score_sum
         # Sums of floats can leave [0, n] by a rounding error.
         total = min(max(total, 0.0), float(edge.verified))
-        rest = edge.verified - total
-        return Evidence(total, rest + edge.truncated), Evidence(total, rest)
+        return Evidence(total, _rollouts(edge) - total)
 
     def _of_node(
         self, tree: SearchTree, node: Node, policy: Mapping[int, Estimate], reasons: dict[str, list[int]]
     ) -> list[PreferencePair]:
         sides: list[_Side] = []
         for edge in node.edges:
-            reason = self._unfit(edge)
+            reason = self._unfit(edge, edge.id in policy)
             if reason is None:
-                sides.append(_Side(edge, *self.evidence(edge), self._opinion(edge, policy)))
+                sides.append(self._side(edge, policy.get(edge.id)))
             elif edge.child is not None:
                 reasons.setdefault(reason, []).append(node.id)
         pairs: list[PreferencePair] = []
@@ -135,13 +133,19 @@ class StepPairs:
             reasons.setdefault(f"more than {self.per_node} pairs of its node", []).append(node.id)
         return pairs[: self.per_node]
 
-    def _opinion(self, edge: Edge, policy: Mapping[int, Estimate]) -> Evidence | None:
-        estimate = policy.get(edge.id)
-        if estimate is None or (self.exact_terminals and edge.exact):
-            return None
-        return as_evidence(estimate, edge.verified + edge.truncated)
+    def _side(self, edge: Edge, estimate: Estimate | None) -> _Side:
+        evidence = self.evidence(edge)
+        if estimate is None or evidence.known is not None:
+            return _Side(edge, evidence, evidence)
+        if edge.closed:
+            settled = as_evidence(estimate)
+            return _Side(edge, settled, settled)
+        return _Side(edge, evidence, as_evidence(estimate, evidence.count))
 
-    def _unfit(self, edge: Edge) -> str | None:
+    def _exact(self, edge: Edge) -> bool:
+        return self.exact_terminals and edge.exact
+
+    def _unfit(self, edge: Edge, estimated: bool) -> str | None:
         """Why an edge can be neither side; None where it can."""
         if edge.child is None:
             return "never executed"
@@ -149,27 +153,27 @@ class StepPairs:
             return "quarantined"
         if edge.child.truncated:
             return "cut by max_steps"
-        if self.exact_terminals and edge.exact:
+        if self._exact(edge) or _rollouts(edge) >= self.min_visits:
             return None
-        if edge.verified < self.min_visits:
-            return f"fewer than {self.min_visits} judged rollouts"
-        return None
+        if edge.closed and estimated and _rollouts(edge):
+            return None
+        return f"fewer than {self.min_visits} rollouts"
 
     def _pair(self, tree: SearchTree, node: Node, one: _Side, other: _Side) -> PreferencePair | str:
         if one.edge.key == other.edge.key:
             return "same canonical action"
         better, worse = one, other
-        if (one.as_better.mean or 0.0) < (other.as_better.mean or 0.0):
+        if (one.evidence.mean or 0.0) < (other.evidence.mean or 0.0):
             better, worse = other, one
-        high, low = better.as_better.mean, worse.as_worse.mean
+        high, low = better.evidence.mean, worse.evidence.mean
         assert high is not None and low is not None
         if high - low < self.min_gap:
             return f"gap below {self.min_gap:g}"
-        sure = probability_above(better.as_better, worse.as_worse, self.prior)
+        sure = probability_above(better.evidence, worse.evidence, self.prior)
         if sure < self.confidence:
             return f"P(Q_w > Q_l) below {self.confidence:g}"
-        if self.corroboration and (better.policy is not None or worse.policy is not None):
-            second = probability_above(better.policy or better.as_better, worse.policy or worse.as_worse, self.prior)
+        if self.corroboration:
+            second = probability_above(better.opinion, worse.opinion, self.prior)
             if second < self.corroboration:
                 return f"the policy-weighted values give P(Q_w > Q_l) below {self.corroboration:g}"
             sure = min(sure, second)
@@ -179,7 +183,7 @@ class StepPairs:
             return "the better action is a malformed call"
         reason = (
             f"sibling actions with values {high:.3f} and {low:.3f} over {_count(better)} and {_count(worse)} "
-            f"judged rollouts: P(Q_w > Q_l) = {sure:.3f}"
+            f"rollouts: P(Q_w > Q_l) = {sure:.3f}"
         )
         return PreferencePair(
             "step",
@@ -317,11 +321,16 @@ def _steps(tree: SearchTree, edge: Edge) -> Any:
 
 def _verdict(side: _Side) -> Any:
     child = side.edge.child
-    return child.verdict if child is not None and side.as_better.known is not None else None
+    return child.verdict if child is not None and side.evidence.known is not None else None
 
 
 def _count(side: _Side) -> int:
-    return max(1, side.edge.verified)
+    return max(1, _rollouts(side.edge))
+
+
+def _rollouts(edge: Edge) -> int:
+    """Rollouts that say something of an edge: judged ones, and those that used up their steps."""
+    return edge.verified + edge.truncated
 
 
 def _contradicts(better: float | None, worse: float | None) -> bool:

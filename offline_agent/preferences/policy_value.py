@@ -47,15 +47,19 @@ def policy_values(tree: SearchTree, use_success: bool = False) -> dict[int, Esti
     return values
 
 
-def as_evidence(estimate: Estimate, judged: float) -> Evidence:
+def as_evidence(estimate: Estimate, most: float | None = None) -> Evidence:
     """Return the estimate as the sums of equally informative independent scores.
 
     Args:
         estimate: The value and its variance.
-        judged: Number of judged rollouts behind it; it never counts for more than these.
+        most: The number of rollouts behind it, where it may not count for more than these.
     """
-    smooth = (estimate.mean * judged + 0.5) / (judged + 1)
-    count = min(judged, smooth * (1 - smooth) / max(estimate.variance, 1e-9))
+    count = 1.0
+    for _ in range(3):  # the smoothed mean depends on the count, and the count on it
+        smooth = (estimate.mean * count + 0.5) / (count + 1)
+        count = smooth * (1 - smooth) / max(estimate.variance, 1e-6)
+    if most is not None:
+        count = min(count, most)
     return Evidence(count * estimate.mean, count * (1 - estimate.mean))
 
 
