@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import decimal
 import importlib
@@ -15,8 +16,12 @@ from typing import Any
 from offline_agent.envs.bfcl import data
 
 _PACKAGE = "bfcl_eval.eval_checker.multi_turn_eval"
-# Some long-context tools write into tables of their module before they return them.
+# A long-context tool of this class writes into a table of its module before it returns it.
+_LOCKED = "VehicleControlAPI"
 _LOCK = threading.Lock()
+_NO_LOCK = contextlib.nullcontext()
+# Digits; with a thousand million of them the decimal module holds the whole process for hours.
+_MAX_PRECISION = 1_000
 
 
 class CallFailed(Exception):
@@ -48,12 +53,23 @@ class World:
         Raises:
             CallFailed: The function raised.
         """
-        function = getattr(self.instances[self._owner[name]], name)
-        with _LOCK, decimal.localcontext():  # MathAPI sets the thread's decimal precision
+        owner = self._owner[name]
+        function = getattr(self.instances[owner], name)
+        # MathAPI sets the decimal precision of the thread.
+        with _LOCK if owner == _LOCKED else _NO_LOCK, decimal.localcontext():
             try:
-                return _text(function(**copy.deepcopy(dict(arguments))))
+                return _text(function(**_bounded(name, arguments)))
             except Exception as error:
                 raise CallFailed(str(error) or type(error).__name__) from error
+
+
+def _bounded(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of the arguments that the function can work off: no whole number can keep it busy for good."""
+    if not 0 <= arguments.get("precision", 1) <= _MAX_PRECISION:
+        raise ValueError(f"precision must be from 0 to {_MAX_PRECISION}, got {arguments['precision']}")
+    if name == "power":
+        return {key: float(value) for key, value in arguments.items()}
+    return copy.deepcopy(dict(arguments))
 
 
 def _text(result: Any) -> str:

@@ -23,7 +23,8 @@ class TextWorld(Environment):
     Args:
         game: `cookingworld`, `twc` (TextWorldCommonsense), `coin` (CoinCollector), `mapreader`, `arithmetic`,
             `simonsays` or `peckingorder`; several, comma-separated or as a list, in turn.
-        params: The game's own parameters, e.g. `numLocations=5,includeDoors=0`; "" for its defaults.
+        params: The game's own parameters, e.g. `numLocations=5,includeDoors=0`; "" for its defaults. With several
+            games a dict, game to parameters.
     """
 
     name = "textworld"
@@ -35,14 +36,14 @@ class TextWorld(Environment):
     replay_only = True  # the state lives in Java
     _answers_differ: ClassVar[bool] = False
 
-    def __init__(self, game: str | Sequence[str] = "cookingworld", params: str = "") -> None:
-        _games(game)
+    def __init__(self, game: str | Sequence[str] = "cookingworld", params: str | Mapping[str, str] = "") -> None:
+        _params(_games(game), params)
         self._state: dict[str, Any] | None = None
         self._interface: Any = None
 
     @classmethod
     def tasks(
-        cls, split: str, game: str | Sequence[str] = "cookingworld", params: str = ""
+        cls, split: str, game: str | Sequence[str] = "cookingworld", params: str | Mapping[str, str] = ""
     ) -> Iterable[dict[str, Any]]:
         """Yield the 1,000 seeds of the package's own fold, for each game in turn.
 
@@ -52,12 +53,12 @@ class TextWorld(Environment):
         fault = missing()
         if fault is not None:
             raise ConfigError(fault)
-        fold = FOLDS[split]
+        fold, own = FOLDS[split], _params(_games(game), params)
         first = FIRST_SEED[fold]
         for seed in range(first, first + SEEDS_PER_FOLD):
             for name in _games(game):
                 task_id = f"{name}-{fold}-{seed}"
-                yield {"task_id": task_id, "game": name, "fold": fold, "seed": seed, "params": params}
+                yield {"task_id": task_id, "game": name, "fold": fold, "seed": seed, "params": own[name]}
 
     def reset(self, game: str, fold: str, seed: int, params: str = "", **_: Any) -> str:
         """Start a game and return its task and the first view."""
@@ -137,3 +138,15 @@ def _games(given: str | Sequence[str]) -> list[str]:
         if name not in GAMES:
             raise ConfigError(f"env.game: got {name!r}, allowed: {', '.join(GAMES)}.{did_you_mean(str(name), GAMES)}")
     return names
+
+
+def _params(games: Sequence[str], given: str | Mapping[str, str]) -> dict[str, str]:
+    """Return each game's parameters."""
+    if isinstance(given, str):
+        return dict.fromkeys(games, given)
+    for name in given:
+        if name not in games:
+            raise ConfigError(
+                f"env.params: {name!r} is not among the games: {', '.join(games)}.{did_you_mean(name, games)}"
+            )
+    return {name: str(given.get(name, "")) for name in games}

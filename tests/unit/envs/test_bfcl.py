@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.bfcl import BFCL, data
+from offline_agent.envs.bfcl import BFCL, data, world
 from offline_agent.envs.bfcl.demonstrate import next_turn
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.records import Action, Task, ToolCall
@@ -208,8 +208,38 @@ def test_decimal_precision_does_not_leak_between_calls(spec):
     task_id = next(e.id for e in data.entries("base").values() if "MathAPI" in e.classes)
     episode = spec.open()
     episode.reset(_task(task_id))
-    assert episode.step(_call("logarithm", value=10.0, base=2.0, precision=3)).fault is None
+    assert episode.step(_call("square_root", number=2.0, precision=3)).observation.startswith(
+        "{'result': Decimal('1.41')"
+    )
     assert decimal.getcontext().prec == before
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("square_root", {"number": 2.0, "precision": 10**9}),
+        ("logarithm", {"value": 3.0, "base": 2.0, "precision": 10**9}),
+        ("power", {"base": 2**60, "exponent": 2**60}),
+    ],
+)
+def test_no_number_keeps_a_tool_busy_for_good(spec, name, arguments):
+    task_id = next(e.id for e in data.entries("base").values() if "MathAPI" in e.classes)
+    episode = spec.open()
+    episode.reset(_task(task_id))
+    result = episode.step(_call(name, **arguments))
+    assert result.fault == "tool_error" and result.observation.startswith("Error: ")
+
+
+def test_a_turn_that_only_asks_needs_the_answer(spec):
+    index = next(i for i in range(200) if not world.truth(f"multi_turn_base_{i}").changes[0])
+    task_id = f"multi_turn_base_{index}"
+    episode = spec.open()
+    episode.reset(_task(task_id))
+    name = next(n for n in episode.tools.names if n not in {c.name for c in data.possible(task_id)[0]})
+    episode.step(_call(name))
+    episode._env._results += ("{}",)  # a call was made, though it brought nothing
+    turn = episode.verdict().evidence["turns"][0]
+    assert turn["calls"] >= 1 and not turn["passed"] and turn["missing_results"] and "differences" not in turn
 
 
 def test_noise_makes_the_demonstrator_worse_by_degrees(spec):
