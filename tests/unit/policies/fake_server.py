@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -82,10 +81,12 @@ def serving(fake: FakeServer) -> Iterator[FakeServer]:
         thread.join()
 
 
-def slow(seconds: float) -> Callable[[str, dict, int], Answer]:
+def holding(event: threading.Event, word: str) -> Callable[[str, dict, int], Answer]:
+    """Return a `misbehave` that keeps POSTs with `word` in them waiting for the event."""
+
     def wait(path: str, body: dict, count: int) -> Answer:
-        if count >= 0:
-            time.sleep(seconds)
+        if count >= 0 and word in str(body):
+            event.wait(30)
         return None
 
     return wait

@@ -3,9 +3,9 @@
 import json
 import math
 import random
+import re
 import socket
 import threading
-import time
 
 import pytest
 
@@ -17,10 +17,10 @@ from offline_agent.policies.server import ServerPolicy
 from offline_agent.records import Action, ToolCall
 from offline_agent.rendering import Renderer, call_text
 from tests import rendering_kit as kit
-from tests.unit.policies.fake_server import FakeServer, serving, slow
+from tests.unit.policies.fake_server import FakeServer, holding, serving
 
 CALL = ToolCall("search", {"query": "red shoes"})
-NO_WAIT = {"retries": 0, "timeout": 5.0}
+NO_WAIT = {"retries": 0, "timeout": 60.0}
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +180,6 @@ def test_bad_answers_are_that_requests_error(fake, status, body, said):
     fake.misbehave = lambda path, sent, count: (status, body) if "Break." in str(sent) else None
     answers = served.propose([ProposeRequest(bad, (1, 2)), ProposeRequest(good, (1, 2))])
     assert isinstance(answers[0], PolicyError)
-    import re
-
     assert re.search(f"(?s){said}", str(answers[0]))
     assert len(answers[1].actions) == 2
 
@@ -199,10 +197,12 @@ def test_it_does_not_try_a_refusal_again(fake):
 
 
 def test_a_slow_server_times_out(fake):
-    served = policy(fake, timeout=0.2)
-    fake.misbehave = slow(1.0)
+    served = policy(fake, timeout=1.5)
+    held = threading.Event()
+    fake.misbehave = holding(held, "")
     answer = ask(served)
-    assert isinstance(answer, PolicyError) and "0.2 s (1 tries)" in str(answer) and "policy.timeout" in str(answer)
+    held.set()
+    assert isinstance(answer, PolicyError) and "1.5 s (1 tries)" in str(answer) and "policy.timeout" in str(answer)
 
 
 def test_a_server_that_goes_away(model):
@@ -213,24 +213,27 @@ def test_a_server_that_goes_away(model):
 
 
 def test_samples_go_out_together_but_not_too_many(fake):
-    served = policy(fake, concurrency=4)
-    fake.misbehave = slow(0.05)
+    served = policy(fake, concurrency=4, timeout=60.0)
+    together = threading.Barrier(4)
+    fake.misbehave = lambda path, body, count: together.wait(30) and None
     answers = served.propose([ProposeRequest(kit.root(f"Task {i}"), (1, 2, 3)) for i in range(4)])
     assert all(len(answer.actions) == 3 for answer in answers)
-    assert 2 <= fake.most <= 4
+    assert fake.most == 4
 
 
 def test_engine_answers_out_of_order_and_closes(fake):
-    served = policy(fake, concurrency=2)
-    fake.misbehave = lambda path, body, count: slow(0.5)(path, body, count) if "slow" in str(body) else None
-    engine, got, quick = served.engine(), [], threading.Event()
+    served = policy(fake, concurrency=2, timeout=60.0)
+    held, quick = threading.Event(), threading.Event()
+    fake.misbehave = holding(held, "slow")
+    engine, got = served.engine(), []
     engine.submit(ProposeRequest(kit.root("slow"), (1,)), lambda answer: got.append(("slow", answer)))
     engine.submit(ProposeRequest(kit.root("quick"), (1,)), lambda answer: (got.append(("quick", answer)), quick.set()))
-    assert quick.wait(10)
+    assert quick.wait(30)
     engine.close()
     assert [name for name, _ in got] == ["quick", "slow"]
     assert isinstance(got[1][1], PolicyError) and "closed" in str(got[1][1])
-    time.sleep(0.8)
+    held.set()
+    served._pool.shutdown(wait=True)  # the slow answer has come in, and is not handed out a second time
     assert len(got) == 2 and engine.busy_seconds > 0
     served.close()
     late = []
