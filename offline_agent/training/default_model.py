@@ -193,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--split", default="validation", help="whose goals (default validation)")
     parser.add_argument("--threads", type=int, default=2)
     for field in fields(TrainingConfig):
-        kind = float if isinstance(field.default, float) else int
+        kind = int if isinstance(field.default, int) else float
         parser.add_argument(f"--{field.name}", type=kind, nargs="+" if field.name == "noise" else None)
     options = parser.parse_args(argv)
     import torch

@@ -11,12 +11,15 @@ from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.shop import Shop
+from offline_agent.errors import JudgeError, PolicyError
+from offline_agent.policies.base import ProposeRequest
+from offline_agent.policies.hf import HFPolicy
 from offline_agent.records import Action, Context, Task
-from offline_agent.rendering import Renderer
+from offline_agent.seeding import derive_seed
 
 MAX_STEPS = 15
 MAX_TOKENS = 48
-BATCH = 100
+GOALS_AT_ONCE = 25
 
 
 @dataclass(slots=True)
@@ -54,25 +57,19 @@ def measure(
         Rates in [0, 1] by mode; `success_half_interval` is half a 95 % interval clustered by goal, `pass_at_k` the
         share of goals that at least one of the samples bought rightly.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(seed)
-    network = AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32).eval()
-    renderer = Renderer.load(model)
+    policy = HFPolicy(model, max_tokens=MAX_TOKENS)
     spec = EnvSpec(Shop)
     goals = list(spec.tasks(split))[:tasks]
-    greedy = play(network, renderer, spec, goals, 0.0)
-    sampled = play(network, renderer, spec, [goal for goal in goals for _ in range(samples)], 0.7)
-    groups = [sampled[start : start + samples] for start in range(0, len(sampled), samples)]
-    return {
+    out = {
         "split": split,
         "tasks": len(goals),
         "samples": samples,
-        "parameters": sum(weights.numel() for weights in network.parameters()),
-        "greedy": figures([[attempt] for attempt in greedy]),
-        "temperature_0.7": figures(groups),
+        "parameters": sum(weights.numel() for weights in policy.model.parameters()),
+        "greedy": figures(play(policy, spec, goals, 1, 0.0, seed)),
+        "temperature_0.7": figures(play(policy, spec, goals, samples, 0.7, seed)),
     }
+    policy.close()
+    return out
 
 
 def figures(groups: Sequence[Sequence[Attempt]]) -> dict[str, Any]:
@@ -98,18 +95,27 @@ def figures(groups: Sequence[Sequence[Attempt]]) -> dict[str, Any]:
 
 
 def play(
-    network: Any, renderer: Renderer, spec: EnvSpec, tasks: Sequence[Task], temperature: float
-) -> list[Attempt]:
-    """Play one episode per task, many at once."""
-    attempts = [_start(spec, task) for task in tasks]
-    for _ in range(MAX_STEPS):
-        live = sorted((a for a in attempts if not a.terminated), key=lambda a: len(renderer.context_ids(a.context)))
-        for start in range(0, len(live), BATCH):
-            batch = live[start : start + BATCH]
-            prompts = [renderer.context_ids(attempt.context) for attempt in batch]
-            for attempt, ids in zip(batch, _generate(network, renderer, prompts, temperature), strict=True):
-                _advance(attempt, renderer.parse(ids))
-    return attempts
+    policy: HFPolicy, spec: EnvSpec, tasks: Sequence[Task], samples: int, temperature: float, seed: int
+) -> list[list[Attempt]]:
+    """Play `samples` episodes per task, many at once.
+
+    Raises:
+        PolicyError: The policy broke.
+    """
+    groups = [[_start(spec, task) for _ in range(samples)] for task in tasks]
+    for start in range(0, len(groups), GOALS_AT_ONCE):
+        numbered = list(enumerate(attempt for group in groups[start : start + GOALS_AT_ONCE] for attempt in group))
+        for step in range(MAX_STEPS):
+            live = [(number, attempt) for number, attempt in numbered if not attempt.terminated]
+            requests = [
+                ProposeRequest(a.context, (derive_seed(seed, a.context.task.task_id, number, step),), temperature)
+                for number, a in live
+            ]
+            for (_, attempt), answer in zip(live, policy.propose(requests), strict=True):
+                if isinstance(answer, PolicyError):
+                    raise answer
+                _advance(attempt, answer.actions[0])
+    return groups
 
 
 def _start(spec: EnvSpec, task: Task) -> Attempt:
@@ -133,32 +139,7 @@ def _advance(attempt: Attempt, action: Action) -> None:
     if result.terminated:
         verdict = attempt.episode.verdict()
         if verdict.score is None or verdict.success is None:
-            raise RuntimeError(f"the shop could not judge {attempt.context.task.task_id}: {verdict.error}")
+            raise JudgeError(f"the shop could not judge {attempt.context.task.task_id}: {verdict.error}")
         attempt.score, attempt.success, attempt.terminated = verdict.score, verdict.success, True
     else:
         attempt.context = attempt.context.child(action, result.observation, result.role)
-
-
-def _generate(
-    network: Any, renderer: Renderer, prompts: Sequence[Sequence[int]], temperature: float
-) -> list[list[int]]:
-    import torch
-
-    longest = max(map(len, prompts))
-    pad = renderer.tokenizer.pad_token_id
-    ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    how: dict[str, Any] = {"do_sample": temperature > 0}
-    if temperature > 0:
-        how |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
-    with torch.inference_mode():
-        out = network.generate(
-            input_ids=ids, attention_mask=seen, max_new_tokens=MAX_TOKENS, pad_token_id=pad,
-            eos_token_id=sorted(renderer.eos_ids), **how,
-        )  # fmt: skip
-    return [_cut(row, renderer.eos_ids) for row in out[:, longest:].tolist()]
-
-
-def _cut(ids: list[int], ends: frozenset[int]) -> list[int]:
-    """Return the ids up to and with the first that ends the turn."""
-    return next((ids[: place + 1] for place, token in enumerate(ids) if token in ends), ids)

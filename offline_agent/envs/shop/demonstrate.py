@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 NOTICE = 0.35
 """How often the careless customer, choosing options of a product that will not do, sees that it will not."""
 
+LOOK_AHEAD = 0.25
+"""How often the careless customer sees a missing option before the shop says that it is missing."""
+
 PATIENCE = 3
 """Result pages that the careless customer looks through."""
 
@@ -119,13 +122,9 @@ def _at_results(shop: Shop, goal: Goal, rng: random.Random, noise: float) -> Cal
     return "open", {"rank": rng.randrange(len(shown)) + 1}
 
 
-def _at_product(
-    shop: Shop, goal: Goal, item: Product, observation: str, rng: random.Random, noise: float
-) -> Call:
+def _at_product(shop: Shop, goal: Goal, item: Product, observation: str, rng: random.Random, noise: float) -> Call:
     resigned = shop._seen.count(item.number) > 1
-    wrong = (
-        item.kind != goal.kind or item.price > goal.max_price or not set(goal.attributes) <= set(item.attributes)
-    )
+    wrong = item.kind != goal.kind or item.price > goal.max_price or not set(goal.attributes) <= set(item.attributes)
     missing = [value for name, value in goal.options.items() if shop._chosen.get(name) != value]
     absent = [value for value in missing if item.option_of(value) is None]
     refused = observation.startswith("error")
@@ -146,12 +145,10 @@ def _passed_over(value: str, shop: Shop, goal: Goal) -> bool:
     return any(other in shop._chosen.values() for other in later)
 
 
-def _turns_away(
-    wrong: bool, absent: bool, committed: bool, refused: bool, rng: random.Random, noise: float
-) -> bool:
+def _turns_away(wrong: bool, absent: bool, committed: bool, refused: bool, rng: random.Random, noise: float) -> bool:
     """Tell whether the careless customer leaves a product that will not do."""
     if refused:  # told so in words: hard to overlook
         return rng.random() >= 0.4 * noise
     if committed:
         return (wrong or absent) and rng.random() < NOTICE
-    return (wrong and rng.random() >= noise) or (absent and rng.random() >= noise)
+    return (wrong and rng.random() >= noise) or (absent and rng.random() < LOOK_AHEAD)

@@ -22,8 +22,10 @@ from offline_agent.seeding import derive_seed
 SPLITS = {"train": 10000, "validation": 400, "test": 400}
 """Goals per split."""
 
-MAX_LOOKS = 4
+MAX_LOOKS = 3
 """A goal's first right product is among this many affordable hits of the plain query."""
+
+PRICE_LIMITS = (30, 50, 70, 90)
 
 FIRST_LOOK = 0.3
 """Share of the goals fulfilled by the first affordable hit that are kept."""
@@ -73,12 +75,12 @@ class Goal:
 
     def fits(self, item: Product) -> bool:
         """Tell whether `item` can be bought, with the right options chosen, for a reward of 1."""
-        return (
-            item.kind == self.kind
-            and set(self.attributes) <= set(item.attributes)
-            and all(value in item.options.get(name, ()) for name, value in self.options.items())
-            and item.price <= self.max_price
-        )
+        if item.kind != self.kind or item.price > self.max_price:
+            return False
+        for word in self.attributes:
+            if word not in item.attributes:
+                return False
+        return all(value in item.options.get(name, ()) for name, value in self.options.items())
 
 
 def type_reward(wanted: str, bought: str) -> float:
@@ -158,18 +160,16 @@ def _candidates(shop: Catalogue) -> Iterator[Goal]:
             rng = random.Random(derive_seed(0, "shop goal", kind, *pair))
             attributes = pair if rng.random() < 0.5 else pair[::-1]
             hits = [shop.products[number] for number in shop.search(f"{kind} {' '.join(pair)}")]
-            hits = hits[: 2 * RESULTS_PER_PAGE]
+            affordable = {
+                limit: [item for item in hits[: 2 * RESULTS_PER_PAGE] if item.kind == kind and item.price <= limit]
+                for limit in PRICE_LIMITS
+            }
+            right = [item for item in affordable[max(PRICE_LIMITS)] if set(pair) <= set(item.attributes)]
             for values in product(*department.options.values()):
                 options = dict(zip(department.options, values, strict=True))
-                for max_price in (30, 50, 70, 90):
-                    goal = Goal(kind, attributes, options, max_price)
-                    looks = _looks_needed(goal, hits)
+                fitting = [i for i in right if all(value in i.options[name] for name, value in options.items())]
+                for limit, items in affordable.items() if fitting else ():
+                    looks = next((place for place, item in enumerate(items, 1) if item in fitting), None)
                     # Few goals are fulfilled by the first look, and still enough that it must be looked at.
                     if looks is not None and looks <= MAX_LOOKS and (looks > 1 or rng.random() < FIRST_LOOK):
-                        yield goal
-
-
-def _looks_needed(goal: Goal, hits: Sequence[Product]) -> int | None:
-    """Return how many affordable hits are opened, first to last, until one fits; None if none does."""
-    affordable = [item for item in hits if item.price <= goal.max_price and item.kind == goal.kind]
-    return next((place for place, item in enumerate(affordable, 1) if goal.fits(item)), None)
+                        yield Goal(kind, attributes, options, limit)
