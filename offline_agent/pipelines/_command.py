@@ -202,6 +202,7 @@ def _carry_out(command: Command[C, P], config: C, prepared: P, facts: Facts, arg
 def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: RunDirectory) -> None:
     from offline_agent.tracking import open_tracker
 
+    progress = Progress(command.name)
     tracker = open_tracker(
         config.tracking.uri,
         config.tracking.experiment,
@@ -209,11 +210,10 @@ def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: Run
         run_id=run.manifest["run_id"],
         params=config.resolved(),
         tags={"pipeline": command.name, "run_dir": str(run.path.resolve()), **_commit(run), **facts.tags},
-        say=_say,
+        say=progress.say,
     )
-    progress = Progress(command.name)
     try:
-        summary = command.run(prepared, Session(config, run, tracker, progress, _say))
+        summary = command.run(prepared, Session(config, run, tracker, progress, progress.say))
         progress.close()
         run.write_summary(summary)
         run.finish()

@@ -60,6 +60,14 @@ class Progress:
                     f"{self.name}: {done}{share} after {now - self._begun:.0f} s  {words}", file=sys.stderr, flush=True
                 )
 
+    def say(self, text: str) -> None:
+        """Print a line on stderr, above the bar where there is one."""
+        with self._lock:
+            if self._bar is not None:
+                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            else:
+                print(text, file=sys.stderr, flush=True)
+
     def close(self) -> None:
         """Take the bar away; may be called twice."""
         with self._lock:
