@@ -11,12 +11,11 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from offline_agent.policies.base import InlineEngine, Proposals, ProposeRequest
-from offline_agent.records import Action, Context, Task, ToolCall, Verdict
+from offline_agent.records import Action, Task, ToolCall, Verdict
 from offline_agent.search.mcts import SearchSettings, TreeSearch
 from offline_agent.search.restore import Opening, Outcome
 from offline_agent.search.scheduler import EnvPool, Scheduler
@@ -32,18 +31,15 @@ SCORES = [Verdict(i / 16, False, "leaf") for i in range(16)] + [Verdict(1.0, Tru
 ENDS = [Outcome(None, "tool", True, verdict=verdict) for verdict in SCORES]
 
 
-class FreePolicy:
+class FreeEngine(InlineEngine):
     """Proposes the four actions of a history one after the other, the first one drawn from the seed; costs nothing."""
 
-    name, renderer, batch_invariant, max_tokens = "free", None, True, 0
-    identity: dict[str, object] = {}
+    def __init__(self) -> None:
+        self.busy_seconds = 0.0
 
-    def propose(self, requests: Sequence[ProposeRequest]) -> list[Proposals]:
-        """See `Policy.propose`."""
-        return [self._answer(context, seeds) for context, seeds, _, _ in requests]
-
-    @staticmethod
-    def _answer(context: Context, seeds: tuple[int, ...]) -> Proposals:
+    def answer(self, request: ProposeRequest) -> Proposals:
+        """See `InlineEngine.answer`."""
+        context, seeds = request.context, request.seeds
         drawn = seeds[0] & 3 if context.cache is None else context.cache
         context.cache = drawn + len(seeds)
         return ANSWERS[drawn & 3, len(seeds)]
@@ -81,7 +77,7 @@ def search(simulations: int, log: Any = None, leaves: int = 4) -> TreeSearch:
         simulations=simulations, max_steps=DEPTH + 1, max_children=BRANCHING, leaves_in_flight=leaves
     )
     one = TreeSearch(Task("t", "train", {}), FreeWorld(), settings, seed=1, log=log)
-    scheduler = Scheduler(InlineEngine(FreePolicy()), EnvPool(0, None))  # type: ignore[arg-type]
+    scheduler = Scheduler(FreeEngine(), EnvPool(0, None))
     return next(iter(scheduler.run([(one, ())])))
 
 

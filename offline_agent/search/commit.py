@@ -76,12 +76,13 @@ class Committer:
     def _commit_chain(self, tree: SearchTree, ticket: Ticket) -> tuple[Node, list[Edge]]:
         """Let the simulation's nodes join the tree; return the last node reached and the edges from the root to it."""
         node, edges, deterministic = ticket.node, list(ticket.path), self._settings.deterministic_verifier
-        group = ticket.group
+        group, counting = ticket.group, self._segment is not None
         independent = self._settings.algorithm == "best_of_n"
         for position, link in enumerate(ticket.chain):
             edge = tree.find(node, link.key)
             if link.sample >= 0 and not (position == 0 and ticket.draw):
-                self._count(tree, node, link.action)
+                if counting or link.action.token_ids is not None:
+                    self._count(tree, node, link.action)
                 key = link.key
                 if independent and edge is not None and not _same(edge.actions[0], link.action):
                     key = f"{link.key}#{link.sample}.{ticket.index}"  # independent rollouts never share another's turn
@@ -91,7 +92,10 @@ class Committer:
                     extra, _ = tree.add_proposal(node, other, other_key)
                     if other.fault == "no_end":
                         extra.closed, extra.fault = True, other.fault
-                refresh_priors(node)
+                if len(node.edges) == 1:
+                    edge.prior = 1.0
+                else:
+                    refresh_priors(node)
             assert edge is not None  # proposed just now, or known at issue
             edges.append(edge)
             if link.outcome is None:

@@ -17,7 +17,7 @@ from offline_agent.search.commit import Committer
 from offline_agent.search.restore import Opening, Outcome, World
 from offline_agent.search.selection import GumbelRoot, puct, uct
 from offline_agent.search.settings import SearchSettings
-from offline_agent.search.simulation import EMPTY, Group, Rules, Shadow, Ticket, simulate
+from offline_agent.search.simulation import EMPTY, Direct, Group, Rules, Shadow, Ticket, simulate
 from offline_agent.search.tree import Edge, Node, SearchTree
 from offline_agent.seeding import child_seed, derive_seed
 
@@ -71,6 +71,7 @@ class TreeSearch:
             if settings.selection == "puct"
             else uct(settings.c_uct, settings.critic_alpha)
         )
+        self.direct = Direct()
         self._gumbel: GumbelRoot | None = None
         self._opening: Opening | None = None
         self._root_group: Group | None = None
@@ -150,7 +151,7 @@ class TreeSearch:
                     tree.stopped = "closed"
                 break
             ticket.search = self
-            ticket.run = simulate(ticket, self._opening, self._rules)
+            ticket.run = simulate(ticket, self._opening, self._rules, self.direct)
             self._issued += 1
             self._flight.append(ticket)
             out.append(ticket)

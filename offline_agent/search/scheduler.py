@@ -5,6 +5,7 @@ One thread (the caller's) owns all trees; generation runs in the policy's engine
 
 from __future__ import annotations
 
+import gc
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,12 +14,12 @@ from functools import partial
 from typing import Any
 
 from offline_agent.errors import PolicyError
-from offline_agent.policies.base import Engine, InlineEngine, Proposals
+from offline_agent.policies.base import Engine, InlineEngine, Proposals, ProposeRequest
 from offline_agent.records import Action, Context
 from offline_agent.search.mcts import TreeSearch
 from offline_agent.search.pool import EnvPool, attempt
 from offline_agent.search.restore import Opening
-from offline_agent.search.simulation import ASK, EMPTY, EXECUTE, WAIT, WAKE, Ticket
+from offline_agent.search.simulation import ASK, EMPTY, EXECUTE, WAIT, WAKE, Direct, Ticket
 
 __all__ = ["Critic", "EnvPool", "RunCounts", "Scheduler"]
 
@@ -94,7 +95,17 @@ class Scheduler:
             PolicyError: The policy failed too often in a row.
             EnvironmentFault: The environment hung too often.
         """
-        source, active, started = iter(searches), 0, time.monotonic()
+        thresholds = gc.get_threshold()
+        gc.set_threshold(100_000, 50, 100)  # trees are long-lived: the collector need not walk them again and again
+        try:
+            yield from self._run(iter(searches))
+        finally:
+            gc.set_threshold(*thresholds)
+
+    def _run(
+        self, source: Iterator[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]
+    ) -> Iterator[TreeSearch]:
+        active, started = 0, time.monotonic()
         exhausted, last_tick = False, started
         pending: list[TreeSearch] = []
         before = self.counts.seconds
@@ -157,6 +168,8 @@ class Scheduler:
             self._fault(str(value))
             search.abandon(str(value))
         else:
+            if self._inline is not None and not self._pool.workers:
+                search.direct = Direct(self._ask_inline, partial(attempt, search.world.execute))
             search.open(value)
             search.replay(records)
             search.issue()
@@ -181,12 +194,11 @@ class Scheduler:
                 return
             kind = request[0]
             if kind == ASK:
-                self.counts.requests += 1
                 if inline is None:
+                    self.counts.requests += 1
                     self._engine.submit(request[1], partial(self._answered, ticket))
                     return
-                value = inline(request[1])
-                self._note_answer(value)
+                value = self._ask_inline(request[1])
             elif kind == EXECUTE:
                 if self._pool.workers:
                     job = partial(world.execute, request[1], request[2])
@@ -209,6 +221,14 @@ class Scheduler:
                 job = partial(self._critic, request[1], request[2], request[3])
                 self._pool.submit(job, partial(self._criticised, ticket, len(request[2])))
                 return
+
+    def _ask_inline(self, request: ProposeRequest) -> Any:
+        assert self._inline is not None  # looked at by the callers
+        self.counts.requests += 1
+        answer = self._inline(request)
+        if type(answer) is not Proposals or answer.usage.generated or self._errors_in_a_row:
+            self._note_answer(answer)
+        return answer
 
     def _note_answer(self, answer: Any) -> None:
         counts = self.counts

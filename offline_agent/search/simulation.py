@@ -16,7 +16,7 @@ from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.records import Action, Context, Step, Trajectory, Verdict
 from offline_agent.search.restore import Opening, Outcome, ReplayMismatch
 from offline_agent.search.tree import Edge, Node
-from offline_agent.seeding import child_seed, mix
+from offline_agent.seeding import child_seed, draw_seeds, mix
 
 EMPTY: Any = object()
 RETRIES = 3  # an outage of the policy must be told from a request it can never answer
@@ -167,16 +167,25 @@ class Rules:
     reward: Callable[[Trajectory], float | None] | None
 
 
-def simulate(ticket: Ticket, opening: Opening, rules: Rules) -> Generator[Request, Any, None]:
+class Direct(NamedTuple):
+    """Calls that answer at once, where policy and environment cost nothing; None = wait for the scheduler's answer."""
+
+    ask: Callable[[ProposeRequest], Any] | None = None
+    execute: Callable[[Any, Action], Any] | None = None
+
+
+def simulate(
+    ticket: Ticket, opening: Opening, rules: Rules, direct: Direct
+) -> Generator[Request, Any, None]:
     """Run one simulation to its end; the results are left on the ticket."""
     canonical = opening.canonical
     node = ticket.node
     if not ticket.draw and ticket.edge is None:
         assert ticket.group is not None  # given at issue
-        yield from _rollout(ticket, ticket.group.shadow, canonical, rules)
+        yield from _rollout(ticket, ticket.group.shadow, canonical, rules, direct)
         return
     if ticket.draw:
-        picked = yield from _expand(ticket, canonical, rules)
+        picked = yield from _expand(ticket, canonical, rules, direct)
         if picked is None:
             return
         sample, action, key = picked
@@ -191,24 +200,25 @@ def simulate(ticket: Ticket, opening: Opening, rules: Rules) -> Generator[Reques
         if ticket.rank:
             outcome = yield (WAIT, shadow)
         else:
-            outcome = yield (EXECUTE, node.state, action)
+            execute = direct.execute
+            outcome = (yield (EXECUTE, node.state, action)) if execute is None else execute(node.state, action)
             if type(outcome) is Outcome:
                 shadow.context = node.context.child(action, outcome.observation, outcome.role)
             shadow.value = outcome
             if shadow.waiters:
                 yield (WAKE, shadow)
     if not _link(ticket, sample, key, action, outcome, shadow, rules):
-        yield from _rollout(ticket, shadow, canonical, rules)
+        yield from _rollout(ticket, shadow, canonical, rules, direct)
 
 
 def _expand(
-    ticket: Ticket, canonical: Callable[[Action], str], rules: Rules
+    ticket: Ticket, canonical: Callable[[Action], str], rules: Rules, direct: Direct
 ) -> Generator[Request, Any, tuple[int, Action, str] | None]:
     """Draw proposals in one request and pick the new one to execute: the critic's favourite, else the likeliest."""
     node = ticket.node
-    seeds = tuple([mix(node.seed, i) for i in ticket.draw])
+    seeds = draw_seeds(node.seed, ticket.draw.start, len(ticket.draw))
     request = ProposeRequest(node.context, seeds, rules.temperature, rules.max_tokens)
-    answer = yield (ASK, request)
+    answer = (yield (ASK, request)) if direct.ask is None else direct.ask(request)
     for _ in range(RETRIES):
         if type(answer) is Proposals:
             break
@@ -249,17 +259,18 @@ def _link(
     outcome: Outcome | EnvironmentFault,
     shadow: Shadow,
     rules: Rules,
+    others: tuple[tuple[Action, str], ...] = (),
 ) -> bool:
     """Note one executed action; return whether the simulation is over."""
     if isinstance(outcome, EnvironmentFault):
-        ticket.chain.append(Link(sample, key, action, None, None, shadow.seed, str(outcome)))
+        ticket.chain.append(Link(sample, key, action, None, None, shadow.seed, str(outcome), others))
         ticket.cut, ticket.error = "fault", str(outcome)
         if isinstance(outcome, ReplayMismatch):
             ticket.mismatch = outcome.depth
         return True
     context = shadow.context
     assert context is not None  # set with the outcome
-    ticket.chain.append(Link(sample, key, action, outcome, context, shadow.seed))
+    ticket.chain.append(Link(sample, key, action, outcome, context, shadow.seed, None, others))
     if outcome.terminated:
         _judge(ticket, outcome, context, rules)
         return True
@@ -294,10 +305,11 @@ def _trajectory(ticket: Ticket, context: Context, verdict: Verdict) -> Trajector
 
 
 def _rollout(
-    ticket: Ticket, shadow: Shadow, canonical: Callable[[Action], str], rules: Rules
+    ticket: Ticket, shadow: Shadow, canonical: Callable[[Action], str], rules: Rules, direct: Direct
 ) -> Generator[Request, Any, None]:
     """Follow the policy from `shadow` to the end; where others passed, share what they executed."""
     rank = ticket.rank
+    ask, execute = direct
     temperature = 0.0 if ticket.greedy else rules.temperature
     beside_greedy = ticket.index < rules.beside_greedy  # where the greedy rollout passed it drew one action alone
     while True:
@@ -314,25 +326,26 @@ def _rollout(
                 action = yield (WAIT, slot)
         elif action is EMPTY:
             count = together if rank == 0 else 1
-            seeds = tuple([mix(shadow.seed, rank + i) for i in range(count)])
+            seeds = draw_seeds(shadow.seed, rank, count)
             request = ProposeRequest(context, seeds, temperature, rules.max_tokens)
-            answer = yield (ASK, request)
+            answer = (yield (ASK, request)) if ask is None else ask(request)
             if type(answer) is not Proposals:
                 for _ in range(RETRIES):
                     answer = yield (ASK, request)
                     if type(answer) is Proposals:
                         break
-            if type(answer) is Proposals:
-                action = answer.actions[0]
-                if count > 1:
-                    others = tuple([(other, canonical(other)) for other in answer.actions[1:]])
-            else:
-                action = answer
-            for i in range(count):
-                slot = shadow.slot(rank + i)
-                slot.value = answer.actions[i] if type(answer) is Proposals else answer
-                if slot.waiters:
-                    yield (WAKE, slot)
+            drawn = answer.actions if type(answer) is Proposals else (answer,) * count
+            action = slot.value = drawn[0]
+            if slot.waiters:
+                yield (WAKE, slot)
+            if count > 1:
+                for i in range(1, count):
+                    slot = shadow.slot(rank + i)
+                    slot.value = drawn[i]
+                    if slot.waiters:
+                        yield (WAKE, slot)
+                if type(answer) is Proposals:
+                    others = tuple([(other, canonical(other)) for other in drawn[1:]])
         if isinstance(action, PolicyError):
             ticket.cut, ticket.error = "policy", str(action)
             return
@@ -361,15 +374,13 @@ def _rollout(
             if ahead:
                 outcome = yield (WAIT, child)
             else:
-                outcome = yield (EXECUTE, shadow.value.state, action)
+                state = shadow.value.state
+                outcome = (yield (EXECUTE, state, action)) if execute is None else execute(state, action)
                 if type(outcome) is Outcome:
                     child.context = context.child(executed, outcome.observation, outcome.role)
                 child.value = outcome
                 if child.waiters:
                     yield (WAKE, child)
-        over = _link(ticket, sample, key, action, outcome, child, rules)
-        if others:
-            ticket.chain[-1] = ticket.chain[-1]._replace(others=others)
-        if over:
+        if _link(ticket, sample, key, action, outcome, child, rules, others):
             return
         shadow, rank = child, ahead
