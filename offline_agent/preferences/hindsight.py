@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -97,7 +97,7 @@ class Hindsight:
         found: dict[str, Relabelled] = {}
         pairs: list[PreferencePair] = []
         refusals: list[Refusal] = []
-        for end, goal in self._candidates(tree):
+        for end, goal in self._candidates(tree, replayer):
             if len(found) >= self.per_tree:
                 break
             key = goal_key(goal)
@@ -150,16 +150,25 @@ class Hindsight:
             self._evaluation_keys[names] = frozenset(keys)
         return goal_key(goal) in self._evaluation_keys[names]
 
-    def _candidates(self, tree: SearchTree) -> Iterable[tuple[Node, Goal]]:
+    def _candidates(self, tree: SearchTree, replayer: Replayer) -> Iterator[tuple[Node, Goal]]:
         for end in tree.terminals():
             if end.quarantined is not None or end.verdict is None or end.verdict.success is not False:
                 continue
             if end.terminated and not end.truncated and end.goal:
                 yield end, end.goal
             if self.strategy == "future":
-                for edge in tree.path(end)[:-1]:
-                    if edge.child is not None and edge.child.goal:
-                        yield edge.child, edge.child.goal
+                yield from self._on_the_way(tree, end, replayer)
+
+    def _on_the_way(self, tree: SearchTree, end: Node, replayer: Replayer) -> Iterator[tuple[Node, Goal]]:
+        """The goals that a branch reached before its end; the search records none of them, a replay does."""
+        path = tree.path(end)
+        try:
+            replay = replayer.run(tree.task, [step.action for step in tree.steps(end)])
+        except EnvironmentFault:
+            return  # the same fault is reported for the end's own goal
+        for edge, goal in zip(path[:-1], replay.goals, strict=False):
+            if goal and edge.child is not None:
+                yield edge.child, goal
 
     def _named(self, tree: SearchTree, steps: Sequence[Step], fresh: Replay, task: Task) -> set[str]:
         """Words of the old goal, and not of the new one, that the policy wrote."""
@@ -237,10 +246,19 @@ def restricted(args: Mapping[str, Any], goal: Mapping[str, Any]) -> dict[str, An
 
 
 def evaluation_tasks(spec: EnvSpec) -> list[Mapping[str, Any]]:
-    """Return the arguments of every validation and test task; empty where the environment takes no relabelling."""
+    """Return the arguments of every validation and test task.
+
+    Empty where the environment takes no relabelling, lists no tasks, or refuses a split (it has none by that name).
+    """
     if _why_not(spec) is not None:
         return []
-    return [task.args for split in ("validation", "test") for task in spec.tasks(split)]
+    found: list[Mapping[str, Any]] = []
+    for split in ("validation", "test"):
+        try:
+            found += [task.args for task in spec.tasks(split)]
+        except (ConfigError, EnvironmentFault):
+            continue
+    return found
 
 
 def _why_not(spec: EnvSpec) -> str | None:

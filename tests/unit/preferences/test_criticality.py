@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from offline_agent.errors import ConfigError
+from offline_agent.preferences.criticality import (
+    MinimalPairs,
+    Pruned,
+    counterfactual,
+    delete_steps,
+    pruned_trajectory,
+)
+from offline_agent.preferences.pairs import trajectories
+from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.replay import Replayer
+from offline_agent.records import Action, Task, Verdict
+from tests import preferences_kit as kit
+
+
+def prune(words: str | Sequence[Action], **options: int) -> tuple[Pruned | Refusal, Replayer]:
+    tree = kit.grow([words])
+    replayer = Replayer(kit.SPEC, None)
+    return delete_steps(next(trajectories(tree)), replayer, **options), replayer
+
+
+def test_steps_that_do_nothing_are_not_critical() -> None:
+    found, replayer = prune("look A look B leave")
+    assert isinstance(found, Pruned)
+    assert found.criticality == (0.0, 1.0, 0.0, 1.0, 0.0)  # not leaving is judged by the state all the same
+    assert found.shortest is not None and [s.action.text for s in found.shortest.steps] == ["A", "B"]
+    assert found.kept == (1, 3) and found.replays == replayer.count and found.faults == 0
+
+
+def test_no_version_is_replayed_twice() -> None:
+    found, replayer = prune("A B leave")
+    assert isinstance(found, Pruned)
+    assert replayer.count <= 1 + 3 + 2
+
+
+def test_the_budget_of_replays_holds() -> None:
+    found, replayer = prune("look look look A B leave", max_replays=3)
+    assert replayer.count == 3 and isinstance(found, Pruned)
+    assert found.criticality[:2] == (0.0, 0.0) and set(found.criticality[2:]) == {None}
+
+
+def test_only_verified_successes() -> None:
+    found, replayer = prune("B leave")
+    assert isinstance(found, Refusal) and replayer.count == 0 and "verified success" in found.reason
+
+
+def test_a_success_that_is_none_on_replay_says_so() -> None:
+    tree = kit.grow(["B leave"])
+    end = next(tree.terminals())
+    end.verdict = Verdict(1.0, True, "kit")
+    found = delete_steps(next(trajectories(tree)), Replayer(kit.SPEC, None))
+    assert isinstance(found, Refusal) and "not verified when it is replayed" in found.reason
+
+
+def test_a_version_that_makes_new_errors_is_no_version() -> None:
+    class Picky(kit.Vault):
+        def leave(self) -> str:
+            """Leave."""
+            if not self._looked:
+                raise ValueError("look first")
+            return super().leave()
+
+        def look(self) -> str:
+            """Look around."""
+            self._looked = True
+            return super().look()
+
+        _looked = False
+
+    spec = kit.EnvSpec(Picky)
+    tree = kit.grow(["A B look leave"], spec)
+    found = delete_steps(next(trajectories(tree)), Replayer(spec, None))
+    assert isinstance(found, Pruned) and found.criticality[2] == 1.0
+
+
+def test_a_broken_replay_is_unknown_not_critical() -> None:
+    class Fragile(kit.Vault):
+        _pushed = 0
+
+        def leave(self) -> str:
+            """Leave."""
+            if len(self._pressed) == 1:
+                raise RuntimeError("the hinge broke")
+            return super().leave()
+
+    spec = kit.EnvSpec(Fragile)
+    tree = kit.grow(["A B leave"], spec)
+    found = delete_steps(next(trajectories(tree)), Replayer(spec, None))
+    assert isinstance(found, Pruned) and found.criticality[:2] == (None, None) and found.faults >= 2
+
+
+def minimal(words: str) -> object:
+    tree = kit.grow([words])
+    success = next(trajectories(tree))
+    found = delete_steps(success, Replayer(kit.SPEC, None))
+    assert isinstance(found, Pruned)
+    return MinimalPairs().mine(tree, next(tree.terminals()), success, found)
+
+
+def test_a_minimal_pair_starts_where_the_versions_part() -> None:
+    pair = minimal("A look B leave")
+    assert pair.kind == "minimal" and pair.prefix.depth == 1  # type: ignore[attr-defined]
+    assert [s.action.text for s in pair.chosen] == ["B"]  # type: ignore[attr-defined]
+    assert [s.action.text for s in pair.rejected] == ["look", "B", "leave"]  # type: ignore[attr-defined]
+    assert pair.confidence == 1.0 and pair.q_chosen == pair.q_rejected == 1.0  # type: ignore[attr-defined]
+
+
+def test_a_version_that_is_a_beginning_of_the_whole_makes_no_pair() -> None:
+    assert minimal("A B leave") is None
+
+
+def test_ids_stay_and_log_probabilities_go() -> None:
+    actions = [
+        Action(a.text, a.thought, a.call, token_ids=(7, 8), logps=(-0.1, -0.2)) for a in kit.acts("A look B leave")
+    ]
+    found, _ = prune(actions)
+    assert isinstance(found, Pruned)
+    shorter = pruned_trajectory(found)
+    assert shorter is not None and shorter.origin == "pruned" and shorter.verdict is not None
+    assert [s.action.token_ids for s in shorter.steps] == [(7, 8)] * 2
+    assert [a.logps for a in shorter.context.actions()] == [None, None]
+    assert [s.observation for s in shorter.steps] == ["A is down", "B is down"]
+
+
+def test_counterfactual_criticality_is_the_rise_in_value() -> None:
+    values = {0: 0.25, 1: 0.25, 2: 0.5}
+
+    def rollout(task: Task, actions: Sequence[Action], n: int) -> list[Verdict]:
+        good = round(values[len(actions)] * n)
+        return [Verdict(1.0, True, "k")] * good + [Verdict(0.0, False, "k")] * (n - good)
+
+    tree = kit.grow(["A B leave"])
+    assert counterfactual(next(trajectories(tree)), rollout, n=8) == (0.0, 0.25, 0.5)
+
+
+def test_counterfactual_without_a_verdict_is_unknown() -> None:
+    def rollout(task: Task, actions: Sequence[Action], n: int) -> list[Verdict]:
+        return [Verdict(None, None, "k", error="broke")] * n if len(actions) == 1 else [Verdict(0.5, False, "k")] * n
+
+    tree = kit.grow(["A B leave"])
+    assert counterfactual(next(trajectories(tree)), rollout, n=2) == (None, None, 0.5)
+    with pytest.raises(ConfigError):
+        counterfactual(next(trajectories(tree)), rollout, n=0)
