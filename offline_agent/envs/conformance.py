@@ -11,13 +11,13 @@ import itertools
 import json
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from offline_agent.envs.base import SPLITS, EnvSpec
 from offline_agent.envs.playing import Closing, Player, draw, faulty, opened
-from offline_agent.errors import OfflineAgentError
+from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.records import Action, Task, ToolCall
 
 MAX_LISTED = 2_000
@@ -301,3 +301,24 @@ class _Checker:
 
     def _some(self) -> list[Task]:
         return [task for split in SPLITS for task in self._tasks[split][: self._count]]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check the environments named on the command line; 0 where all pass, 1 where one fails, 2 for a wrong request."""
+    import sys
+
+    sys.path.insert(0, "")  # environments of one's own lie in the current directory
+    if not arguments:
+        print("usage: python -m offline_agent.envs.conformance NAME|module:Class ...", file=sys.stderr)
+        return 2
+    try:
+        return int(not all([check(name).passed for name in arguments]))
+    except ConfigError as error:
+        print(f"conformance: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.exit(main(sys.argv[1:]))

@@ -119,11 +119,13 @@ class Figures:
         """Return everything as JSON."""
         return {
             "environment": parts.spec.name,
+            "typed": {"env": config.env.name, "policy": config.policy.name},
             "policy": parts.policy.name,
             "split": config.tasks.split,
             "seed": config.seed,
             "resumed": self.resumed,
             "tasks": self.tasks,
+            "offset": config.tasks.offset,
             **{name: self.totals[name] for name in (
                 "simulations", "nodes", "tool_calls", "generated", "prompt_trie", "replays", "replayed_calls",
             )},
@@ -174,9 +176,9 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
         f"  trajectories/ {summary['trajectories']} branches; trees/ {summary['tasks']} trees; "
         "quarantine.jsonl says what was refused and why\n"
-        f"Next: make more of them with other tasks, e.g.\n"
-        f"  python -m offline_agent.pipelines.build_prefs env={summary['environment']} "
-        f"policy={summary['policy']} tasks.offset={summary['tasks']} seed={summary['seed']}"
+        "Next: give the same command with other tasks for more of them "
+        f"(tasks.offset={summary['offset'] + summary['tasks']} tasks.n=...), look at a pair:\n"
+        f"  python -m offline_agent.pipelines.show {path}"
     )
     return Group(table, where)
 

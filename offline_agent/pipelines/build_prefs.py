@@ -165,7 +165,7 @@ def _random_actions(parts: Parts, policy: Any, task: Task, n: int = 4) -> list[A
 
     episode = parts.spec.open()
     first = episode.reset(task)
-    context = Context(task, parts.spec.system_prompt, episode.tools.schemas, first)
+    context = Context(task, episode.system_prompt, episode.tools.schemas, first)
     actions: list[Any] = []
     while len(actions) < n and not episode.terminated:
         answer = policy.propose([ProposeRequest(context, (len(actions),))])[0]

@@ -145,7 +145,7 @@ class Restorer:
         observation = episode.reset(self._task)
         self._counts.resets += 1
         state = State(None, None, observation_hash(observation), episode.fingerprint())
-        tools, system = episode.tools, self._spec.system_prompt
+        tools, system = episode.tools, episode.system_prompt
         self._keep(state, episode)
         return Opening(observation, system, tools.schemas, tools.canonical_key, state)
 

@@ -64,7 +64,7 @@ class Rollouts:
     def _start(self, task: Task, actions: Sequence[Action]) -> tuple[Episode, Context]:
         episode = self._spec.open()
         first = episode.reset(task)
-        context = Context(task, self._spec.system_prompt, episode.tools.schemas, first)
+        context = Context(task, episode.system_prompt, episode.tools.schemas, first)
         for action in actions:
             if episode.terminated:
                 raise EnvironmentFault(f"task {task.task_id!r} ended before the given {len(actions)} actions did")
