@@ -7,7 +7,7 @@ from itertools import islice
 from time import perf_counter
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.policies.base import ProposeRequest
+from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.conformance import check_policy
 from offline_agent.policies.server import ServerPolicy
 from offline_agent.records import Context
@@ -20,12 +20,13 @@ def main(url: str, model: str, tokenizer: str) -> int:
     for mode in ("tokens", "chat"):
         policy = ServerPolicy(url, model, tokenizer=tokenizer if mode == "tokens" else None, max_tokens=64)
         faults = check_policy(policy, contexts)
-        bad += bool(faults)
         started = perf_counter()
         answers = policy.propose([ProposeRequest(context, tuple(range(4))) for context in contexts * 4])
         seconds = perf_counter() - started
-        actions = [action for answer in answers for action in answer.actions]  # type: ignore[union-attr]
-        usage = [answer.usage for answer in answers]  # type: ignore[union-attr]
+        good = [answer for answer in answers if isinstance(answer, Proposals)]
+        faults += sorted({str(answer) for answer in answers if not isinstance(answer, Proposals)})
+        actions = [action for answer in good for action in answer.actions]
+        usage = [answer.usage for answer in good]
         generated, prefilled, cached = (sum(getattr(u, k) for u in usage) for k in ("generated", "prefilled", "cached"))
         calls = sum(action.call is not None for action in actions)
         print(
@@ -35,6 +36,7 @@ def main(url: str, model: str, tokenizer: str) -> int:
         for fault in faults:
             print(f"  {fault}")
         policy.close()
+        bad += bool(faults)
     return int(bad > 0)
 
 
