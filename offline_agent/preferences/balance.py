@@ -240,8 +240,9 @@ def _content(steps: Sequence[Step]) -> list[object]:
     return [turns, answers]
 
 
-def _prompt(prefix: Context) -> str:
-    return _text([prefix.system, [str(schema) for schema in prefix.tools], prefix.messages()])
+def _prompt(prefix: Context) -> list[object]:
+    turns = [[node.action.text if node.action else None, node.role, node.observation] for node in prefix.lineage()]
+    return [prefix.system, [str(schema) for schema in prefix.tools], turns]
 
 
 def _length(steps: Sequence[Step], ids: bool) -> int:

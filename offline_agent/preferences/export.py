@@ -32,7 +32,7 @@ TRAJECTORY_COLUMNS = (
     "truncated", "input_ids", "action_mask", "logps", "criticality", "certificate",
 )  # fmt: skip
 
-_DEEPEST = 900  # the JSON reader of `datasets` gives up at 1024
+_DEEPEST = 200  # Python's own encoder and the JSON reader of `datasets` give up at about 1000
 
 
 def pair_row(pair: PreferencePair, renderer: Renderer | None) -> Row:
