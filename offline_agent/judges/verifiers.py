@@ -119,7 +119,7 @@ def symbolic(answer: str, gold: str, seconds: float = 10.0) -> tuple[float, bool
 
 @verifier("1")
 def rows(
-    got: Sequence[Sequence[Any]], wanted: Sequence[Sequence[Any]], ordered: bool = False, tolerance: float = 1e-6
+    got: Sequence[Sequence[Any]], wanted: Sequence[Sequence[Any]], ordered: bool = False, digits: int = 9
 ) -> tuple[float, bool, dict[str, Any]]:
     """Judge result rows by equality; without an order the rows are a multiset.
 
@@ -127,9 +127,8 @@ def rows(
         got: Rows of values.
         wanted: The right rows.
         ordered: Whether the order of the rows counts.
-        tolerance: Numbers are equal within this share of the larger, and 1 equals 1.0.
+        digits: Significant digits in which floats are compared; 1 equals 1.0, and integers are compared whole.
     """
-    digits = max(0, round(-math.log10(tolerance))) if tolerance > 0 else 17
     left = [tuple(_cell(value, digits) for value in row) for row in got]
     right = [tuple(_cell(value, digits) for value in row) for row in wanted]
     if ordered:
@@ -227,11 +226,13 @@ def _word_f1(answer: list[str], gold: list[str]) -> float:
 
 
 def _cell(value: Any, digits: int) -> Any:
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, int | float):
-        # Rounding to significant digits makes near numbers equal and hashable alike.
-        return "nan" if math.isnan(value) else float(f"{float(value):.{digits}g}") if digits else float(value)
+    if isinstance(value, int):
+        return int(value)  # True is 1 to a database
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return str(value)
+        rounded = float(f"{value:.{digits}g}")  # near numbers become equal, and hashable alike
+        return int(rounded) if rounded.is_integer() else rounded
     return value if value is None or isinstance(value, str | bytes) else str(value)
 
 

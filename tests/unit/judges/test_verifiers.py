@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_agent.judges.sql import sql
+from offline_agent.judges.verifiers import exact, f1, goal_state, normalise, purchase, rows, symbolic
+
+
+def test_normalise() -> None:
+    assert normalise("  The “Eiffel”-Tower,\tParis! ") == "“eiffel” tower paris"
+    assert normalise("A-ha") == "ha" and normalise("ﬁve") == "five"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "success"),
+    [("The cat.", "cat", True), ("dog", ["cat", "Dog"], True), ("cats", "cat", False), ("", "the", True)],
+)
+def test_exact(answer: str, gold: Any, success: bool) -> None:
+    verdict = exact(answer, gold)
+    assert verdict.success is success and verdict.score == float(success) and verdict.evidence["answer"] == answer
+
+
+def test_exact_as_written() -> None:
+    assert exact("Cat", "cat", normalised=False).success is False
+
+
+def test_no_accepted_answer_is_no_score() -> None:
+    verdict = exact("cat", [])
+    assert verdict.score is None and verdict.success is None and "no accepted answer" in (verdict.error or "")
+
+
+def test_f1() -> None:
+    verdict = f1("tower of eiffel", ["nothing", "the eiffel tower"])
+    assert verdict.score == pytest.approx(0.8) and verdict.success is False
+    assert verdict.evidence["nearest"] == "the eiffel tower"
+    assert f1("tower of eiffel", "eiffel tower", threshold=0.75).success is True
+    assert f1("a b b", "b b c").score == pytest.approx(0.8) and f1("", "cat").score == 0.0 and f1("", "").score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "equal"),
+    [
+        (r"\frac{1}{2}", "0.5", True),
+        (r"the answer is $\boxed{2\sqrt{3}}$", r"\sqrt{12}", True),
+        ("x^2+2x+1", "(x+1)^2", True),
+        ("41", "42", False),
+        ("no idea", "42", False),
+    ],
+)
+def test_symbolic(answer: str, gold: str, equal: bool) -> None:
+    verdict = symbolic(answer, gold, seconds=60)
+    assert verdict.error is None and verdict.success is equal
+
+
+def test_symbolic_is_stopped_and_works_again() -> None:
+    verdict = symbolic("9**9**9**9", "3", seconds=1)
+    assert verdict.score is None and "longer than 1 s" in (verdict.error or "")
+    assert symbolic("3", "3", seconds=60).success is True
+
+
+def test_symbolic_without_a_right_answer_is_no_score() -> None:
+    verdict = symbolic("3", "", seconds=60)
+    assert verdict.score is None and "cannot be read" in (verdict.error or "")
+
+
+def test_rows() -> None:
+    assert rows([(1, "a"), (2, None)], [(2.0, None), (1, "a")]).success is True
+    assert rows([(1,), (1,)], [(1,)]).success is False
+    assert rows([(1,), (2,)], [(2,), (1,)], ordered=True).evidence["first_difference"] == 0
+    assert rows([(0.1 + 0.2,)], [(0.3,)]).success is True and rows([(0.31,)], [(0.3,)]).success is False
+    assert rows([(True,)], [(1,)]).success is True and rows([("1",)], [(1,)]).success is False
+    assert rows([(1_000_000_001,)], [(1_000_000_002,)]).success is False
+    missing = rows([(1,)], [(1,), (2,)])
+    assert missing.evidence["missing"] == [["2"]] and missing.evidence["extra"] == []
+    assert rows([(float("nan"),)], [(float("nan"),)]).success is True and rows([], []).success is True
+
+
+@pytest.fixture()
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "d.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table t (id integer, name text)")
+        connection.executemany("insert into t values (?, ?)", [(1, "a"), (2, "b"), (3, "c")])
+    return path
+
+
+def test_sql(database: Path) -> None:
+    assert sql("select name from t where id < 3", "select name from t limit 2", database).success is True
+    assert sql("select name from t order by id desc", "select name from t", database).success is True
+    wrong_order = sql("select name from t order by id desc", "select name from t ORDER  BY id", database)
+    assert wrong_order.success is False and wrong_order.evidence["ordered"] is True
+    assert sql("select 1", "select name from t", database).evidence["missing"] == [["a"], ["b"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "drop table t", "insert into t values (4, 'd')", "update t set name = 'x'", "attach 'x.sqlite' as x", "selec",
+        "pragma writable_schema = 1", "select load_extension('x')", "select 1; select 2", "create table u (i)", "",
+        "\0",
+    ],
+)  # fmt: skip
+def test_sql_that_does_not_only_read_is_wrong_and_changes_nothing(database: Path, query: str) -> None:
+    before = database.read_bytes()
+    verdict = sql(query, "select name from t", database)
+    assert verdict.score == 0.0 and database.read_bytes() == before and not Path("x.sqlite").exists()
+
+
+def test_sql_that_cannot_be_judged(database: Path, tmp_path: Path) -> None:
+    endless = "with recursive c(x) as (select 1 union all select x + 1 from c) select count(*) from c"
+    for verdict, word in (
+        (sql("select 1", "selec", database), "the right query"),
+        (sql("select 1", "select 1", tmp_path / "none.sqlite"), "no database"),
+        (sql(endless, "select 1", database, seconds=0.2), "longer than"),
+        (sql("select a.id from t a, t b, t c", "select 1", database, max_rows=5), "more than 5 rows"),
+    ):
+        assert verdict.score is None and word in (verdict.error or "")
+
+
+def test_goal_state() -> None:
+    goal = {"user": {"name": "Ann", "orders": [1, 2]}, "open": False, "none": {}}
+    assert goal_state(goal, goal).success is True
+    verdict = goal_state({"user": {"name": "Bob", "orders": [1]}, "open": False, "x": 1, "none": {}}, goal)
+    assert verdict.success is False and verdict.score == 0.0
+    assert verdict.evidence == {
+        "missing": {"user.orders.1": 2}, "changed": {"user.name": ["Bob", "Ann"]}, "extra": {"x": 1}, "differences": 3,
+    }  # fmt: skip
+    assert goal_state({**goal, "x": 1}, goal, subset=True).success is True
+    assert goal_state({**goal, "open": True}, goal, partial=True).score == pytest.approx(4 / 5)
+    assert goal_state({**goal, "open": True}, goal, ignore=["open"]).success is True
+    assert goal_state({"user": 1, **{k: v for k, v in goal.items() if k != "user"}}, goal, ignore=["user"]).success
+    assert goal_state({"n": 1}, {"n": True}).success is False and goal_state({"n": 1.0}, {"n": 1}).success is True
+    assert goal_state({}, {"none": {}}).success is False and goal_state({}, {}).success is True
+
+
+def test_purchase() -> None:
+    wanted = {"type": "desk lamp", "attributes": ["red", "soft"], "options": {"size": "m"}, "max_price": 20}
+    right = {"type": "Desk Lamp", "attributes": ["Soft", "red", "new"], "options": {"size": "M"}, "price": 20}
+    assert purchase(right, wanted).score == 1.0 and purchase(right, wanted).success is True
+    assert purchase({**right, "price": 20.01}, wanted).score == pytest.approx(3 / 4)
+    assert purchase({**right, "attributes": ["red"], "options": {}}, wanted).score == pytest.approx(2 / 4)
+    assert purchase({**right, "type": "floor lamp"}, wanted).score == pytest.approx(0.5)
+    assert purchase({**right, "type": "sofa"}, wanted).score == 0.0 and purchase(None, wanted).score == 0.0
+    assert purchase(right, {**wanted, "type": ["sofa", "lamp"]}).success is True
+    assert purchase({"price": 1}, wanted).score is None
