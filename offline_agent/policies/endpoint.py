@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from offline_agent.errors import ConfigError, PolicyError, did_you_mean
@@ -59,9 +59,7 @@ class Endpoint:
             Refused: The server answered 4xx.
             PolicyError: There was no answer, or it was not a JSON object.
         """
-        import httpx
-
-        return self._call(lambda: self._client.post(path, body=dict(body), cast_to=httpx.Response), path)
+        return self._call(lambda: self._client.post(path, body=dict(body), cast_to=object), path)
 
     def models(self) -> list[str] | None:
         """Return the names of the served models; None where the server does not tell.
@@ -69,10 +67,8 @@ class Endpoint:
         Raises:
             ConfigError: No server answers at the URL.
         """
-        import httpx
-
         try:
-            answer = self._call(lambda: self._client.get("/models", cast_to=httpx.Response), "/models")
+            answer = self._call(lambda: self._client.get("/models", cast_to=object), "/models")
         except Refused:
             return None
         except PolicyError as error:
@@ -87,11 +83,11 @@ class Endpoint:
         """Close the connections."""
         self._client.close()
 
-    def _call(self, send: Any, path: str) -> Json:
+    def _call(self, send: Callable[[], object], path: str) -> Json:
         import openai
 
         try:
-            response = send()
+            answer = send()
         except openai.APITimeoutError as error:
             raise PolicyError(
                 f"{self.url} gave no answer within {self._timeout:g} s ({self._tries} tries). Raise policy.timeout, or "
@@ -104,16 +100,17 @@ class Endpoint:
             ) from error
         except openai.APIStatusError as error:
             raise self._status(error, path) from error
-        try:
-            answer = response.json()
         except ValueError as error:
-            raise PolicyError(
-                f"{self.url}{path} answered {response.text[:80]!r}, which is not JSON. Does policy.url point to the "
-                "endpoint itself (it usually ends in /v1)?"
-            ) from error
+            raise self._no_json(path, str(error)) from error
+        if isinstance(answer, str):
+            raise self._no_json(path, repr(answer[:80]))
         if not isinstance(answer, dict):
             raise PolicyError(f"{self.url}{path} answered a JSON {type(answer).__name__}, not an object")
         return answer
+
+    def _no_json(self, path: str, said: str) -> PolicyError:
+        hint = "Does policy.url point to the endpoint itself (it usually ends in /v1)?"
+        return PolicyError(f"{self.url}{path} answered what is not JSON: {said}. {hint}")
 
     def _status(self, error: Any, path: str) -> PolicyError:
         said = _said(error)

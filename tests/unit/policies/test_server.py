@@ -164,6 +164,7 @@ def test_the_key_is_sent_and_not_kept(fake, monkeypatch):
         (503, b"", "503"),
         (429, {}, "concurrency"),
         (200, b"<html>hello</html>", "not JSON.*/v1"),
+        (200, "plain", "not JSON.*/v1"),
         (200, b"\xff\xfe", "not JSON"),
         (200, b"[1]", "list, not an object"),
         (200, {}, "no choices"),
