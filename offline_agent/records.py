@@ -143,7 +143,8 @@ class Context:
     """
 
     __slots__ = (
-        "task", "system", "tools", "parent", "action", "observation", "role", "depth", "segment", "cache", "__weakref__",
+        "task", "system", "tools", "parent", "action", "observation", "role", "depth", "segment", "cache",
+        "__weakref__",
     )  # fmt: skip
 
     def __init__(

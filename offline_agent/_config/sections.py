@@ -7,12 +7,27 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, field_validator, model_validator
 
 from offline_agent._config.base import Plugged, Section, key, masked, section
+from offline_agent.errors import did_you_mean
+
+
+def known_name(kind: Literal["env", "policy"], name: str) -> str:
+    """Return a name that the catalog knows, or a path to a class; raises ValueError for any other."""
+    from offline_agent import catalog
+
+    table = catalog.ENVIRONMENTS if kind == "env" else catalog.POLICIES
+    if ":" not in name and name not in table:
+        raise ValueError(
+            f"{kind}: got {name!r}, allowed: {', '.join(sorted(table))}, or module:Class for your own."
+            f"{did_you_mean(name, table)}"
+        )
+    return name
 
 
 class EnvSection(Plugged):
     """The environment."""
 
     argument_note: ClassVar[str] = "any argument of the environment's constructor, e.g. env.game=coin"
+    _known = field_validator("name")(lambda name: known_name("env", name))
     name: str = key("shop", "bfcl, shop, textworld, or module:Class of your own (env=NAME is short for env.name=NAME)")
 
 
@@ -38,6 +53,7 @@ class PolicySection(Plugged):
     """The policy that proposes actions."""
 
     argument_note: ClassVar[str] = "any other argument of the policy's constructor, e.g. policy.noise=0.3"
+    _known = field_validator("name")(lambda name: known_name("policy", name))
     name: str = key("hf", "oracle, noisy, random, hf, server, or module:Class of your own (policy=NAME for short)")
     model: str | None = key(None, "hf: a local path or hub name, null = the embedded default; server: the served name")
     url: str | None = key(None, "server: the endpoint, e.g. http://localhost:8000/v1")

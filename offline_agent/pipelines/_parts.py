@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from offline_agent import catalog
 from offline_agent.config import BuildPrefsConfig, PolicySection, TasksSection
 from offline_agent.envs.base import EnvSpec
-from offline_agent.errors import ConfigError, OfflineAgentError, did_you_mean
+from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.policies.base import Policy
 from offline_agent.records import Task
@@ -68,8 +67,7 @@ def make_reward(config: BuildPrefsConfig) -> CompositeReward | None:
     arguments = dict(config.reward.model_extra or {})
     if not arguments:
         return None
-    _check_arguments("reward", CompositeReward, arguments, ("points", "expected"))
-    return CompositeReward(**arguments)
+    return CompositeReward(**catalog.keywords("reward", CompositeReward, arguments, {}))
 
 
 def make_tasks(spec: EnvSpec, section: TasksSection) -> list[Task]:
@@ -110,7 +108,7 @@ def make_policy(section: PolicySection, spec: EnvSpec) -> Policy:
         ConfigError: No such policy, or an argument that its constructor does not take.
     """
     kind, arguments = _policy_arguments(section)
-    if "demonstrate" in inspect.signature(kind).parameters:
+    if "demonstrate" in arguments:
         arguments["demonstrate"] = spec.demonstrate
     policy: Policy = kind(**arguments)
     return policy
@@ -118,31 +116,10 @@ def make_policy(section: PolicySection, spec: EnvSpec) -> Policy:
 
 def _policy_arguments(section: PolicySection) -> tuple[Any, dict[str, Any]]:
     kind = catalog.resolve("policy", section.name)
-    known = inspect.signature(kind).parameters
-    given = {k: v for k, v in section.model_dump().items() if k != "name" and v is not None}
-    arguments = {k: v for k, v in given.items() if k != "temperature" or k in known}
-    _check_arguments("policy", kind, arguments, ("demonstrate", "renderer"))
-    return kind, arguments
-
-
-def _check_arguments(section: str, kind: Any, arguments: Mapping[str, Any], hidden: tuple[str, ...]) -> None:
-    parameters = inspect.signature(kind).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    allowed = [name for name in parameters if name not in hidden]
-    faults = [
-        f"{section}.{name}: {kind.__name__} takes no such argument; allowed: {', '.join(allowed)}."
-        f"{did_you_mean(name, allowed)}"
-        for name in arguments
-        if name not in allowed
-    ]
-    missing = [
-        f"{section}.{p.name}: {kind.__name__} needs this argument; set {section}.{p.name}=..."
-        for p in parameters.values()
-        if p.default is p.empty and p.name not in arguments and p.name not in hidden and p.kind is not p.VAR_POSITIONAL
-    ]
-    if faults or missing:
-        raise ConfigError(faults + missing)
+    given = section.given()
+    if "temperature" in given and not catalog.accepted(kind, {"temperature": 0}):
+        del given["temperature"]  # every request carries it
+    return kind, catalog.keywords("policy", kind, given, section.defaults(), {"demonstrate": None})
 
 
 def facts_of(parts: Parts) -> dict[str, Any]:

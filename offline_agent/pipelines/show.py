@@ -90,7 +90,8 @@ def describe(row: Mapping[str, Any]) -> str:
             lines.append(f"verdict   {side}: {verdict['verifier']} gives {verdict['score']}")
     if row["chosen_mask"] is not None:
         trained, total = sum(row["chosen_mask"]), len(row["chosen_mask"])
-        lines.append(f"tokens    prompt {len(row['prompt_ids'])}; chosen {total}, of which the policy sampled {trained}")
+        prompt_length = len(row["prompt_ids"])
+        lines.append(f"tokens    prompt {prompt_length}; chosen {total}, of which the policy sampled {trained}")
     return "\n".join(lines) + "\n"
 
 
