@@ -98,11 +98,10 @@ class HFPolicy:
         small = sum(weights.numel() for weights in self.model.parameters()) < SMALL and where.type == "cpu"
         self._threads = threads or (1 if small else torch.get_num_threads())
         self._lock = threading.Lock()
-        layers, kv_heads, width = hf_loading.shape(self.model)
         self._runner = hf_checks.Runner(self.model, self._threads)
         self._core = Core(
             self._runner.logits,
-            SlotCache(slots, layers, kv_heads, width, number_format, where),
+            SlotCache(slots, hf_loading.shape(self.model), number_format, where),
             KVTrie(cache_bytes),
             self.renderer.eos_ids,
         )

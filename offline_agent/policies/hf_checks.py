@@ -114,10 +114,8 @@ def check_supported(model: Any, runner: Runner, cache: SlotCache) -> None:
 def verify_batch_invariance(runner: Runner, cache: SlotCache) -> bool:
     """Return whether one history gives the same bits whole and in pieces, alone and in company, filled and decoded."""
     config = runner.model.config.get_text_config()
-    longest = min(getattr(config, "max_position_embeddings", 256), cache.capacity)
-    if longest < 48 or cache.slots < 2:
-        longest = min(longest, 48)
-    ids = _random_ids(config.vocab_size, min(149, longest), 2)
+    longest = min(getattr(config, "max_position_embeddings", cache.capacity), cache.capacity)
+    ids = _random_ids(config.vocab_size, min(331, longest), 2)
     others = [_random_ids(config.vocab_size, 90, 3 + i) for i in range(3)]
     return runner.guarded(lambda: _routes_agree(runner, cache, ids, others))
 
@@ -126,7 +124,7 @@ def _routes_agree(runner: Runner, cache: SlotCache, ids: list[int], others: list
     size, last = len(ids), cache.slots - 1
     whole = runner.packed(cache, [], [(0, 0, ids)])
     known = cache.read(0, 0, size)
-    at, parts = 0, [1, 2, 3, 5, 33, 17, 35, 4]
+    at, parts = 0, [1, 2, 3, 5, 33, 17, 35, 4, 61]
     logits: list[torch.Tensor] = []
     while at < size:  # in pieces of odd sizes, behind other prompts
         count = min(parts[len(logits) % len(parts)], size - at)
@@ -135,7 +133,7 @@ def _routes_agree(runner: Runner, cache: SlotCache, ids: list[int], others: list
         at += count
     same = torch.equal(torch.cat(logits), whole) and torch.equal(cache.read(last, 0, size), known)
     for rows in sorted({1, min(2, cache.slots), min(13, cache.slots), cache.slots}):  # decoded, in batches of any size
-        slot, at = rows - 1, size - 1 - rows % 7
+        slot, at = rows - 1, size - 1 - rows * 5 % size
         cache.data[:, :, slot, :, :at] = known[..., :at, :]
         batch = [(others[1][row % 90], row % 60) for row in range(rows - 1)] + [(ids[at], at)]
         after = runner.packed(cache, batch, [(0, 0, others[2][:7])] if rows > 1 else [])

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
 from offline_agent.errors import ConfigError, did_you_mean
-from offline_agent.policies.hf_attention import NAME, slot_attention
+from offline_agent.policies.hf_attention import NAME, Shape, slot_attention
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HASHED_WHOLE = 1 << 22  # elements of a tensor that are hashed; of a larger one this many, evenly spread
@@ -103,10 +103,10 @@ def model_hash(model: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def shape(model: Any) -> tuple[int, int, int]:
-    """Return the number of layers, of key-value heads and the width of a head."""
+def shape(model: Any) -> Shape:
+    """Return the shape of a model's keys and values."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return config.num_hidden_layers, kv_heads, width
+    return Shape(config.num_hidden_layers, heads, kv_heads, width, next(model.parameters()).device.type == "cpu")
