@@ -17,7 +17,7 @@ import itertools
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ def fixed_gap(tree: SearchTree, gap: float = 0.2) -> list[tuple[Edge, Edge]]:
     ]
 
 
+SHOP = EnvSpec.load("shop")
 RULES: dict[str, Rule] = {
     "ours": by(StepPairs()),
     "ours, no second opinion": by(StepPairs(corroboration=0)),
@@ -196,7 +197,7 @@ def measure(name: str, trees: Sequence[tuple[SearchTree, Truth]], most: int) -> 
         low, high = _interval(np.array(right), np.array(count))
         rows.append(
             {
-                "trees": name,
+                "trees": f"{name}, {len(trees)} tasks",
                 "rule": rule,
                 "right": round(sum(right) / max(1, sum(count)), 3),
                 "95% interval": f"{low:.3f} to {high:.3f}",
@@ -231,7 +232,9 @@ def main() -> None:
     parser.add_argument("--simulations", type=int, default=64)
     parser.add_argument("--rollouts", type=int, default=64, help="fresh rollouts per side for the shop's truth")
     parser.add_argument("--noise", type=float, default=0.5, help="carelessness of the shop's scripted policy")
-    parser.add_argument("--model", default=None, help="folder of a model for the shop, instead of the scripted policy")
+    parser.add_argument("--model", default=None, help="folder of a model to measure on the shop as well")
+    parser.add_argument("--model-tasks", type=int, default=8)
+    parser.add_argument("--most", type=int, default=24, help="pairs per task and rule whose truth is measured there")
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     from _common import write_result
@@ -241,11 +244,10 @@ def main() -> None:
     for partial in (False, True):
         trees = choice_trees(arguments.tasks, partial, arguments.simulations)
         rows += measure("choices, partial credit" if partial else "choices", trees, most=10**9)
-    spec = EnvSpec.load("shop")
-    policy, name = _shop_policy(spec, arguments)
-    trees = shop_trees(spec, policy, arguments.shop_tasks, arguments.simulations, arguments.rollouts)
-    rows += measure(name, trees, most=24)
-    policy.close()
+    for policy, name, n in _shop_policies(arguments):
+        trees = shop_trees(SHOP, policy, n, arguments.simulations, arguments.rollouts)
+        rows += measure(name, trees, arguments.most)
+        policy.close()
     ours = [row for row in rows if row["rule"] == "ours"]
     write_result(
         "pair_accuracy",
@@ -260,16 +262,15 @@ def main() -> None:
     )
 
 
-def _shop_policy(spec: EnvSpec, arguments: argparse.Namespace) -> tuple[Policy, str]:
+def _shop_policies(arguments: argparse.Namespace) -> Iterator[tuple[Any, str, int]]:
+    from offline_agent.policies.scripted import NoisyPolicy
+
+    careless = NoisyPolicy(SHOP.demonstrate, arguments.noise)
+    yield careless, f"shop, noisy policy {arguments.noise:g}", arguments.shop_tasks
     if arguments.model is not None:
         from offline_agent.policies.hf import HFPolicy
 
-        policy: Any = HFPolicy(arguments.model, temperature=0.7)
-        return policy, f"shop, model {Path(arguments.model).name}"
-    from offline_agent.policies.scripted import NoisyPolicy
-
-    careless: Any = NoisyPolicy(spec.demonstrate, arguments.noise)
-    return careless, f"shop, noisy policy {arguments.noise:g}"
+        yield HFPolicy(arguments.model, temperature=0.7), f"shop, {Path(arguments.model).name}", arguments.model_tasks
 
 
 if __name__ == "__main__":

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from offline_agent.errors import ConfigError, EnvironmentFault
+from offline_agent.preferences.goals import (
+    digest,
+    evaluation_tasks,
+    goal_key,
+    leaf_words,
+    restricted,
+    why_no_hindsight,
+    words,
+)
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.replay import Goal, Replay, Replayer, extend, without_logps
 from offline_agent.preferences.statistics import certainty
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
     from offline_agent.search.tree import Node, SearchTree
 
-_WORD = re.compile(r"\w+")
+__all__ = ["Hindsight", "Relabelled", "evaluation_tasks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ class Hindsight:
         self.max_extra_steps = max_extra_steps
         self.max_rejected_tried = max_rejected_tried
         self.leaks = leaks
-        self.why_not = _why_not(spec)
+        self.why_not = why_no_hindsight(spec)
         self._certain = spec.deterministic_verifier
 
     def mine(
@@ -125,7 +131,7 @@ class Hindsight:
             return refuse("it is an evaluation goal")
         steps = tree.steps(end)
         actions = [step.action for step in steps]
-        task = Task(f"{tree.task.task_id}~{_digest(key)}", tree.task.split, {**tree.task.args, **goal})
+        task = Task(f"{tree.task.task_id}~{digest(key)}", tree.task.split, {**tree.task.args, **goal})
         try:
             again = replayer.run(tree.task, actions)
             fresh = replayer.run(task, actions)
@@ -172,12 +178,12 @@ class Hindsight:
 
     def _named(self, tree: SearchTree, steps: Sequence[Step], fresh: Replay, task: Task) -> set[str]:
         """Words of the old goal, and not of the new one, that the policy wrote."""
-        old = _words(tree.root.context.observation or "") | _leaf_words(tree.task.args)
-        new = _words(fresh.context.lineage()[0].observation or "") | _leaf_words(task.args)
+        old = words(tree.root.context.observation or "") | leaf_words(tree.task.args)
+        new = words(fresh.context.lineage()[0].observation or "") | leaf_words(task.args)
         whole = self.leaks == "turns"
         written: set[str] = set()
         for step in steps:
-            written |= _words(step.action.text if whole or step.action.call is None else step.action.thought)
+            written |= words(step.action.text if whole or step.action.call is None else step.action.thought)
         return written & (old - new)
 
     def _pairs(self, tree: SearchTree, relabelled: Relabelled, replayer: Replayer) -> list[PreferencePair]:
@@ -235,41 +241,6 @@ class Hindsight:
         )
 
 
-def goal_key(args: Mapping[str, Any]) -> str:
-    """Return a text that two goals share exactly when their arguments are equal."""
-    return json.dumps(args, sort_keys=True, separators=(",", ":"), default=str)
-
-
-def restricted(args: Mapping[str, Any], goal: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the task's arguments that a goal speaks of."""
-    return {name: args[name] for name in goal if name in args}
-
-
-def evaluation_tasks(spec: EnvSpec) -> list[Mapping[str, Any]]:
-    """Return the arguments of every validation and test task.
-
-    Empty where the environment takes no relabelling, lists no tasks, or refuses a split (it has none by that name).
-    """
-    if _why_not(spec) is not None:
-        return []
-    found: list[Mapping[str, Any]] = []
-    for split in ("validation", "test"):
-        try:
-            found += [task.args for task in spec.tasks(split)]
-        except (ConfigError, EnvironmentFault):
-            continue
-    return found
-
-
-def _why_not(spec: EnvSpec) -> str | None:
-    reason = getattr(spec.cls, "hindsight", None)
-    if isinstance(reason, str):
-        return reason
-    if not hasattr(spec.cls, "achieved_goal"):
-        return "the environment does not say what a state achieves (no achieved_goal)"
-    return None
-
-
 def _differs(steps: Sequence[Step], again: Replay, key: str) -> str | None:
     """Why the final state is not the one the tree recorded, or does not achieve the goal; None where all is well."""
     if [step.observation for step in again.steps] != [step.observation for step in steps]:
@@ -313,19 +284,3 @@ def _divergence(one: Sequence[Step], other: Sequence[Step]) -> int | None:
         if a.observation != b.observation:
             return None
     return None
-
-
-def _words(text: str) -> set[str]:
-    return {word for word in _WORD.findall(text.casefold()) if len(word) >= 3 or any(c.isdigit() for c in word)}
-
-
-def _leaf_words(value: Any) -> set[str]:
-    if isinstance(value, Mapping):
-        return set().union(*map(_leaf_words, value.values()))
-    if isinstance(value, list | tuple):
-        return set().union(*map(_leaf_words, value))
-    return _words(value) if isinstance(value, str) else set()
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()

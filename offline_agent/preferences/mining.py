@@ -16,7 +16,8 @@ from offline_agent.preferences.criticality import (
     pruned_trajectory,
 )
 from offline_agent.preferences.filters import RejectionFilter
-from offline_agent.preferences.hindsight import Hindsight, evaluation_tasks
+from offline_agent.preferences.goals import evaluation_tasks
+from offline_agent.preferences.hindsight import Hindsight
 from offline_agent.preferences.pairs import StepPairs, TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.replay import Replayer

@@ -1,0 +1,125 @@
+"""Whole branches of a tree: as trajectories, and a success against a failure as a pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from offline_agent.errors import ConfigError
+from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.statistics import certainty
+from offline_agent.records import PreferencePair, Trajectory
+
+if TYPE_CHECKING:
+    from offline_agent.search.tree import Edge, Node, SearchTree
+
+Mined = tuple[list[PreferencePair], list[Refusal]]
+
+
+class TrajectoryPairs:
+    """A verified success against a verified failure of the same task (algorithms.md section 4, rule 2).
+
+    The prompt is the history both share, up to the first canonical divergence. Of each pair of actions that diverge
+    the shortest success and the failure nearest to it in length are taken.
+
+    Args:
+        max_extra_steps: Most steps by which the success may be longer than the failure.
+        per_node: Most pairs that diverge at one node.
+        certain: Whether one verdict settles an end state; False where the verifier is noisy.
+    """
+
+    def __init__(self, max_extra_steps: int = 5, per_node: int = 2, certain: bool = True) -> None:
+        if max_extra_steps < 0 or per_node < 1:
+            raise ConfigError(
+                f"max_extra_steps must be at least 0 and per_node at least 1, got {max_extra_steps!r} and {per_node!r}"
+            )
+        self.max_extra_steps = max_extra_steps
+        self.per_node = per_node
+        self.certain = certain
+
+    def mine(self, tree: SearchTree) -> Mined:
+        """Return the trajectory pairs of a tree in the order of the nodes where they diverge."""
+        below = _ends_below(tree)
+        pairs: list[PreferencePair] = []
+        refusals: list[Refusal] = []
+        for node in tree.nodes:
+            found: list[PreferencePair] = []
+            for good in node.edges:
+                for bad in node.edges:
+                    successes, failures = below[0].get(good.id), below[1].get(bad.id)
+                    if good is bad or not successes or not failures:
+                        continue
+                    pair = self._pair(tree, node, good, bad, successes[0], failures)
+                    if isinstance(pair, Refusal):
+                        refusals.append(pair)
+                    else:
+                        found.append(pair)
+            found.sort(key=lambda p: (abs(len(p.chosen) - len(p.rejected)), p.chosen_edge, p.rejected_edge))
+            pairs += found[: self.per_node]
+        return pairs, refusals
+
+    def _pair(
+        self, tree: SearchTree, node: Node, good: Edge, bad: Edge, success: Node, failures: list[Node]
+    ) -> PreferencePair | Refusal:
+        failure = min(failures, key=lambda end: (abs(end.depth - success.depth), end.id))
+        extra = success.depth - failure.depth
+        if extra > self.max_extra_steps:
+            return Refusal(
+                "trajectory",
+                f"{tree.tree_id}/node {node.id}/edges {good.id}>{bad.id}",
+                f"the success is {extra} steps longer than the nearest failure; max_extra_steps={self.max_extra_steps}",
+            )
+        better, worse = success.verdict, failure.verdict
+        assert better is not None and worse is not None and better.score is not None and worse.score is not None
+        sure = certainty(better.score, worse.score, self.certain)
+        return PreferencePair(
+            "trajectory",
+            node.context,
+            tree.steps(success, after=node),
+            tree.steps(failure, after=node),
+            better.score,
+            worse.score,
+            1,
+            1,
+            sure,
+            better,
+            worse,
+            tree.tree_id,
+            node.id,
+            good.id,
+            bad.id,
+            reason=f"verified success against verified failure, apart from step {node.depth + 1} on",
+        )
+
+
+def trajectories(tree: SearchTree) -> Iterator[Trajectory]:
+    """Yield every finished branch of a tree that nothing discredits, in the order of the end nodes."""
+    for end in tree.terminals():
+        if end.quarantined is None:
+            yield trajectory(tree, end)
+
+
+def trajectory(tree: SearchTree, end: Node) -> Trajectory:
+    """Return the branch that ends at a node."""
+    return Trajectory(
+        end.context,
+        tree.steps(end),
+        end.verdict,
+        terminated=end.terminated,
+        truncated=end.truncated,
+        origin="rollout" if end.greedy else "search",
+        cut_by="max_steps" if end.truncated else None,
+    )
+
+
+def _ends_below(tree: SearchTree) -> tuple[dict[int, list[Node]], dict[int, list[Node]]]:
+    """Verified successes and verified failures below each edge, by edge id, shortest first."""
+    successes: dict[int, list[Node]] = {}
+    failures: dict[int, list[Node]] = {}
+    for end in sorted(tree.terminals(), key=lambda end: (end.depth, end.id)):
+        verdict = end.verdict
+        if end.truncated or not end.terminated or verdict is None or verdict.success is None or end.quarantined:
+            continue
+        for edge in tree.path(end):
+            (successes if verdict.success else failures).setdefault(edge.id, []).append(end)
+    return successes, failures
