@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["Hindsight", "Relabelled", "evaluation_tasks"]
 
 
+Leaks = Literal["thoughts", "turns"]
+
+
 @dataclass(frozen=True, slots=True)
 class Relabelled:
     """A success of a goal nobody had asked for.
@@ -58,7 +61,8 @@ class Hindsight:
         pairs_per_goal: Most pairs made of one relabelled success.
         max_extra_steps: Most steps by which the chosen side of a pair may be longer than the rejected one.
         max_rejected_tried: Most branches replayed under one new goal in search of rejected sides.
-        leaks: What must not name the old goal: the `thoughts`, or whole `turns` (arguments included).
+        leaks: What must not name the old goal: the `thoughts`, or whole `turns`: then no argument may hold a word of
+            the old goal that neither the new request nor a page before it shows. Nobody could have known that word.
 
     Raises:
         ConfigError: An unknown strategy or leak rule, or a number out of its range.
@@ -73,7 +77,7 @@ class Hindsight:
         pairs_per_goal: int = 2,
         max_extra_steps: int = 5,
         max_rejected_tried: int = 16,
-        leaks: Literal["thoughts", "turns"] = "thoughts",
+        leaks: Leaks = "turns",
     ) -> None:
         faults = [
             *([f"strategy must be final or future, got {strategy!r}"] if strategy not in ("final", "future") else []),
@@ -140,9 +144,11 @@ class Hindsight:
         reason = _differs(steps, again, key) or _unverified(fresh, len(actions), key)
         if reason is not None:
             return refuse(reason)
-        named = self._named(tree, steps, fresh, task)
-        if named:
-            return refuse(f"a {self.leaks[:-1]} names the old goal: {', '.join(sorted(named))}", words=sorted(named))
+        in_thoughts, in_arguments = _named(tree, fresh, task)
+        if in_thoughts:
+            return refuse(f"a thought names the old goal: {', '.join(sorted(in_thoughts))}")
+        if in_arguments and self.leaks == "turns":
+            return refuse(f"an argument names the old goal: {', '.join(sorted(in_arguments))}")
         steps = without_logps(fresh.steps)
         context = extend(fresh.context.lineage()[0], steps)
         relabelled = Trajectory(context, steps, fresh.verdict, fresh.terminated, False, "hindsight")
@@ -176,16 +182,6 @@ class Hindsight:
             if goal and edge.child is not None:
                 yield edge.child, goal
 
-    def _named(self, tree: SearchTree, steps: Sequence[Step], fresh: Replay, task: Task) -> set[str]:
-        """Words of the old goal, and not of the new one, that the policy wrote."""
-        old = words(tree.root.context.observation or "") | leaf_words(tree.task.args)
-        new = words(fresh.context.lineage()[0].observation or "") | leaf_words(task.args)
-        whole = self.leaks == "turns"
-        written: set[str] = set()
-        for step in steps:
-            written |= words(step.action.text if whole or step.action.call is None else step.action.thought)
-        return written & (old - new)
-
     def _pairs(self, tree: SearchTree, relabelled: Relabelled, replayer: Replayer) -> list[PreferencePair]:
         """Pair a relabelled success with branches of the same tree that fail the new goal."""
         pairs: list[PreferencePair] = []
@@ -202,7 +198,7 @@ class Hindsight:
                 continue
             if fresh.verdict.success is not False or not fresh.terminated or len(fresh.steps) < len(steps):
                 continue
-            if self._named(tree, fresh.steps, fresh, relabelled.task):
+            if _named(tree, fresh, relabelled.task)[0]:
                 continue
             pair = self._pair(tree, relabelled, success, end, fresh)
             if pair is not None:
@@ -284,3 +280,21 @@ def _divergence(one: Sequence[Step], other: Sequence[Step]) -> int | None:
         if a.observation != b.observation:
             return None
     return None
+
+
+def _named(tree: SearchTree, fresh: Replay, task: Task) -> tuple[set[str], set[str]]:
+    """Words of the old goal, and not of the new one: those in thoughts, and those in arguments that nothing showed."""
+    old = words(tree.root.context.observation or "") | leaf_words(tree.task.args)
+    first = fresh.context.lineage()[0].observation or ""
+    foreign = old - (words(first) | leaf_words(task.args))
+    in_thoughts: set[str] = set()
+    in_arguments: set[str] = set()
+    read: set[str] = set()
+    for step in fresh.steps:
+        action = step.action
+        in_thoughts |= words(action.text if action.call is None else action.thought) & foreign
+        if action.call is not None:
+            # What a page showed may be used in a call, whatever the goal was; a thought speaks of the goal.
+            in_arguments |= (leaf_words(action.call.arguments) & foreign) - read
+        read |= words(step.observation or "")
+    return in_thoughts, in_arguments

@@ -9,7 +9,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.preferences.hindsight import Hindsight, evaluation_tasks
 from offline_agent.preferences.pairs import trajectories
 from offline_agent.preferences.replay import Replayer
-from offline_agent.records import Action, Task
+from offline_agent.records import Action, Task, ToolCall
 from tests import preferences_kit as kit
 
 
@@ -65,22 +65,38 @@ def test_a_final_answer_is_all_thought() -> None:
     assert reasons(tree) == ["a thought names the old goal: buttonb"]
 
 
-def test_arguments_count_only_when_asked() -> None:
-    class Loud(kit.Vault):
-        def look(self, at: str = "") -> str:
-            """Look around.
+class Loud(kit.Vault):
+    """A vault that answers a question by repeating it."""
 
-            Args:
-                at: What to look at.
-            """
-            return f"{len(self._pressed)} down"
+    def ask(self, about: str) -> str:
+        """Ask.
 
+        Args:
+            about: What about.
+        """
+        return f"{about}?" if about != "all" else "buttona buttonb buttonc"
+
+
+def ask(about: str) -> Action:
+    return Action(f"ask {about}", "", ToolCall("ask", {"about": about}))
+
+
+def test_arguments_may_name_only_what_was_read() -> None:
     spec = EnvSpec(Loud)
-    call = kit.act("look").call
-    looking = Action('look{"at": "buttonb"}', "", type(call)("look", {"at": "buttonb"}))  # type: ignore[misc, arg-type]
-    tree = kit.grow([[*kit.acts("C A"), looking, kit.act("leave")]], spec)
+    tree = kit.grow([[*kit.acts("C A"), ask("buttonb"), kit.act("leave")]], spec)
+    assert reasons(tree, spec) == ["an argument names the old goal: buttonb"]
+    assert len(mine(tree, spec, leaks="thoughts")[0]) == 1
+    tree = kit.grow([[ask("all"), ask("buttonb"), *kit.acts("C A leave")]], spec)
     assert len(mine(tree, spec)[0]) == 1
-    assert reasons(tree, spec, leaks="turns") == ["a turn names the old goal: buttonb"]
+    tree = kit.grow([[ask("buttonc"), *kit.acts("C A leave")]], spec)
+    assert len(mine(tree, spec)[0]) == 1  # it is in the new goal
+
+
+def test_the_rejected_side_may_ask_for_the_wrong_thing() -> None:
+    spec = EnvSpec(Loud)
+    tree = kit.grow(["C A leave", [ask("buttonb"), *kit.acts("A B leave")]], spec)
+    (pair,) = mine(tree, spec)[1]
+    assert pair.rejected[0].action.text == "ask buttonb"
 
 
 def test_not_a_goal_that_held_at_reset() -> None:
