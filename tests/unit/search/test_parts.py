@@ -1,0 +1,198 @@
+"""Selection rules, the Gumbel root, the policy as critic, counterfactual rollouts, the worker pool."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import pytest
+
+from offline_agent.envs.base import EnvSpec
+from offline_agent.errors import EnvironmentFault, JudgeError, PolicyError
+from offline_agent.policies.base import InlineEngine, Proposals, Usage
+from offline_agent.records import Action, Context, Task, ToolCall
+from offline_agent.search.critic import PolicyCritic
+from offline_agent.search.pool import EnvPool
+from offline_agent.search.rollouts import Rollouts
+from offline_agent.search.selection import GumbelRoot, mixed_value, puct, refresh_priors, uct
+from offline_agent.search.settings import SearchSettings
+from offline_agent.search.tree import SearchTree
+from tests.search_kit import Guess, Paths, search, tasks
+
+
+def tree_with(values: list[tuple[int, float]], logps: list[float] | None = None) -> SearchTree:
+    """Return a root with one edge per (visits, mean value)."""
+    tree = SearchTree(Context(Task("t", "train", {}), "", (), "start"))
+    for i, (visits, value) in enumerate(values):
+        logp = None if logps is None else (logps[i],)
+        edge, new = tree.add_proposal(tree.root, Action(str(i), logps=logp), str(i))
+        assert new
+        edge.visits, edge.value_sum = visits, visits * value
+        tree.root.visits += visits
+        tree.root.value_sum += visits * value
+        if visits:
+            tree.low, tree.high = min(tree.low, value), max(tree.high, value)
+    refresh_priors(tree.root)
+    return tree
+
+
+def test_priors_are_count_plus_softmax_over_k_plus_one() -> None:
+    tree = tree_with([(0, 0), (0, 0)], [-1.0, -2.0])
+    tree.add_proposal(tree.root, Action("0", logps=(-1.5,)), "0")
+    refresh_priors(tree.root)
+    softmax = 1 / (1 + math.exp(-1.0))
+    assert math.isclose(tree.edges[0].prior, (2 + softmax) / 4)
+    assert math.isclose(tree.edges[1].prior, (1 + 1 - softmax) / 4)
+
+
+def test_puct_by_hand() -> None:
+    tree = tree_with([(4, 0.8), (2, 0.2), (0, 0.0)])
+    low, high, c = 0.2, 0.8, 1.25
+    prior = 1 / 3
+    scores = [
+        1.0 + c * prior * math.sqrt(6) / 5,
+        0.0 + c * prior * math.sqrt(6) / 3,
+        ((4 * 0.8 + 2 * 0.2) / 6 - low) / (high - low) - 0.2 * math.sqrt(2 / 3) + c * prior * math.sqrt(6) / 1,
+    ]
+    assert puct(c, 0.2)(tree, tree.root) is tree.edges[max(range(3), key=scores.__getitem__)]
+    tree.edges[2].closed = True
+    assert puct(c, 0.2)(tree, tree.root) is tree.edges[0]
+    tree.edges[0].pending = 50  # others are there already: the exploration term gives way, the value does not
+    assert puct(6.0, 0.2)(tree, tree.root) is tree.edges[1]
+    for edge in tree.edges:
+        edge.closed = True
+    assert puct()(tree, tree.root) is None and uct()(tree, tree.root) is None
+
+
+def test_uct_is_agentqs() -> None:
+    tree = tree_with([(4, 0.5), (1, 0.4)])
+    scores = [0.5 + math.sqrt(math.log(5) / 5), 0.4 + math.sqrt(math.log(5) / 2)]
+    assert uct(1.0)(tree, tree.root) is tree.edges[max(range(2), key=scores.__getitem__)]
+
+
+def test_mixed_values() -> None:
+    (edge,) = tree_with([(6, 0.5)]).edges
+    assert mixed_value(edge, None) == 0.5
+    edge.critic = 1.0
+    assert mixed_value(edge, None) == pytest.approx(6 / 8 * 0.5 + 2 / 8 * 1.0)
+    assert mixed_value(edge, 0.25) == pytest.approx(0.25 * 0.5 + 0.75)
+    edge.visits = 0
+    assert mixed_value(edge, None) == 1.0
+
+
+def test_gumbel_root_visits_candidates_evenly_and_halves() -> None:
+    settings = SearchSettings(simulations=64, gumbel_root=True, gumbel_m=4, leaves_in_flight=1)
+    run = search(EnvSpec(Paths), Guess(skill=0.2, doors=9), settings, tasks(EnvSpec(Paths), 6))
+    plain = search(EnvSpec(Paths), Guess(skill=0.2, doors=9), SearchSettings(simulations=64), tasks(EnvSpec(Paths), 6))
+
+    def siblings(run: Any) -> int:
+        return sum(sum(e.visits >= 3 for e in s.tree.root.edges) >= 3 for s in run.searches.values())
+
+    assert siblings(run) >= siblings(plain)
+    root = GumbelRoot(2, 20, seed=1)
+    tree = tree_with([(1, 0.1), (1, 0.9), (1, 0.5)])
+    chosen: list[int] = []
+    for _ in range(24):
+        edge = root.select(tree, tree.root)
+        assert edge is not None
+        chosen.append(edge.id)
+        edge.visits += 1
+        edge.value_sum += (0.1, 0.9, 0.5)[edge.id]
+    assert len(set(chosen)) == 2 and len(set(chosen[-4:])) == 1
+    better = max(set(chosen), key=lambda i: (0.1, 0.9, 0.5)[i])
+    assert chosen[-1] == better
+
+
+class Says(Guess):
+    """Answers every request with the same text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.prompts: list[str] = []
+
+    def propose(self, requests: Any) -> list[Any]:
+        """Answer."""
+        self.prompts += [str(r.context.observation) for r in requests]
+        if self.text == "!":
+            return [PolicyError("gone") for _ in requests]
+        return [Proposals((Action(self.text),), Usage(7, 0, 0)) for _ in requests]
+
+
+def ranked(text: str, seed: int = 3) -> tuple[list[float | None], PolicyCritic, Says]:
+    policy = Says(text)
+    critic = PolicyCritic(InlineEngine(policy))
+    context = Context(Task("t", "train", {}), "", (), "where to?")
+    actions = [Action(f"go {way}", call=ToolCall("go", {"way": way})) for way in ("a", "b", "c")]
+    return critic(context, actions, seed), critic, policy
+
+
+def test_the_critic_reads_a_ranking_in_a_shuffled_order() -> None:
+    scores, critic, policy = ranked("2, 1, 3")
+    assert sorted(s for s in scores if s is not None) == [0.0, 0.5, 1.0]
+    shown = [line[3:] for line in policy.prompts[0].splitlines() if line[:2] in ("1.", "2.", "3.")]
+    assert scores[["go a", "go b", "go c"].index(shown[1])] == 1.0
+    assert len({tuple(ranked("2, 1, 3", seed)[0]) for seed in range(12)}) > 2
+    assert critic.asked == 1 and critic.generated == 7
+
+
+@pytest.mark.parametrize("text", ["", "the second", "1, 2", "1, 2, 3, 4", "0 1 2", "9" * 5000])
+def test_an_unreadable_ranking_scores_nothing(text: str) -> None:
+    scores, critic, _ = ranked(text)
+    assert scores == [None, None, None] and critic.unreadable == 1
+
+
+def test_a_failing_critic_says_so() -> None:
+    with pytest.raises(JudgeError, match="gone"):
+        ranked("!")
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.001])
+def test_rollouts_from_a_history_depend_on_their_seed_alone(jitter: float) -> None:
+    spec = EnvSpec(Paths)
+    (task,) = tasks(spec, 1)
+    policy = Guess(skill=0.5, jitter=jitter)
+    engine = policy.engine()
+    first = Action("door", call=ToolCall("door", {"number": int(task.args["code"][0])}))
+    verdicts = Rollouts(spec, engine, 1, 10)(task, [first], 16)
+    engine.close()
+    again = Rollouts(spec, InlineEngine(Guess(skill=0.5)), 1, 10)(task, [first], 16)
+    assert [v.score for v in verdicts] == [v.score for v in again]
+    assert all(v.score is not None and v.score >= 1 / 3 for v in verdicts)
+    assert len({v.score for v in verdicts}) > 1
+    cut = Rollouts(spec, InlineEngine(policy), 1, 2)(task, [first], 2)
+    assert [v.score for v in cut] == [0.0, 0.0] and cut[0].evidence == {"truncated": True}
+
+
+def test_rollouts_past_the_end_are_a_fault() -> None:
+    spec = EnvSpec(Paths)
+    (task,) = tasks(spec, 1)
+    doors = [Action("door", call=ToolCall("door", {"number": 1}))] * 4
+    with pytest.raises(EnvironmentFault, match="ended before"):
+        Rollouts(spec, InlineEngine(Guess()), 1, 9)(task, doors, 1)
+
+
+def test_rollouts_that_fail_are_not_scored() -> None:
+    spec = EnvSpec(Paths)
+    (task,) = tasks(spec, 1)
+    verdicts = Rollouts(spec, InlineEngine(Says("!")), 1, 9)(task, [], 2)
+    assert [v.score for v in verdicts] == [None, None] and "gone" in (verdicts[0].error or "")
+
+
+def test_the_pool_answers_hung_jobs_and_throws_their_results_away() -> None:
+    pool, gate, got = EnvPool(1, 0.05), threading.Event(), []
+    done = threading.Event()
+    pool.submit(lambda: gate.wait(5) and "late", got.append)
+    pool.submit(lambda: "quick", lambda result: (got.append(result), done.set()))
+    while pool.hung == 0:
+        done.wait(0.01)
+        pool.reap()
+    assert done.wait(5)
+    gate.set()
+    pool.submit(lambda: 1 / 0, got.append)
+    while len(got) < 3:
+        done.wait(0.01)
+    pool.close()
+    assert isinstance(got[0], EnvironmentFault) and got[1] == "quick"
+    assert isinstance(got[2], EnvironmentFault) and isinstance(got[2].__cause__, ZeroDivisionError)
