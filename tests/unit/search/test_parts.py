@@ -194,5 +194,6 @@ def test_the_pool_answers_hung_jobs_and_throws_their_results_away() -> None:
     while len(got) < 3:
         done.wait(0.01)
     pool.close()
-    assert isinstance(got[0], EnvironmentFault) and got[1] == "quick"
-    assert isinstance(got[2], EnvironmentFault) and isinstance(got[2].__cause__, ZeroDivisionError)
+    faults = [result for result in got if isinstance(result, EnvironmentFault)]
+    assert "quick" in got and len(faults) == 2 and "late" not in got
+    assert {type(fault.__cause__) for fault in faults} == {type(None), ZeroDivisionError}
