@@ -26,10 +26,17 @@ def mix(seed: int, index: int) -> int:
 
 
 def child_seed(seed: int, key: str) -> int:
-    """Return the seed of what follows `key` under `seed`; quicker than `derive_seed`, for seeds made by the million."""
-    return mix(seed, crc32(key.encode("utf-8", "surrogatepass")))
+    """Return the seed in [0, 2**63) of what follows `key` under `seed`; for seeds made by the million.
+
+    A multiplication and a shift, each a bijection: two keys of one parent share a seed only if their CRCs agree.
+    """
+    z = ((seed ^ crc32(key.encode("utf-8", "surrogatepass"))) * 0xBF58476D1CE4E5B9) & 0x7FFFFFFFFFFFFFFF
+    return z ^ (z >> 32)
 
 
 def draw_seeds(seed: int, start: int, count: int) -> tuple[int, ...]:
-    """Return the seeds of draws `start` to `start + count` under `seed`, each in [0, 2**63), all different."""
-    return tuple([(seed + (start + i) * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF for i in range(count)])
+    """Return the seeds of draws `start` to `start + count` under `seed`, each in [0, 2**63), all different.
+
+    Draw 0 has `seed` itself.
+    """
+    return tuple([(seed + i * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF for i in range(start, start + count)])

@@ -11,8 +11,8 @@ from typing import Any
 from offline_agent.records import Context
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
-from offline_agent.search.simulation import Link, Ticket
-from offline_agent.search.tree import Edge, Node, SearchTree
+from offline_agent.search.simulation import Link, Others, Ticket
+from offline_agent.search.tree import Edge, Node, SearchTree, mean_logp
 
 
 class Committer:
@@ -26,6 +26,10 @@ class Committer:
     def __init__(self, settings: SearchSettings, segment: Callable[[Context], Sequence[int]] | None) -> None:
         self._settings = settings
         self._segment = segment
+        self._deterministic = settings.deterministic_verifier
+        self._independent = settings.algorithm == "best_of_n"
+        self._gamma = settings.gamma
+        self._rollouts = settings.simulations if self._independent else settings.proposals
 
     def commit(self, tree: SearchTree, ticket: Ticket) -> None:
         """Let a simulation that has run to its end change the tree."""
@@ -40,12 +44,9 @@ class Committer:
             ticket.group.active -= 1
         if ticket.draw:
             self._commit_proposals(tree, ticket)
-        last, edges = self._commit_chain(tree, ticket)
-        if ticket.mismatch is not None:
-            self._quarantine_from(tree, ticket, edges)
-        if ticket.value is not None:
-            self._back_up(tree, ticket, edges)
-        self._note_first(tree, ticket)
+        last = self._commit_chain(tree, ticket)
+        if ticket.index < self._rollouts:
+            self._note_first(tree, ticket)
         self._close_from(last)
 
     def _commit_proposals(self, tree: SearchTree, ticket: Ticket) -> None:
@@ -73,54 +74,67 @@ class Committer:
             known = 0 if before is None or before.token_ids is None else len(before.token_ids)
             tree.counters["prefilled"] += len(self._segment(node.context)) - known
 
-    def _commit_chain(self, tree: SearchTree, ticket: Ticket) -> tuple[Node, list[Edge]]:
-        """Let the simulation's nodes join the tree; return the last node reached and the edges from the root to it."""
-        node, edges, deterministic = ticket.node, list(ticket.path), self._settings.deterministic_verifier
-        group, counting = ticket.group, self._segment is not None
-        independent = self._settings.algorithm == "best_of_n"
-        for position, link in enumerate(ticket.chain):
+    def _commit_chain(self, tree: SearchTree, ticket: Ticket) -> Node:
+        """Let the simulation's nodes join the tree and its value go up; return the last node reached."""
+        node, edges, chain = ticket.node, ticket.path, ticket.chain
+        for position, link in enumerate(chain):
             edge = tree.find(node, link.key)
             if link.sample >= 0 and not (position == 0 and ticket.draw):
-                if counting or link.action.token_ids is not None:
-                    self._count(tree, node, link.action)
-                key = link.key
-                if independent and edge is not None and not _same(edge.actions[0], link.action):
-                    key = f"{link.key}#{link.sample}.{ticket.index}"  # independent rollouts never share another's turn
-                edge, _ = tree.add_proposal(node, link.action, key)
-                for other, other_key in link.others:
-                    self._count(tree, node, other)
-                    extra, _ = tree.add_proposal(node, other, other_key)
-                    if other.fault == "no_end":
-                        extra.closed, extra.fault = True, other.fault
-                if len(node.edges) == 1:
-                    edge.prior = 1.0
-                else:
-                    refresh_priors(node)
+                edge = self._commit_link(tree, ticket, node, link)
             assert edge is not None  # proposed just now, or known at issue
-            edges.append(edge)
+            if edge.child is None and ticket.value is not None:
+                last, value = self._graft(tree, ticket, edge, chain[position:] if position else chain)
+                self._back_up(tree, ticket, edges, value, node)
+                return last
+            edges = [*edges, edge]
             if link.outcome is None:
-                edge.closed = True
-                if ticket.cut == "tokens":
-                    edge.fault = link.action.fault
-                elif ticket.mismatch is None and edge.quarantined is None:
-                    edge.quarantined = link.reason or "unknown fault"
-                return node, edges
+                self._commit_fault(ticket, edge, link)
+                break
             if edge.child is None:
-                self._add_child(tree, edge, link, ticket.greedy).group = group
-                if link.outcome.terminated and (deterministic or ticket.cut == "unscored"):
+                self._add_child(tree, edge, link, ticket.greedy).group = ticket.group
+                if link.outcome.terminated and (self._deterministic or ticket.cut == "unscored"):
                     edge.closed = True
-                if ticket.cut == "unscored" and link.outcome.terminated:
+                if link.outcome.terminated and ticket.cut == "unscored":
                     edge.quarantined = f"verifier: {ticket.error}"
             elif link.context is not edge.child.context and not _same_history(link.context, edge.child.context):
-                tree.counters["dropped"] += len(ticket.chain) - position - 1
-                return edge.child, edges
+                tree.counters["dropped"] += len(chain) - position - 1
+                node = edge.child
+                break
             node = edge.child  # type: ignore[assignment]  # set just above
             edge.group = None
-        if ticket.cut == "max_steps" and node is not ticket.node:
-            node.truncated = True
-            assert node.edge is not None  # not the root
-            node.edge.closed = True
-        return node, edges
+        else:
+            if ticket.cut == "max_steps" and chain:
+                self._truncate(node)
+        if ticket.mismatch is not None:
+            self._quarantine_from(tree, ticket, edges)
+        if ticket.value is not None:
+            self._back_up(tree, ticket, edges, ticket.value, node)
+        return node
+    def _commit_link(self, tree: SearchTree, ticket: Ticket, node: Node, link: Link) -> Edge:
+        """Merge the proposals behind one link into the tree."""
+        edge = tree.find(node, link.key)
+        key = link.key
+        if self._independent and edge is not None and not _same(edge.actions[0], link.action):
+            key = f"{link.key}#{link.sample}.{ticket.index}"  # independent rollouts never share another's turn
+        self._count(tree, node, link.action)
+        edge, _ = tree.add_proposal(node, link.action, key)
+        self._commit_others(tree, node, link.others)
+        refresh_priors(node)
+        return edge
+
+    def _commit_others(self, tree: SearchTree, node: Node, others: Others) -> None:
+        for action, key in others:
+            self._count(tree, node, action)
+            edge, _ = tree.add_proposal(node, action, key)
+            if action.fault == "no_end":
+                edge.closed, edge.fault = True, action.fault
+
+    def _commit_fault(self, ticket: Ticket, edge: Edge, link: Link) -> None:
+        edge.closed = True
+        if ticket.cut == "tokens":
+            edge.fault = link.action.fault
+        elif ticket.mismatch is None and edge.quarantined is None:
+            edge.quarantined = link.reason or "unknown fault"
 
     def _add_child(self, tree: SearchTree, edge: Edge, link: Link, greedy: bool) -> Node:
         outcome, context = link.outcome, link.context
@@ -134,28 +148,92 @@ class Committer:
         node.greedy = greedy and edge.parent.greedy
         return node
 
-    def _back_up(self, tree: SearchTree, ticket: Ticket, edges: list[Edge]) -> None:
-        value, gamma, verdict = ticket.value, self._settings.gamma, ticket.verdict
+    def _graft(self, tree: SearchTree, ticket: Ticket, edge: Edge, links: Sequence[Link]) -> tuple[Node, float]:
+        """Add what only this simulation knows, from the unexecuted `edge` on, with the value of its one visit.
+
+        Nothing is looked up or merged here, which matters: nearly all nodes of a tree come this way.
+
+        Returns:
+            The last node, and the value that goes up to the parent of `edge`.
+        """
+        node, value, verdict, gamma = edge.parent, ticket.value, ticket.verdict, self._gamma
         assert value is not None  # the caller looked
+        truncated = ticket.cut == "max_steps"
+        score = 0.0 if verdict is None or verdict.score is None else verdict.score
+        success = 1 if verdict is not None and verdict.success else 0
+        group = ticket.group if ticket.group is not None and ticket.group.active else None
+        greedy, counting = ticket.greedy and node.greedy, self._segment is not None
+        nodes, edges, first = tree.nodes, tree.edges, True
+        for _, key, action, outcome, context, seed, _, others in links:
+            assert outcome is not None and context is not None  # there is a value: nothing went wrong
+            if first:
+                first, edge.group = False, None
+            else:
+                if counting or action.token_ids is not None:
+                    self._count(tree, node, action)
+                edge = Edge(len(edges), node, key, action, mean_logp(action))
+                edge.prior = 1.0
+                edges.append(edge)
+                node.edges.append(edge)
+                node.samples = 1
+                if others:
+                    self._commit_others(tree, node, others)
+                    refresh_priors(node)
+            _, _, over, edge.fault, judged, fingerprint, goal, state = outcome
+            node = Node(len(nodes), edge, context, over, judged, fingerprint, goal, state, seed, greedy)
+            nodes.append(node)
+            node.group = group
+            edge.child = node
+            node.visits = edge.visits = 1
+            node.value_sum = edge.value_sum = value
+            if truncated:
+                edge.truncated = 1
+            else:
+                edge.verified, edge.score_sum, edge.successes = 1, score, success
+        tree.counters["tool_calls"] += len(links)
+        if truncated:
+            self._truncate(node)
+        elif self._deterministic:
+            edge.closed = True
+        if gamma == 1.0:
+            tree.see(value)
+            return node, value
+        return node, self._discount(tree, edge, value, len(links))
+
+    def _discount(self, tree: SearchTree, edge: Edge, value: float, length: int) -> float:
+        """Discount the values of the `length` newest edges up from `edge`; return what goes up to their parent."""
+        for _ in range(length):
+            edge.value_sum = edge.child.value_sum = value  # type: ignore[union-attr]  # they were just executed
+            tree.see(value)
+            value *= self._gamma
+            edge = edge.parent.edge  # type: ignore[assignment]  # None after the last round at most
+        return value
+
+    def _truncate(self, node: Node) -> None:
+        node.truncated = True
+        assert node.edge is not None  # not the root
+        node.edge.closed = True
+
+    def _back_up(self, tree: SearchTree, ticket: Ticket, edges: Sequence[Edge], value: float, last: Node) -> None:
+        """Back `value` up from `last`, the node at the end of `edges`, to the root."""
+        gamma, verdict = self._gamma, ticket.verdict
         tree.simulations += 1
         truncated = ticket.cut == "max_steps"
         score = verdict.score if verdict is not None and verdict.score is not None else 0.0
         success = 1 if verdict is not None and verdict.success else 0
-        last = edges[-1].child if edges else tree.root
-        if last is not None:
-            last.visits += 1
-            last.value_sum += value
+        last.visits += 1
+        last.value_sum += value
         low, high = tree.low, tree.high
         for edge in reversed(edges):
-            edge.visits += 1
-            edge.value_sum += value
+            edge.visits = visits = edge.visits + 1
+            edge.value_sum = total = edge.value_sum + value
             if truncated:
                 edge.truncated += 1
             else:
                 edge.verified += 1
                 edge.score_sum += score
                 edge.successes += success
-            mean = edge.value_sum / edge.visits
+            mean = total / visits
             if mean < low:
                 low = mean
             if mean > high:
@@ -176,9 +254,6 @@ class Committer:
         self._close_from(edge.parent)
 
     def _note_first(self, tree: SearchTree, ticket: Ticket) -> None:
-        rollouts = self._settings.simulations if self._settings.algorithm == "best_of_n" else self._settings.proposals
-        if ticket.index >= rollouts:
-            return
         verdict = ticket.verdict
         tree.first_rollouts.append(
             {
@@ -193,23 +268,24 @@ class Committer:
     def _close_from(self, node: Node) -> None:
         """Close what has nothing left to learn, from `node` towards the root."""
         settings = self._settings
-        if settings.algorithm == "best_of_n":
+        if self._independent:
             return
         while True:
             over = node.terminated or node.truncated
             if not over:
-                if node.asking or node.pending or not all(edge.closed for edge in node.edges):
+                if node.asking or node.pending:
                     return
                 if len(node.edges) < settings.max_children and node.duplicates < settings.saturation:
                     return
+                for edge in node.edges:
+                    if not edge.closed:
+                        return
             node.closed = True
-            edge = node.edge
-            if edge is None:
+            incoming = node.edge
+            if incoming is None or (over and not incoming.closed):
                 return
-            if over and not edge.closed:
-                return
-            edge.closed = True
-            node = edge.parent
+            incoming.closed = True
+            node = incoming.parent
 
 
 def _same(one: Any, other: Any) -> bool:

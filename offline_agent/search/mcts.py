@@ -7,7 +7,7 @@ seed, its settings, the policy and the environment, however many workers there a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import DataError
@@ -17,7 +17,8 @@ from offline_agent.search.commit import Committer
 from offline_agent.search.restore import Opening, Outcome, World
 from offline_agent.search.selection import GumbelRoot, puct, uct
 from offline_agent.search.settings import SearchSettings
-from offline_agent.search.simulation import EMPTY, Direct, Group, Rules, Shadow, Ticket, simulate
+from offline_agent.search.simulation import EMPTY, Group, Request, Rules, Shadow, Ticket, simulate
+from offline_agent.search.solo import Direct, is_alone, play
 from offline_agent.search.tree import Edge, Node, SearchTree
 from offline_agent.seeding import child_seed, derive_seed
 
@@ -71,7 +72,7 @@ class TreeSearch:
             if settings.selection == "puct"
             else uct(settings.c_uct, settings.critic_alpha)
         )
-        self.direct = Direct()
+        self.direct: Direct | None = None
         self._gumbel: GumbelRoot | None = None
         self._opening: Opening | None = None
         self._root_group: Group | None = None
@@ -90,7 +91,7 @@ class TreeSearch:
         root = self.tree.root
         root.state, root.seed = opening.state, self._seed
         root.greedy = True
-        root.group = self._root_group = self._new_root_group(root)
+        root.group = self._root_group = self._new_root_group(root, self._seed, self.settings.proposals)
 
     def abandon(self, reason: str) -> None:
         """Record that the world could not be opened; the tree stays empty and quarantined."""
@@ -151,7 +152,6 @@ class TreeSearch:
                     tree.stopped = "closed"
                 break
             ticket.search = self
-            ticket.run = simulate(ticket, self._opening, self._rules, self.direct)
             self._issued += 1
             self._flight.append(ticket)
             out.append(ticket)
@@ -187,8 +187,7 @@ class TreeSearch:
         settings, index = self.settings, self._issued
         if settings.algorithm == "best_of_n":
             ticket = Ticket(index, [], tree.root)
-            ticket.group, ticket.rank = self._new_root_group(tree.root), 0
-            ticket.group.shadow.seed = derive_seed(self._seed, "rollout", index)
+            ticket.group = self._new_root_group(tree.root, derive_seed(self._seed, "rollout", index), 1)
             ticket.greedy = index == 0 and settings.greedy_first
             return self._mark(ticket)
         if index < settings.proposals:
@@ -217,7 +216,7 @@ class TreeSearch:
                 ticket = Ticket(index, path[:-1], node)
                 ticket.edge = edge
                 if edge.group is None:
-                    edge.group = Group(Shadow(child_seed(node.seed, edge.key)))
+                    edge.group = Group(child_seed(node.seed, edge.key))
                 ticket.group, ticket.rank = edge.group, edge.group.size
                 edge.group.size += 1
                 edge.group.active += 1
@@ -260,12 +259,29 @@ class TreeSearch:
         ticket.node.pending += 1
         return ticket
 
-    def _new_root_group(self, root: Node) -> Group:
+    def _new_root_group(self, root: Node, seed: int, size: int) -> Group:
         assert self._opening is not None  # set by open
-        shadow = Shadow(self._seed)
+        group = Group(seed, size)
+        shadow = group.share()
         shadow.context = root.context
         shadow.value = Outcome(root.context.observation, "user", False, state=self._opening.state)
-        return Group(shadow, 1 if self.settings.algorithm == "best_of_n" else self.settings.proposals)
+        return group
+
+    # -- run -----------------------------------------------------------------------------------------------------
+
+    def play(self, ticket: Ticket) -> bool:
+        """Run a simulation to its end at once, where nothing has to be waited for; return whether that was so."""
+        direct, opening = self.direct, self._opening
+        if direct is None or self._rules.critic or not is_alone(ticket):
+            return False
+        assert opening is not None  # a ticket was issued
+        play(ticket, opening, self._rules, direct)
+        return True
+
+    def start(self, ticket: Ticket) -> Generator[Request, Any, None]:
+        """Return a simulation as a coroutine; see `simulation.simulate`."""
+        assert self._opening is not None  # a ticket was issued
+        return simulate(ticket, self._opening, self._rules)
 
     # -- commit --------------------------------------------------------------------------------------------------
 
@@ -293,7 +309,7 @@ class TreeSearch:
         """Give simulations that share this one's leaf what it executed; needed after a replay from the log."""
         if ticket.group is None or ticket.draw:
             return
-        shadow, rank = ticket.group.shadow, ticket.rank
+        shadow, rank = ticket.group.share(), ticket.rank
         for position, link in enumerate(ticket.chain):
             ahead = 0
             if position or ticket.edge is None:

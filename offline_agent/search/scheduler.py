@@ -19,7 +19,8 @@ from offline_agent.records import Action, Context
 from offline_agent.search.mcts import TreeSearch
 from offline_agent.search.pool import EnvPool, attempt
 from offline_agent.search.restore import Opening
-from offline_agent.search.simulation import ASK, EMPTY, EXECUTE, WAIT, WAKE, Direct, Ticket
+from offline_agent.search.simulation import ASK, EMPTY, EXECUTE, WAIT, WAKE, Ticket
+from offline_agent.search.solo import Direct
 
 __all__ = ["Critic", "EnvPool", "RunCounts", "Scheduler"]
 
@@ -169,7 +170,7 @@ class Scheduler:
             search.abandon(str(value))
         else:
             if self._inline is not None and not self._pool.workers:
-                search.direct = Direct(self._ask_inline, partial(attempt, search.world.execute))
+                search.direct = Direct(self._ask_inline, search.world.execute)
             search.open(value)
             search.replay(records)
             search.issue()
@@ -183,9 +184,13 @@ class Scheduler:
 
     def _advance(self, ticket: Ticket, value: Any, over: list[TreeSearch]) -> None:
         """Drive a simulation until it has to wait for somebody."""
-        run, world = ticket.run, ticket.search.world
-        assert run is not None  # issued
-        send, inline = run.send, self._inline
+        run, search = ticket.run, ticket.search
+        if run is None:
+            if search.play(ticket):
+                self._finish(ticket, over)
+                return
+            run = ticket.run = search.start(ticket)
+        send, inline, world = run.send, self._inline, search.world
         while True:
             try:
                 request = send(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from math import sqrt
 
 from offline_agent.search.tree import Edge, Node, SearchTree
 
@@ -21,7 +22,7 @@ def refresh_priors(node: Node) -> None:
     if len(edges) == 1:
         edges[0].prior = 1.0
         return
-    total = sum(edge.count for edge in edges) + 1
+    total = sum([edge.count for edge in edges]) + 1
     logps = [edge.logp for edge in edges]
     known = [logp for logp in logps if logp is not None]
     if len(known) == len(edges):
@@ -59,32 +60,34 @@ def puct(c: float = 1.25, fpu_reduction: float = 0.2, critic_alpha: float | None
     """
 
     def select(tree: SearchTree, node: Node) -> Edge | None:
-        low, high = tree.low, tree.high
-        span = high - low
+        # Every value is scaled and none is shifted by the minimum: that would move all scores alike.
+        span = tree.high - tree.low
         scale = 1.0 / span if span > 1e-9 else 0.0
-        explore = c * math.sqrt(node.visits + node.pending)
-        fpu = -1.0
+        explore = c * sqrt(node.visits + node.pending)
+        seen, untried = 0.0, False
         best: Edge | None = None
         best_score = -1e30
         for edge in node.edges:
+            visits = edge.visits
+            if visits:
+                seen += edge.prior
+            elif edge.critic is None:
+                untried = True
+                continue
             if edge.closed:
                 continue
-            visits = edge.visits
-            if edge.critic is not None:
-                value = mixed_value(edge, critic_alpha)
-                assert value is not None  # the critic has spoken
-                score = (value - low) * scale if scale else 0.5
-            elif visits:
-                score = (edge.value_sum / visits - low) * scale if scale else 0.5
-            else:
-                if fpu == -1.0:
-                    seen = sum([e.prior for e in node.edges if e.visits])
-                    mean = node.value_sum / node.visits if node.visits else low
-                    fpu = ((mean - low) * scale if scale else 0.5) - fpu_reduction * math.sqrt(seen)
-                score = fpu
-            score += edge.prior * explore / (1 + visits + edge.pending)
+            value = edge.value_sum / visits if edge.critic is None else mixed_value(edge, critic_alpha)
+            score = value * scale + edge.prior * explore / (1 + visits + edge.pending)  # type: ignore[operator]
             if score > best_score:
                 best, best_score = edge, score
+        if untried:
+            mean = node.value_sum / node.visits if node.visits else tree.low
+            fpu = (mean * scale if scale else 0.0) - fpu_reduction * sqrt(seen)
+            for edge in node.edges:
+                if not (edge.visits or edge.closed) and edge.critic is None:
+                    score = fpu + edge.prior * explore / (1 + edge.pending)
+                    if score > best_score:
+                        best, best_score = edge, score
         return best
 
     return select

@@ -7,18 +7,21 @@ wait for one another in the order in which they were issued, so nothing depends 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from offline_agent.errors import EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.records import Action, Context, Step, Trajectory, Verdict
 from offline_agent.search.restore import Opening, Outcome, ReplayMismatch
-from offline_agent.search.tree import Edge, Node
+from offline_agent.search.tree import Edge, Node, mean_logp
 from offline_agent.seeding import child_seed, draw_seeds, mix
 
 EMPTY: Any = object()
+NO_DRAW = range(0)
+NO_SCORES: Mapping[str, float] = MappingProxyType({})
 RETRIES = 3  # an outage of the policy must be told from a request it can never answer
 
 
@@ -63,14 +66,28 @@ class Shadow(Slot):
 
 
 class Group:
-    """The simulations that share one leaf: how many ever joined, and how many of them are not yet committed."""
+    """The simulations that share one leaf.
 
-    __slots__ = ("shadow", "size", "active")
+    Attributes:
+        seed: As `Node.seed`, of the history they begin with.
+        size: How many ever joined.
+        active: How many of them are not yet committed.
+    """
 
-    def __init__(self, shadow: Shadow, size: int = 0) -> None:
-        self.shadow = shadow
+    __slots__ = ("seed", "size", "active", "_shadow")
+
+    def __init__(self, seed: int, size: int = 0) -> None:
+        self.seed = seed
         self.size = size
         self.active = size
+        self._shadow: Shadow | None = None
+
+    def share(self) -> Shadow:
+        """Return the history they begin with, made when it is first asked for: many simulations are alone."""
+        shadow = self._shadow
+        if shadow is None:
+            shadow = self._shadow = Shadow(self.seed)
+        return shadow
 
 
 # What a simulation yields, as plain tuples (a named tuple costs as much to make as the rest of the exchange):
@@ -81,6 +98,7 @@ WAKE = 3  # (WAKE, slot)                          answered at once; those who wa
 CRITICISE = 4  # (CRITICISE, context, actions, seed)  answered with one score in [0, 1] or None per action
 
 Request = tuple[Any, ...]
+Others = tuple[tuple[Action, str], ...]
 
 
 class Link(NamedTuple):
@@ -98,7 +116,7 @@ class Link(NamedTuple):
     context: Context | None
     seed: int
     reason: str | None = None
-    others: tuple[tuple[Action, str], ...] = ()
+    others: Others = ()
 
 
 class Ticket:
@@ -124,7 +142,7 @@ class Ticket:
 
     __slots__ = (
         "index", "path", "node", "edge", "draw", "group", "rank", "greedy", "drawn", "critic", "chain", "cut",
-        "verdict", "value", "mismatch", "error", "run", "search", "done", "reserved",
+        "verdict", "value", "mismatch", "error", "run", "search", "done",
     )  # fmt: skip
 
     def __init__(self, index: int, path: list[Edge], node: Node) -> None:
@@ -132,12 +150,12 @@ class Ticket:
         self.path = path
         self.node = node
         self.edge: Edge | None = None
-        self.draw: range = range(0)
+        self.draw = NO_DRAW
         self.group: Group | None = None
         self.rank = 0
         self.greedy = False
-        self.drawn: list[tuple[int, Action, str]] = []
-        self.critic: dict[str, float] = {}
+        self.drawn: Sequence[tuple[int, Action, str]] = ()
+        self.critic: Mapping[str, float] = NO_SCORES
         self.chain: list[Link] = []
         self.cut: str | None = None
         self.verdict: Verdict | None = None
@@ -147,7 +165,6 @@ class Ticket:
         self.run: Generator[Request, Any, None] | None = None
         self.search: Any = None
         self.done = False
-        self.reserved = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,58 +184,47 @@ class Rules:
     reward: Callable[[Trajectory], float | None] | None
 
 
-class Direct(NamedTuple):
-    """Calls that answer at once, where policy and environment cost nothing; None = wait for the scheduler's answer."""
-
-    ask: Callable[[ProposeRequest], Any] | None = None
-    execute: Callable[[Any, Action], Any] | None = None
-
-
-def simulate(
-    ticket: Ticket, opening: Opening, rules: Rules, direct: Direct
-) -> Generator[Request, Any, None]:
+def simulate(ticket: Ticket, opening: Opening, rules: Rules) -> Generator[Request, Any, None]:
     """Run one simulation to its end; the results are left on the ticket."""
     canonical = opening.canonical
     node = ticket.node
     if not ticket.draw and ticket.edge is None:
         assert ticket.group is not None  # given at issue
-        yield from _rollout(ticket, ticket.group.shadow, canonical, rules, direct)
+        yield from _rollout(ticket, ticket.group.share(), canonical, rules)
         return
     if ticket.draw:
-        picked = yield from _expand(ticket, canonical, rules, direct)
+        picked = yield from _expand(ticket, canonical, rules)
         if picked is None:
             return
         sample, action, key = picked
-        ticket.group = Group(Shadow(child_seed(node.seed, key)), 1)
+        ticket.group = Group(child_seed(node.seed, key), 1)
     else:
         assert ticket.edge is not None  # looked at above
         sample, action, key = -1, ticket.edge.actions[0], ticket.edge.key
     assert ticket.group is not None  # given at issue, or just now
-    shadow = ticket.group.shadow
+    shadow = ticket.group.share()
     outcome = shadow.value
     if outcome is EMPTY:
         if ticket.rank:
             outcome = yield (WAIT, shadow)
         else:
-            execute = direct.execute
-            outcome = (yield (EXECUTE, node.state, action)) if execute is None else execute(node.state, action)
+            outcome = yield (EXECUTE, node.state, action)
             if type(outcome) is Outcome:
                 shadow.context = node.context.child(action, outcome.observation, outcome.role)
             shadow.value = outcome
             if shadow.waiters:
                 yield (WAKE, shadow)
     if not _link(ticket, sample, key, action, outcome, shadow, rules):
-        yield from _rollout(ticket, shadow, canonical, rules, direct)
+        yield from _rollout(ticket, shadow, canonical, rules)
 
 
 def _expand(
-    ticket: Ticket, canonical: Callable[[Action], str], rules: Rules, direct: Direct
+    ticket: Ticket, canonical: Callable[[Action], str], rules: Rules
 ) -> Generator[Request, Any, tuple[int, Action, str] | None]:
-    """Draw proposals in one request and pick the new one to execute: the critic's favourite, else the likeliest."""
+    """Draw proposals in one request and pick the new one to execute."""
     node = ticket.node
-    seeds = draw_seeds(node.seed, ticket.draw.start, len(ticket.draw))
-    request = ProposeRequest(node.context, seeds, rules.temperature, rules.max_tokens)
-    answer = (yield (ASK, request)) if direct.ask is None else direct.ask(request)
+    request = proposals_of(ticket, rules)
+    answer = yield (ASK, request)
     for _ in range(RETRIES):
         if type(answer) is Proposals:
             break
@@ -226,28 +232,56 @@ def _expand(
     if isinstance(answer, PolicyError):
         ticket.cut, ticket.error = "policy", str(answer)
         return None
-    known = [edge.key for edge in node.edges]
-    fresh: dict[str, list[Any]] = {}
-    for index, action in zip(ticket.draw, answer.actions, strict=True):
-        key = canonical(action)
-        ticket.drawn.append((index, action, key))
-        if key in known or action.fault == "no_end":
-            continue
-        entry = fresh.get(key)
-        if entry is None:
-            entry = fresh[key] = [0, float("-inf"), -index, action]
-        entry[0] += 1
-        if action.logps:
-            entry[1] = max(entry[1], sum(action.logps) / len(action.logps))
+    fresh = sort_drawn(ticket, answer.actions, canonical)
     if rules.critic:
         actions = {edge.key: edge.actions[0] for edge in node.edges} | {key: e[3] for key, e in fresh.items()}
         scores = yield (CRITICISE, node.context, list(actions.values()), mix(node.seed, -2 - len(actions)))
         ticket.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
+    return pick(ticket, fresh)
+
+
+def proposals_of(ticket: Ticket, rules: Rules) -> ProposeRequest:
+    """Return the request for the proposals that the ticket draws."""
+    node, draw = ticket.node, ticket.draw
+    seeds = draw_seeds(node.seed, draw.start, len(draw))
+    return ProposeRequest(node.context, seeds, rules.temperature, rules.max_tokens)
+
+
+Fresh = dict[str, tuple[int, float, int, Action]]
+"""New actions by key: times drawn, best log-probability, minus the index of the first, the first."""
+
+
+def sort_drawn(ticket: Ticket, actions: Sequence[Action], canonical: Callable[[Action], str]) -> Fresh:
+    """Note on the ticket what was drawn; return what is new at its node and can be executed."""
+    known = [edge.key for edge in ticket.node.edges]
+    drawn: list[tuple[int, Action, str]] = []
+    fresh: Fresh = {}
+    for index, action in zip(ticket.draw, actions, strict=True):
+        key = canonical(action)
+        drawn.append((index, action, key))
+        if key in known or action.fault == "no_end":
+            continue
+        logp = mean_logp(action)
+        belief = float("-inf") if logp is None else logp
+        if key in fresh:
+            count, best, order, first = fresh[key]
+            fresh[key] = (count + 1, max(best, belief), order, first)
+        else:
+            fresh[key] = (1, belief, -index, action)
+    ticket.drawn = drawn
+    return fresh
+
+
+def pick(ticket: Ticket, fresh: Fresh) -> tuple[int, Action, str] | None:
+    """Return the sample, action and key to execute: the critic's favourite, else the likeliest; None without any."""
     if not fresh:
         ticket.cut = "duplicate"
         return None
     critic = ticket.critic
-    key = max(fresh, key=lambda k: (critic.get(k, 0.0), fresh[k][:3]))
+    if not critic:
+        key = max(fresh, key=fresh.__getitem__)  # minus the index differs, so no two actions are compared
+    else:
+        key = max(fresh, key=lambda k: (critic.get(k, 0.0), fresh[k][:3]))
     return -fresh[key][2], fresh[key][3], key
 
 
@@ -259,20 +293,18 @@ def _link(
     outcome: Outcome | EnvironmentFault,
     shadow: Shadow,
     rules: Rules,
-    others: tuple[tuple[Action, str], ...] = (),
+    others: Others = (),
 ) -> bool:
     """Note one executed action; return whether the simulation is over."""
     if isinstance(outcome, EnvironmentFault):
         ticket.chain.append(Link(sample, key, action, None, None, shadow.seed, str(outcome), others))
-        ticket.cut, ticket.error = "fault", str(outcome)
-        if isinstance(outcome, ReplayMismatch):
-            ticket.mismatch = outcome.depth
+        note_fault(ticket, outcome)
         return True
     context = shadow.context
     assert context is not None  # set with the outcome
     ticket.chain.append(Link(sample, key, action, outcome, context, shadow.seed, None, others))
     if outcome.terminated:
-        _judge(ticket, outcome, context, rules)
+        judge(ticket, outcome.verdict, context, rules)
         return True
     if context.depth >= rules.max_steps:
         ticket.cut, ticket.value = "max_steps", 0.0
@@ -280,8 +312,22 @@ def _link(
     return False
 
 
-def _judge(ticket: Ticket, outcome: Outcome, context: Context, rules: Rules) -> None:
-    verdict = ticket.verdict = outcome.verdict
+def note_fault(ticket: Ticket, fault: EnvironmentFault) -> None:
+    """Record that the environment could not execute the last action of the chain."""
+    ticket.cut, ticket.error = "fault", str(fault)
+    if isinstance(fault, ReplayMismatch):
+        ticket.mismatch = fault.depth
+
+
+def note_no_end(ticket: Ticket, sample: int, key: str, action: Action, others: Others) -> None:
+    """Record a turn that the token limit cut: it is not executed and ends the simulation without a value."""
+    ticket.chain.append(Link(sample, key, action, None, None, 0, "the turn never ended: token limit", others))
+    ticket.cut = "tokens"
+
+
+def judge(ticket: Ticket, verdict: Verdict | None, context: Context, rules: Rules) -> None:
+    """Turn the end state's verdict into the value that the ticket backs up, or into the reason why there is none."""
+    ticket.verdict = verdict
     if verdict is None or verdict.score is None:
         ticket.cut = "unscored"
         ticket.error = "the environment gave no verdict" if verdict is None else verdict.error
@@ -305,11 +351,10 @@ def _trajectory(ticket: Ticket, context: Context, verdict: Verdict) -> Trajector
 
 
 def _rollout(
-    ticket: Ticket, shadow: Shadow, canonical: Callable[[Action], str], rules: Rules, direct: Direct
+    ticket: Ticket, shadow: Shadow, canonical: Callable[[Action], str], rules: Rules
 ) -> Generator[Request, Any, None]:
     """Follow the policy from `shadow` to the end; where others passed, share what they executed."""
     rank = ticket.rank
-    ask, execute = direct
     temperature = 0.0 if ticket.greedy else rules.temperature
     beside_greedy = ticket.index < rules.beside_greedy  # where the greedy rollout passed it drew one action alone
     while True:
@@ -319,7 +364,7 @@ def _rollout(
         samples = shadow.samples
         slot = samples[rank] if rank < len(samples) else shadow.slot(rank)
         action, sample = slot.value, rank
-        others: tuple[tuple[Action, str], ...] = ()
+        others: Others = ()
         if 0 < rank < together:
             sample = -1  # the first in this group draws it along with its own, and commits it
             if action is EMPTY:
@@ -328,12 +373,11 @@ def _rollout(
             count = together if rank == 0 else 1
             seeds = draw_seeds(shadow.seed, rank, count)
             request = ProposeRequest(context, seeds, temperature, rules.max_tokens)
-            answer = (yield (ASK, request)) if ask is None else ask(request)
-            if type(answer) is not Proposals:
-                for _ in range(RETRIES):
-                    answer = yield (ASK, request)
-                    if type(answer) is Proposals:
-                        break
+            answer = yield (ASK, request)
+            for _ in range(RETRIES):
+                if type(answer) is Proposals:
+                    break
+                answer = yield (ASK, request)
             drawn = answer.actions if type(answer) is Proposals else (answer,) * count
             action = slot.value = drawn[0]
             if slot.waiters:
@@ -362,9 +406,7 @@ def _rollout(
             first = samples[0].value
             beside_greedy = beside_greedy and type(first) is Action and canonical(first) == key
         if action.fault == "no_end":
-            reason = "the turn never ended: token limit"
-            ticket.chain.append(Link(sample, key, action, None, None, 0, reason, others))
-            ticket.cut = "tokens"
+            note_no_end(ticket, sample, key, action, others)
             return
         child = shadow.children.get(key)
         if child is None:
@@ -375,7 +417,7 @@ def _rollout(
                 outcome = yield (WAIT, child)
             else:
                 state = shadow.value.state
-                outcome = (yield (EXECUTE, state, action)) if execute is None else execute(state, action)
+                outcome = yield (EXECUTE, state, action)
                 if type(outcome) is Outcome:
                     child.context = context.child(executed, outcome.observation, outcome.role)
                 child.value = outcome

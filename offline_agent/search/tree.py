@@ -16,6 +16,12 @@ def observation_hash(observation: str | None) -> str:
     return hashlib.blake2b(observation.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
+def mean_logp(action: Action) -> float | None:
+    """Return the action's log-probability per token; None where the policy gives none."""
+    logps = action.logps
+    return sum(logps) / len(logps) if logps else None
+
+
 class Edge:
     """One canonical action after one node, and what is known of it.
 
@@ -47,13 +53,18 @@ class Edge:
         "score_sum", "successes", "truncated", "critic", "child", "fault", "closed", "quarantined", "group",
     )  # fmt: skip
 
-    def __init__(self, id: int, parent: Node, key: str) -> None:
+    def __init__(
+        self, id: int, parent: Node, key: str, action: Action | None = None, logp: float | None = None
+    ) -> None:
         self.id = id
         self.parent = parent
         self.key = key
-        self.actions: list[Action] = []
-        self.count = 0
-        self.logp: float | None = None
+        self.actions: list[Action]
+        if action is None:
+            self.actions, self.count = [], 0
+        else:
+            self.actions, self.count = [action], 1
+        self.logp = logp
         self.prior = 0.0
         self.visits = 0
         self.pending = 0
@@ -112,7 +123,19 @@ class Node:
         "verdict", "fingerprint", "goal", "closed", "greedy", "by_key", "asking", "pending", "state", "seed", "group",
     )  # fmt: skip
 
-    def __init__(self, id: int, edge: Edge | None, context: Context) -> None:
+    def __init__(
+        self,
+        id: int,
+        edge: Edge | None,
+        context: Context,
+        terminated: bool = False,
+        verdict: Verdict | None = None,
+        fingerprint: str | None = None,
+        goal: dict[str, Any] | None = None,
+        state: Any = None,
+        seed: int = 0,
+        greedy: bool = False,
+    ) -> None:
         self.id = id
         self.edge = edge
         self.context = context
@@ -122,17 +145,17 @@ class Node:
         self.duplicates = 0
         self.visits = 0
         self.value_sum = 0.0
-        self.terminated = False
+        self.terminated = terminated
         self.truncated = False
-        self.verdict: Verdict | None = None
-        self.fingerprint: str | None = None
-        self.goal: dict[str, object] | None = None
+        self.verdict = verdict
+        self.fingerprint = fingerprint
+        self.goal = goal
         self.closed = False
-        self.greedy = False
+        self.greedy = greedy
         self.asking = False
         self.pending = 0
-        self.state: Any = None
-        self.seed = 0
+        self.state = state
+        self.seed = seed
         self.group: Any = None
 
     @property
@@ -218,8 +241,7 @@ class SearchTree:
     def add_proposal(self, node: Node, action: Action, key: str) -> tuple[Edge, bool]:
         """Merge one proposal into the tree; return its edge and whether the edge is new. Priors are not refreshed."""
         edge = self.find(node, key)
-        logps = action.logps
-        logp = sum(logps) / len(logps) if logps else None
+        logp = mean_logp(action)
         node.samples += 1
         if edge is not None:
             node.duplicates += 1
@@ -229,9 +251,7 @@ class SearchTree:
             if logp is not None and (edge.logp is None or logp > edge.logp):
                 edge.logp = logp
             return edge, False
-        edge = Edge(len(self.edges), node, key)
-        edge.actions.append(action)
-        edge.count, edge.logp = 1, logp
+        edge = Edge(len(self.edges), node, key, action, logp)
         self.edges.append(edge)
         node.edges.append(edge)
         node.duplicates = 0
@@ -249,6 +269,13 @@ class SearchTree:
         self.nodes.append(node)
         edge.child = node
         return node
+
+    def see(self, value: float) -> None:
+        """Note a value that an edge has taken."""
+        if value < self.low:
+            self.low = value
+        if value > self.high:
+            self.high = value
 
     def path(self, node: Node) -> list[Edge]:
         """Return the edges from the root to `node`."""
