@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -113,6 +114,16 @@ def test_a_minimal_pair_starts_where_the_versions_part() -> None:
 
 def test_a_version_that_is_a_beginning_of_the_whole_makes_no_pair() -> None:
     assert minimal("A B leave") is None
+
+
+def test_no_pair_where_the_shared_actions_were_answered_differently() -> None:
+    tree = kit.grow(["A look B leave"])
+    success = next(trajectories(tree))
+    found = delete_steps(success, Replayer(kit.SPEC, None))
+    assert isinstance(found, Pruned) and found.shortest is not None
+    first, *rest = found.shortest.steps
+    other = replace(found, shortest=replace(found.shortest, steps=(replace(first, observation="jammed"), *rest)))
+    assert MinimalPairs().mine(tree, next(tree.terminals()), success, other) is None
 
 
 def test_ids_stay_and_log_probabilities_go() -> None:

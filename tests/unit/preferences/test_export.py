@@ -123,6 +123,18 @@ def test_a_row_that_fails_its_certificate_is_refused_and_named(renderer: Rendere
     assert list(trajectory_rows([replace(good, context=torn)], renderer, refusals)) == [] and len(refusals) == 1
 
 
+def test_every_row_is_checked_again(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def disagree(self: Renderer, row: Any) -> None:
+        raise DataError("row: it disagrees")
+
+    made, whole = pair(renderer), next(trajectories(kit.grow([sampled(renderer, "A B leave")])))
+    assert pair_row(made, renderer) and trajectory_row(whole, renderer)
+    monkeypatch.setattr(Renderer, "check_row", disagree)
+    refusals: list[Refusal] = []
+    assert not list(pair_rows([made], renderer, refusals)) and not list(trajectory_rows([whole], renderer, refusals))
+    assert [refusal.reason for refusal in refusals] == ["row: it disagrees"] * 2
+
+
 def test_what_readers_cannot_take_is_made_storable() -> None:
     arguments = {"n": 2**70, "x": float("nan"), "y": float("-inf"), "s": "a\ud800b", 3: [True, None, -(2**63)]}
     (message,) = storable([{"role": "assistant", "content": "", "tool_calls": [{"arguments": arguments}]}])

@@ -4,6 +4,7 @@ import pytest
 
 from offline_agent.errors import ConfigError
 from offline_agent.preferences.pairs import TrajectoryPairs, trajectories
+from offline_agent.records import Verdict
 from tests import preferences_kit as kit
 
 
@@ -49,6 +50,15 @@ def test_truncated_branches_are_neither_side() -> None:
     tree = kit.grow(["A B leave", "look look look look"], max_steps=4)
     assert any(node.truncated for node in tree.nodes)
     assert TrajectoryPairs().mine(tree)[0] == []
+
+
+def test_a_truncated_branch_is_no_side_even_where_its_state_was_judged() -> None:
+    tree = kit.grow(["A B leave", "look look look look"], max_steps=4)
+    cut = next(node for node in tree.nodes if node.truncated)
+    cut.verdict = Verdict(0.0, False, "kit")
+    assert TrajectoryPairs().mine(tree)[0] == []
+    cut.truncated, cut.terminated = False, True
+    assert len(TrajectoryPairs().mine(tree)[0]) == 1
 
 
 def test_quarantined_and_unjudged_branches_are_neither_side() -> None:
