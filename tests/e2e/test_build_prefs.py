@@ -63,9 +63,9 @@ def test_it_writes_what_the_contract_lists(whole: Path) -> None:
         assert json.loads(line)["reason"]
 
 
-def kill_at(run_dir: Path, size: float, seconds: float) -> bool:
+def kill_at(run_dir: Path, size: float, seconds: float, *keys: str) -> bool:
     """Start the job and kill it when its log has that size or so many seconds have passed; return whether it was."""
-    process = subprocess.Popen(command(run_dir), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=ENV)
+    process = subprocess.Popen(command(run_dir, *keys), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=ENV)
     log, started = run_dir / "events" / "0000.jsonl", time.monotonic()
     while process.poll() is None:
         if time.monotonic() - started > seconds or (log.exists() and log.stat().st_size > size):
@@ -197,3 +197,20 @@ def test_a_corrupted_tree_and_log_are_named_and_left_alone(whole: Path, tmp_path
     log.write_bytes(b"".join([*lines[:3], lines[3][:40] + b"\n", *lines[4:]]))
     done = build(run_dir)
     assert done.returncode == 1 and "0000.jsonl" in done.stderr and "line 4" in done.stderr
+
+
+def test_kill_9_with_the_embedded_model(tmp_path: Path) -> None:
+    keys = ["policy=hf", "tasks.n=3", "search.simulations=12"]
+    reference, run_dir = tmp_path / "whole", tmp_path / "killed"
+    done = build(reference, *keys)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((reference / "manifest.json").read_text())
+    assert manifest["batch_invariant"] is True, "then only finished trees would be the same"
+    final = (reference / "events" / "0000.jsonl").stat().st_size
+    for share in (0.25, 0.6, 0.9):
+        assert kill_at(run_dir, share * final, 600, *keys)
+    assert not kill_at(run_dir, 1e12, 1e6, *keys)
+    assert digests(run_dir, *ALL) == digests(reference, *ALL)
+    for row in pq.read_table(run_dir / "preferences").to_pylist():
+        assert len(row["chosen_mask"]) == len(row["chosen_ids"]) and sum(row["chosen_mask"]) > 0
+        assert json.loads(row["certificate"])
