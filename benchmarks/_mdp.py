@@ -38,9 +38,10 @@ class Choices:
         self.depth = rng.choice((4, 5, 6, 7, 8))
         self.threshold = rng.gauss(1.5, 1.0)
         self.early = rng.choice((0.0, 0.05, 0.15))
+        self.moves = cache(self._moves)
+        self.value = cache(self._value)  # per task, so that it goes when the task goes
 
-    @cache  # noqa: B019  the task lives as long as its values
-    def moves(self, state: State) -> tuple[tuple[float, ...], tuple[float, ...], tuple[bool, ...]]:
+    def _moves(self, state: State) -> tuple[tuple[float, ...], tuple[float, ...], tuple[bool, ...]]:
         """Effects of the actions, the policy's probabilities, and which end the episode."""
         rng = random.Random(derive_seed(self.seed, *state))
         weight = rng.choice((0.0, 0.3, 1.0, 1.0, 2.0))
@@ -64,19 +65,11 @@ class Choices:
             return min(1.0, max(0.0, round((margin + 1.0) * 2) / 4))
         return float(margin > 0)
 
-    @cache  # noqa: B019  the task lives as long as its values
-    def value(self, state: State) -> float:
+    def _value(self, state: State) -> float:
         """V^π, exactly."""
         if self.over(state):
             return self.score(state)
         return sum(p * self.value((*state, a)) for a, p in enumerate(self.moves(state)[1]))
-
-    @cache  # noqa: B019  the task lives as long as its values
-    def best(self, state: State) -> float:
-        """V of the best play, exactly."""
-        if self.over(state):
-            return self.score(state)
-        return max(self.best((*state, a)) for a in range(BRANCHING))
 
 
 class ChoicesWorld:

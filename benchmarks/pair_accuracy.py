@@ -145,15 +145,18 @@ def choice_trees(n: int, partial: bool, simulations: int) -> list[tuple[SearchTr
     """Search random choice tasks; the truth is exact."""
     from _mdp import Choices, search, state_after
 
-    out = []
+    out: list[tuple[SearchTree, Truth]] = []
     for seed in range(n):
         task = Choices(seed, partial)
-        out.append((search(task, simulations=simulations), _exactly(task, state_after)))
+        tree = search(task, simulations=simulations)
+        values = {edge.id: task.value(state_after(edge)) for edge in tree.edges}
+        out.append((tree, looked_up(values)))
     return out
 
 
-def _exactly(task: Any, state_after: Callable[[Edge], Any]) -> Truth:
-    return lambda edge: task.value(state_after(edge))
+def looked_up(values: dict[int, float]) -> Truth:
+    """The values by edge, without the task that they are from."""
+    return lambda edge: values[edge.id]
 
 
 def shop_trees(
