@@ -22,13 +22,17 @@ from offline_agent.search.scheduler import EnvPool, Scheduler
 
 BRANCHING, DEPTH = 4, 8
 ACTIONS = [Action(text=str(i), call=ToolCall("go", {"way": i}), logps=(-1.0 - 0.1 * i,)) for i in range(BRANCHING)]
-ANSWERS = {
-    (first, n): Proposals(tuple([ACTIONS[(first + i) % BRANCHING] for i in range(n)]))
-    for first in range(BRANCHING)
-    for n in range(1, BRANCHING + 1)
-}
+ANSWERS = [
+    [Proposals(tuple([ACTIONS[(first + i) % BRANCHING] for i in range(n)])) for first in range(BRANCHING)]
+    for n in range(BRANCHING + 1)
+]
 SCORES = [Verdict(i / 16, False, "leaf") for i in range(16)] + [Verdict(1.0, True, "leaf")]
 ENDS = [Outcome(None, "tool", True, verdict=verdict) for verdict in SCORES]
+WAYS = {action.text: way for way, action in enumerate(ACTIONS, start=1)}
+INNER = (BRANCHING**DEPTH - 1) // (BRANCHING - 1)  # histories after which the episode goes on; 0 is its start
+OUTCOMES = [Outcome("on", "tool", False, state=history) for history in range(INNER)] + [
+    ENDS[leaf * 2654435761 % 4294967296 * 17 >> 32] for leaf in range(BRANCHING**DEPTH)
+]
 
 
 class FreeEngine(InlineEngine):
@@ -39,29 +43,27 @@ class FreeEngine(InlineEngine):
 
     def answer(self, request: ProposeRequest) -> Proposals:
         """See `InlineEngine.answer`."""
-        context, seeds = request.context, request.seeds
+        context, seeds, _, _ = request
+        n = len(seeds)
         drawn = seeds[0] & 3 if context.cache is None else context.cache
-        context.cache = drawn + len(seeds)
-        return ANSWERS[drawn & 3, len(seeds)]
+        context.cache = drawn + n & 3
+        return ANSWERS[n][drawn]
 
 
 class FreeWorld:
-    """A complete tree of branching 4 and depth 8; the state is the path as a number."""
+    """A complete tree of branching 4 and depth 8; the state is the history's number, level by level."""
 
     def open(self) -> Opening:
         """See `World.open`."""
-        return Opening("start", "", (), _key, (0, 0))
+        return Opening("start", "", (), _key, 0)
 
-    def execute(self, state: tuple[int, int], action: Action) -> Outcome:
+    def execute(self, state: int, action: Action) -> Outcome:
         """See `World.execute`."""
-        code, depth = state[0] * BRANCHING + int(action.text), state[1] + 1
-        if depth == DEPTH:
-            return ENDS[code * 2654435761 % 4294967296 * 17 >> 32]
-        return Outcome("on", "tool", False, None, None, None, None, (code, depth))
+        return OUTCOMES[state * BRANCHING + WAYS[action.text]]
 
     def remember(self, state: Any, action: Action, observation: str | None, fingerprint: str | None) -> Any:
         """See `World.remember`."""
-        return state[0] * BRANCHING + int(action.text), state[1] + 1
+        return state * BRANCHING + WAYS[action.text]
 
     def close(self) -> None:
         """Nothing is held."""

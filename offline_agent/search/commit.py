@@ -12,7 +12,7 @@ from offline_agent.records import Context
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.simulation import Link, Others, Ticket
-from offline_agent.search.tree import Edge, Node, SearchTree, mean_logp
+from offline_agent.search.tree import Edge, Node, SearchTree
 
 
 class Committer:
@@ -171,7 +171,8 @@ class Committer:
             else:
                 if counting or action.token_ids is not None:
                     self._count(tree, node, action)
-                edge = Edge(len(edges), node, key, action, mean_logp(action))
+                logps = action.logps
+                edge = Edge(len(edges), node, key, action, sum(logps) / len(logps) if logps else None)
                 edge.prior = 1.0
                 edges.append(edge)
                 node.edges.append(edge)

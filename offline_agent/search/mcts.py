@@ -72,6 +72,7 @@ class TreeSearch:
             if settings.selection == "puct"
             else uct(settings.c_uct, settings.critic_alpha)
         )
+        self._select_root = self._select_gumbel if settings.gumbel_root else self._select
         self.direct: Direct | None = None
         self._gumbel: GumbelRoot | None = None
         self._opening: Opening | None = None
@@ -79,6 +80,7 @@ class TreeSearch:
         self._flight: list[Ticket] = []
         self._issued = 0
         self._out_of_time = False
+        self._budgeted = not settings.budget_tokens is settings.budget_tool_calls is settings.budget_prefilled is None
         self._step_cost = (settings.action_tokens * settings.max_steps, settings.max_steps)
 
     # -- life of a tree ------------------------------------------------------------------------------------------
@@ -169,6 +171,11 @@ class TreeSearch:
             return "tickets"
         if tree.root.closed and not flight:
             return "closed"
+        return self._exhausted(tree, flight) if self._budgeted else None
+
+    def _exhausted(self, tree: SearchTree, flight: int) -> str | None:
+        """Return the budget that one more simulation might exceed in the worst case."""
+        settings = self.settings
         tokens, calls = self._step_cost
         worst = (flight + 1) * tokens
         if settings.budget_tokens is not None:
@@ -196,20 +203,20 @@ class TreeSearch:
             ticket.group, ticket.rank = self._root_group, index
             ticket.greedy = index == 0 and settings.greedy_first
             return self._mark(ticket)
-        node = tree.root
+        node, choose, most = tree.nodes[0], self._select_root, settings.max_children
         path: list[Edge] = []
         while True:
-            count = self._wanted(node)
+            count = self._wanted(node) if len(node.edges) < most else 0
             if count:
                 ticket = Ticket(index, path, node)
                 ticket.draw = range(node.samples, node.samples + count)
                 node.asking = True
                 return self._mark(ticket)
-            edge = self._choose(tree, node)
+            edge = choose(tree, node)
             if edge is None:
                 return None
             path.append(edge)
-            child = edge.child
+            child, choose = edge.child, self._select
             if child is None:
                 if node.group is not None and node.group.active:
                     return None  # those who found this node together may be executing this very action
@@ -224,29 +231,27 @@ class TreeSearch:
                 return self._mark(ticket)
             node = child
 
-    def _choose(self, tree: SearchTree, node: Node) -> Edge | None:
-        if node.edge is None and self.settings.gumbel_root:
-            if self._gumbel is None:
-                settings = self.settings
-                self._gumbel = GumbelRoot(settings.gumbel_m, settings.simulations, derive_seed(self._seed, "gumbel"))
-            return self._gumbel.select(tree, node)
-        return self._select(tree, node)
+    def _select_gumbel(self, tree: SearchTree, node: Node) -> Edge | None:
+        if self._gumbel is None:
+            settings = self.settings
+            self._gumbel = GumbelRoot(settings.gumbel_m, settings.simulations, derive_seed(self._seed, "gumbel"))
+        return self._gumbel.select(tree, node)
 
     def _wanted(self, node: Node) -> int:
-        """Return how many proposals the node should draw before it is left through one of its edges."""
+        """Return how many proposals a node that is not full should draw before it is left through one of its edges."""
         settings = self.settings
         group = node.group
         if node.asking or (group is not None and group.active):
             return 0
         edges = len(node.edges)
-        if node.duplicates >= settings.saturation or edges >= settings.max_children:
+        if node.duplicates >= settings.saturation:
             return 0
         if node.edge is None and settings.gumbel_root and edges < settings.gumbel_m and self._gumbel is None:
             return min(settings.gumbel_m - edges, settings.proposals)
         if node.samples < settings.proposals:
             return settings.proposals - node.samples
         limit = settings.widening * math.sqrt(node.visits)
-        if edges < limit and edges < settings.max_children:
+        if edges < limit:
             return min(settings.proposals, min(settings.max_children, math.ceil(limit)) - edges)
         if all(edge.closed for edge in node.edges):
             return settings.proposals

@@ -22,6 +22,8 @@ from offline_agent.search.restore import Opening
 from offline_agent.search.simulation import ASK, EMPTY, EXECUTE, WAIT, WAKE, Ticket
 from offline_agent.search.solo import Direct
 
+FREE = Proposals(()).usage  # of answers that say nothing about their cost
+
 __all__ = ["Critic", "EnvPool", "RunCounts", "Scheduler"]
 
 Critic = Callable[[Context, Sequence[Action], int], Sequence[float | None]]
@@ -133,7 +135,8 @@ class Scheduler:
                 self.counts.seconds_waiting += time.perf_counter() - waiting
             if target is not None:
                 if type(target) is Ticket:
-                    self._note_answer(value)
+                    if value is not None:
+                        self._note_answer(value)
                     self._advance(target, value, pending)
                 else:
                     self._start(target[0], target[1], value, pending)
@@ -231,7 +234,7 @@ class Scheduler:
         assert self._inline is not None  # looked at by the callers
         self.counts.requests += 1
         answer = self._inline(request)
-        if type(answer) is not Proposals or answer.usage.generated or self._errors_in_a_row:
+        if type(answer) is not Proposals or answer[1] is not FREE or self._errors_in_a_row:
             self._note_answer(answer)
         return answer
 

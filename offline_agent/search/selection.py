@@ -64,30 +64,30 @@ def puct(c: float = 1.25, fpu_reduction: float = 0.2, critic_alpha: float | None
         span = tree.high - tree.low
         scale = 1.0 / span if span > 1e-9 else 0.0
         explore = c * sqrt(node.visits + node.pending)
-        seen, untried = 0.0, False
         best: Edge | None = None
-        best_score = -1e30
+        fresh: Edge | None = None
+        best_score, best_bonus = -1e30, -1.0
         for edge in node.edges:
-            visits = edge.visits
-            if visits:
-                seen += edge.prior
-            elif edge.critic is None:
-                untried = True
-                continue
             if edge.closed:
                 continue
-            value = edge.value_sum / visits if edge.critic is None else mixed_value(edge, critic_alpha)
+            visits = edge.visits
+            if visits:
+                value = edge.value_sum / visits if edge.critic is None else mixed_value(edge, critic_alpha)
+            elif edge.critic is None:
+                bonus = edge.prior * explore / (1 + edge.pending)
+                if bonus > best_bonus:
+                    fresh, best_bonus = edge, bonus
+                continue
+            else:
+                value = edge.critic
             score = value * scale + edge.prior * explore / (1 + visits + edge.pending)  # type: ignore[operator]
             if score > best_score:
                 best, best_score = edge, score
-        if untried:
-            mean = node.value_sum / node.visits if node.visits else tree.low
-            fpu = (mean * scale if scale else 0.0) - fpu_reduction * sqrt(seen)
-            for edge in node.edges:
-                if not (edge.visits or edge.closed) and edge.critic is None:
-                    score = fpu + edge.prior * explore / (1 + edge.pending)
-                    if score > best_score:
-                        best, best_score = edge, score
+        if fresh is not None:
+            seen = sum([edge.prior for edge in node.edges if edge.visits])
+            mean = node.value_sum / node.visits if scale and node.visits else 0.0
+            if mean * scale - fpu_reduction * sqrt(seen) + best_bonus > best_score:
+                return fresh
         return best
 
     return select

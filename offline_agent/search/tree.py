@@ -120,7 +120,7 @@ class Node:
 
     __slots__ = (
         "id", "edge", "context", "edges", "samples", "duplicates", "visits", "value_sum", "terminated", "truncated",
-        "verdict", "fingerprint", "goal", "closed", "greedy", "by_key", "asking", "pending", "state", "seed", "group",
+        "verdict", "fingerprint", "goal", "closed", "greedy", "asking", "pending", "state", "seed", "group",
     )  # fmt: skip
 
     def __init__(
@@ -140,7 +140,6 @@ class Node:
         self.edge = edge
         self.context = context
         self.edges: list[Edge] = []
-        self.by_key: dict[str, Edge] | None = None
         self.samples = 0
         self.duplicates = 0
         self.visits = 0
@@ -184,6 +183,9 @@ class Node:
         return None
 
 
+USUAL_WIDTH = 8  # of a node; edges are looked up in a dictionary only where widening was raised above it
+
+
 class SearchTree:
     """A tree of histories over one task, with the sums that the search keeps.
 
@@ -207,7 +209,7 @@ class SearchTree:
 
     __slots__ = (
         "task", "tree_id", "nodes", "edges", "simulations", "tickets", "low", "high", "stopped", "quarantined",
-        "first_rollouts", "counters",
+        "first_rollouts", "counters", "_wide",
     )  # fmt: skip
 
     def __init__(self, context: Context, tree_id: str | None = None) -> None:
@@ -222,6 +224,7 @@ class SearchTree:
         self.stopped: str | None = None
         self.quarantined: str | None = None
         self.first_rollouts: list[dict[str, Any]] = []
+        self._wide: dict[int, dict[str, Edge]] = {}  # edges by key, for nodes with so many that looking costs more
         self.counters: dict[str, int] = {"generated": 0, "prefilled": 0, "tool_calls": 0, "dropped": 0}
 
     @property
@@ -231,9 +234,12 @@ class SearchTree:
 
     def find(self, node: Node, key: str) -> Edge | None:
         """Return the edge of `node` with that canonical key, or None."""
-        if node.by_key is not None:
-            return node.by_key.get(key)
-        for edge in node.edges:
+        edges = node.edges
+        if len(edges) > USUAL_WIDTH:
+            if (known := self._wide.get(node.id)) is None or len(known) != len(edges):
+                known = self._wide[node.id] = {edge.key: edge for edge in edges}
+            return known.get(key)
+        for edge in edges:
             if edge.key == key:
                 return edge
         return None
@@ -255,10 +261,8 @@ class SearchTree:
         self.edges.append(edge)
         node.edges.append(edge)
         node.duplicates = 0
-        if len(node.edges) == 9:  # a dictionary pays only where widening was raised above its usual 8
-            node.by_key = {e.key: e for e in node.edges}
-        elif node.by_key is not None:
-            node.by_key[key] = edge
+        if node.id in self._wide:
+            self._wide[node.id][key] = edge
         return edge, True
 
     def add_child(self, edge: Edge, context: Context) -> Node:
