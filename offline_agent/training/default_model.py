@@ -8,10 +8,11 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from offline_agent.seeding import derive_seed
 from offline_agent.training.demonstrations import Row, rows
 from offline_agent.training.tokenizer import build_tokenizer
 
@@ -22,6 +23,25 @@ CONFIG_NAME = "training_config.json"
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """One pass of a learning-rate schedule, with a fresh optimizer and demonstrations of its own.
+
+    Attributes:
+        steps: Optimizer updates that the schedule is made for.
+        stop: Updates after which the round ends; 0 = after `steps`.
+        learning_rate: The highest: linear warm-up, then a cosine down to a twentieth.
+        reading_steps: See `TrainingConfig.reading_tokens`.
+        noise: Carelessness of the demonstrators (`Shop.demonstrate`), drawn evenly.
+    """
+
+    steps: int
+    stop: int
+    learning_rate: float
+    reading_steps: int
+    noise: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingConfig:
     """Everything the default model depends on; kept beside it as `training_config.json`.
 
@@ -29,15 +49,13 @@ class TrainingConfig:
         seed: Of initial weights and demonstrations.
         hidden_size, intermediate_size, layers, heads: The shape.
         max_positions: Longest context, in tokens.
-        noise: Carelessness of the demonstrators (`Shop.demonstrate`), drawn evenly.
         max_steps: Longest demonstration, in actions.
-        steps: Optimizer updates.
+        rounds: What is trained, one after the other.
         batch_tokens: Tokens per update, padding included.
-        reading_steps: Updates at the start that predict every token, the pages of the shop included, and see only the
-            first `reading_tokens` tokens of each demonstration: pages repeat themselves, so copying is learnt early.
-            All later updates are on the demonstrator's tokens alone.
-        reading_tokens: See `reading_steps`.
-        learning_rate, warmup_steps, weight_decay, clip: AdamW with a cosine down to a twentieth.
+        reading_tokens: A round's first `reading_steps` updates predict every token, the pages of the shop included,
+            and see only so many tokens of each demonstration: pages repeat themselves, so copying is learnt early. All
+            later updates are on the demonstrator's tokens alone.
+        warmup_steps, weight_decay, clip: Of AdamW.
     """
 
     seed: int = 0
@@ -46,13 +64,13 @@ class TrainingConfig:
     layers: int = 4
     heads: int = 4
     max_positions: int = 2048
-    noise: tuple[float, ...] = (0.3, 0.5, 0.7)
     max_steps: int = 15
-    steps: int = 2000
-    batch_tokens: int = 8192
-    reading_steps: int = 500
-    reading_tokens: int = 320
-    learning_rate: float = 2e-3
+    rounds: tuple[Round, ...] = (
+        Round(3000, 1500, 2e-3, 600, (0.3, 0.5, 0.7)),
+        Round(1000, 0, 1e-3, 0, (0.2, 0.4)),
+    )
+    batch_tokens: int = 4096
+    reading_tokens: int = 352
     warmup_steps: int = 60
     weight_decay: float = 0.01
     clip: float = 1.0
@@ -80,12 +98,12 @@ def build_model(config: TrainingConfig, tokenizer: Any) -> Any:
     return LlamaForCausalLM(shape).float()
 
 
-def batches(stream: Iterator[Row], config: TrainingConfig) -> Iterator[list[Row]]:
+def batches(stream: Iterator[Row], config: TrainingConfig, reading_steps: int) -> Iterator[list[Row]]:
     """Yield the rows of one update after another: similar lengths together, `batch_tokens` tokens with padding."""
     pool: list[Row] = []
     step = 0
     while True:
-        limit = config.reading_tokens if step < config.reading_steps else config.max_positions
+        limit = config.reading_tokens if step < reading_steps else config.max_positions
         pool += [_cut(next(stream), limit) for _ in range(256 - len(pool))]
         pool.sort(key=lambda row: len(row.input_ids))
         # Take a run of neighbours from a place that walks through the pool, so that every length comes up.
@@ -127,32 +145,54 @@ def loss_of(model: Any, batch: Sequence[Row], pad: int, reading: bool = False) -
     return agent + every.mean(), agent.detach(), int(mask.sum())
 
 
-def learning_rate(step: int, config: TrainingConfig) -> float:
-    """Return the rate of update `step`: linear warm-up, then a cosine down to a twentieth."""
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    done = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
-    return config.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+def learning_rate(step: int, part: Round, warmup: int) -> float:
+    """Return the rate of update `step` of a round: linear warm-up, then a cosine down to a twentieth."""
+    if step < warmup:
+        return part.learning_rate * (step + 1) / warmup
+    done = (step - warmup) / max(1, part.steps - warmup)
+    return part.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
-def train(config: TrainingConfig, out: Path, log_every: int = 50, save_every: int = 250) -> None:
-    """Train from nothing and write model, tokenizer and configuration into `out`, every `save_every` updates too."""
-    import torch
+def train(config: TrainingConfig, out: Path, log_every: int = 50, save_every: int = 250, first_round: int = 0) -> None:
+    """Train and write model, tokenizer and configuration into `out`, after each round and every `save_every` updates.
 
+    Args:
+        config: What to train and how.
+        out: A folder; made where it is missing.
+        log_every: A line is printed after so many updates.
+        save_every: See above.
+        first_round: Where to begin: rounds before it are taken as done, and `out` must hold their result.
+    """
     tokenizer = build_tokenizer()
     model = build_model(config, tokenizer)
+    if first_round:
+        model = type(model).from_pretrained(out).train()
+    print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(tokenizer)} tokens", flush=True)
+    for number in range(first_round, len(config.rounds)):
+        part = config.rounds[number]
+        seed = derive_seed(config.seed, "round", number) if number else config.seed
+        stream = batches(rows(tokenizer, seed, part.noise, config.max_steps), config, part.reading_steps)
+        for step in _updates(model, stream, config, part, tokenizer.pad_token_id, log_every):
+            if step % save_every == 0 or step == (part.stop or part.steps):
+                save(model, tokenizer, config, out)
+
+
+def _updates(
+    model: Any, stream: Iterator[list[Row]], config: TrainingConfig, part: Round, pad: int, log_every: int
+) -> Iterator[int]:
+    """Make the updates of a round, yielding how many were made."""
+    import torch
+
     decayed = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.98))
-    print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(tokenizer)} tokens", flush=True)
-    stream = batches(rows(tokenizer, config.seed, config.noise, config.max_steps), config)
+    optimizer = torch.optim.AdamW(groups, lr=part.learning_rate, betas=(0.9, 0.98))
     started, seen, total, counted = time.monotonic(), 0, 0.0, 0
-    for step in range(config.steps):
+    for step in range(part.stop or part.steps):
         batch = next(stream)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config)
-        loss, agent, tokens = loss_of(model, batch, tokenizer.pad_token_id, step < config.reading_steps)
+            group["lr"] = learning_rate(step, part, config.warmup_steps)
+        loss, agent, tokens = loss_of(model, batch, pad, step < part.reading_steps)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
@@ -163,8 +203,7 @@ def train(config: TrainingConfig, out: Path, log_every: int = 50, save_every: in
             spent = time.monotonic() - started
             print(f"step {step + 1} loss {total / counted:.4f} {seen / spent:.0f} tokens/s {spent:.0f} s", flush=True)
             total, counted = 0.0, 0
-        if (step + 1) % save_every == 0 or step + 1 == config.steps:
-            save(model, tokenizer, config, out)
+        yield step + 1
 
 
 def save(model: Any, tokenizer: Any, config: TrainingConfig, out: Path) -> None:
@@ -178,8 +217,8 @@ def save(model: Any, tokenizer: Any, config: TrainingConfig, out: Path) -> None:
 def load_config(path: Path) -> TrainingConfig:
     """Return the configuration kept in a `training_config.json`."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    data["noise"] = tuple(data["noise"])
-    return TrainingConfig(**data)
+    rounds = tuple(Round(**{**part, "noise": tuple(part["noise"])}) for part in data["rounds"])
+    return TrainingConfig(**{**data, "rounds": rounds})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -192,9 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=8, help="episodes per goal at temperature 0.7 (default 8)")
     parser.add_argument("--split", default="validation", help="whose goals (default validation)")
     parser.add_argument("--threads", type=int, default=2)
-    for field in fields(TrainingConfig):
-        kind = int if isinstance(field.default, int) else float
-        parser.add_argument(f"--{field.name}", type=kind, nargs="+" if field.name == "noise" else None)
+    parser.add_argument("--first-round", type=int, default=0, help="go on from DIR's model at this round (0 = anew)")
     options = parser.parse_args(argv)
     import torch
 
@@ -208,10 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.out is None:
         parser.error("give --out DIR to train or --evaluate DIR to measure")
     kept = options.config or SHIPPED / CONFIG_NAME
-    base = asdict(load_config(kept) if options.config or kept.exists() else TrainingConfig())
-    given = {f.name: getattr(options, f.name) for f in fields(TrainingConfig) if getattr(options, f.name) is not None}
-    merged = {**base, **given}
-    train(TrainingConfig(**{**merged, "noise": tuple(merged["noise"])}), options.out)
+    config = load_config(kept) if options.config or kept.exists() else TrainingConfig()
+    train(config, options.out, first_round=options.first_round)
     return 0
 
 

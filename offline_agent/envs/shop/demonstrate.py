@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 NOTICE = 0.35
 """How often the careless customer, choosing options of a product that will not do, sees that it will not."""
 
-LOOK_AHEAD = 0.25
-"""How often the careless customer sees a missing option before the shop says that it is missing."""
-
 PATIENCE = 3
 """Result pages that the careless customer looks through."""
 
@@ -151,4 +148,4 @@ def _turns_away(wrong: bool, absent: bool, committed: bool, refused: bool, rng: 
         return rng.random() >= 0.4 * noise
     if committed:
         return (wrong or absent) and rng.random() < NOTICE
-    return (wrong and rng.random() >= noise) or (absent and rng.random() < LOOK_AHEAD)
+    return (wrong and rng.random() >= noise) or (absent and rng.random() >= noise)

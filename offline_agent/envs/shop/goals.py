@@ -22,7 +22,7 @@ from offline_agent.seeding import derive_seed
 SPLITS = {"train": 10000, "validation": 400, "test": 400}
 """Goals per split."""
 
-MAX_LOOKS = 3
+MAX_LOOKS = 4
 """A goal's first right product is among this many affordable hits of the plain query."""
 
 PRICE_LIMITS = (30, 50, 70, 90)

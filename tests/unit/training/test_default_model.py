@@ -13,12 +13,18 @@ from offline_agent.envs.shop.catalogue import vocabulary
 from offline_agent.records import Action, Context, ToolCall
 from offline_agent.rendering import Renderer
 from offline_agent.training import default_model
-from offline_agent.training.default_model import SHIPPED, TrainingConfig, batches, learning_rate, load_config
+from offline_agent.training.default_model import SHIPPED, Round, TrainingConfig, batches, learning_rate, load_config
 from offline_agent.training.demonstrations import Row, conversation, rows
 from offline_agent.training.tokenizer import SCAFFOLDS, build_tokenizer
 
 TINY = TrainingConfig(
-    hidden_size=16, intermediate_size=16, layers=1, heads=2, steps=3, reading_steps=1, batch_tokens=512, warmup_steps=1
+    hidden_size=16,
+    intermediate_size=16,
+    layers=1,
+    heads=2,
+    rounds=(Round(2, 0, 2e-3, 1, (0.5,)), Round(9, 1, 1e-3, 0, (0.2, 0.4))),
+    batch_tokens=512,
+    warmup_steps=1,
 )
 
 
@@ -102,8 +108,8 @@ def test_template_lists_tools_and_takes_messages_without_a_system_turn(tokenizer
 
 def test_batches_stay_within_their_tokens_and_use_every_row_once():
     made = [Row([number] * (10 + number % 90), [1] * (10 + number % 90)) for number in range(2000)]
-    config = replace(TrainingConfig(), batch_tokens=300, reading_steps=0)
-    stream, seen = batches(iter(made), config), []
+    config = replace(TrainingConfig(), batch_tokens=300)
+    stream, seen = batches(iter(made), config, 0), []
     for batch in itertools.islice(stream, 100):
         assert len(batch) * max(len(row.input_ids) for row in batch) <= 300
         seen += [row.input_ids[0] for row in batch]
@@ -111,10 +117,10 @@ def test_batches_stay_within_their_tokens_and_use_every_row_once():
 
 
 def test_learning_rate_warms_up_and_falls():
-    config = TrainingConfig()
-    rates = [learning_rate(step, config) for step in range(config.steps)]
-    assert max(rates) == pytest.approx(config.learning_rate)
-    assert rates[0] < rates[config.warmup_steps] > rates[-1] >= 0.05 * config.learning_rate
+    part = Round(1000, 0, 2e-3, 0, (0.5,))
+    rates = [learning_rate(step, part, 60) for step in range(part.steps)]
+    assert max(rates) == pytest.approx(2e-3)
+    assert rates[0] < rates[60] > rates[-1] >= 0.05 * 2e-3
 
 
 def test_training_is_reproducible_and_its_loss_falls(tmp_path, capsys):
@@ -126,14 +132,23 @@ def test_training_is_reproducible_and_its_loss_falls(tmp_path, capsys):
     assert first == second
     assert load_config(tmp_path / "a" / "training_config.json") == TINY
     losses = [float(line.split()[3]) for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
-    assert losses[0] > losses[2]
+    assert len(losses) == 6 and losses[0] > losses[2]
     assert torch.isfinite(torch.tensor(losses)).all()
+
+
+def test_a_round_goes_on_from_the_one_before(tmp_path):
+    default_model.train(TINY, tmp_path / "whole")
+    default_model.train(replace(TINY, rounds=TINY.rounds[:1]), tmp_path / "parts")
+    before = (tmp_path / "parts" / "model.safetensors").read_bytes()
+    default_model.train(TINY, tmp_path / "parts", first_round=1)
+    after = (tmp_path / "parts" / "model.safetensors").read_bytes()
+    assert before != after == (tmp_path / "whole" / "model.safetensors").read_bytes()
 
 
 def test_measuring_an_untrained_model_finds_it_bad(tmp_path):
     from offline_agent.training.measure import measure
 
-    default_model.train(replace(TINY, steps=1), tmp_path)
+    default_model.train(replace(TINY, rounds=TINY.rounds[1:]), tmp_path)
     found = measure(tmp_path, tasks=2, samples=2)
     assert found["greedy"]["success"] == 0.0 and found["temperature_0.7"]["pass_at_2"] == 0.0
     assert found["greedy"]["malformed"] > 0.5
