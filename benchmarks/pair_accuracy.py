@@ -81,7 +81,7 @@ def fixed_gap(tree: SearchTree, gap: float = 0.2) -> list[tuple[Edge, Edge]]:
 SHOP = EnvSpec.load("shop")
 RULES: dict[str, Rule] = {
     "ours": by(StepPairs()),
-    "ours, no second opinion": by(StepPairs(corroboration=0)),
+    "ours, no second opinion": by(StepPairs(second_opinion=False)),
     "open AgentQ": open_agentq,
     "best v. worst, gap 0.1": best_worst,
     "any gap of 0.2": fixed_gap,

@@ -45,11 +45,12 @@ class StepPairs:
     Args:
         min_visits: Rollouts each side needs, unless it is known exactly or closed.
         min_gap: Least difference of the two mean values.
-        confidence: Least P(Q_w > Q_l) under Beta(prior, prior) posteriors.
+        confidence: Least P(Q_w > Q_l) under Beta(prior, prior) posteriors, by the rollouts and by the second opinion;
+            the lower of the two is stored.
         per_node: Most pairs of one node.
         prior: Parameter of the symmetric Beta prior.
         value: What a rollout is worth: its `reward` (partial credit counts as a part of a success) or `success`.
-        corroboration: Least P(Q_w > Q_l) by the policy-weighted values; 0 does without them.
+        second_opinion: Whether the policy-weighted values are asked; False leaves closed children to `min_visits` too.
         exact_terminals: Whether one verdict settles a child that ends the episode; False where the verifier is noisy.
 
     Raises:
@@ -63,7 +64,7 @@ class StepPairs:
         confidence: float = 0.9,
         per_node: int = 2,
         prior: float = PRIOR,
-        corroboration: float = 0.8,
+        second_opinion: bool = True,
         value: Literal["reward", "success"] = "reward",
         exact_terminals: bool = True,
     ) -> None:
@@ -71,7 +72,6 @@ class StepPairs:
             *([f"min_visits must be at least 1, got {min_visits!r}"] if min_visits < 1 else []),
             *([f"min_gap must be in [0, 1], got {min_gap!r}"] if not 0 <= min_gap <= 1 else []),
             *([f"confidence must be in [0.5, 1], got {confidence!r}"] if not 0.5 <= confidence <= 1 else []),
-            *([f"corroboration must be in [0, 1], got {corroboration!r}"] if not 0 <= corroboration <= 1 else []),
             *([f"per_node must be at least 1, got {per_node!r}"] if per_node < 1 else []),
             *([f"prior must be above 0, got {prior!r}"] if prior <= 0 else []),
             *([f"value must be 'reward' or 'success', got {value!r}"] if value not in ("reward", "success") else []),
@@ -83,7 +83,7 @@ class StepPairs:
         self.confidence = confidence
         self.per_node = per_node
         self.prior = prior
-        self.corroboration = corroboration
+        self.second_opinion = second_opinion
         self.value = value
         self.exact_terminals = exact_terminals
 
@@ -91,7 +91,7 @@ class StepPairs:
         """Return the step pairs of a tree in the order of its nodes, and what was refused: one entry per rule."""
         pairs: list[PreferencePair] = []
         reasons: dict[str, list[int]] = {}
-        policy = policy_values(tree, self.value == "success") if self.corroboration else {}
+        policy = policy_values(tree, self.value == "success") if self.second_opinion else {}
         for node in tree.nodes:
             if len(node.edges) >= 2 and node.quarantined is None:
                 pairs += self._of_node(tree, node, policy, reasons)
@@ -174,10 +174,10 @@ class StepPairs:
         sure = probability_above(better.evidence, worse.evidence, self.prior)
         if sure < self.confidence:
             return f"P(Q_w > Q_l) below {self.confidence:g}"
-        if self.corroboration:
+        if self.second_opinion:
             second = probability_above(better.opinion, worse.opinion, self.prior)
-            if second < self.corroboration:
-                return f"the policy-weighted values give P(Q_w > Q_l) below {self.corroboration:g}"
+            if second < self.confidence:
+                return f"the policy-weighted values give P(Q_w > Q_l) below {self.confidence:g}"
             sure = min(sure, second)
         if _contradicts(better.edge.critic, worse.edge.critic):
             return "the critic says the opposite"

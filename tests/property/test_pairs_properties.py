@@ -41,7 +41,7 @@ def test_another_success_never_hurts(a: float, b: float, c: float, d: float) -> 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=2, max_size=6), st.floats(0, 1))
 def test_step_pairs_keep_their_promises(sides: list[tuple[int, int]], gap: float) -> None:
     tree = kit.fan(*sides)
-    rules = StepPairs(min_gap=gap, corroboration=0)
+    rules = StepPairs(min_gap=gap, second_opinion=False)
     pairs, _ = rules.mine(tree)
     assert len(pairs) <= rules.per_node
     for pair in pairs:

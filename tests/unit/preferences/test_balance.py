@@ -96,7 +96,7 @@ def test_nothing_from_nothing() -> None:
 
 def some_pairs() -> list[PreferencePair]:
     tree = kit.grow(["A B leave", "A C leave", "B leave", "C leave"] * 4)
-    return StepPairs(corroboration=0).mine(tree)[0] + TrajectoryPairs().mine(tree)[0]
+    return StepPairs(second_opinion=False).mine(tree)[0] + TrajectoryPairs().mine(tree)[0]
 
 
 def test_pairs_keep_their_order_and_get_weights() -> None:

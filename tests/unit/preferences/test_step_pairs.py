@@ -6,7 +6,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.preferences.pairs import StepPairs
 from tests import preferences_kit as kit
 
-PLAIN = StepPairs(corroboration=0)
+PLAIN = StepPairs(second_opinion=False)
 
 
 def why(rules: StepPairs, tree: object) -> set[str]:
@@ -43,8 +43,8 @@ def test_each_threshold_refuses(tree: object, reason: str) -> None:
 
 
 def test_thresholds_are_met_with_equality() -> None:
-    assert len(StepPairs(corroboration=0, min_gap=0.5, confidence=0.5).mine(kit.fan((3, 1), (1, 3)))[0]) == 1
-    assert not StepPairs(corroboration=0, min_gap=0.51, confidence=0.5).mine(kit.fan((3, 1), (1, 3)))[0]
+    assert len(StepPairs(second_opinion=False, min_gap=0.5, confidence=0.5).mine(kit.fan((3, 1), (1, 3)))[0]) == 1
+    assert not StepPairs(second_opinion=False, min_gap=0.51, confidence=0.5).mine(kit.fan((3, 1), (1, 3)))[0]
 
 
 def test_partial_credit_counts_in_part() -> None:
@@ -58,7 +58,7 @@ def test_partial_credit_counts_in_part() -> None:
 def test_value_success_ignores_partial_credit() -> None:
     tree = kit.fan((9.0, 1.0), (4.0, 6.0))
     tree.edges[0].successes, tree.edges[1].successes = 0, 0
-    assert PLAIN.mine(tree)[0] and not StepPairs(corroboration=0, value="success").mine(tree)[0]
+    assert PLAIN.mine(tree)[0] and not StepPairs(second_opinion=False, value="success").mine(tree)[0]
 
 
 def test_rollouts_that_used_up_their_steps_scored_nothing() -> None:
@@ -94,7 +94,7 @@ def test_an_end_is_known_after_one_visit() -> None:
     (pair,), _ = PLAIN.mine(tree)
     assert pair.verdict_chosen is not None and pair.verdict_chosen.success and pair.verdict_rejected is None
     assert pair.visits_chosen == 1
-    noisy = StepPairs(corroboration=0, exact_terminals=False)
+    noisy = StepPairs(second_opinion=False, exact_terminals=False)
     assert noisy.mine(tree)[0] == [] and "fewer than 3 rollouts" in why(noisy, tree)
 
 
@@ -127,7 +127,7 @@ def test_at_most_two_per_node_the_surest_first() -> None:
     pairs, refusals = PLAIN.mine(tree)
     assert len(pairs) == 2 and pairs[0].rejected_edge == 2
     assert "more than 2 pairs of its node" in {r.reason for r in refusals}
-    assert len(StepPairs(corroboration=0, per_node=3).mine(tree)[0]) == 3
+    assert len(StepPairs(second_opinion=False, per_node=3).mine(tree)[0]) == 3
 
 
 def test_the_second_opinion_undoes_what_the_search_preferred() -> None:
@@ -146,7 +146,7 @@ def test_the_second_opinion_lowers_the_confidence_stored() -> None:
     kit.chain(tree, tree.edges[1], [("B", 8, 0.0)])
     (plain,), _ = PLAIN.mine(tree)
     (pair,), _ = StepPairs().mine(tree)
-    assert 0.8 <= pair.confidence <= plain.confidence
+    assert 0.9 <= pair.confidence <= plain.confidence
 
 
 def test_a_closed_child_needs_no_more_visits() -> None:
@@ -168,5 +168,5 @@ def test_a_closed_child_of_which_nothing_was_judged_is_not_known() -> None:
 
 def test_every_fault_of_the_arguments_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        StepPairs(min_visits=0, min_gap=2, confidence=0.3, per_node=0, prior=0, corroboration=-1, value="x")  # type: ignore[arg-type]
-    assert len(caught.value.faults) == 7
+        StepPairs(min_visits=0, min_gap=2, confidence=0.3, per_node=0, prior=0, value="x")  # type: ignore[arg-type]
+    assert len(caught.value.faults) == 6
