@@ -28,10 +28,10 @@ def mix(seed: int, index: int) -> int:
 def child_seed(seed: int, key: str) -> int:
     """Return the seed in [0, 2**63) of what follows `key` under `seed`; for seeds made by the million.
 
-    A multiplication and a shift, each a bijection: two keys of one parent share a seed only if their CRCs agree.
+    The middle bits of a product, where every bit of the key's CRC has its say: two keys of one parent share a seed
+    only if their CRCs agree.
     """
-    z = ((seed ^ crc32(key.encode("utf-8", "surrogatepass"))) * 0xBF58476D1CE4E5B9) & 0x7FFFFFFFFFFFFFFF
-    return z ^ (z >> 32)
+    return ((seed ^ crc32(key.encode("utf-8", "surrogatepass"))) * 0xBF58476D1CE4E5B9 >> 32) & 0x7FFFFFFFFFFFFFFF
 
 
 def draw_seeds(seed: int, start: int, count: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 from offline_agent.records import Context
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
-from offline_agent.search.simulation import Link, Others, Ticket
+from offline_agent.search.simulation import Link, Others, Row, Ticket
 from offline_agent.search.tree import Edge, Node, SearchTree
 
 
@@ -76,6 +76,17 @@ class Committer:
 
     def _commit_chain(self, tree: SearchTree, ticket: Ticket) -> Node:
         """Let the simulation's nodes join the tree and its value go up; return the last node reached."""
+        if ticket.rows and ticket.value is not None and (ticket.edge is not None or ticket.draw):
+            rows = ticket.rows
+            start = ticket.edge or tree.find(ticket.node, rows[0][1])
+            assert start is not None  # proposed just now
+            last, value = self._graft(tree, ticket, start, rows)
+            self._back_up(tree, ticket, ticket.path, value, ticket.node)
+            return last
+        return self._merge_chain(tree, ticket)
+
+    def _merge_chain(self, tree: SearchTree, ticket: Ticket) -> Node:
+        """Walk down from where the simulation left the tree, along what others may have added since."""
         node, edges, chain = ticket.node, ticket.path, ticket.chain
         for position, link in enumerate(chain):
             edge = tree.find(node, link.key)
@@ -110,6 +121,7 @@ class Committer:
         if ticket.value is not None:
             self._back_up(tree, ticket, edges, ticket.value, node)
         return node
+
     def _commit_link(self, tree: SearchTree, ticket: Ticket, node: Node, link: Link) -> Edge:
         """Merge the proposals behind one link into the tree."""
         edge = tree.find(node, link.key)
@@ -148,7 +160,7 @@ class Committer:
         node.greedy = greedy and edge.parent.greedy
         return node
 
-    def _graft(self, tree: SearchTree, ticket: Ticket, edge: Edge, links: Sequence[Link]) -> tuple[Node, float]:
+    def _graft(self, tree: SearchTree, ticket: Ticket, edge: Edge, links: Sequence[Row]) -> tuple[Node, float]:
         """Add what only this simulation knows, from the unexecuted `edge` on, with the value of its one visit.
 
         Nothing is looked up or merged here, which matters: nearly all nodes of a tree come this way.
@@ -158,7 +170,8 @@ class Committer:
         """
         node, value, verdict, gamma = edge.parent, ticket.value, ticket.verdict, self._gamma
         assert value is not None  # the caller looked
-        truncated = ticket.cut == "max_steps"
+        cut = 1 if ticket.cut == "max_steps" else 0
+        verified = 1 - cut
         score = 0.0 if verdict is None or verdict.score is None else verdict.score
         success = 1 if verdict is not None and verdict.success else 0
         group = ticket.group if ticket.group is not None and ticket.group.active else None
@@ -167,13 +180,14 @@ class Committer:
         for _, key, action, outcome, context, seed, _, others in links:
             assert outcome is not None and context is not None  # there is a value: nothing went wrong
             if first:
-                first, edge.group = False, None
+                first, edge.group, edge.visits, edge.value_sum = False, None, 1, value
+                edge.verified, edge.score_sum, edge.successes, edge.truncated = verified, score, success, cut
             else:
                 if counting or action.token_ids is not None:
                     self._count(tree, node, action)
                 logps = action.logps
-                edge = Edge(len(edges), node, key, action, sum(logps) / len(logps) if logps else None)
-                edge.prior = 1.0
+                logp = sum(logps) / len(logps) if logps else None
+                edge = Edge(len(edges), node, key, action, logp, 1.0, 1, value, verified, score, success, cut)
                 edges.append(edge)
                 node.edges.append(edge)
                 node.samples = 1
@@ -181,18 +195,12 @@ class Committer:
                     self._commit_others(tree, node, others)
                     refresh_priors(node)
             _, _, over, edge.fault, judged, fingerprint, goal, state = outcome
-            node = Node(len(nodes), edge, context, over, judged, fingerprint, goal, state, seed, greedy)
+            node = edge.child = Node(
+                len(nodes), edge, context, over, judged, fingerprint, goal, state, seed, greedy, 1, value, group
+            )
             nodes.append(node)
-            node.group = group
-            edge.child = node
-            node.visits = edge.visits = 1
-            node.value_sum = edge.value_sum = value
-            if truncated:
-                edge.truncated = 1
-            else:
-                edge.verified, edge.score_sum, edge.successes = 1, score, success
         tree.counters["tool_calls"] += len(links)
-        if truncated:
+        if cut:
             self._truncate(node)
         elif self._deterministic:
             edge.closed = True
@@ -221,7 +229,7 @@ class Committer:
         tree.simulations += 1
         truncated = ticket.cut == "max_steps"
         score = verdict.score if verdict is not None and verdict.score is not None else 0.0
-        success = 1 if verdict is not None and verdict.success else 0
+        success = verdict is not None and verdict.success
         last.visits += 1
         last.value_sum += value
         low, high = tree.low, tree.high
@@ -233,7 +241,8 @@ class Committer:
             else:
                 edge.verified += 1
                 edge.score_sum += score
-                edge.successes += success
+                if success:
+                    edge.successes += 1
             mean = total / visits
             if mean < low:
                 low = mean

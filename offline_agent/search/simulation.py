@@ -119,6 +119,11 @@ class Link(NamedTuple):
     others: Others = ()
 
 
+Row = tuple[
+    int, str, Action, Outcome | None, Context | None, int, str | None, Others
+]  # making and reading a named tuple costs several times as much as a plain one
+
+
 class Ticket:
     """One simulation in flight.
 
@@ -132,7 +137,7 @@ class Ticket:
         greedy: Follow the policy's greedy actions.
         drawn: (index, action, key) of proposals drawn at `node`.
         critic: Scores of the critic by canonical key.
-        chain: What it did beyond the tree, first to last.
+        rows: What it did beyond the tree, first to last, where it was played alone: plain tuples of a `Link`'s fields.
         cut: None, or what ended it without a verdict: `max_steps`, `tokens`, `fault`, `policy`, `unscored`,
             `duplicate` (every proposal drawn was known).
         verdict, value: The end state's verdict and what is backed up; value None backs up nothing.
@@ -141,7 +146,7 @@ class Ticket:
     """
 
     __slots__ = (
-        "index", "path", "node", "edge", "draw", "group", "rank", "greedy", "drawn", "critic", "chain", "cut",
+        "index", "path", "node", "edge", "draw", "group", "rank", "greedy", "drawn", "critic", "rows", "_chain", "cut",
         "verdict", "value", "mismatch", "error", "run", "search", "done",
     )  # fmt: skip
 
@@ -156,7 +161,8 @@ class Ticket:
         self.greedy = False
         self.drawn: Sequence[tuple[int, Action, str]] = ()
         self.critic: Mapping[str, float] = NO_SCORES
-        self.chain: list[Link] = []
+        self.rows: list[Row] = []
+        self._chain: list[Link] = []
         self.cut: str | None = None
         self.verdict: Verdict | None = None
         self.value: float | None = None
@@ -165,6 +171,13 @@ class Ticket:
         self.run: Generator[Request, Any, None] | None = None
         self.search: Any = None
         self.done = False
+
+    @property
+    def chain(self) -> list[Link]:
+        """What it did beyond the tree, first to last; rows become links when somebody looks here."""
+        if self.rows:
+            self._chain, self.rows = [Link(*row) for row in self.rows], []
+        return self._chain
 
 
 @dataclass(frozen=True, slots=True)

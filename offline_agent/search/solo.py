@@ -16,7 +16,6 @@ from offline_agent.records import Action, Context
 from offline_agent.search.restore import Opening, Outcome
 from offline_agent.search.simulation import (
     RETRIES,
-    Link,
     Others,
     Rules,
     Ticket,
@@ -99,7 +98,7 @@ def _follow(
     """
     ask, execute = direct
     canonical, max_steps, max_tokens = opening.canonical, rules.max_steps, rules.max_tokens
-    task, system, tools, chain = context.task, context.system, context.tools, ticket.chain
+    task, system, tools, rows = context.task, context.system, context.tools, ticket.rows
     temperature = 0.0 if ticket.greedy else rules.temperature
     together = 1 if ticket.index < rules.beside_greedy else rules.together
     others: Others = ()
@@ -116,7 +115,7 @@ def _follow(
                 if type(answer) is not Proposals:
                     ticket.cut, ticket.error = "policy", str(answer)
                     return
-            drawn = answer.actions
+            drawn = answer[0]
             sample, action = 0, drawn[0]
             key = canonical(action)
             if together > 1:
@@ -129,12 +128,12 @@ def _follow(
             outcome = execute(state, action)
         except Exception as error:
             fault = as_fault(error)
-            chain.append(Link(sample, key, action, None, None, seed, str(fault), others))
+            rows.append((sample, key, action, None, None, seed, str(fault), others))
             note_fault(ticket, fault)
             return
         observation, role, terminated, _, verdict, _, _, state = outcome
         context = Context(task, system, tools, observation, context, action, role)
-        chain.append(_new(Link, (sample, key, action, outcome, context, seed, None, others)))
+        rows.append((sample, key, action, outcome, context, seed, None, others))
         if terminated:
             judge(ticket, verdict, context, rules)
             return

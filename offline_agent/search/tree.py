@@ -54,7 +54,19 @@ class Edge:
     )  # fmt: skip
 
     def __init__(
-        self, id: int, parent: Node, key: str, action: Action | None = None, logp: float | None = None
+        self,
+        id: int,
+        parent: Node,
+        key: str,
+        action: Action | None = None,
+        logp: float | None = None,
+        prior: float = 0.0,
+        visits: int = 0,
+        value_sum: float = 0.0,
+        verified: int = 0,
+        score_sum: float = 0.0,
+        successes: int = 0,
+        truncated: int = 0,
     ) -> None:
         self.id = id
         self.parent = parent
@@ -65,14 +77,14 @@ class Edge:
         else:
             self.actions, self.count = [action], 1
         self.logp = logp
-        self.prior = 0.0
-        self.visits = 0
+        self.prior = prior
+        self.visits = visits
         self.pending = 0
-        self.value_sum = 0.0
-        self.verified = 0
-        self.score_sum = 0.0
-        self.successes = 0
-        self.truncated = 0
+        self.value_sum = value_sum
+        self.verified = verified
+        self.score_sum = score_sum
+        self.successes = successes
+        self.truncated = truncated
         self.critic: float | None = None
         self.child: Node | None = None
         self.fault: str | None = None
@@ -135,6 +147,9 @@ class Node:
         state: Any = None,
         seed: int = 0,
         greedy: bool = False,
+        visits: int = 0,
+        value_sum: float = 0.0,
+        group: Any = None,
     ) -> None:
         self.id = id
         self.edge = edge
@@ -142,8 +157,8 @@ class Node:
         self.edges: list[Edge] = []
         self.samples = 0
         self.duplicates = 0
-        self.visits = 0
-        self.value_sum = 0.0
+        self.visits = visits
+        self.value_sum = value_sum
         self.terminated = terminated
         self.truncated = False
         self.verdict = verdict
@@ -155,7 +170,7 @@ class Node:
         self.pending = 0
         self.state = state
         self.seed = seed
-        self.group: Any = None
+        self.group = group
 
     @property
     def depth(self) -> int:

@@ -124,7 +124,7 @@ def test_first_rollout_is_greedy_and_the_first_rollouts_are_the_policys_own() ->
 
 
 def test_a_closed_root_ends_the_search_early() -> None:
-    run = search(SPEC, Guess(skill=0.0, doors=2, thoughts=False), SearchSettings(simulations=500), tasks(SPEC, 1))
+    run = search(SPEC, Guess(skill=0.0, doors=2, thoughts=False), SearchSettings(simulations=500, saturation=20), tasks(SPEC, 1))
     (one,) = run.searches.values()
     assert one.tree is not None and one.tree.stopped == "closed"
     assert one.tree.root.closed and len(one.tree.nodes) == 1 + 2 + 4 + 8
