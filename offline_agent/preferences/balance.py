@@ -188,31 +188,55 @@ class Balance:
 
     def _length_matched(self, pairs: Sequence[PairFacts], left: list[int], refusals: list[Refusal]) -> list[int]:
         """Drop pairs of the side that carries the mean, from the bin of the largest |Δ| down, the least sure first."""
-        kept = set(left)
-        total = sum(pairs[i].delta for i in left)
-        length = sum(pairs[i].chosen_length + pairs[i].rejected_length for i in left)
         widest = max((abs(pairs[i].delta) for i in left), default=0)
 
         def order(i: int) -> tuple[int, float, float, int]:
             bin_ = min(self.bins - 1, self.bins * abs(pairs[i].delta) // max(widest, 1))
             return -bin_, pairs[i].confidence, pairs[i].gap, i
 
+        lengths = _Lengths(pairs, left, self.max_length_gap)
         queue = sorted(left, key=order)
-        # |mean Δ| ≤ share · mean length of a side; both means are over the same pairs, so their number cancels.
-        while abs(total) > self.max_length_gap * length / 2 and len(kept) > 1:
-            surplus = [i for i in queue if i in kept and pairs[i].delta * total > 0]
-            # One that does not tip the mean to the other side; failing that, one that brings it nearer to zero.
-            drop = next((i for i in surplus if abs(pairs[i].delta) <= abs(total)), None)
-            if drop is None:
-                drop = next((i for i in surplus if abs(total - pairs[i].delta) < abs(total)), None)
-            if drop is None:
-                break
-            kept.discard(drop)
-            total -= pairs[drop].delta
-            length -= pairs[drop].chosen_length + pairs[drop].rejected_length
-            reason = f"length matching: |mean Δ| of all pairs would exceed {self.max_length_gap:.0%} of the mean length"
-            refusals.append(_refusal(pairs[drop], reason, delta=pairs[drop].delta))
-        return [i for i in left if i in kept]
+        while lengths.uneven:
+            size = len(lengths.kept)
+            for i in queue:
+                if lengths.uneven and i in lengths.kept and lengths.helps(i, tipping=False):
+                    lengths.drop(i)
+            if len(lengths.kept) == size:
+                last = next((i for i in queue if i in lengths.kept and lengths.helps(i, tipping=True)), None)
+                if last is None:
+                    break
+                lengths.drop(last)
+        reason = f"length matching: |mean Δ| of all pairs would exceed {self.max_length_gap:.0%} of the mean length"
+        refusals += [_refusal(pairs[i], reason, delta=pairs[i].delta) for i in queue if i not in lengths.kept]
+        return [i for i in left if i in lengths.kept]
+
+
+class _Lengths:
+    """The pairs still kept while lengths are matched, with the sums that the condition is on."""
+
+    def __init__(self, pairs: Sequence[PairFacts], left: Sequence[int], share: float) -> None:
+        self._pairs = pairs
+        self._share = share
+        self.kept = set(left)
+        self._delta = sum(pairs[i].delta for i in left)
+        self._length = sum(pairs[i].chosen_length + pairs[i].rejected_length for i in left)
+
+    @property
+    def uneven(self) -> bool:
+        # |mean Δ| > share · mean length of a side; both means are over the same pairs, so their number cancels.
+        return abs(self._delta) > self._share * self._length / 2 and len(self.kept) > 1
+
+    def helps(self, i: int, tipping: bool) -> bool:
+        """Whether dropping a pair brings the mean nearer to zero: without tipping it to the other side, or at all."""
+        delta = self._pairs[i].delta
+        if tipping:
+            return abs(self._delta - delta) < abs(self._delta)
+        return delta * self._delta > 0 and abs(delta) <= abs(self._delta)
+
+    def drop(self, i: int) -> None:
+        self.kept.discard(i)
+        self._delta -= self._pairs[i].delta
+        self._length -= self._pairs[i].chosen_length + self._pairs[i].rejected_length
 
 
 def balance(pairs: Sequence[PreferencePair], rules: Balance) -> tuple[list[PreferencePair], list[Refusal]]:
