@@ -73,14 +73,16 @@ def _key(action: Action) -> str:
     return action.text
 
 
-def search(simulations: int, log: Any = None, leaves: int = 4) -> TreeSearch:
-    """Search one tree to its end."""
+def search(simulations: int, log: Any = None, leaves: int = 4, trees: int = 1) -> TreeSearch:
+    """Search trees to their end, one after the other; return the last."""
     settings = SearchSettings(
         simulations=simulations, max_steps=DEPTH + 1, max_children=BRANCHING, leaves_in_flight=leaves
     )
-    one = TreeSearch(Task("t", "train", {}), FreeWorld(), settings, seed=1, log=log)
-    scheduler = Scheduler(FreeEngine(), EnvPool(0, None))
-    return next(iter(scheduler.run([(one, ())])))
+    searches = (TreeSearch(Task(f"t{i}", "train", {}), FreeWorld(), settings, 1, log=log) for i in range(trees))
+    scheduler = Scheduler(FreeEngine(), EnvPool(0, None), trees_in_flight=1)
+    for one in scheduler.run((one, ()) for one in searches):
+        last = one
+    return last
 
 
 def main() -> None:
@@ -100,8 +102,7 @@ def main() -> None:
         for _ in range(arguments.repeats):
             rounds = max(1, 4000 // simulations)
             started = time.perf_counter()
-            for _ in range(rounds):
-                one = search(simulations)
+            search(simulations, trees=rounds)
             plain.append(rounds * simulations / (time.perf_counter() - started))
             with tempfile.TemporaryDirectory() as folder:
                 log = EventLog(Path(folder) / "0000.jsonl")

@@ -58,10 +58,13 @@ def test_a_log_of_another_search_is_refused() -> None:
         search(SPEC, Guess(), SearchSettings(simulations=8), some, records={name: log[2:]})
 
 
-@pytest.mark.parametrize("leaves", [1, 4])
-def test_each_edge_is_executed_once(leaves: int) -> None:
+@pytest.mark.parametrize("leaves", [1, 4, 8])
+@pytest.mark.parametrize("together", [1, 2, 4])
+@pytest.mark.parametrize("workers", [0, 3])
+def test_each_edge_is_executed_once(leaves: int, together: int, workers: int) -> None:
     Paths.calls.clear()
-    run = search(SPEC, Guess(), SearchSettings(simulations=64, leaves_in_flight=leaves), tasks(SPEC, 4))
+    settings = SearchSettings(simulations=64, leaves_in_flight=leaves, rollout_proposals=together)
+    run = search(SPEC, Guess(), settings, tasks(SPEC, 4), workers=workers)
     edges = sum(node.edge is not None for one in run.searches.values() for node in one.tree.nodes)  # type: ignore[union-attr]
     assert run.counts.executed == len(Paths.calls) == edges
     assert len(set(Paths.calls)) == len(Paths.calls)
@@ -124,7 +127,8 @@ def test_first_rollout_is_greedy_and_the_first_rollouts_are_the_policys_own() ->
 
 
 def test_a_closed_root_ends_the_search_early() -> None:
-    run = search(SPEC, Guess(skill=0.0, doors=2, thoughts=False), SearchSettings(simulations=500, saturation=20), tasks(SPEC, 1))
+    settings = SearchSettings(simulations=500, saturation=20)  # both doors are drawn before a node counts as exhausted
+    run = search(SPEC, Guess(skill=0.0, doors=2, thoughts=False), settings, tasks(SPEC, 1))
     (one,) = run.searches.values()
     assert one.tree is not None and one.tree.stopped == "closed"
     assert one.tree.root.closed and len(one.tree.nodes) == 1 + 2 + 4 + 8
