@@ -73,7 +73,8 @@ def test_each_edge_is_executed_once_and_sums_add_up(
         if edge.child is not None:
             assert edge.child.edge is edge and edge.child.visits == edge.visits
             assert math.isclose(edge.child.value_sum, edge.value_sum)
-            assert edge.child.context.parent is edge.parent.context
+            if how.algorithm == "mcts":  # independent rollouts that agree have equal histories, not the same one
+                assert edge.child.context.parent is edge.parent.context
     if how.gamma == 1.0:
         ends = sum(edge.score_sum for edge in tree.edges if edge.child is not None and edge.child.terminated)
         assert math.isclose(tree.root.value_sum, ends, abs_tol=1e-9)  # what is cut by max_steps is worth 0
