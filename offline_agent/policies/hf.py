@@ -98,6 +98,7 @@ class HFPolicy:
         small = sum(weights.numel() for weights in self.model.parameters()) < SMALL and where.type == "cpu"
         self._threads = threads or (1 if small else torch.get_num_threads())
         self._lock = threading.Lock()
+        self._closed = False
         self._runner = hf_checks.Runner(self.model, self._threads)
         self._core = Core(
             self._runner.logits,
@@ -217,10 +218,13 @@ class HFPolicy:
         return HFEngine(self)
 
     def close(self) -> None:
-        """Free the memory of keys and values."""
+        """Free the memory of keys and values; requests are answered with an error from now on."""
+        self._closed = True
         self.forget()
 
     def _prompt(self, context: Context, room: int) -> tuple[int, ...]:
+        if self._closed:
+            raise PolicyError("the policy is closed")
         prompt = tuple(self.renderer.context_ids(context))
         if not prompt:
             raise PolicyError("the history renders to no ids at all; there is nothing to continue")
