@@ -244,17 +244,18 @@ class TreeSearch:
         if node.asking or (group is not None and group.active):
             return 0
         edges = len(node.edges)
+        room = settings.max_children - edges
         if node.duplicates >= settings.saturation:
             return 0
         if node.edge is None and settings.gumbel_root and edges < settings.gumbel_m and self._gumbel is None:
-            return min(settings.gumbel_m - edges, settings.proposals)
+            return min(settings.gumbel_m - edges, settings.proposals, room)
         if node.samples < settings.proposals:
             return settings.proposals - node.samples
         limit = settings.widening * math.sqrt(node.visits)
         if edges < limit:
-            return min(settings.proposals, min(settings.max_children, math.ceil(limit)) - edges)
-        if all(edge.closed for edge in node.edges):
-            return settings.proposals
+            return min(settings.proposals, math.ceil(limit) - edges, room)
+        if all([edge.closed for edge in node.edges]):
+            return min(settings.proposals, room)
         return 0
 
     def _mark(self, ticket: Ticket) -> Ticket:
