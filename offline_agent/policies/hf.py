@@ -129,6 +129,16 @@ class HFPolicy:
         """What was computed so far, over all requests."""
         return self._core.counts
 
+    @property
+    def kept_ids(self) -> int:
+        """Number of ids whose keys and values are kept."""
+        return self._core.trie.tokens
+
+    @property
+    def thrown_away_ids(self) -> int:
+        """Number of ids whose keys and values were kept once, and had to make room."""
+        return self._core.trie.evicted_tokens
+
     def verify_batch_invariance(self) -> bool:
         """Return whether the same history gives the same bits in any batch, in any pieces; tries it anew.
 
