@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.errors import DataError
 from offline_agent.records import SCHEMA_VERSION, Action, Context, Task, ToolCall, Verdict
 from offline_agent.search.restore import Outcome, World
-from offline_agent.search.simulation import Link, Ticket
+from offline_agent.search.ticket import Link, Ticket
 from offline_agent.search.tree import Edge, Node, SearchTree, observation_hash
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 from offline_agent.records import Context
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
-from offline_agent.search.simulation import Link, Others, Row, Ticket
+from offline_agent.search.ticket import Link, Others, Row, Ticket
 from offline_agent.search.tree import Edge, Node, SearchTree
 
 

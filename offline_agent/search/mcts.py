@@ -17,8 +17,9 @@ from offline_agent.search.commit import Committer
 from offline_agent.search.restore import Opening, Outcome, World
 from offline_agent.search.selection import GumbelRoot, puct, uct
 from offline_agent.search.settings import SearchSettings
-from offline_agent.search.simulation import EMPTY, Group, Request, Rules, Shadow, Ticket, simulate
+from offline_agent.search.simulation import simulate
 from offline_agent.search.solo import Direct, is_alone, play
+from offline_agent.search.ticket import EMPTY, Group, Request, Rules, Shadow, Ticket
 from offline_agent.search.tree import Edge, Node, SearchTree
 from offline_agent.seeding import child_seed, derive_seed
 

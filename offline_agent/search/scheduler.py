@@ -19,8 +19,9 @@ from offline_agent.records import Action, Context
 from offline_agent.search.mcts import TreeSearch
 from offline_agent.search.pool import EnvPool, attempt
 from offline_agent.search.restore import Opening
-from offline_agent.search.simulation import ASK, EMPTY, EXECUTE, WAIT, WAKE, Ticket
+from offline_agent.search.simulation import ASK, EXECUTE, WAIT, WAKE
 from offline_agent.search.solo import Direct
+from offline_agent.search.ticket import EMPTY, Ticket
 
 FREE = Proposals(()).usage  # of answers that say nothing about their cost
 

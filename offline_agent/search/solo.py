@@ -16,9 +16,6 @@ from offline_agent.records import Action, Context
 from offline_agent.search.restore import Opening, Outcome
 from offline_agent.search.simulation import (
     RETRIES,
-    Others,
-    Rules,
-    Ticket,
     judge,
     note_fault,
     note_no_end,
@@ -26,6 +23,7 @@ from offline_agent.search.simulation import (
     proposals_of,
     sort_drawn,
 )
+from offline_agent.search.ticket import Others, Rules, Ticket
 from offline_agent.seeding import child_seed, draw_seeds
 
 _new = tuple.__new__  # makes a named tuple without the detour through its Python-level constructor
