@@ -35,16 +35,7 @@ def _make() -> dict[str, Any]:
     mask = pa.list_(pa.int8())  # [length], 1 = sampled by the policy
     logps = pa.list_(pa.float32())  # [length], natural logarithms at temperature 1
 
-    messages = pa.list_(
-        pa.struct(
-            [
-                required("role", pa.string()),
-                pa.field("content", pa.string()),
-                pa.field("name", pa.string()),  # a tool message's tool
-                pa.field("tool_calls", pa.list_(json)),
-            ]
-        )
-    )
+    messages = pa.list_(json)  # whole messages: none gets a key it does not have, and templates look at which there are
 
     preferences = pa.schema(
         [
