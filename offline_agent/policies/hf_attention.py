@@ -28,7 +28,8 @@ LENGTH_STEP = 32
 RUN = 128  # positions summed in one product
 ROW_STEP = 16
 QUERY_STEP = 4
-BLOCK = 16  # decoding slots that share a padded length
+BLOCK = 4  # decoding slots that share a padded length
+MOST_PADDING = 512  # positions of padding that cost less than another product
 MOST_SCORES = 1 << 23  # elements of one matrix of scores
 
 
@@ -148,7 +149,14 @@ class Plan:
         reach = self.positions.tolist()
         for start in range(0, self.rows, BLOCK):  # rows far from the longest need not read as far
             end = min(start + BLOCK, self.rows)
-            self.blocks.append((start, end, round_up(max(reach[start:end]) + 1, LENGTH_STEP)))
+            length = round_up(max(reach[start:end]) + 1, LENGTH_STEP)
+            if self.blocks:
+                first, _, before = self.blocks[-1]
+                shorter = (end - start) if length < before else (start - first)
+                if shorter * abs(before - length) <= MOST_PADDING:
+                    self.blocks[-1] = (first, end, max(before, length))
+                    continue
+            self.blocks.append((start, end, length))
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
