@@ -80,9 +80,10 @@ class Committer:
             rows = ticket.rows
             start = ticket.edge or tree.find(ticket.node, rows[0][1])
             assert start is not None  # proposed just now
-            last, value = self._graft(tree, ticket, start, rows)
-            self._back_up(tree, ticket, ticket.path, value, ticket.node)
-            return last
+            if start.child is None:
+                last, value = self._graft(tree, ticket, start, rows)
+                self._back_up(tree, ticket, ticket.path, value, ticket.node)
+                return last
         return self._merge_chain(tree, ticket)
 
     def _merge_chain(self, tree: SearchTree, ticket: Ticket) -> Node:
@@ -111,6 +112,8 @@ class Committer:
                 tree.counters["dropped"] += len(chain) - position - 1
                 node = edge.child
                 break
+            elif edge is ticket.edge and ticket.rank == 0:
+                tree.counters["tool_calls"] += 1  # executed again, to be judged again
             node = edge.child  # type: ignore[assignment]  # set just above
             edge.group = None
         else:
@@ -290,9 +293,11 @@ class Committer:
                 for edge in node.edges:
                     if not edge.closed:
                         return
-            node.closed = True
             incoming = node.edge
-            if incoming is None or (over and not incoming.closed):
+            if over and incoming is not None and not incoming.closed:
+                return  # its verdict may differ the next time
+            node.closed = True
+            if incoming is None:
                 return
             incoming.closed = True
             node = incoming.parent

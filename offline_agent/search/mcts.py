@@ -218,7 +218,7 @@ class TreeSearch:
                 return None
             path.append(edge)
             child, choose = edge.child, self._select
-            if child is None:
+            if child is None or child.terminated:  # an open terminal is judged again: its verifier may differ
                 if node.group is not None and node.group.active:
                     return None  # those who found this node together may be executing this very action
                 ticket = Ticket(index, path[:-1], node)

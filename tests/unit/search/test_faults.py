@@ -270,3 +270,27 @@ def test_the_critic_steers_and_is_kept_apart() -> None:
     broken = search(spec, Guess(), settings, tasks(spec, 2), critic=lambda *_: 1 / 0)
     assert broken.scheduler and any("critic" in t for t in broken.scheduler.counts.fault_examples)
     assert isinstance(Verdict(1.0, True, "x"), Verdict) and Proposals is not None
+
+
+class Moody(Paths):
+    """Its verdict on the same end state differs from time to time."""
+
+    deterministic_verifier = False
+    mood = random.Random(3)
+
+    def get_reward(self) -> float:
+        """Return the score, or nothing at all in a bad mood."""
+        return super().get_reward() * self.mood.randrange(2)
+
+
+def test_a_verdict_that_may_differ_is_asked_for_again() -> None:
+    spec = EnvSpec(Moody)
+    settings = SearchSettings(simulations=120, deterministic_verifier=False)
+    run = search(spec, Guess(doors=2, thoughts=False), settings, tasks(spec, 2))
+    for one in run.searches.values():
+        assert one.tree is not None
+        ends = [node for node in one.tree.nodes if node.terminated]
+        assert one.tree.stopped == "simulations" and all(not node.edges and not node.closed for node in ends)
+        assert max(node.visits for node in ends) > 3
+        assert any(0 < node.edge.score_sum / node.edge.verified < max(1.0, 0.0) for node in ends if node.edge)
+        assert one.tree.root.visits == 120
