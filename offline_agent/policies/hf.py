@@ -19,7 +19,8 @@ from offline_agent.records import Context
 from offline_agent.rendering import Renderer
 
 if TYPE_CHECKING:
-    from offline_agent.policies.hf_engine import Counts, Job
+    from offline_agent.policies.hf_jobs import Counts, Job
+    from offline_agent.policies.hf_trie import Node
 
 DEFAULT_MODEL = Path(__file__).parent.parent / "assets" / "default_model"
 SMALL = 50_000_000  # parameters below which one thread is faster than several, and whose sums then never change
@@ -74,7 +75,7 @@ class HFPolicy:
         import torch
 
         from offline_agent.policies import hf_checks, hf_loading
-        from offline_agent.policies.hf_attention import SlotCache
+        from offline_agent.policies.hf_attention import ROW_STEP, SlotCache
         from offline_agent.policies.hf_engine import Core
         from offline_agent.policies.hf_trie import KVTrie
 
@@ -105,6 +106,7 @@ class HFPolicy:
             SlotCache(slots, hf_loading.shape(self.model), number_format, where),
             KVTrie(cache_bytes),
             self.renderer.eos_ids,
+            draft_tokens=(4 * slots if small else ROW_STEP) if where.type == "cpu" else 0,
         )
         hf_checks.check_supported(self.model, self._runner, self._core.cache)
         self.batch_invariant = where.type == "cpu" and hf_checks.verify_batch_invariance(self._runner, self._core.cache)
@@ -174,7 +176,7 @@ class HFPolicy:
     def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         """See `Policy.score`. An empty sequence scores an empty tuple."""
         from offline_agent.policies.hf_checks import check_ids
-        from offline_agent.policies.hf_engine import Job
+        from offline_agent.policies.hf_jobs import Job
 
         wanted = [tuple(ids) for ids in actions]
         for ids in wanted:
@@ -191,7 +193,7 @@ class HFPolicy:
 
     def submit(self, request: ProposeRequest, done: Done, owner: object) -> None:
         """Queue a request without running anything; used by `propose` and by the engine."""
-        from offline_agent.policies.hf_engine import Job
+        from offline_agent.policies.hf_jobs import Job
 
         temperature = self.temperature if request.temperature is None else request.temperature
         limit = self.max_tokens if request.max_tokens is None else request.max_tokens
@@ -199,12 +201,19 @@ class HFPolicy:
             if temperature < 0 or limit < 1:
                 raise PolicyError(f"got temperature {temperature} and max_tokens {limit}; allowed: ≥ 0 and ≥ 1")
             prompt = self._prompt(request.context, limit)
-        except PolicyError as error:
-            done(error)
+        except Exception as error:  # a history that cannot be rendered fails alone
+            fault = error if isinstance(error, PolicyError) else PolicyError(f"{type(error).__name__}: {error}")
+            fault.__cause__ = None if fault is error else error
+            done(fault)
             return
-        self._core.submit(
-            Job(prompt, request.seeds, temperature, limit, None, owner, lambda job: done(self._answer(job)))
-        )
+        context = request.context
+
+        def finish(job: Job) -> None:
+            if job.node is not None:
+                context.cache = (self._core.trie, job.node, len(prompt))
+            done(self._answer(job))
+
+        self._core.submit(Job(prompt, request.seeds, temperature, limit, None, owner, finish, self._anchor(context)))
 
     def pump(self) -> bool:
         """Do one step and hand out what it finished; False where there was nothing to do."""
@@ -245,6 +254,13 @@ class HFPolicy:
                 "raise policy.max_context where the model was made for more"
             )
         return prompt
+
+    def _anchor(self, context: Context) -> tuple[Node | None, int]:
+        """Return where the trie may be entered for a history: at its own end, or its parent's."""
+        for known in (context.cache, context.parent.cache if context.parent is not None else None):
+            if type(known) is tuple and known[0] is self._core.trie:
+                return known[1], known[2]
+        return None, 0
 
     def _answer(self, job: Job) -> Answer:
         if job.error is not None:

@@ -5,9 +5,8 @@ of their position and read from there.
 
 On a CPU the result for a token is a function of its history alone, bit for bit: whether it is decoded or filled, in
 which batch and up to which padded length. What that takes, found by trying (MKL, AVX-512 and AVX2):
-- products of 1 to 3 rows round differently from those of 4 rows and more, so no product has fewer than 4 rows. Where
-  fewer query heads share a key-value head, the heads of a slot are joined in one product with a block-diagonal query
-  (the zeros change nothing), which is also faster than many small products;
+- products of 1 to 3 rows round differently from those of 4 rows and more, so no product has fewer than 4 rows: a
+  decoding slot is asked for 4 tokens at once, guesses of what comes next among them (`hf_drafts`);
 - sums over more than 192 terms are split at places that depend on their number, so the sum over positions is done in
   runs of 128, first to last, and shorter ones end in exact zeros;
 - vector code computes the end of an array that is no multiple of the vector differently, so lengths are padded.
@@ -15,7 +14,7 @@ which batch and up to which padded length. What that takes, found by trying (MKL
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,12 +58,9 @@ class Shape:
         return self.heads // self.kv_heads
 
     @property
-    def joined(self) -> int:
-        """Key-value heads that are kept side by side and multiplied as one."""
-        for count in range(1, self.kv_heads + 1):
-            if self.kv_heads % count == 0 and count * self.group >= QUERY_STEP and count * self.width <= RUN:
-                return count if self.exact else 1
-        return 1
+    def span(self) -> int:
+        """Most tokens of a slot in one decoding step."""
+        return QUERY_STEP if self.exact else 1
 
 
 class SlotCache:
@@ -73,16 +69,14 @@ class SlotCache:
     The memory starts as zeros, so what lies beyond a sequence's end is always finite and, masked, adds exactly 0.
 
     Attributes:
-        data: [layers, 2, slots, kv_heads / joined, capacity + 1, joined * width]; the last index of the positions takes
-            writes nobody reads.
+        data: [layers, 2, slots, kv_heads, capacity, width].
     """
 
     def __init__(self, slots: int, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.slots = slots
         self.shape = shape
         self.capacity = 3 * RUN
-        heads, width = shape.kv_heads // shape.joined, shape.joined * shape.width
-        size = (shape.layers, 2, slots, heads, self.capacity + 1, width)
+        size = (shape.layers, 2, slots, shape.kv_heads, self.capacity, shape.width)
         self.data = torch.zeros(size, dtype=dtype, device=device)
 
     def reserve(self, length: int) -> None:
@@ -96,7 +90,7 @@ class SlotCache:
         capacity = round_up(max(length, min(2 * self.capacity, self.capacity + 1024)), RUN)
         layers, two, slots, heads, _, width = self.data.shape
         try:
-            data = self.data.new_zeros(layers, two, slots, heads, capacity + 1, width)
+            data = self.data.new_zeros(layers, two, slots, heads, capacity, width)
         except RuntimeError as error:
             raise PolicyError(
                 f"no memory for {slots} slots of {capacity} ids: lower policy.slots or policy.max_context ({error})"
@@ -105,11 +99,11 @@ class SlotCache:
         self.data, self.capacity = data, capacity
 
     def slot(self, slot: int) -> torch.Tensor:
-        """Return the view [layers, 2, heads, capacity + 1, width] of one slot."""
+        """Return the view [layers, 2, kv_heads, capacity, width] of one slot."""
         return self.data[:, :, slot]
 
     def read(self, slot: int, start: int, end: int) -> torch.Tensor:
-        """Return a copy [layers, 2, heads, end - start, width]."""
+        """Return a copy [layers, 2, kv_heads, end - start, width]."""
         return self.data[:, :, slot, :, start:end].clone()
 
 
@@ -123,40 +117,43 @@ class Piece:
     count: int
 
 
-@dataclass
+@dataclass(slots=True)
+class Row:
+    """Tokens of a decoding slot in the packed batch: `count` of them, at most the shape's span, from `start` on."""
+
+    slot: int
+    start: int
+    count: int
+
+
 class Plan:
     """Where the tokens of one packed batch belong.
 
-    Attributes:
+    Args:
         cache: The slots.
-        rows: The first `rows` tokens are one decoding step of slots 0 … rows-1.
-        positions: int [rows], position of each; 0 for a slot that is not decoding.
-        write_at: int [rows], the same with the cache's last index for a slot that is not decoding.
+        rows: Decoding slots; their tokens come first, in this order.
         pieces: The tokens after them.
     """
 
-    cache: SlotCache
-    rows: int
-    positions: torch.Tensor
-    write_at: torch.Tensor
-    pieces: list[Piece]
-    blocks: list[tuple[int, int, int]] = field(default_factory=list)
-    _row_index: Any = None
-    _masks: dict[Any, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._row_index = torch.arange(self.rows, device=self.positions.device)
-        reach = self.positions.tolist()
-        for start in range(0, self.rows, BLOCK):  # rows far from the longest need not read as far
-            end = min(start + BLOCK, self.rows)
-            length = round_up(max(reach[start:end]) + 1, LENGTH_STEP)
-            if self.blocks:
-                first, _, before = self.blocks[-1]
-                shorter = (end - start) if length < before else (start - first)
-                if shorter * abs(before - length) <= MOST_PADDING:
-                    self.blocks[-1] = (first, end, max(before, length))
-                    continue
-            self.blocks.append((start, end, length))
+    def __init__(self, cache: SlotCache, rows: list[Row], pieces: list[Piece]) -> None:
+        self.cache = cache
+        self.pieces = pieces
+        self.rows = max((row.slot for row in rows), default=-1) + 1
+        self.decoding = sum(row.count for row in rows)
+        self._masks: dict[Any, Any] = {}
+        span, device = cache.shape.span, cache.data.device
+        reach, positions = [1] * self.rows, [0] * (self.rows * span)
+        places: list[int] = []
+        for row in rows:
+            first = row.slot * span
+            reach[row.slot] = row.start + row.count
+            positions[first : first + row.count] = range(row.start, row.start + row.count)
+            places.extend(range(first, first + row.count))
+        self._positions = torch.tensor(positions, dtype=torch.long, device=device).view(self.rows, span)
+        self._places = torch.tensor(places, dtype=torch.long, device=device)
+        self._slots = self._places // span
+        self._at = self._positions.view(-1)[self._places]
+        self._blocks = _blocks(reach)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
@@ -174,121 +171,117 @@ class Plan:
             [1, tokens, heads, width].
         """
         keys, values = self.cache.data[layer, 0], self.cache.data[layer, 1]
-        _, heads, tokens, width = query.shape
-        query, key, value = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
-        side = keys.shape[1], keys.shape[3]  # as they lie in the cache
-        key, value = key.reshape(tokens, *side), value.reshape(tokens, *side)
-        query = query * scale
-        out = query.new_zeros(tokens, heads, width)
-        if self.rows:
-            keys[self._row_index, :, self.write_at] = key[: self.rows]
-            values[self._row_index, :, self.write_at] = value[: self.rows]
-            asked = self._spread(query[: self.rows])
-            for start, end, length in self.blocks:
-                attended = self._attend(
-                    asked[start:end],
-                    keys[start:end, :, :length],
-                    values[start:end, :, :length],
-                    self._row_mask(start, end, length, window, query),
-                )
-                out[start:end] = self._gather(attended)
+        query = query[0].transpose(0, 1) * scale
+        out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        n = self.decoding
+        if n:
+            keys[self._slots, :, self._at] = key[0, :, :n].transpose(0, 1)
+            values[self._slots, :, self._at] = value[0, :, :n].transpose(0, 1)
+            out[:n] = self._decode(query[:n], keys, values, window)
         for piece in self.pieces:
             first, last = piece.first, piece.first + piece.count
             until = piece.start + piece.count
-            keys[piece.slot, :, piece.start : until] = key[first:last].transpose(0, 1)
-            values[piece.slot, :, piece.start : until] = value[first:last].transpose(0, 1)
+            keys[piece.slot, :, piece.start : until] = key[0, :, first:last]
+            values[piece.slot, :, piece.start : until] = value[0, :, first:last]
             length = round_up(until, LENGTH_STEP)
-            known = self._heads(keys[piece.slot, :, :length]), self._heads(values[piece.slot, :, :length])
-            most = max(QUERY_STEP, MOST_SCORES // (length * heads) // QUERY_STEP * QUERY_STEP)
+            known = keys[None, piece.slot, :, :length], values[None, piece.slot, :, :length]
+            most = max(QUERY_STEP, MOST_SCORES // (length * query.shape[1]) // QUERY_STEP * QUERY_STEP)
             for at in range(first, last, most):
                 end = min(at + most, last)
                 mask = self._piece_mask(piece.start + at - first, end - at, length, window, query)
-                out[at:end] = self._fill(query[at:end], *known, mask)
+                asked = query[at:end]
+                if mask.shape[-2] > end - at:
+                    asked = torch.cat((asked, asked[-1:].expand(mask.shape[-2] - (end - at), -1, -1)))
+                out[at:end] = self._attend(asked[None], *known, mask)[0, : end - at]
         return out[None]
 
-    def _spread(self, query: torch.Tensor) -> torch.Tensor:
-        """Return queries [n, heads, width] as [n, heads of the cache, rows, width of the cache], rows ≥ 4."""
-        shape = self.cache.shape
-        joined, group, n = shape.joined, shape.group, query.shape[0]
-        query = query.reshape(n, -1, joined, group, 1, shape.width)
-        if joined > 1:
-            query = query * torch.eye(joined, dtype=query.dtype, device=query.device).view(joined, 1, joined, 1)
-        return _pad_queries(query.reshape(n, -1, joined * group, joined * shape.width))
-
-    def _gather(self, attended: torch.Tensor) -> torch.Tensor:
-        """Undo `_spread`: return [n, heads, width], each head's own part."""
-        shape = self.cache.shape
-        joined, group, n = shape.joined, shape.group, attended.shape[0]
-        attended = attended[:, :, : joined * group].reshape(n, -1, joined, group, joined, shape.width)
-        if joined > 1:
-            attended = attended.diagonal(dim1=2, dim2=4).permute(0, 1, 4, 2, 3)
-        return attended.reshape(n, shape.heads, shape.width)
-
-    def _heads(self, known: torch.Tensor) -> torch.Tensor:
-        """Return one slot's keys or values [heads of the cache, length, its width] as [kv_heads, length, width]."""
-        shape, length = self.cache.shape, known.shape[1]
-        apart = known.reshape(-1, length, shape.joined, shape.width).transpose(1, 2)
-        return apart.reshape(shape.kv_heads, length, shape.width)
-
-    def _fill(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return [count, heads, width] for consecutive queries of one slot."""
-        shape, count = self.cache.shape, query.shape[0]
-        asked = query.transpose(0, 1).reshape(1, shape.kv_heads, shape.group * count, shape.width)
-        attended = self._attend(_pad_queries(asked), keys[None], values[None], mask)
-        attended = attended[0, :, : shape.group * count].reshape(shape.heads, count, shape.width)
-        return attended.transpose(0, 1)
+    def _decode(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        """Return [decoding, heads, width] for the tokens of decoding slots."""
+        span, (_, heads, width) = self.cache.shape.span, query.shape
+        asked = query.new_zeros(self.rows * span, heads, width)
+        asked[self._places] = query
+        asked = asked.view(self.rows, span, heads, width)
+        out = torch.empty_like(asked)
+        for start, end, length in self._blocks:
+            mask = self._row_mask(start, end, length, window, query)
+            out[start:end] = self._attend(
+                asked[start:end], keys[start:end, :, :length], values[start:end, :, :length], mask
+            )
+        return out.view(self.rows * span, heads, width)[self._places]
 
     def _attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Return softmax(query · keysᵀ + mask) · values, [n, h, rows, w], for queries that are scaled already."""
-        if not self.cache.shape.exact:
-            return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=1.0)
-        n, heads, rows, width = query.shape
-        length = keys.shape[2]
-        keys, values = keys.reshape(n * heads, length, width), values.reshape(n * heads, length, width)
-        scores = torch.bmm(query.reshape(n * heads, rows, width), keys.transpose(1, 2)).view(n, heads, rows, length)
-        weights = torch.softmax(scores.add_(mask), dim=-1).view(n * heads, rows, length)
-        out = torch.bmm(weights[..., :RUN], values[:, :RUN])
-        for start in range(RUN, length, RUN):
-            out.baddbmm_(weights[..., start : start + RUN], values[:, start : start + RUN])
-        return out.view(n, heads, rows, width)
+        """Return softmax(query · keysᵀ + mask) · values for queries that are scaled already.
+
+        Args:
+            query: [n, count, heads, width], count a multiple of `QUERY_STEP` where the shape is exact.
+            keys, values: [n, kv_heads, length, width].
+            mask: [n, 1, 1, count, length].
+
+        Returns:
+            [n, count, heads, width].
+        """
+        shape, (n, count, heads, width), length = self.cache.shape, query.shape, keys.shape[2]
+        many, rows = n * shape.kv_heads, shape.group * count
+        apart = query.view(n, count, shape.kv_heads, shape.group, width).permute(0, 2, 3, 1, 4)
+        if not shape.exact:
+            joint = mask.expand(n, 1, shape.group, count, length).reshape(n, 1, rows, length)
+            apart = apart.reshape(n, shape.kv_heads, rows, width)
+            out = scaled_dot_product_attention(apart, keys, values, attn_mask=joint, scale=1.0)
+        else:
+            keys, values = keys.reshape(many, length, width), values.reshape(many, length, width)
+            scores = torch.bmm(apart.reshape(many, rows, width), keys.transpose(1, 2))
+            scores.view(n, shape.kv_heads, shape.group, count, length).add_(mask)
+            weights = torch.softmax(scores, dim=-1)
+            out = torch.bmm(weights[..., :RUN], values[:, :RUN])
+            for start in range(RUN, length, RUN):
+                out.baddbmm_(weights[..., start : start + RUN], values[:, start : start + RUN])
+        out = out.view(n, shape.kv_heads, shape.group, count, width).permute(0, 3, 1, 2, 4)
+        return out.reshape(n, count, heads, width)
 
     def _row_mask(self, start: int, end: int, length: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
         mask = self._masks.get((start, window))
         if mask is None:
-            mask = _mask(self.positions[start:end], length, window, like)[:, None, None]
-            self._masks[start, window] = mask
+            mask = self._masks[start, window] = _mask(self._positions[start:end], length, window, like)
         return mask
 
     def _piece_mask(self, start: int, count: int, length: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
-        """Return [1, 1, rows, length] for the queries of `count` positions from `start` on, padded."""
+        """Return the mask of `count` positions from `start` on, the last one repeated up to a multiple."""
         mask = self._masks.get((start, count, length, window))
         if mask is None:
-            group = self.cache.shape.group
-            positions = torch.arange(start, start + count, device=like.device).repeat(group)
-            extra = -positions.numel() % QUERY_STEP
-            positions = torch.cat((positions, positions[-1:].expand(extra))) if extra else positions
-            mask = _mask(positions, length, window, like)[None, None]
+            positions = torch.arange(start, start + round_up(count, QUERY_STEP), device=like.device)
+            mask = _mask(positions.clamp_(max=start + count - 1)[None], length, window, like)
             self._masks[start, count, length, window] = mask
         return mask
 
 
-def _pad_queries(query: torch.Tensor) -> torch.Tensor:
-    """Return queries [..., count, width] with copies of the last one up to a multiple of `QUERY_STEP`."""
-    extra = -query.shape[-2] % QUERY_STEP
-    if not extra:
-        return query
-    return torch.cat((query, query[..., -1:, :].expand(*query.shape[:-2], extra, query.shape[-1])), dim=-2)
+def _blocks(reach: list[int]) -> list[tuple[int, int, int]]:
+    """Return runs of neighbouring slots (start, end, padded length): short histories are not read as far as long."""
+    blocks: list[tuple[int, int, int]] = []
+    for start in range(0, len(reach), BLOCK):
+        end = min(start + BLOCK, len(reach))
+        length = round_up(max(reach[start:end]), LENGTH_STEP)
+        if blocks:
+            first, _, before = blocks[-1]
+            shorter = (end - start) if length < before else (start - first)
+            if shorter * abs(before - length) <= MOST_PADDING:
+                blocks[-1] = (first, end, max(before, length))
+                continue
+        blocks.append((start, end, length))
+    return blocks
 
 
 def _mask(positions: torch.Tensor, length: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
-    """Return [n, length]: 0 where position i may look, else -inf."""
+    """Return [n, 1, 1, count, length] for positions [n, count]: 0 where one may look, else -inf."""
     index = torch.arange(length, device=positions.device)
-    hidden = index[None] > positions[:, None]
+    hidden = index > positions[..., None]
     if window is not None:
-        hidden |= index[None] <= positions[:, None] - window
-    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
+        hidden |= index <= positions[..., None] - window
+    mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
+    return mask[:, None, None]
 
 
 def slot_attention(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from offline_agent.errors import ConfigError, PolicyError
-from offline_agent.policies.hf_attention import NAME, ROW_STEP, Piece, Plan, SlotCache, round_up
+from offline_agent.policies.hf_attention import NAME, ROW_STEP, Piece, Plan, Row, SlotCache, round_up
 from offline_agent.policies.hf_sampling import sample
 
 T = TypeVar("T")
@@ -45,25 +45,25 @@ class Runner:
         return out.logits[0]
 
     def packed(
-        self, cache: SlotCache, rows: list[tuple[int, int]], pieces: list[tuple[int, int, list[int]]]
+        self, cache: SlotCache, rows: list[tuple[int, int, list[int]]], pieces: list[tuple[int, int, list[int]]]
     ) -> torch.Tensor:
         """Return the logits after every token of a batch, for checks.
 
         Args:
             cache: The slots.
-            rows: (id, position) of slots 0, 1, …
-            pieces: (slot, first position, ids).
+            rows: Decoding slots: (slot, first position, ids).
+            pieces: Parts of prompts: (slot, first position, ids).
         """
-        ids, positions = [i for i, _ in rows], [p for _, p in rows]
+        ids: list[int] = []
+        positions: list[int] = []
         packed = []
-        for slot, start, tokens in pieces:
+        for slot, start, tokens in (*rows, *pieces):
             packed.append(Piece(slot, len(ids), start, len(tokens)))
             ids.extend(tokens)
             positions.extend(range(start, start + len(tokens)))
         extra = [0] * (round_up(len(ids), ROW_STEP) - len(ids))
         device = cache.data.device
-        reach = torch.tensor([p for _, p in rows], dtype=torch.long, device=device)
-        plan = Plan(cache, len(rows), reach, reach, packed)
+        plan = Plan(cache, [Row(slot, start, len(t)) for slot, start, t in rows], packed[len(rows) :])
         keep = torch.arange(len(ids) + len(extra), device=device)
         logits = self.logits(
             torch.tensor([ids + extra], device=device), torch.tensor([positions + extra], device=device), plan, keep
@@ -85,7 +85,7 @@ def check_supported(model: Any, runner: Runner, cache: SlotCache) -> None:
 
     def both() -> tuple[torch.Tensor, torch.Tensor]:
         runner.packed(cache, [], [(0, 0, ids[:-2])])
-        ours = torch.stack([runner.packed(cache, [(ids[at], at)], [])[0] for at in (length - 2, length - 1)])
+        ours = torch.stack([runner.packed(cache, [(0, at, [ids[at]])], [])[0] for at in (length - 2, length - 1)])
         try:
             model.set_attn_implementation("sdpa")
         except ValueError:
@@ -133,12 +133,16 @@ def _routes_agree(runner: Runner, cache: SlotCache, ids: list[int], others: list
         at += count
     same = torch.equal(torch.cat(logits), whole) and torch.equal(cache.read(last, 0, size), known)
     for rows in sorted({1, min(2, cache.slots), min(13, cache.slots), cache.slots}):  # decoded, in batches of any size
-        slot, at = rows - 1, size - 1 - rows * 5 % size
+        count = 1 + rows % cache.shape.span
+        slot, at = rows - 1, size - count - rows * 5 % (size - count)
         cache.data[:, :, slot, :, :at] = known[..., :at, :]
-        batch = [(others[1][row % 90], row % 60) for row in range(rows - 1)] + [(ids[at], at)]
-        after = runner.packed(cache, batch, [(0, 0, others[2][:7])] if rows > 1 else [])
-        same &= torch.equal(after[slot], whole[at])
-        same &= torch.equal(cache.read(slot, at, at + 1), known[..., at : at + 1, :])
+        batch = [
+            (row, row % 60, others[1][row % 80 : row % 80 + 1 + row % cache.shape.span]) for row in range(rows - 1)
+        ]
+        after = runner.packed(cache, [*batch, (slot, at, ids[at : at + count])], [(0, 0, others[2][:7])][: rows - 1])
+        first = sum(len(tokens) for _, _, tokens in batch)
+        same &= torch.equal(after[first : first + count], whole[at : at + count])
+        same &= torch.equal(cache.read(slot, at, at + count), known[..., at : at + count, :])
     seeds, spots, warm = list(range(size)), [i % 9 for i in range(size)], [0.7] * size
     drawn, logps = sample(whole, seeds, spots, warm)
     for i in range(0, size, 9):

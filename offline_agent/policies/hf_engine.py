@@ -5,101 +5,49 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from offline_agent.errors import PolicyError
-from offline_agent.policies.hf_attention import ROW_STEP, Piece, Plan, SlotCache, round_up
+from offline_agent.policies.hf_attention import ROW_STEP, Piece, Plan, Row, SlotCache
+from offline_agent.policies.hf_drafts import Drafts
+from offline_agent.policies.hf_jobs import Counts, Job, Lane
 from offline_agent.policies.hf_sampling import sample, token_logps
 from offline_agent.policies.hf_trie import KVTrie, common_prefix, copy_path
 
 WAIT_FOR = 4  # ids another prompt in flight must share beyond what is cached for it to be worth waiting for
 
 
-class Job:
-    """One prompt and what is wanted after it: samples, or the log-probabilities of given ids.
-
-    Args:
-        prompt: int [n], n ≥ 1.
-        seeds: One per sample.
-        temperature: 0 = greedy.
-        limit: Most ids of a sample.
-        forced: Given ids to score, none of them empty; takes the place of the samples.
-        owner: Whoever may cancel it.
-
-    Attributes:
-        results: (ids, log-probabilities) per sample, None while it is not finished.
-        computed: Prompt ids that were computed for it.
-        error: Why it failed; None where it did not.
-    """
-
-    __slots__ = (
-        "prompt", "seeds", "temperature", "limit", "forced", "owner", "results", "computed", "error", "logits", "slot",
-        "filled", "begun", "left", "lanes", "finish",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        prompt: tuple[int, ...],
-        seeds: Sequence[int],
-        temperature: float,
-        limit: int,
-        forced: Sequence[tuple[int, ...]] | None = None,
-        owner: object = None,
-        finish: Callable[[Job], None] | None = None,
-    ) -> None:
-        self.prompt = prompt
-        self.seeds = seeds
-        self.temperature = temperature
-        self.limit = limit
-        self.forced = forced
-        self.owner = owner
-        self.finish = finish
-        count = len(seeds) if forced is None else len(forced)
-        self.results: list[tuple[list[int], list[float]] | None] = [None] * count
-        self.computed = 0
-        self.error: PolicyError | None = None
-        self.logits: Any = None
-        self.slot = -1
-        self.filled = 0
-        self.begun = 0
-        self.left = count
-        self.lanes: list[Lane] = []
-
-
-class Lane:
-    """One sample while it holds a slot; `fresh` until its first id is drawn from the prompt's logits."""
-
-    __slots__ = ("job", "index", "slot", "ids", "logps", "fresh")
-
-    def __init__(self, job: Job, index: int, slot: int) -> None:
-        self.job = job
-        self.index = index
-        self.slot = slot
-        self.ids: list[int] = []
-        self.logps: list[float] = []
-        self.fresh = True
-
-
 @dataclass
-class Counts:
-    """What the core did so far.
+class Batch:
+    """A packed batch before it becomes tensors.
 
     Attributes:
-        steps: Forward passes.
-        generated, prefilled, cached: Ids sampled, prompt ids computed, prompt ids reused.
-        lane_steps: Sum over steps of the samples that were decoding; / (steps × slots) = slot occupancy.
-        seconds: Spent in steps.
+        decoding: Samples that go on; their tokens come first.
+        fills: Jobs whose prompts are being computed, with the number of ids in this batch.
+        forced: Given ids that are scored.
+        tokens, positions: int [n].
+        wanted: Tokens whose logits are wanted: all of `decoding`, the last of each prompt that ends, all of `forced`.
     """
 
-    steps: int = 0
-    generated: int = 0
-    prefilled: int = 0
-    cached: int = 0
-    lane_steps: int = 0
-    seconds: float = 0.0
+    decoding: list[Lane]
+    fills: list[tuple[Job, int]] = field(default_factory=list)
+    forced: list[Lane] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+
+    def add(self, slot: int, start: int, ids: Sequence[int]) -> Piece:
+        """Append ids of a slot and return where they are."""
+        piece = Piece(slot, len(self.tokens), start, len(ids))
+        self.tokens.extend(ids)
+        self.positions.extend(range(start, start + len(ids)))
+        return piece
 
 
 class Core:
@@ -111,6 +59,7 @@ class Core:
         trie: Keys and values of earlier histories.
         stop_ids: Ids that end a sample.
         piece_tokens: Most prompt ids computed in one step.
+        draft_tokens: Ids are guessed ahead while a step decodes fewer than this many.
     """
 
     def __init__(
@@ -120,12 +69,15 @@ class Core:
         trie: KVTrie,
         stop_ids: Iterable[int],
         piece_tokens: int = 512,
+        draft_tokens: int = 0,
     ) -> None:
         self._forward = forward
         self.cache = cache
         self.trie = trie
         self._stop = frozenset(stop_ids)
         self._piece_tokens = piece_tokens
+        self._draft_tokens = draft_tokens
+        self._drafts = Drafts()
         self.counts = Counts()
         self._inbox: deque[Job] = deque()
         self._waiting: deque[Job] = deque()
@@ -216,10 +168,11 @@ class Core:
     def _begin(self, job: Job) -> bool:
         """Start a prompt in a free slot; False where another one is computing what it needs."""
         size = len(job.prompt)
-        self.cache.reserve(size + max(job.limit, *map(len, job.forced or ((),))))
-        path, known = self.trie.match(job.prompt)
+        room = max(job.limit, *map(len, job.forced or ((),)))
+        self.cache.reserve(size + room)
+        path, known = self.trie.match(job.prompt, *job.anchor)
         if known == size and path[-1][1] == len(path[-1][0].ids) and path[-1][0].logits is not None:
-            job.logits = path[-1][0].logits
+            job.node, job.logits = path[-1][0], path[-1][0].logits
             self.counts.cached += size
             self._started.append(job)
             self._fork(job)
@@ -243,7 +196,7 @@ class Core:
             if job.lanes:
                 self.cache.data[:, :, slot, :, :size] = self.cache.data[:, :, job.lanes[0].slot, :, :size]
             else:
-                path, known = self.trie.match(job.prompt)
+                path, known = self.trie.match(job.prompt, job.node, size)
                 copy_path(path, self.cache.slot(slot))
                 if known < size:  # thrown away meanwhile: compute the rest again
                     job.slot, job.filled, job.logits = slot, min(known, size - 1), None
@@ -261,81 +214,69 @@ class Core:
 
     def _advance(self) -> None:
         """One forward pass over decoding samples, pieces of prompts and given ids; then draw."""
-        decoding = [lane for lane in self._lanes if not lane.fresh]
-        pieces, fills, forced, tokens, positions, wanted = self._pack(decoding)
+        batch = self._pack()
         logits: Any = None
-        if tokens:
-            logits = self._run(decoding, pieces, tokens, positions, wanted)
+        if batch.tokens:
+            logits = self._run(batch)
             self.counts.steps += 1
-            self.counts.lane_steps += len(decoding)
-        at = len(decoding)
-        for job, count in fills:
+            self.counts.lane_steps += len(batch.decoding)
+        at = sum(row.count for row in batch.rows)
+        for job, count in batch.fills:
             job.filled += count
             job.computed += count
             if job.filled == len(job.prompt):
                 self._filled(job, logits[at])
                 at += 1
-        self._score(forced, logits, at)
-        self._draw(decoding, logits)
+        self._score(batch.forced, logits, at)
+        self._draw(batch.decoding, logits)
 
-    def _pack(self, decoding: list[Lane]) -> Any:
-        """Lay out the packed batch: decoding rows by slot, pieces of prompts, given ids."""
-        rows = max((lane.slot for lane in decoding), default=-1) + 1
-        tokens, positions = [0] * rows, [0] * rows
-        for lane in decoding:
-            tokens[lane.slot] = lane.ids[-1]
-            positions[lane.slot] = len(lane.job.prompt) + len(lane.ids) - 1
-        wanted = [lane.slot for lane in decoding]
-        pieces: list[Piece] = []
-        fills: list[tuple[Job, int]] = []
+    def _pack(self) -> Batch:
+        """Lay out the packed batch: decoding samples, pieces of prompts, given ids."""
+        batch = Batch([lane for lane in self._lanes if not lane.fresh])
+        spare = self._draft_tokens - len(batch.decoding)
+        for lane in batch.decoding:
+            left = lane.job.limit - len(lane.ids) - 1
+            lane.drafts = self._drafts.guess(lane.ids, min(self.cache.shape.span - 1, left, spare))
+            spare -= len(lane.drafts)
+            piece = batch.add(lane.slot, lane.position, [lane.ids[-1], *lane.drafts])
+            batch.rows.append(Row(piece.slot, piece.start, piece.count))
+        batch.wanted.extend(range(len(batch.tokens)))
         budget = self._piece_tokens
         for job in self._filling:
             count = min(len(job.prompt) - job.filled, budget)
             if not count:
                 break
             budget -= count
-            until = job.filled + count
-            pieces.append(Piece(job.slot, len(tokens), job.filled, count))
-            tokens.extend(job.prompt[job.filled : until])
-            positions.extend(range(job.filled, until))
-            fills.append((job, count))
-            if until == len(job.prompt):
-                wanted.append(len(tokens) - 1)
-        forced: list[Lane] = []
+            batch.pieces.append(batch.add(job.slot, job.filled, job.prompt[job.filled : job.filled + count]))
+            batch.fills.append((job, count))
+            if job.filled + count == len(job.prompt):
+                batch.wanted.append(len(batch.tokens) - 1)
         for lane in self._lanes:
             if lane.job.forced is None or lane.job.logits is None or lane.ids:
                 continue
             lane.ids = list(lane.job.forced[lane.index])
+            batch.forced.append(lane)
             if len(lane.ids) > 1:
-                start, count = len(lane.job.prompt), len(lane.ids) - 1
-                pieces.append(Piece(lane.slot, len(tokens), start, count))
-                wanted.extend(range(len(tokens), len(tokens) + count))
-                tokens.extend(lane.ids[:-1])
-                positions.extend(range(start, start + count))
-            forced.append(lane)
-        return pieces, fills, forced, tokens, positions, wanted
+                piece = batch.add(lane.slot, len(lane.job.prompt), lane.ids[:-1])
+                batch.pieces.append(piece)
+                batch.wanted.extend(range(piece.first, piece.first + piece.count))
+        return batch
 
-    def _run(
-        self, decoding: list[Lane], pieces: list[Piece], tokens: list[int], positions: list[int], wanted: list[int]
-    ) -> torch.Tensor:
+    def _run(self, batch: Batch) -> torch.Tensor:
         device = self.cache.data.device
-        rows = max((lane.slot for lane in decoding), default=-1) + 1
-        reach = torch.tensor(positions[:rows], dtype=torch.long, device=device)
-        write_at = torch.full((rows,), self.cache.capacity, dtype=torch.long, device=device)
-        active = [lane.slot for lane in decoding]
-        write_at[active] = reach[active]
-        plan = Plan(self.cache, rows, reach, write_at, pieces)
-        extra = round_up(len(tokens), ROW_STEP) - len(tokens)
-        ids = torch.tensor([tokens + [0] * extra], device=device)
-        places = torch.tensor([positions + [0] * extra], device=device)
-        keep = torch.tensor(wanted + [0] * (-len(wanted) % ROW_STEP), dtype=torch.long, device=device)
+        plan = Plan(self.cache, batch.rows, batch.pieces)
+        extra = [0] * (-len(batch.tokens) % ROW_STEP)
+        ids = torch.tensor([batch.tokens + extra], device=device)
+        places = torch.tensor([batch.positions + extra], device=device)
+        keep = torch.tensor(batch.wanted + [0] * (-len(batch.wanted) % ROW_STEP), dtype=torch.long, device=device)
         return self._forward(ids, places, plan, keep)
 
     def _filled(self, job: Job, logits: torch.Tensor) -> None:
         """A prompt is computed: keep it, and begin its samples, the first one where it lies."""
         self._filling.remove(job)
         job.logits = logits.clone()
-        self.trie.insert(job.prompt, lambda start, end: self.cache.read(job.slot, start, end), logits)
+        read = partial(self.cache.read, job.slot)
+        job.node = self.trie.insert(job.prompt, read, job.logits, *job.anchor)
         self.counts.prefilled += job.computed
         self.counts.cached += len(job.prompt) - min(job.computed, len(job.prompt))
         self._open(job, job.slot)
@@ -353,39 +294,55 @@ class Core:
             self._close(lane)
 
     def _draw(self, decoding: list[Lane], logits: Any) -> None:
-        """Draw one id for every sample and finish those that end."""
+        """Draw the next ids of every sample, as far as what was guessed comes true, and finish those that end."""
         fresh = [lane for lane in self._lanes if lane.fresh and lane.job.forced is None]
-        lanes = decoding + fresh
+        lanes = [lane for lane in decoding for _ in range(1 + len(lane.drafts))] + fresh
         if not lanes:
             return
-        rows = [logits[: len(decoding)]] if decoding else []
+        spots = [len(lane.ids) + i for lane in decoding for i in range(1 + len(lane.drafts))] + [0] * len(fresh)
+        rows = [logits[: len(lanes) - len(fresh)]] if decoding else []
         if fresh:
             rows.append(torch.stack([lane.job.logits for lane in fresh]))
         ids, logps = sample(
             torch.cat(rows) if len(rows) > 1 else rows[0],
             [lane.job.seeds[lane.index] for lane in lanes],
-            [len(lane.ids) for lane in lanes],
+            spots,
             [lane.job.temperature for lane in lanes],
         )
-        self.counts.generated += len(lanes)
-        for lane, token, logp in zip(lanes, ids, logps, strict=True):
-            if lane.job.error is not None:
-                continue
+        at = 0
+        for lane in decoding + fresh:
+            count = 1 + len(lane.drafts)
+            if lane.job.error is None:
+                self._accept(lane, ids[at : at + count], logps[at : at + count])
+            at += count
+
+    def _accept(self, lane: Lane, ids: list[int], logps: list[float]) -> None:
+        """Append drawn ids: each one's logits hold only while those before it were guessed right."""
+        lane.fresh = False
+        drafts, lane.drafts = lane.drafts, []
+        self.counts.guessed += len(drafts)
+        for i, (token, logp) in enumerate(zip(ids, logps, strict=True)):
             if logp != logp:
                 self._drop(lane.job, PolicyError("the model's logits are not numbers; is its dtype too narrow?"))
-                continue
-            lane.fresh = False
+                return
             lane.ids.append(token)
             lane.logps.append(logp)
+            self.counts.generated += 1
             if token in self._stop or len(lane.ids) >= lane.job.limit:
                 self._close(lane)
+                return
+            if i == len(drafts) or token != drafts[i]:
+                return
+            self.counts.confirmed += 1
 
     def _close(self, lane: Lane) -> None:
         """A sample is finished: keep its keys and values (the last id has none yet) and free its slot."""
         job = lane.job
         if len(lane.ids) > 1:
             ids = job.prompt + tuple(lane.ids[:-1])
-            self.trie.insert(ids, lambda start, end: self.cache.read(lane.slot, start, end))
+            self.trie.insert(ids, partial(self.cache.read, lane.slot), None, job.node, len(job.prompt))
+        if job.forced is None:
+            self._drafts.learn(job.prompt, lane.ids)
         job.results[lane.index] = (lane.ids, lane.logps)
         job.lanes.remove(lane)
         self._lanes.remove(lane)

@@ -13,7 +13,7 @@ class Node:
 
     Attributes:
         ids: int [n], n ≥ 1; empty for the root alone.
-        kv: [layers, 2, kv_heads, n, head_dim]: keys and values of the run; None for the root.
+        kv: [layers, 2, kv_heads, n, head_dim]: keys and values of the run; None for the root, and once thrown away.
         logits: [vocabulary] after the last id of the run, where a prompt ended there; else None.
         parent: None for the root, and for a node that was thrown away.
         children: By first id.
@@ -52,11 +52,27 @@ class KVTrie:
         self.evicted_tokens = 0
         self._clock = 0
 
-    def match(self, ids: tuple[int, ...]) -> tuple[list[tuple[Node, int]], int]:
-        """Return the nodes that spell the longest known prefix of `ids`, how much of each counts, and its length."""
+    def match(
+        self, ids: tuple[int, ...], anchor: Node | None = None, done: int = 0
+    ) -> tuple[list[tuple[Node, int]], int]:
+        """Return the nodes that spell the longest known prefix of `ids`, how much of each counts, and its length.
+
+        Args:
+            ids: int [n].
+            anchor: A node that is known to end `ids[:done]`, to begin at; one that was thrown away counts for nothing.
+            done: See `anchor`.
+        """
         self._clock += 1
         path: list[tuple[Node, int]] = []
-        node, done = self.root, 0
+        if anchor is None or anchor.kv is None:
+            node, done = self.root, 0
+        else:
+            node = anchor
+            while anchor is not None and anchor.kv is not None:
+                anchor.stamp = self._clock
+                path.append((anchor, len(anchor.ids)))
+                anchor = anchor.parent
+            path.reverse()
         while done < len(ids):
             child = node.children.get(ids[done])
             if child is None:
@@ -72,17 +88,23 @@ class KVTrie:
             node = child
         return path, done
 
-    def insert(self, ids: tuple[int, ...], read: Callable[[int, int], Any], logits: Any = None) -> None:
-        """Keep the keys and values of `ids`.
+    def insert(
+        self,
+        ids: tuple[int, ...],
+        read: Callable[[int, int], Any],
+        logits: Any = None,
+        anchor: Node | None = None,
+        done: int = 0,
+    ) -> Node:
+        """Keep the keys and values of `ids` and return the node that ends them.
 
         Args:
-            ids: int [n].
+            ids: int [n], n ≥ 1.
             read: Given (start, end), returns a new tensor with the keys and values of `ids[start:end]`.
             logits: [vocabulary] after the last id; None where not known.
+            anchor, done: See `match`.
         """
-        if not ids:
-            return
-        path, known = self.match(ids)
+        path, known = self.match(ids, anchor, done)
         node = self.root
         if path:
             node, used = path[-1]
@@ -100,9 +122,12 @@ class KVTrie:
             self.bytes += node.logits.numel() * node.logits.element_size()
         if self.bytes > self.budget:
             self._evict()
+        return node
 
     def clear(self) -> None:
         """Throw everything away."""
+        for node in self._nodes():
+            node.parent = node.kv = node.logits = None
         self.root = Node((), None, None)
         self.bytes = self.tokens = 0
 
@@ -128,20 +153,23 @@ class KVTrie:
                 parent = leaf.parent
                 assert parent is not None  # leaves are never the root
                 del parent.children[leaf.ids[0]]
-                leaf.parent = None
                 self.bytes -= leaf.bytes
+                leaf.parent = leaf.kv = leaf.logits = None  # whoever still points here sees that it is gone
                 self.tokens -= len(leaf.ids)
                 self.evicted_tokens += len(leaf.ids)
                 if self.bytes <= goal:
                     return
 
     def _leaves(self) -> list[Node]:
-        found, todo = [], [self.root]
+        return [node for node in self._nodes() if not node.children]
+
+    def _nodes(self) -> list[Node]:
+        found: list[Node] = []
+        todo = [*self.root.children.values()]
         while todo:
             node = todo.pop()
             todo.extend(node.children.values())
-            if not node.children and node is not self.root:
-                found.append(node)
+            found.append(node)
         return found
 
 

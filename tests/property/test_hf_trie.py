@@ -43,6 +43,21 @@ def test_everything_kept_is_found_and_right(many):
     assert trie.bytes == sum(node.bytes for node in nodes(trie)) == len(prefixes) * 2 * 2 * 3 * 4 * 4
 
 
+@given(sequences, st.integers(1, 40), st.data())
+def test_entering_at_a_known_end_finds_the_same(many, room, data):
+    trie = KVTrie(room * 2 * 2 * 3 * 4 * 4)
+    anchors = {}
+    for ids in many:
+        known = [end for end in anchors if ids[: len(end)] == end]
+        end = data.draw(st.sampled_from(known)) if known else ()
+        anchor = anchors.get(end)
+        assert trie.match(ids, anchor, len(end)) == trie.match(ids)
+        anchors[ids] = trie.insert(ids, read(ids), None, anchor, len(end))
+        for end, node in anchors.items():  # a node that was thrown away says so
+            path, found = trie.match(end)
+            assert (node.kv is None) == (found < len(end) or path[-1][0] is not node)
+
+
 @given(sequences, st.integers(0, 12))
 def test_the_budget_holds_and_what_is_left_is_right(many, room):
     trie = KVTrie(room * 2 * 2 * 3 * 4 * 4)

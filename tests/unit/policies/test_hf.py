@@ -10,6 +10,7 @@ import torch
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.hf import HFPolicy
+from offline_agent.policies.hf_attention import SlotCache
 from tests import hf_kit as kit
 from tests import rendering_kit
 
@@ -215,18 +216,34 @@ def test_identity_names_what_answers_depend_on(policy, folder, tmp_path):
     assert HFPolicy(folder, slots=2).identity["model_hash"] == policy.identity["model_hash"]
 
 
-def test_invariance_is_found_out_not_asserted(policy, monkeypatch):
-    from offline_agent.policies import hf_attention
+@pytest.mark.parametrize("fault", ["batch", "length", "pieces"])
+def test_invariance_is_found_out_not_asserted(policy, monkeypatch, fault):
+    from offline_agent.policies.hf_attention import Plan
 
     assert policy.verify_batch_invariance()
-    monkeypatch.setattr(hf_attention, "QUERY_STEP", 1)  # products of one row round differently
-    monkeypatch.setattr(type(policy._core.cache.shape), "joined", 1)
-    wide = HFPolicy.__new__(HFPolicy)
-    wide.__dict__.update(policy.__dict__)
-    from offline_agent.policies.hf_attention import SlotCache
+    attend = Plan._attend
 
-    wide._core.cache = SlotCache(6, policy._core.cache.shape, torch.float32, torch.device("cpu"))
-    assert not wide.verify_batch_invariance()
+    def rounding_otherwise(self, query, keys, values, mask):
+        wrong = {"batch": query.shape[0] > 1, "length": keys.shape[2] > 320, "pieces": query.shape[1] == 8}[fault]
+        return attend(self, query, keys, values, mask) * (1 + 1e-6 * wrong)
+
+    monkeypatch.setattr(Plan, "_attend", rounding_otherwise)
+    policy._core.cache = SlotCache(24, policy._core.cache.shape, torch.float32, torch.device("cpu"))
+    assert not policy.verify_batch_invariance()
+
+
+def test_guesses_change_nothing_but_the_number_of_steps(folder, policy):
+    plain = HFPolicy(folder, max_tokens=12, slots=6)
+    plain._core._draft_tokens = 0
+    contexts = [kit.start(i) for i in range(4)]
+    requests = [ProposeRequest(context, (1, 2, 3), t, 12) for context in contexts for t in (0.0, 0.3)]
+    assert ids_of(kit.ask(policy, *requests)) == ids_of(kit.ask(plain, *requests))
+    policy._core.trie.clear()
+    again = kit.ask(policy, *requests)  # everything has been seen: many guesses come true
+    assert [answer.actions for answer in again] == [answer.actions for answer in kit.ask(plain, *requests)]
+    assert plain.counts.guessed == 0
+    assert policy.counts.guessed > policy.counts.confirmed > 30
+    assert policy.counts.steps < plain.counts.steps
 
 
 class Collector:
