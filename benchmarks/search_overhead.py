@@ -88,7 +88,7 @@ def search(simulations: int, log: Any = None, leaves: int = 4, trees: int = 1) -
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     from _common import write_result

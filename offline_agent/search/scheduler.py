@@ -84,8 +84,8 @@ class Scheduler:
         self._inbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self._errors_in_a_row = 0
         self._last_error = ""
-        self._inline = engine.answer if isinstance(engine, InlineEngine) else None
         self.counts = RunCounts()
+        self._inline = self._inline_ask(engine.answer) if isinstance(engine, InlineEngine) else None
 
     def run(
         self, searches: Iterable[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]
@@ -174,7 +174,7 @@ class Scheduler:
             search.abandon(str(value))
         else:
             if self._inline is not None and not self._pool.workers:
-                search.direct = Direct(self._ask_inline, search.world.execute)
+                search.direct = Direct(self._inline, search.world.execute)
             search.open(value)
             search.replay(records)
             search.issue()
@@ -207,7 +207,7 @@ class Scheduler:
                     self.counts.requests += 1
                     self._engine.submit(request[1], partial(self._answered, ticket))
                     return
-                value = self._ask_inline(request[1])
+                value = inline(request[1])
             elif kind == EXECUTE:
                 if self._pool.workers:
                     job = partial(world.execute, request[1], request[2])
@@ -231,13 +231,18 @@ class Scheduler:
                 self._pool.submit(job, partial(self._criticised, ticket, len(request[2])))
                 return
 
-    def _ask_inline(self, request: ProposeRequest) -> Any:
-        assert self._inline is not None  # looked at by the callers
-        self.counts.requests += 1
-        answer = self._inline(request)
-        if type(answer) is not Proposals or answer[1] is not FREE or self._errors_in_a_row:
-            self._note_answer(answer)
-        return answer
+    def _inline_ask(self, answer_at_once: Callable[[ProposeRequest], Any]) -> Callable[[ProposeRequest], Any]:
+        """Return a call that asks an engine that answers at once, and counts."""
+        counts, note = self.counts, self._note_answer
+
+        def ask(request: ProposeRequest) -> Any:
+            counts.requests += 1
+            answer = answer_at_once(request)
+            if type(answer) is not Proposals or answer[1] is not FREE or self._errors_in_a_row:
+                note(answer)
+            return answer
+
+        return ask
 
     def _note_answer(self, answer: Any) -> None:
         counts = self.counts
