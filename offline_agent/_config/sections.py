@@ -86,7 +86,7 @@ class SearchSection(Section):
     gumbel_root: bool = key(False, "Gumbel top-m and sequential halving at the root: evenly visited siblings")
     gumbel_m: int = key(8, "candidates of the Gumbel root", ge=2)
     leaves_in_flight: int = key(4, "simulations of one tree under way at once", ge=1, le=64)
-    trees_in_flight: int = key(32, "tasks searched at once", ge=1)
+    trees_in_flight: int = key(64, "tasks searched at once", ge=1)
     max_steps: int = key(15, "actions in one episode; one that uses them up is truncated", ge=1)
     gamma: float = key(1.0, "discount a step", gt=0, le=1)
     value: Literal["reward", "success"] = key("reward", "what is backed up: the score, or 1 for success and else 0")
