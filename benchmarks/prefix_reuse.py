@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--simulations", type=int, default=32)
     parser.add_argument("--proposals", type=int, default=4)
     parser.add_argument("--trees", type=int, default=16, help="searched at once")
-    parser.add_argument("--cache-bytes", type=int, default=2 << 30)
+    parser.add_argument("--cache-bytes", type=int, default=None, help="for kept keys and values")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
 

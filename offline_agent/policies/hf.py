@@ -7,6 +7,7 @@ else is in the batch, not on what was kept; `batch_invariant` says whether that 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ class HFPolicy:
         tokenizer: Folder or hub name; None = the model's own.
         chat_template: Replaces the tokenizer's own: a ready-made one's name, a file, or its text.
         max_context: Most ids of a prompt and its action together; None = what the model was made for.
-        cache_bytes: Memory for keys and values that are kept.
+        cache_bytes: Memory for keys and values that are kept; None = 2 GiB, or a quarter of a smaller machine's.
         threads: Of torch while the model runs; None = 1 for a small model on a CPU, else torch's own number.
 
     Attributes:
@@ -68,7 +69,7 @@ class HFPolicy:
         tokenizer: str | None = None,
         chat_template: str | None = None,
         max_context: int | None = None,
-        cache_bytes: int = 2 << 30,
+        cache_bytes: int | None = None,
         threads: int | None = None,
     ) -> None:
         _check_arguments(temperature, max_tokens, slots, max_context, cache_bytes, threads)
@@ -104,7 +105,7 @@ class HFPolicy:
         self._core = Core(
             self._runner.logits,
             SlotCache(slots, hf_loading.shape(self.model), number_format, where),
-            KVTrie(cache_bytes),
+            KVTrie(_share_of_memory() if cache_bytes is None else cache_bytes),
             self.renderer.eos_ids,
             draft_tokens=(4 * slots if small else ROW_STEP) if where.type == "cpu" else 0,
         )
@@ -234,6 +235,8 @@ class HFPolicy:
 
     def engine(self) -> Engine:
         """Return a running engine; requests of all engines and of `propose` share the batches."""
+        from offline_agent.policies.hf_thread import HFEngine
+
         return HFEngine(self)
 
     def close(self) -> None:
@@ -278,63 +281,32 @@ class HFPolicy:
 
     @staticmethod
     def _hand_out(jobs: Sequence[Job]) -> None:
+        raised: Exception | None = None
         for job in jobs:
-            if job.finish is not None:
-                job.finish(job)
+            try:
+                if job.finish is not None:
+                    job.finish(job)
+            except Exception as error:  # the others' answers are not lost with one caller's mistake
+                raised = raised or error
+        if raised is not None:
+            raise raised
 
 
-class HFEngine:
-    """A thread that keeps the policy's slots busy.
-
-    Attributes:
-        busy_seconds: Seconds spent computing.
-    """
-
-    def __init__(self, policy: HFPolicy) -> None:
-        self._policy = policy
-        self._condition = threading.Condition()
-        self._closed = False
-        self._awake = False
-        self.busy_seconds = 0.0
-        self._since = policy.counts.seconds
-        self._thread = threading.Thread(target=self._work, name="hf-engine", daemon=True)
-        self._thread.start()
-
-    def submit(self, request: ProposeRequest, done: Done) -> None:
-        """See `Engine.submit`."""
-        if self._closed:
-            done(PolicyError("the engine is closed"))
-            return
-        self._policy.submit(request, done, self)
-        with self._condition:
-            self._awake = True
-            self._condition.notify()
-        if self._closed:  # closed in between: nobody would answer
-            self._policy.cancel(self, PolicyError("the engine was closed before this request was answered"))
-
-    def close(self) -> None:
-        """See `Engine.close`."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-        self._policy.cancel(self, PolicyError("the engine was closed before this request was answered"))
-
-    def _work(self) -> None:
-        while True:
-            with self._condition:
-                while not self._awake and not self._closed:
-                    self._condition.wait()
-                if self._closed:
-                    return
-                self._awake = False
-            while not self._closed and self._policy.pump():
-                self.busy_seconds = self._policy.counts.seconds - self._since
+def _share_of_memory() -> int:
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on every system
+        return 2 << 30
+    return min(2 << 30, memory // 4)
 
 
 def _check_arguments(
-    temperature: float, max_tokens: int, slots: int, max_context: int | None, cache_bytes: int, threads: int | None
+    temperature: float,
+    max_tokens: int,
+    slots: int,
+    max_context: int | None,
+    cache_bytes: int | None,
+    threads: int | None,
 ) -> None:
     faults = []
     if temperature < 0:
@@ -344,7 +316,7 @@ def _check_arguments(
     ):  # fmt: skip
         if value is not None and value < 1:
             faults.append(f"policy.{key}: got {value!r}, allowed: 1 or more")
-    if cache_bytes < 0:
+    if cache_bytes is not None and cache_bytes < 0:
         faults.append(f"policy.cache_bytes: got {cache_bytes!r}, allowed: 0 or more")
     if faults:
         raise ConfigError(faults)

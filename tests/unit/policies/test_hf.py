@@ -297,6 +297,21 @@ def test_a_callback_may_submit(policy):
     engine.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_callback_that_raises_leaves_nobody_waiting(policy):
+    engine, collector = policy.engine(), Collector(9)
+
+    def careless(answer):
+        raise RuntimeError("a mistake")
+
+    engine.submit(ProposeRequest(kit.start(), (1,), 1.0, 2), careless)
+    for i in range(9):
+        engine.submit(ProposeRequest(kit.start(i), (1, 2, 3), 3.0, 60), collector.done(i))
+    for answer in collector.wait().values():
+        assert isinstance(answer, Proposals) or "a mistake" in str(answer) or "closed" in str(answer)
+    engine.close()
+
+
 def test_propose_works_beside_an_engine(policy):
     engine, collector = policy.engine(), Collector(8)
     for i in range(8):
