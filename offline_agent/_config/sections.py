@@ -77,6 +77,9 @@ class SearchSection(Section):
     algorithm: Literal["mcts", "best_of_n"] = key("mcts", "tree search, or independent samples as the baseline")
     simulations: int = key(32, "simulations a task (samples a task for best_of_n)", ge=1)
     proposals: int = key(4, "actions sampled in one request when a node is expanded", ge=1)
+    rollout_proposals: int = key(
+        1, "actions sampled in one request at each new step of a rollout; 1 = the others when they are needed", ge=1
+    )
     max_children: int = key(8, "most distinct actions of one node", ge=1)
     widening: float = key(2.0, "a node of N visits may have up to ceil(widening * sqrt(N)) actions", gt=0)
     selection: Literal["puct", "uct"] = key("puct", "how a child is chosen; uct needs no log-probabilities")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -153,6 +154,12 @@ class Figures:
         }  # fmt: skip
 
 
+def _python() -> str:
+    """Return how this interpreter is called from here: one in the current folder need not be on the PATH."""
+    here, program = Path.cwd(), Path(sys.executable)
+    return str(program.relative_to(here)) if program.is_relative_to(here) else "python"
+
+
 def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
@@ -178,7 +185,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         "quarantine.jsonl says what was refused and why\n"
         "Next: give the same command with other tasks for more of them "
         f"(tasks.offset={summary['offset'] + summary['tasks']} tasks.n=...), look at a pair:\n"
-        f"  python -m offline_agent.pipelines.show {path}"
+        f"  {_python()} -m offline_agent.pipelines.show {path}"
     )
     return Group(table, where)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from offline_agent import catalog
 from offline_agent.config import BuildPrefsConfig
+from offline_agent.errors import ConfigError
 from offline_agent.pipelines import _schemas
 from offline_agent.pipelines._command import Command, Facts, Session, main
 from offline_agent.pipelines._figures import Figures, show
@@ -45,6 +46,9 @@ def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
     """Make the parts; see `_command.Command.prepare`."""
     settings_of(config, 1, 0)
     parts = make_parts(config)
+    faults = settings_of(config, len(parts.tasks), parts.policy.max_tokens).budget_faults(len(parts.tasks))
+    if faults:
+        raise ConfigError(faults)
     tags = {"environment": parts.spec.name, "policy": parts.policy.name}
     return parts, Facts(facts_of(parts), tags)
 

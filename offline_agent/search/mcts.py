@@ -82,7 +82,6 @@ class TreeSearch:
         self._issued = 0
         self._out_of_time = False
         self._budgeted = not settings.budget_tokens is settings.budget_tool_calls is settings.budget_prefilled is None
-        self._step_cost = (settings.action_tokens * settings.max_steps, settings.max_steps)
 
     # -- life of a tree ------------------------------------------------------------------------------------------
 
@@ -177,14 +176,10 @@ class TreeSearch:
     def _exhausted(self, tree: SearchTree, flight: int) -> str | None:
         """Return the budget that one more simulation might exceed in the worst case."""
         settings = self.settings
-        tokens, calls = self._step_cost
-        worst = (flight + 1) * tokens
-        if settings.budget_tokens is not None:
-            worst *= settings.rollout_proposals
-            extra = (settings.proposals - 1) * settings.action_tokens * (flight + 1)
-            if tree.counters["generated"] + worst + extra > settings.budget_tokens:
-                return "tokens"
-        called = tree.counters["tool_calls"] + (flight + 1) * calls
+        sampled = tree.counters["generated"] + settings.worst_tokens(flight + 1)
+        if settings.budget_tokens is not None and sampled > settings.budget_tokens:
+            return "tokens"
+        called = tree.counters["tool_calls"] + (flight + 1) * settings.max_steps
         if settings.budget_tool_calls is not None and called > settings.budget_tool_calls:
             return "tool_calls"
         if settings.budget_prefilled is not None and tree.counters["prefilled"] >= settings.budget_prefilled:

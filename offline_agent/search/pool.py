@@ -95,9 +95,14 @@ def attempt(job: Callable[..., Any], *arguments: Any) -> Any:
     """Return what the job returns, or an `EnvironmentFault` for what it raises."""
     try:
         return job(*arguments)
-    except EnvironmentFault as fault:
-        return fault
-    except Exception as error:  # a foreign error is wrapped once, here at the boundary
-        wrapped = EnvironmentFault(f"{type(error).__name__}: {error}")
-        wrapped.__cause__ = error
-        return wrapped
+    except Exception as error:
+        return as_fault(error)
+
+
+def as_fault(error: Exception) -> EnvironmentFault:
+    """Return `error` itself if it is an `EnvironmentFault`, else one that names it and has it as its cause."""
+    if isinstance(error, EnvironmentFault):
+        return error
+    wrapped = EnvironmentFault(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -40,7 +40,7 @@ def refresh_priors(node: Node) -> None:
 def mixed_value(edge: Edge, critic_alpha: float | None) -> float | None:
     """Return alpha * Q_search + (1 - alpha) * Q_critic, with alpha_n = n / (n + 2) unless it is fixed.
 
-    A fixed alpha reproduces AgentQ (Putta et al. 2024, eq. 10). None where neither source knows anything.
+    A fixed alpha reproduces AgentQ (Putta et al. 2024). None where neither source knows anything.
     """
     visits, critic = edge.visits, edge.critic
     if critic is None:
@@ -94,7 +94,7 @@ def puct(c: float = 1.25, fpu_reduction: float = 0.2, critic_alpha: float | None
 
 
 def uct(c: float = 1.0, critic_alpha: float | None = None) -> Selector:
-    """Return AgentQ's UCT: Q + c * sqrt(log N(h) / (1 + N(h'))) (Putta et al. 2024, eq. 9), raw values.
+    """Return AgentQ's UCT: Q + c * sqrt(log N(h) / (1 + N(h'))) (Putta et al. 2024), raw values.
 
     An unvisited edge's value is 0 unless the critic knows better.
     """

@@ -85,3 +85,26 @@ class SearchSettings:
             faults.append(f"search.gamma: got {self.gamma}, must be in (0, 1]")
         if faults:
             raise ConfigError(faults)
+
+    def budget_faults(self, tasks: int) -> list[str]:
+        """Return why not even one simulation of a task fits its share of the run's budget; empty where one does.
+
+        Args:
+            tasks: Number of tasks among which the budget of the run was divided.
+        """
+        tokens, calls, faults = self.worst_tokens(1), self.max_steps, []
+        for name, share, worst, why in (
+            ("tokens", self.budget_tokens, tokens, f"{self.max_steps} steps of up to {self.action_tokens} tokens"),
+            ("tool_calls", self.budget_tool_calls, calls, f"{self.max_steps} steps"),
+        ):
+            if share is not None and share < worst:
+                faults.append(
+                    f"search.budget.{name}: {share} for each of {tasks} tasks, but one simulation may take {worst} "
+                    f"({why}); raise it, or lower tasks.n, search.max_steps or policy.max_tokens"
+                )
+        return faults
+
+    def worst_tokens(self, simulations: int) -> int:
+        """Return the most tokens that so many simulations can sample, proposals of an expansion included."""
+        rollout = self.max_steps * self.rollout_proposals
+        return simulations * self.action_tokens * (rollout + self.proposals - 1)

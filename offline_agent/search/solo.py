@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from offline_agent.errors import EnvironmentFault
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.records import Action, Context
+from offline_agent.search.pool import as_fault
 from offline_agent.search.restore import Opening, Outcome
 from offline_agent.search.simulation import (
     RETRIES,
@@ -138,12 +138,3 @@ def _follow(
         if context.depth >= max_steps:
             ticket.cut, ticket.value = "max_steps", 0.0
             return
-
-
-def as_fault(error: Exception) -> EnvironmentFault:
-    """Return `error` itself if it is an `EnvironmentFault`, else one that names it and has it as its cause."""
-    if isinstance(error, EnvironmentFault):
-        return error
-    wrapped = EnvironmentFault(f"{type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped

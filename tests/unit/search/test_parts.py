@@ -197,3 +197,11 @@ def test_the_pool_answers_hung_jobs_and_throws_their_results_away() -> None:
     faults = [result for result in got if isinstance(result, EnvironmentFault)]
     assert "quick" in got and len(faults) == 2 and "late" not in got
     assert {type(fault.__cause__) for fault in faults} == {type(None), ZeroDivisionError}
+
+
+def test_a_budget_too_small_for_one_simulation_is_refused_before_the_run() -> None:
+    settings = SearchSettings(budget_tokens=100, budget_tool_calls=10, action_tokens=8, max_steps=15)
+    tokens, calls = settings.budget_faults(3)
+    assert "search.budget.tokens: 100 for each of 3 tasks" in tokens and "144" in tokens
+    assert "search.budget.tool_calls: 10" in calls
+    assert SearchSettings(budget_tokens=144, budget_tool_calls=15, action_tokens=8).budget_faults(1) == []
