@@ -114,7 +114,9 @@ class Figures:
 
     def refused(self, refusals: Iterable[Refusal]) -> None:
         """Count what was refused."""
-        self.refusals.update(refusal.kind for refusal in refusals)
+        for refusal in refusals:
+            self.refusals[refusal.kind] += 1
+            self.totals["unmatched"] += refusal.reason.startswith("length matching")
 
     def summary(self, parts: Parts, config: BuildPrefsConfig) -> dict[str, Any]:
         """Return everything as JSON."""
@@ -140,6 +142,7 @@ class Figures:
             "pairs": dict(sorted(self.pairs.items())),
             "pairs_total": self.rows["preferences"],
             "tasks_with_pairs": len(self.paired_tasks),
+            "pairs_dropped_by_length_matching": self.totals["unmatched"],
             "trajectories": self.rows["trajectories"],
             "filtered": self.rows["filtered"],
             "quarantined": {
@@ -205,6 +208,9 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     note = f"a verified success in the tree; mean best score {success['best_score_of_search'] or 0:.2f}"
     yield "success, best of search", _percent(success["best_of_search"]), note
     yield "pairs", str(summary["pairs_total"]), _counts(summary["pairs"])
+    if summary["pairs_dropped_by_length_matching"] > summary["pairs_total"]:
+        note = "the better side is mostly the shorter (or longer) one; pairs.length_tolerance=1 keeps them"
+        yield "dropped by length matching", str(summary["pairs_dropped_by_length_matching"]), note
     yield "filtered trajectories", str(summary["filtered"]), f"of {summary['trajectories']} trajectories"
     out = summary["quarantined"]
     yield "quarantined", str(sum(out.values())), _counts(out)
