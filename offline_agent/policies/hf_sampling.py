@@ -76,8 +76,8 @@ def token_logps(logits: torch.Tensor, ids: Sequence[int]) -> list[float]:
 def _shifted(logits: torch.Tensor) -> torch.Tensor:
     """Return float32 logits minus their row's largest, padded with -inf to whole vectors.
 
-    The elements at the end of an array that is no multiple of the processor's vectors are computed by other code,
-    which rounds otherwise: without padding, a row's sum would depend on where in the batch the row stands.
+    The elements at the end of an array that is no multiple of the processor's vectors may be computed by other code,
+    which rounds otherwise; without padding, a row's sum could then depend on where in the batch the row stands.
     """
     logits = logits.float()
     shifted = logits - logits.amax(-1, keepdim=True)

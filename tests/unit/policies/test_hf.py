@@ -84,6 +84,21 @@ def test_what_is_known_is_not_computed_again(policy):
     assert later.usage.prefilled == added + 1  # the last sampled id was never fed to the model
 
 
+def test_a_history_remembers_where_it_ends_in_the_trie(policy, folder):
+    context = kit.start()
+    kit.ask(policy, ProposeRequest(context, (1,)))
+    trie, node, size = context.cache
+    assert trie.match(tuple(policy.renderer.context_ids(context)))[0][-1][0] is node
+    assert size == len(policy.renderer.context_ids(context))
+    other = HFPolicy(folder, max_tokens=12, slots=2)  # another policy's memory is of no use, and does no harm
+    assert ids_of(kit.ask(other, ProposeRequest(context, (1,)))) == ids_of(
+        kit.ask(policy, ProposeRequest(context, (1,)))
+    )
+    policy.forget()
+    assert node.kv is None
+    assert kit.ask(policy, ProposeRequest(context, (1,)))[0].usage.prefilled == size
+
+
 def test_starts_that_arrive_together_share_the_system_prompt(policy):
     contexts = [kit.start(i) for i in range(20)]
     kit.ask(policy, *[ProposeRequest(context, (1,)) for context in contexts])
