@@ -177,7 +177,7 @@ class Core:
             self._started.append(job)
             self._fork(job)
             return True
-        known = min(known, size)  # the last id is computed again: its logits are not known
+        known = min(known, size - 1)  # the last id is computed again: its logits are not known
         head = job.prompt[:known]
         for other in self._filling:
             if common_prefix(other.prompt[known:], job.prompt[known:]) > WAIT_FOR and other.prompt[:known] == head:
