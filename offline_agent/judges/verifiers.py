@@ -26,9 +26,11 @@ VERIFIERS: dict[str, str] = {
     "f1": "offline_agent.judges.verifiers:f1",
     "goal_state": "offline_agent.judges.verifiers:goal_state",
     "purchase": "offline_agent.judges.verifiers:purchase",
+    "repository_tests": "offline_agent.judges.code:repository_tests",
     "rows": "offline_agent.judges.verifiers:rows",
     "sql": "offline_agent.judges.sql:sql",
     "symbolic": "offline_agent.judges.verifiers:symbolic",
+    "unit_tests": "offline_agent.judges.code:unit_tests",
 }
 """Short name → module:function; each returns a `Verdict`."""
 

@@ -6,6 +6,8 @@ import importlib
 import inspect
 import json
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,17 @@ import pytest
 from offline_agent.judges.verifiers import VERIFIERS
 from offline_agent.records import Verdict
 
+
+def run_program(program: str) -> str | None:
+    """Run a program of these tests; what a policy wrote would need a sandbox."""
+    command = [sys.executable, "-I", "-S", "-c", program]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, env={})
+    except OSError:  # longer than a command line may be
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
 GOOD: dict[str, tuple[Any, ...]] = {
     "exact": ("cat", "the cat"),
     "f1": ("a black cat", "black cat"),
@@ -24,12 +37,15 @@ GOOD: dict[str, tuple[Any, ...]] = {
         {"type": "lamp", "attributes": ["red"], "options": {"size": "m"}, "price": 5},
         {"type": "lamp", "attributes": ["red"], "options": {"size": "m"}, "max_price": 5},
     ),
+    "repository_tests": ("+fixed", lambda patch: {"bug": "fixed" in patch, "rest": True}, ["bug"], ["rest"]),
     "rows": ([(1, "a")], [(1, "a")]),
     "sql": ("select 2 - 1", "select 1", "DATABASE"),
     "symbolic": ("1/2", "0.5", 2.0),
+    "unit_tests": ("def f(): return 1", ["assert f() == 1", "assert f() + 1 == 2"], run_program),
 }
 EMPTY: dict[str, Any] = {
-    "exact": "", "f1": "", "goal_state": {}, "purchase": None, "rows": [], "sql": "", "symbolic": "",
+    "exact": "", "f1": "", "goal_state": {}, "purchase": None, "repository_tests": "", "rows": [],
+    "sql": "", "symbolic": "", "unit_tests": "",
 }  # fmt: skip
 NAMES = sorted(VERIFIERS)
 HOSTILE = [None, 7, b"\xff", float("nan"), object(), "\ud800", {"a": object()}, [[object()]], "x" * 100_000]

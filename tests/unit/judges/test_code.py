@@ -1,0 +1,75 @@
+"""Unit tests and repository tests as verifiers; the programs here are the tests' own and need no sandbox."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from offline_agent.judges.code import repository_tests, unit_tests
+from tests.contract.test_judges import run_program
+
+HUMAN_EVAL = Path(__file__).parents[4] / "shared" / "data" / "HumanEval.jsonl.gz"
+TESTS = ["assert f(1) == 2", "assert f(2) == 3", "assert f(-1) == 0", "assert f(0) == 1"]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "score"),
+    [
+        ("def f(x): return x + 1", 1.0),
+        ("def f(x): return abs(x) + 1", 0.75),
+        ("def f(x): return 0", 0.25),
+        ("import sys; sys.exit(0)", 0.0),
+        ("import os; os._exit(0)", 0.0),
+        ("def f(x): return x + 1\nprint('ok')", 1.0),
+        ("def f(x):", 0.0),
+        ("class E:\n    def __eq__(self, o): return True\ndef f(x): return E()", 1.0),  # only the tests can tell
+    ],
+)
+def test_the_share_of_tests_that_pass(candidate: str, score: float) -> None:
+    verdict = unit_tests(candidate, TESTS, run_program)
+    assert verdict.score == score and verdict.success is (score == 1.0)
+    strict = unit_tests(candidate, TESTS, run_program, all_or_nothing=True)
+    assert strict.score == float(score == 1.0)
+
+
+def test_a_broken_sandbox_gives_no_score() -> None:
+    def broken(program: str) -> str | None:
+        raise OSError("no room for a sandbox")
+
+    verdict = unit_tests("def f(x): return 1", TESTS, broken)
+    assert verdict.score is None and "no room" in (verdict.error or "")
+    assert unit_tests("x = 1", [], run_program).score is None
+
+
+@pytest.mark.parametrize(
+    ("results", "strict", "share"),
+    [
+        ({"a": True, "b": True, "c": True}, 1.0, 1.0),
+        ({"a": True, "b": False, "c": True}, 0.0, 0.5),
+        ({"a": True, "b": True, "c": False}, 0.0, 0.0),
+        ({"a": True, "c": True}, 0.0, 0.5),
+        (None, 0.0, 0.0),
+    ],
+)
+def test_a_patch_is_right_when_it_mends_and_breaks_nothing(
+    results: dict[str, bool] | None, strict: float, share: float
+) -> None:
+    def run(patch: str) -> dict[str, bool] | None:
+        return results
+
+    assert repository_tests("diff", run, ["a", "b"], ["c"]).score == strict
+    assert repository_tests("diff", run, ["a", "b"], ["c"], all_or_nothing=False).score == share
+
+
+@pytest.mark.skipif(not HUMAN_EVAL.exists(), reason="the folder shared/data with HumanEval is not there")
+def test_human_evals_own_solutions_pass_and_empty_ones_fail() -> None:
+    with gzip.open(HUMAN_EVAL, "rt") as file:
+        problems = [json.loads(line) for line in file][:12]
+    for problem in problems:
+        test = f"{problem['test']}\ncheck({problem['entry_point']})"
+        right = problem["prompt"] + problem["canonical_solution"]
+        assert unit_tests(right, [test], run_program).score == 1.0, problem["task_id"]
+        assert unit_tests(problem["prompt"] + "    pass\n", [test], run_program).score == 0.0, problem["task_id"]
