@@ -35,7 +35,7 @@ class LimitsSection(Section):
     """What an environment may take."""
 
     step_seconds: float = key(30.0, "a step that takes longer is abandoned and its branch quarantined", gt=0)
-    reset_seconds: float = key(60.0, "a reset, copy or verdict that takes longer is abandoned likewise", gt=0)
+    reset_seconds: float = key(60.0, "opening or resetting an environment that takes longer gives the task up", gt=0)
     workers: int = key(4, "threads that step environments", ge=1, free=True)
     max_observation_chars: int = key(8000, "longer observations are cut, with a note that says so", ge=100)
 

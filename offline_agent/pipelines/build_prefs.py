@@ -135,7 +135,10 @@ def _search(parts: Parts, session: Build, engine: Engine, figures: Figures) -> N
         rate = now.generated / now.seconds if now.seconds else 0
         session.progress.update(done, simulations=now.simulations, tokens=now.generated, per_second=f"{rate:.0f}")
 
-    scheduler = Scheduler(engine, pool, critic, config.search.trees_in_flight, config.search.budget.seconds, tick=tick)
+    scheduler = Scheduler(
+        engine, pool, critic, config.search.trees_in_flight, config.search.budget.seconds,
+        reset_seconds=config.limits.reset_seconds, tick=tick,
+    )  # fmt: skip
     session.progress.start(len(parts.tasks), "searching")
     try:
         for one in scheduler.run(searches()):

@@ -11,6 +11,10 @@ from typing import Any
 from offline_agent.errors import EnvironmentFault
 
 
+Job = tuple[Callable[[], Any], Callable[[Any], None], float | None]
+"""What to run, who is told, and the seconds it may take."""
+
+
 class EnvPool:
     """Threads that step environments, each job under a time limit.
 
@@ -27,19 +31,25 @@ class EnvPool:
         self.workers = workers
         self._limit = time_limit
         self._most_hung = most_hung
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._running: dict[int, tuple[float, Callable[[Any], None]]] = {}
+        self._running: dict[int, tuple[float, float, Callable[[Any], None]]] = {}
         self._next = 0
         self.hung = 0
         self.busy_seconds = 0.0
         for _ in range(workers):
             self._hire()
 
-    def submit(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Run `job`; `done` gets its result, or the exception it raised, from any thread."""
+    def submit(self, job: Callable[[], Any], done: Callable[[Any], None], limit: float | None = None) -> None:
+        """Run `job`; `done` gets its result, or the exception it raised, from any thread.
+
+        Args:
+            job: What to run.
+            done: Called once.
+            limit: Seconds this job may take; None = the pool's own limit.
+        """
         if self.workers:
-            self._jobs.put((job, done))
+            self._jobs.put((job, done, self._limit if limit is None else limit))
         else:
             started = time.perf_counter()
             result = attempt(job)
@@ -52,18 +62,16 @@ class EnvPool:
         Raises:
             EnvironmentFault: More than `most_hung` jobs hang.
         """
-        if self._limit is None:
-            return
         now, late = time.monotonic(), []
         with self._lock:
-            for number, (started, done) in list(self._running.items()):
-                if now - started > self._limit:
+            for number, (started, limit, done) in list(self._running.items()):
+                if now - started > limit:
                     del self._running[number]
-                    late.append(done)
-        for done in late:
+                    late.append((limit, done))
+        for limit, done in late:
             self.hung += 1
             self._hire()
-            done(EnvironmentFault(f"no answer within {self._limit:g} s (limits.step_seconds)"))
+            done(EnvironmentFault(f"no answer within {limit:g} s (limits.step_seconds, limits.reset_seconds)"))
         if self.hung > self._most_hung:
             raise EnvironmentFault(f"{self.hung} calls of the environment hung: it is not fit to be searched")
 
@@ -77,10 +85,10 @@ class EnvPool:
 
     def _work(self) -> None:
         while (item := self._jobs.get()) is not None:
-            job, done = item
+            job, done, limit = item
             with self._lock:
                 number = self._next = self._next + 1
-                self._running[number] = (time.monotonic(), done)
+                self._running[number] = (time.monotonic(), float("inf") if limit is None else limit, done)
             started = time.perf_counter()
             result = attempt(job)
             with self._lock:

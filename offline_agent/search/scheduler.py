@@ -59,6 +59,7 @@ class Scheduler:
         pool: Steps environments.
         critic: Scores proposals; called in the pool.
         trees_in_flight: Trees searched at once.
+        reset_seconds: Time limit of opening and resetting an environment; None = the pool's own.
         seconds: Wall-clock budget; no simulation is issued after it.
         most_policy_errors: Failures of the policy in a row after which the run stops (and can be resumed).
         tick: Called about every half second with the counts, for progress.
@@ -71,6 +72,7 @@ class Scheduler:
         critic: Critic | None = None,
         trees_in_flight: int = 32,
         seconds: float | None = None,
+        reset_seconds: float | None = None,
         most_policy_errors: int = 40,
         tick: Callable[[RunCounts], None] | None = None,
     ) -> None:
@@ -79,6 +81,7 @@ class Scheduler:
         self._critic = critic
         self._trees = trees_in_flight
         self._seconds = seconds
+        self._reset_seconds = reset_seconds
         self._most_policy_errors = most_policy_errors
         self._tick = tick
         self._inbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
@@ -121,7 +124,7 @@ class Scheduler:
                     break
                 active += 1
                 search, records = entry
-                self._pool.submit(search.world.open, partial(self._post, (search, records)))
+                self._pool.submit(search.world.open, partial(self._post, (search, records)), self._reset_seconds)
             if not active:
                 self._note_time(before + time.monotonic() - started)
                 return

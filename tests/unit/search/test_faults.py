@@ -294,3 +294,21 @@ def test_a_verdict_that_may_differ_is_asked_for_again() -> None:
         assert max(node.visits for node in ends) > 3
         assert any(0 < node.edge.score_sum / node.edge.verified < max(1.0, 0.0) for node in ends if node.edge)
         assert one.tree.root.visits == 120
+
+
+class SlowToOpen(Paths):
+    """Takes its time to start."""
+
+    def reset(self, code: str) -> str:
+        """Sleep."""
+        time.sleep(0.6)
+        return super().reset(code)
+
+
+def test_opening_has_a_time_limit_of_its_own() -> None:
+    spec = EnvSpec(SlowToOpen)
+    patient = search(spec, Guess(), SearchSettings(simulations=4), tasks(spec, 1), workers=1, time_limit=0.3,
+                     reset_seconds=20.0)  # fmt: skip
+    assert all(one.tree and one.tree.simulations == 4 for one in patient.searches.values())
+    hasty = search(spec, Guess(), SearchSettings(simulations=4), tasks(spec, 1), workers=1, reset_seconds=0.1)
+    assert all(one.tree and "limits.reset_seconds" in str(one.tree.quarantined) for one in hasty.searches.values())
