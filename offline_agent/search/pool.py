@@ -10,7 +10,6 @@ from typing import Any
 
 from offline_agent.errors import EnvironmentFault
 
-
 Job = tuple[Callable[[], Any], Callable[[Any], None], float | None]
 """What to run, who is told, and the seconds it may take."""
 
