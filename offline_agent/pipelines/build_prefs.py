@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from offline_agent import catalog
 from offline_agent.config import BuildPrefsConfig
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.pipelines import _schemas
 from offline_agent.pipelines._command import Command, Facts, Session, main
 from offline_agent.pipelines._figures import Figures, show
@@ -114,7 +115,7 @@ def _search(parts: Parts, session: Build, engine: Engine, figures: Figures) -> N
     left = [task for task in parts.tasks if task.task_id not in written]
     if not left:
         return
-    _trust_copies(parts, session, left[0])
+    _trust_copies(parts, session, left)
     settings = settings_of(config, len(parts.tasks), parts.policy.max_tokens)
     critic = _critic(config, engine)
     pool = EnvPool(config.limits.workers, config.limits.step_seconds)
@@ -150,15 +151,33 @@ def _search(parts: Parts, session: Build, engine: Engine, figures: Figures) -> N
         figures.searched(scheduler.counts, counts, critic)
 
 
-def _trust_copies(parts: Parts, session: Build, task: Task) -> None:
-    """Find out before the search whether copies of the environment are snapshots; fall back to replay, and say so."""
-    spec = parts.spec
+def _trust_copies(parts: Parts, session: Build, tasks: Sequence[Task]) -> None:
+    """Find out before the search whether copies of the environment are snapshots; fall back to replay, and say so.
+
+    Tried on the first task that opens, under the limits of any other step; where none of three does, the search will
+    meet the fault itself and quarantine it.
+    """
+    spec, limits = parts.spec, session.config.limits
     if spec.replay_only:
         return
     from offline_agent.policies.scripted import RandomPolicy
 
-    actions = _random_actions(parts, RandomPolicy(), task)
-    reason = copying_fault(spec, task, actions)
+    for task in tasks[:3]:
+        pool, answers = EnvPool(1, limits.reset_seconds + limits.step_seconds), SimpleQueue[Any]()
+
+        def probe(task: Task = task) -> str | None:
+            return copying_fault(spec, task, _random_actions(parts, RandomPolicy(), task))
+
+        pool.submit(probe, answers.put)
+        while answers.empty():
+            pool.reap()
+            time.sleep(0.002)
+        pool.close()
+        reason = answers.get()
+        if not isinstance(reason, EnvironmentFault):
+            break
+    else:
+        return
     if reason is not None:
         spec.replay_only = True
         session.run.quarantine("environment", spec.name, reason, consequence="states are restored by replay")

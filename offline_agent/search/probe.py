@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, Task
 from offline_agent.search.tree import observation_hash
@@ -16,7 +16,8 @@ def copying_fault(spec: EnvSpec, task: Task, actions: Sequence[Action]) -> str |
     """Return why copies of this environment cannot be trusted, or None where they can.
 
     One episode is stepped through `actions`; before every step a copy is set aside. Each copy, stepped afterwards,
-    must show what the original showed, and a fresh replay must too.
+    must show what the original showed. Where one does not, a fresh episode is stepped too: if that differs as well the
+    environment is not deterministic, which says nothing of its copies (and replay would be worse).
 
     Args:
         spec: The environment.
@@ -28,7 +29,7 @@ def copying_fault(spec: EnvSpec, task: Task, actions: Sequence[Action]) -> str |
     """
     episode = spec.open()
     seen: Trace = [(observation_hash(episode.reset(task)), episode.fingerprint())]
-    copies = []
+    copies: list[Episode] = []
     for action in actions:
         if episode.terminated:
             break
@@ -38,12 +39,23 @@ def copying_fault(spec: EnvSpec, task: Task, actions: Sequence[Action]) -> str |
             return str(fault)
         seen.append((observation_hash(episode.step(action).observation), episode.fingerprint()))
     episode.close()
+    taken = actions[: len(copies)]
     for start, copied in enumerate(copies):
-        for depth in range(start, len(copies)):
-            if copied.terminated:
-                return f"{spec.name}: stepping the original after {start} actions changed its copy: they share state"
-            shown = observation_hash(copied.step(actions[depth]).observation), copied.fingerprint()
-            if shown != seen[depth + 1]:
+        if _trace(copied, taken[start:]) != seen[start + 1 :]:
+            fresh = spec.open()
+            again = [(observation_hash(fresh.reset(task)), fresh.fingerprint()), *_trace(fresh, taken)]
+            if again == seen:
                 return f"{spec.name}: a copy made after {start} actions answered differently: copies share state"
-        copied.close()
+            return None
     return None
+
+
+def _trace(episode: Episode, actions: Sequence[Action]) -> Trace:
+    """Step an episode and return what it showed; shorter than the actions where it was over before them."""
+    out: Trace = []
+    for action in actions:
+        if episode.terminated:
+            break
+        out.append((observation_hash(episode.step(action).observation), episode.fingerprint()))
+    episode.close()
+    return out

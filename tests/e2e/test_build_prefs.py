@@ -214,3 +214,30 @@ def test_kill_9_with_the_embedded_model(tmp_path: Path) -> None:
     for row in pq.read_table(run_dir / "preferences").to_pylist():
         assert len(row["chosen_mask"]) == len(row["chosen_ids"]) and sum(row["chosen_mask"]) > 0
         assert json.loads(row["certificate"])
+
+
+@pytest.mark.parametrize("start", ["raise OSError('no world')", "import time; time.sleep(100)"])
+def test_a_first_task_that_does_not_open_does_not_end_the_run(tmp_path: Path, start: str) -> None:
+    body = MINE.replace("        self.code, self", f"        if code[-1] == '5': {start}\n        self.code, self")
+    (tmp_path / "my_env.py").write_text(body)  # the first code of `train` is 005
+    keys = ["env=my_env:Locks", "policy=random", "tasks.n=3", "limits.reset_seconds=0.5", "limits.step_seconds=0.5"]
+    done = build(tmp_path / "run", *keys, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["quarantined"]["trees"] == 1 and summary["simulations"] > 0
+
+
+def test_the_readmes_environment_and_the_commands_beside_it(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    code = text[text.index("# my_env.py") : text.index("```", text.index("# my_env.py"))]
+    (tmp_path / "my_env.py").write_text(code)
+    fit = subprocess.run([sys.executable, "-m", "offline_agent.envs.conformance", "my_env:Reach"],
+                         capture_output=True, text=True, env=ENV, cwd=tmp_path)  # fmt: skip
+    assert fit.returncode == 0 and "passed" in fit.stdout, fit.stdout + fit.stderr
+    done = build(tmp_path / "run", "env=my_env:Reach", "policy=random", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    show = [sys.executable, "-m", "offline_agent.pipelines.show"]
+    shown = subprocess.run([*show, "run", "n=1"], capture_output=True, text=True, env=ENV, cwd=tmp_path)
+    assert shown.returncode == 0 and ("chosen" in shown.stdout or "no such pairs" in shown.stdout)
+    wrong = subprocess.run([*show, "run", "kind=steps", "m=1"], capture_output=True, text=True, env=ENV, cwd=tmp_path)
+    assert wrong.returncode == 2 and "kind" in wrong.stderr and "unknown key" in wrong.stderr

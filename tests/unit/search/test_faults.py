@@ -312,3 +312,18 @@ def test_opening_has_a_time_limit_of_its_own() -> None:
     assert all(one.tree and one.tree.simulations == 4 for one in patient.searches.values())
     hasty = search(spec, Guess(), SearchSettings(simulations=4), tasks(spec, 1), workers=1, reset_seconds=0.1)
     assert all(one.tree and "limits.reset_seconds" in str(one.tree.quarantined) for one in hasty.searches.values())
+
+
+class Forgetful(Forgets):
+    """Not deterministic, but copied properly."""
+
+    replay_only = False
+
+
+def test_copies_are_not_blamed_for_an_environment_that_differs_by_itself() -> None:
+    from offline_agent.search.probe import copying_fault
+
+    spec = EnvSpec(Forgetful)
+    (task,) = tasks(spec, 1)
+    actions = [Action("", call=ToolCall("door", {"number": n})) for n in (1, 2)]
+    assert copying_fault(spec, task, actions) is None
