@@ -180,6 +180,8 @@ class Scheduler:
                 search.direct = Direct(self._inline, search.world.execute)
             search.open(value)
             search.replay(records)
+            if self._seconds is not None and self.counts.seconds > self._seconds:
+                search.stop_for_time()
             search.issue()
             self._launch(search.in_flight)
         if search.finished:
