@@ -17,11 +17,29 @@ from pydantic_core import ErrorDetails
 
 from offline_agent._config.base import Plugged, Section, key, masked, section
 from offline_agent._config.sections import BuildPrefsConfig, PolicySection, RunConfig, TasksSection
+from offline_agent._config.training import (
+    AnchorSection,
+    BatchSection,
+    CheckpointSection,
+    DpoSection,
+    EvaluateConfig,
+    GuardSection,
+    IterateConfig,
+    LoraSection,
+    ModelSection,
+    OptimizerSection,
+    ScratchSection,
+    TrainConfig,
+    TrainDpoConfig,
+    TrainSftConfig,
+)
 from offline_agent.errors import ConfigError, did_you_mean
 
 __all__ = [
-    "BuildPrefsConfig", "Key", "Plugged", "PolicySection", "RunConfig", "Section", "TasksSection", "free_keys",
-    "help_text", "key", "keys", "load", "masked", "section", "to_yaml",
+    "AnchorSection", "BatchSection", "BuildPrefsConfig", "CheckpointSection", "DpoSection", "EvaluateConfig",
+    "GuardSection", "IterateConfig", "Key", "LoraSection", "ModelSection", "OptimizerSection", "Plugged",
+    "PolicySection", "RunConfig", "ScratchSection", "Section", "TasksSection", "TrainConfig", "TrainDpoConfig",
+    "TrainSftConfig", "free_keys", "help_text", "key", "keys", "load", "masked", "section", "to_yaml",
 ]  # fmt: skip
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -136,7 +154,8 @@ def _describe(field: FieldInfo) -> str:
         elif get_origin(option) is Literal:
             words.append(" | ".join(get_args(option)))
         elif get_origin(option) is tuple:
-            words.append("list of " + " | ".join(get_args(get_args(option)[0])))
+            item = get_args(option)[0]
+            words.append("list of " + (" | ".join(get_args(item)) or {str: "texts", float: "numbers"}[item]))
         else:
             words.append({int: "integer", float: "number", bool: "true | false", str: "text"}[option] + _limits(field))
     return " or ".join(words)

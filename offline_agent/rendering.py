@@ -209,8 +209,12 @@ class Renderer:
         """Return the exact text of ids, control tokens included."""
         return self._tokens.decode(ids)
 
-    def trajectory_columns(self, context: Context) -> dict[str, Any]:
+    def trajectory_columns(self, context: Context, model_hash: str | None = None) -> dict[str, Any]:
         """Return the token columns of a trajectory that ends in `context`.
+
+        Args:
+            context: Its last context.
+            model_hash: Of the model that sampled it; the certificate says whose the log-probabilities are.
 
         Returns:
             `input_ids` int [L], up to and with the last action's last id; `action_mask` int [L], 1 = sampled by the
@@ -220,10 +224,17 @@ class Renderer:
         Raises:
             DataError: A span does not decode to the recorded action.
         """
-        return rows.trajectory_columns(self, context)
+        return rows.trajectory_columns(self, context, model_hash)
 
-    def pair_columns(self, prefix: Context, chosen: Context, rejected: Context) -> dict[str, Any]:
+    def pair_columns(
+        self, prefix: Context, chosen: Context, rejected: Context, model_hash: str | None = None
+    ) -> dict[str, Any]:
         """Return the token columns of two continuations of one history.
+
+        Args:
+            prefix: The shared history.
+            chosen, rejected: Contexts that continue it.
+            model_hash: Of the model that sampled both; the certificate says whose the log-probabilities are.
 
         Returns:
             `prompt_ids` int [P]: `prefix`'s, generation prompt included. For each side, continuing the prompt:
@@ -233,7 +244,7 @@ class Renderer:
         Raises:
             DataError: A side does not continue `prefix`, or a span does not decode to the recorded action.
         """
-        return rows.pair_columns(self, prefix, chosen, rejected)
+        return rows.pair_columns(self, prefix, chosen, rejected, model_hash)
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         """Check a stored row's masks again: hashes, lengths, spans, counts, vocabulary, decoded texts, messages.

@@ -86,6 +86,7 @@ def open_tracker(
     params: Mapping[str, Any],
     tags: Mapping[str, str],
     say: Callable[[str], None],
+    parent: str | None = None,
     timeout: float = 60.0,
 ) -> Tracker:
     """Begin tracking a run, or go on with the one that has the same `run_id`.
@@ -98,13 +99,14 @@ def open_tracker(
         params: The resolved configuration; nested keys are joined by dots.
         tags: Tags.
         say: Called at most once, from any thread, with a sentence for the user when tracking does not work.
+        parent: `run_id` of the run this one is part of, in the same store; None = none.
         timeout: Seconds that `close` waits at most.
     """
     if uri is None:
         return NullTracker()
     start = {
         "op": "start", "uri": uri, "experiment": experiment, "name": name, "key": run_id,
-        "params": dict(flatten(params)), "tags": dict(tags),
+        "params": dict(flatten(params)), "tags": dict(tags), "parent": parent,
     }  # fmt: skip
     return _Run(_Link(say, timeout), run_id, start, outermost=True)
 
@@ -236,7 +238,14 @@ class _Worker:
             self._end(key, "KILLED")
 
     def _start(
-        self, uri: str, experiment: str, name: str, key: str, params: dict[str, str], tags: dict[str, str]
+        self,
+        uri: str,
+        experiment: str,
+        name: str,
+        key: str,
+        params: dict[str, str],
+        tags: dict[str, str],
+        parent: str | None = None,
     ) -> None:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
@@ -252,7 +261,10 @@ class _Worker:
                 self._experiment = self._client.get_experiment_by_name(experiment).experiment_id
         else:
             self._experiment = found.experiment_id
-        before = self._client.search_runs([self._experiment], f"tags.`offline_agent.run_id` = '{key}'", max_results=1)
+        if parent is not None:
+            above = self._known(parent)
+            tags |= {"mlflow.parentRunId": above[0].info.run_id} if above else {}
+        before = self._known(key)
         if before:
             run = before[0]
             self._client.update_run(run.info.run_id, status="RUNNING")
@@ -261,6 +273,9 @@ class _Worker:
             run = self._client.create_run(self._experiment, tags={"offline_agent.run_id": key}, run_name=name)
         self._runs[key] = run.info.run_id
         self._fill(key, params, tags)
+
+    def _known(self, key: str) -> Any:
+        return self._client.search_runs([self._experiment], f"tags.`offline_agent.run_id` = '{key}'", max_results=1)
 
     def _child(self, parent: str, key: str, name: str, params: dict[str, str], tags: dict[str, str]) -> None:
         own = {"mlflow.parentRunId": self._runs[parent]}

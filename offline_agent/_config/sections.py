@@ -1,4 +1,4 @@
-"""The keys of `build_prefs`. Every default of the project that a user can change lives here."""
+"""The keys of `build_prefs`. With `training`, every default of the project that a user can change lives here."""
 
 from __future__ import annotations
 
@@ -159,6 +159,7 @@ class TrackingSection(Section):
 
     uri: str | None = key("sqlite:///mlflow.db", "MLflow's tracking URI; null = no tracking", free=True)
     experiment: str = key("offline_agent", "MLflow's experiment", min_length=1, free=True)
+    parent: str | None = key(None, "run id of the run this one is part of (iterate sets it)", free=True)
 
 
 class RunConfig(Section):

@@ -51,7 +51,13 @@ def side(
     }
 
 
-def write(sides: Mapping[str, dict[str, Any]], template_hash: str, tokenizer_hash: str, sampled: bool) -> str:
+def write(
+    sides: Mapping[str, dict[str, Any]],
+    template_hash: str,
+    tokenizer_hash: str,
+    sampled: bool,
+    model_hash: str | None = None,
+) -> str:
     """Return the certificate as JSON.
 
     Args:
@@ -59,6 +65,7 @@ def write(sides: Mapping[str, dict[str, Any]], template_hash: str, tokenizer_has
         template_hash: The chat template's.
         tokenizer_hash: The tokenizer's.
         sampled: True where a policy sampled every masked id; False where a demonstrator's turns were encoded.
+        model_hash: Of the model whose log-probabilities the row stores; None where it stores none, or nobody knows.
     """
     return json.dumps(
         {
@@ -66,6 +73,7 @@ def write(sides: Mapping[str, dict[str, Any]], template_hash: str, tokenizer_has
             "template_hash": template_hash,
             "tokenizer_hash": tokenizer_hash,
             "sampled": sampled,
+            "model_hash": model_hash,
             "round_trip": all(entry["round_trip"] for entry in sides.values()),
             **sides,
         },

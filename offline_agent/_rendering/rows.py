@@ -19,7 +19,7 @@ _TRAJECTORY = ("input_ids", "action_mask")
 _PAIR = ("prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_mask")
 
 
-def trajectory_columns(renderer: Renderer, context: Context) -> dict[str, Any]:
+def trajectory_columns(renderer: Renderer, context: Context, model_hash: str | None) -> dict[str, Any]:
     """See `Renderer.trajectory_columns`."""
     nodes = context.lineage()
     ids, spans, logps = _lay_out(renderer, nodes)
@@ -28,11 +28,13 @@ def trajectory_columns(renderer: Renderer, context: Context) -> dict[str, Any]:
         "input_ids": ids,
         "action_mask": certificate.mask_of(spans, len(ids)),
         "logps": logps,
-        "certificate": _certify(renderer, {"sequence": entry}, nodes),
+        "certificate": _certify(renderer, {"sequence": entry}, nodes, None if logps is None else model_hash),
     }
 
 
-def pair_columns(renderer: Renderer, prefix: Context, chosen: Context, rejected: Context) -> dict[str, Any]:
+def pair_columns(
+    renderer: Renderer, prefix: Context, chosen: Context, rejected: Context, model_hash: str | None
+) -> dict[str, Any]:
     """See `Renderer.pair_columns`."""
     prompt = renderer.context_ids(prefix)
     sides = {"prompt": certificate.side(prompt, (), (), True)}
@@ -48,7 +50,8 @@ def pair_columns(renderer: Renderer, prefix: Context, chosen: Context, rejected:
         columns |= {f"{name}_ids": ids, f"{name}_mask": certificate.mask_of(spans, len(ids))}
         columns[f"ref_{name}_logps"] = logps
         acted += nodes
-    columns["certificate"] = _certify(renderer, sides, acted)
+    known = columns["ref_chosen_logps"] is not None and columns["ref_rejected_logps"] is not None
+    columns["certificate"] = _certify(renderer, sides, acted, model_hash if known else None)
     return columns
 
 
@@ -97,9 +100,11 @@ def _side(renderer: Renderer, nodes: Sequence[Context], ids: Sequence[int], span
     return certificate.side(ids, spans, texts, True)
 
 
-def _certify(renderer: Renderer, sides: Mapping[str, dict[str, Any]], nodes: Sequence[Context]) -> str:
+def _certify(
+    renderer: Renderer, sides: Mapping[str, dict[str, Any]], nodes: Sequence[Context], model_hash: str | None
+) -> str:
     sampled = all(node.action.token_ids is not None for node in nodes if node.action is not None)
-    return certificate.write(sides, renderer.template_hash, renderer.tokenizer_hash, sampled)
+    return certificate.write(sides, renderer.template_hash, renderer.tokenizer_hash, sampled, model_hash)
 
 
 def _check_row(renderer: Renderer, row: Mapping[str, Any]) -> None:

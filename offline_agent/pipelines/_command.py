@@ -211,6 +211,7 @@ def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: Run
         params=config.resolved(),
         tags={"pipeline": command.name, "run_dir": str(run.path.resolve()), **_commit(run), **facts.tags},
         say=progress.say,
+        parent=config.tracking.parent,
     )
     try:
         summary = command.run(prepared, Session(config, run, tracker, progress, progress.say))

@@ -246,6 +246,8 @@ def _mine(parts: Parts, session: Build, engine: Engine, figures: Figures) -> Non
     """Build every table from the trees on disk, in task order: a resumed run writes what an uninterrupted one does."""
     started = time.perf_counter()
     config, run_dir, renderer = session.config, session.run, parts.policy.renderer
+    known = parts.policy.identity.get("model_hash")
+    model = None if known is None else str(known)
     miner = _miner(parts, config, engine)
     session.progress.start(len(parts.tasks), "building pairs")
     pairs: list[PreferencePair] = []
@@ -260,16 +262,16 @@ def _mine(parts: Parts, session: Build, engine: Engine, figures: Figures) -> Non
             pairs.extend(mined.pairs)
             kept.extend(mined.filtered)
             refusals.extend(mined.refusals)
-            yield from trajectory_rows(mined.trajectories, renderer, refusals)
+            yield from trajectory_rows(mined.trajectories, renderer, refusals, model)
             session.progress.update(number + 1, pairs=len(pairs))
 
     run_dir.write_rows("trajectories", figures.count("trajectories", mined_trajectories()), _schemas.TRAJECTORIES)
     miner.close()
-    rows = figures.count("filtered", trajectory_rows(kept, renderer, refusals))
+    rows = figures.count("filtered", trajectory_rows(kept, renderer, refusals, model))
     run_dir.write_rows("filtered", rows, _schemas.FILTERED)
     balanced, dropped = miner.balance(pairs)
     refusals += dropped
-    rows = figures.count_pairs(pair_rows(balanced, renderer, refusals))
+    rows = figures.count_pairs(pair_rows(balanced, renderer, refusals, model))
     run_dir.write_rows("preferences", rows, _schemas.PREFERENCES)
     for refusal in refusals:
         run_dir.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))

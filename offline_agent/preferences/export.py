@@ -35,7 +35,7 @@ TRAJECTORY_COLUMNS = (
 _DEEPEST = 200  # Python's own encoder and the JSON reader of `datasets` give up at about 1000
 
 
-def pair_row(pair: PreferencePair, renderer: Renderer | None) -> Row:
+def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | None = None) -> Row:
     """Return one row of the table `preferences`.
 
     Each side ends with the policy's last turn: what answered that turn is not part of a completion, and a trainer
@@ -44,6 +44,7 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None) -> Row:
     Args:
         pair: The pair.
         renderer: Gives the token columns; None leaves them null.
+        model_hash: Of the policy's model, for the certificate.
 
     Returns:
         One value per column of `PAIR_COLUMNS`: messages as lists of dicts, `tools`, verdicts and the certificate as
@@ -78,12 +79,12 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None) -> Row:
         **dict.fromkeys(PAIR_TOKENS),
     }
     if renderer is not None:
-        _fill(row, renderer.pair_columns(pair.prefix, chosen, rejected), PAIR_TOKENS)
+        _fill(row, renderer.pair_columns(pair.prefix, chosen, rejected, model_hash), PAIR_TOKENS)
         renderer.check_row(row)
     return row
 
 
-def trajectory_row(trajectory: Trajectory, renderer: Renderer | None) -> Row:
+def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash: str | None = None) -> Row:
     """Return one row of the tables `trajectories` and `filtered`; see `pair_row` for types and errors.
 
     `reward` and `success` are None where nobody could judge; `criticality` is float [steps] with None inside where a
@@ -106,28 +107,36 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None) -> Row:
         **dict.fromkeys(TRAJECTORY_TOKENS),
     }
     if renderer is not None:
-        _fill(row, renderer.trajectory_columns(trajectory.context), TRAJECTORY_TOKENS)
+        _fill(row, renderer.trajectory_columns(trajectory.context, model_hash), TRAJECTORY_TOKENS)
         renderer.check_row(row)
     return {name: row[name] for name in TRAJECTORY_COLUMNS}
 
 
-def pair_rows(pairs: Sequence[PreferencePair], renderer: Renderer | None, refusals: list[Refusal]) -> Iterator[Row]:
+def pair_rows(
+    pairs: Sequence[PreferencePair],
+    renderer: Renderer | None,
+    refusals: list[Refusal],
+    model_hash: str | None = None,
+) -> Iterator[Row]:
     """Yield the rows of the pairs; one that fails its certificate goes to `refusals` instead."""
     for pair in pairs:
         try:
-            yield pair_row(pair, renderer)
+            yield pair_row(pair, renderer, model_hash)
         except DataError as error:
             facts = {"pair_kind": pair.kind, "tree_id": pair.tree_id, "node_id": pair.node_id}
             refusals.append(Refusal("row", f"{pair.prefix.task.task_id}/{pair.kind}", str(error), facts))
 
 
 def trajectory_rows(
-    trajectories: Sequence[Trajectory], renderer: Renderer | None, refusals: list[Refusal]
+    trajectories: Sequence[Trajectory],
+    renderer: Renderer | None,
+    refusals: list[Refusal],
+    model_hash: str | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of the trajectories; one that fails its certificate goes to `refusals` instead."""
     for trajectory in trajectories:
         try:
-            yield trajectory_row(trajectory, renderer)
+            yield trajectory_row(trajectory, renderer, model_hash)
         except DataError as error:
             name = f"{trajectory.task.task_id}/{trajectory.origin}"
             refusals.append(Refusal("row", name, str(error), {"steps": len(trajectory.steps)}))

@@ -149,7 +149,8 @@ def test_help_lists_every_key_with_its_meaning() -> None:
 
 def test_only_what_cannot_change_results_may_differ_on_resume() -> None:
     assert set(free_keys(BuildPrefsConfig)) == {
-        "run_dir", "tracking.uri", "tracking.experiment", "launcher", "limits.workers", "search.state_cache",
+        "run_dir", "tracking.uri", "tracking.experiment", "tracking.parent", "launcher", "limits.workers",
+        "search.state_cache",
     }  # fmt: skip
 
 

@@ -1,0 +1,333 @@
+"""The keys of `train_sft`, `train_dpo`, `evaluate` and `iterate`, beside those of `build_prefs`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import field_validator, model_validator
+
+from offline_agent._config.base import Section, key, section
+from offline_agent._config.sections import (
+    BuildPrefsConfig,
+    EnvSection,
+    LimitsSection,
+    PolicySection,
+    RewardSection,
+    RunConfig,
+    SearchSection,
+    TasksSection,
+)
+
+Paths = tuple[str, ...]
+
+
+class ModelSection(Section):
+    """The model that is trained."""
+
+    path: str | None = key(None, "a folder or hub name; null = the embedded default")
+    tokenizer: str | None = key(None, "path or name, where it is not the model's own")
+    chat_template: str | None = key(None, "replaces the tokenizer's own: qwen, llama3, plain, a file, or its text")
+    dtype: Literal["float32", "bfloat16"] = key("float32", "number format of the weights while they are trained")
+
+
+class ScratchSection(Section):
+    """A new model in place of `model.path`: Llama's shape, with a tokenizer learnt from the demonstrations."""
+
+    layers: int = key(0, "layers of a new model with random weights; 0 = train model.path instead", ge=0)
+    hidden_size: int = key(128, "width", ge=16)
+    heads: int = key(4, "attention heads", ge=1)
+    key_value_heads: int = key(4, "heads of keys and values; fewer are faster to sample from", ge=1)
+    vocabulary: int = key(1024, "most tokens of the new tokenizer", ge=300)
+    max_positions: int = key(2048, "longest sequence in tokens", ge=64)
+
+    @model_validator(mode="after")
+    def _divides(self) -> ScratchSection:
+        if self.hidden_size % self.heads or self.heads % self.key_value_heads:
+            raise ValueError(
+                f"scratch: hidden_size ({self.hidden_size}) must be a multiple of heads ({self.heads}), and heads of "
+                f"key_value_heads ({self.key_value_heads})"
+            )
+        return self
+
+
+class LoraSection(Section):
+    """Low-rank adapters (peft) in place of full training."""
+
+    rank: int = key(0, "rank of the adapters; 0 = train all weights", ge=0)
+    alpha: float | None = key(None, "scale; null = twice the rank", gt=0)
+    dropout: float = key(0.0, "dropout of the adapters' input; anything but 0 makes a resumed run differ", ge=0, lt=1)
+    targets: str = key("all-linear", "modules that get adapters, separated by commas")
+
+
+class OptimizerSection(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = key(3e-4, "highest learning rate", gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = key("cosine", "what follows the warm-up")
+    warmup: float = key(0.05, "share of the updates in which the rate rises from 0", ge=0, le=1)
+    weight_decay: float = key(0.01, "of AdamW", ge=0)
+    beta2: float = key(0.98, "of AdamW", gt=0, lt=1)
+    clip: float = key(1.0, "largest norm of the gradient", gt=0)
+    epochs: float = key(1.0, "passes over the rows", gt=0)
+    max_updates: int | None = key(None, "optimizer updates at most; null = as the epochs say", ge=1)
+
+
+class DpoOptimizerSection(OptimizerSection):
+    """AdamW and its schedule."""
+
+    learning_rate: float = key(1e-4, "highest learning rate", gt=0)
+
+
+class BatchSection(Section):
+    """What one optimizer update sees."""
+
+    rows: int = key(32, "rows (pairs or trajectories) of one update, over all processes", ge=1)
+    tokens: int = key(8192, "most tokens of one forward pass, shared prefixes counted once", ge=64)
+    max_length: int | None = key(None, "longer rows are left out and counted; null = what the model was made for", ge=8)
+    share_prefixes: Literal["auto", "off"] = key("auto", "compute histories that rows share once; off = each row apart")
+
+
+class CheckpointSection(Section):
+    """Checkpoints a stopped run goes on from."""
+
+    every: int = key(50, "updates between two", ge=1, free=True)
+    keep: int = key(2, "how many are kept", ge=1, free=True)
+
+
+class GuardSection(Section):
+    """When training stops to save what is good."""
+
+    max_loss: float = key(50.0, "an update whose loss is larger, or not a number, stops the run", gt=0)
+    max_gradient: float = key(1e4, "an update whose gradient norm, before clipping, is larger stops the run", gt=0)
+
+
+class TrainConfig(RunConfig):
+    """Keys of both trainers."""
+
+    model: ModelSection = section(ModelSection, "the model that is trained")
+    lora: LoraSection = section(LoraSection, "low-rank adapters")
+    optimizer: OptimizerSection = section(OptimizerSection, "AdamW and its schedule")
+    batch: BatchSection = section(BatchSection, "what one optimizer update sees")
+    checkpoints: CheckpointSection = section(CheckpointSection, "checkpoints")
+    guard: GuardSection = section(GuardSection, "when training stops")
+    threads: int | None = key(None, "of torch; null = its own choice", ge=1, free=True)
+
+
+class DemonstrationsSection(Section):
+    """Demonstrations by the environment's scripted expert."""
+
+    per_task: int = key(1, "demonstrations of each task of `tasks`", ge=1)
+    noise: tuple[float, ...] = key((0.0,), "carelessness of the demonstrators, drawn evenly", strict=False)
+    only_successes: bool = key(True, "leave out those that fail")
+    max_steps: int = key(15, "longest demonstration in actions", ge=1)
+
+    @field_validator("noise")
+    @classmethod
+    def _shares(cls, noise: tuple[float, ...]) -> tuple[float, ...]:
+        if not noise or not all(0 <= value <= 1 for value in noise):
+            raise ValueError(f"demonstrations.noise: got {list(noise)}, allowed: one or more numbers from 0 to 1")
+        return noise
+
+
+class SftDataSection(Section):
+    """What is learnt from."""
+
+    runs: Paths = key((), "run directories whose filtered/ is trained on; none = demonstrations of `env`", strict=False)
+    files: Paths = key(
+        (), "parquet or JSON-lines files with `messages`, or with `input_ids` and `action_mask`", strict=False
+    )
+    per_task: int | None = key(None, "most rows of one task, first come; null = all", ge=1)
+    negatives: bool = key(True, "use rows that teach to refuse impossible calls, where there are any")
+
+
+class TrainSftConfig(TrainConfig):
+    """Keys of `train_sft`."""
+
+    data: SftDataSection = section(SftDataSection, "what is learnt from")
+    env: EnvSection = section(EnvSection, "the environment that demonstrations are of")
+    tasks: TasksSection = section(TasksSection, "the tasks that are demonstrated")
+    demonstrations: DemonstrationsSection = section(DemonstrationsSection, "demonstrations by the scripted expert")
+    scratch: ScratchSection = section(ScratchSection, "a new model in place of model.path")
+
+
+class DpoDataSection(Section):
+    """The preference pairs."""
+
+    runs: Paths = key(
+        (), "run directories whose preferences/ is trained on; none = a small search is run first", strict=False
+    )
+    files: Paths = key((), "parquet or JSON-lines files of preference rows", strict=False)
+    kinds: tuple[Literal["step", "trajectory", "hindsight", "minimal"], ...] = key(
+        ("step", "trajectory", "hindsight", "minimal"), "kinds of pairs that are used", strict=False
+    )
+
+
+class DpoSection(Section):
+    """The preference loss."""
+
+    loss: str = key("sigmoid", "sigmoid, ipo, hinge, sigmoid_norm, dmpo, or any other of TRL's loss types")
+    beta: float = key(0.1, "strength of the pull towards the reference", gt=0)
+    soft_labels: bool = key(True, "1 - confidence of a pair is its label noise (sigmoid, dmpo)")
+    weights: bool = key(True, "use the rows' weights (not with TRL's own loss types)")
+    sft: float = key(0.2, "weight of the chosen side's mean negative log-likelihood", ge=0)
+    dmpo_gamma: float = key(0.9, "discount of later turns in dmpo", gt=0, lt=1)
+    reference: Literal["auto", "computed"] = key(
+        "auto", "auto = stored log-probs where the hashes match, else computed"
+    )
+
+
+class AnchorSection(Section):
+    """Replay of verified successes beside the pairs."""
+
+    rows: int = key(8, "trajectories of filtered/ in every update; 0 = none", ge=0)
+    weight: float = key(1.0, "weight of their mean negative log-likelihood", ge=0)
+    runs: Paths = key((), "run directories whose filtered/ is replayed; none = those of data.runs", strict=False)
+
+
+class TrainDpoConfig(TrainConfig):
+    """Keys of `train_dpo`."""
+
+    data: DpoDataSection = section(DpoDataSection, "the preference pairs")
+    dpo: DpoSection = section(DpoSection, "the preference loss")
+    anchor: AnchorSection = section(AnchorSection, "replay of verified successes")
+    optimizer: DpoOptimizerSection = section(DpoOptimizerSection, "AdamW and its schedule")
+
+
+class TestTimeSection(Section):
+    """Search at test time."""
+
+    __test__ = False  # not a test case of pytest's
+
+    algorithm: Literal["none", "best_of_n", "mcts"] = key("none", "none = the policy alone")
+    simulations: int = key(16, "samples of best_of_n, simulations of mcts", ge=1)
+    judge: Literal["verifier", "agreement"] = key(
+        "verifier", "who chooses: verifier = it may be asked at test time; agreement = most common end (best_of_n)"
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> TestTimeSection:
+        if self.algorithm == "mcts" and self.judge != "verifier":
+            raise ValueError("test_time.judge: mcts backs up what the verifier says; use test_time.judge=verifier")
+        return self
+
+
+class AgainstSection(Section):
+    """Whom to compare with, on the same tasks."""
+
+    run: str | None = key(None, "an earlier evaluate run directory; null = none")
+    model: str | None = key(None, "another model for the same kind of policy, evaluated in this run; null = none")
+
+
+class EvaluateTasks(TasksSection):
+    """Which tasks."""
+
+    split: Literal["train", "validation", "test"] = key("validation", "the environment's split")
+    n: int | None = key(50, "number of tasks; null = all", ge=1)
+
+
+class EvaluateConfig(RunConfig):
+    """Keys of `evaluate`."""
+
+    env: EnvSection = section(EnvSection, "the environment")
+    limits: LimitsSection = section(LimitsSection, "what an environment may take")
+    tasks: EvaluateTasks = section(EvaluateTasks, "which tasks")
+    policy: PolicySection = section(PolicySection, "the policy that is evaluated")
+    attempts: int = key(4, "sampled attempts of each task at policy.temperature; 0 = none", ge=0)
+    greedy: bool = key(True, "also one greedy attempt of each task")
+    max_steps: int = key(15, "actions in one episode; one that uses them up is a failure of its own kind", ge=1)
+    in_flight: int = key(64, "episodes played at once", ge=1, free=True)
+    test_time: TestTimeSection = section(TestTimeSection, "search at test time")
+    search: SearchSection = section(SearchSection, "the search of test_time.algorithm=mcts")
+    reward: RewardSection = section(RewardSection, "weights of the composite reward that guides mcts")
+    against: AgainstSection = section(AgainstSection, "whom to compare with")
+    confidence: float = key(0.95, "of the intervals", gt=0.5, lt=1)
+    resamples: int = key(10_000, "bootstrap resamples of the tasks", ge=100)
+
+    @model_validator(mode="after")
+    def _something(self) -> EvaluateConfig:
+        if not self.attempts and not self.greedy and self.test_time.algorithm == "none":
+            raise ValueError("attempts: nothing to play; set attempts=4, greedy=true or test_time.algorithm=mcts")
+        if self.against.run is not None and self.against.model is not None:
+            raise ValueError("against: give either against.run or against.model")
+        return self
+
+
+class SftStage(Section):
+    """The rejection fine-tuning of each iteration."""
+
+    enabled: bool = key(True, "fine-tune on filtered/ before the pairs are used")
+    optimizer: OptimizerSection = section(OptimizerSection, "AdamW and its schedule")
+    batch: BatchSection = section(BatchSection, "what one optimizer update sees")
+    per_task: int | None = key(None, "most rows of one task; null = all", ge=1)
+
+
+class DpoStage(Section):
+    """The preference training of each iteration."""
+
+    enabled: bool = key(True, "train on preferences/")
+    optimizer: DpoOptimizerSection = section(DpoOptimizerSection, "AdamW and its schedule")
+    batch: BatchSection = section(BatchSection, "what one optimizer update sees")
+    loss: DpoSection = section(DpoSection, "the preference loss")
+    anchor: AnchorSection = section(AnchorSection, "replay of verified successes")
+
+
+class HeldOutSection(Section):
+    """What the gate looks at: never the test split."""
+
+    split: Literal["validation"] = key("validation", "the split")
+    n: int = key(50, "number of tasks", ge=2)
+    attempts: int = key(4, "sampled attempts of each", ge=1)
+
+
+class GateSection(Section):
+    """When a candidate replaces the incumbent."""
+
+    confidence: float = key(
+        0.9, "P(candidate's success > incumbent's - margin), by paired bootstrap over tasks", ge=0.5, lt=1
+    )
+    margin: float = key(0.02, "a loss of success this small counts as not worse", ge=0, lt=1)
+
+
+class ReplaySection(Section):
+    """Pairs of earlier iterations in later ones."""
+
+    pairs: int = key(2000, "most pairs of earlier iterations; the oldest leave first; 0 = none", ge=0)
+    share: float = key(0.5, "at most this many of them for each new pair", ge=0)
+    priority: float = key(1.0, "a pair's chance to be taken grows with its gap to this power", ge=0)
+
+
+class CurriculumSection(Section):
+    """Which tasks an iteration searches."""
+
+    enabled: bool = key(True, "prefer tasks solved about half of the time; false = in order")
+    new_share: float = key(0.5, "share of tasks that were never searched", ge=0, le=1)
+    solved_share: float = key(0.1, "largest share of tasks that were always solved", ge=0, lt=1)
+
+
+class IterateConfig(BuildPrefsConfig):
+    """Keys of `iterate`."""
+
+    iterations: int = key(1, "how often the loop is gone through", ge=1)
+    sft: SftStage = section(SftStage, "rejection fine-tuning")
+    dpo: DpoStage = section(DpoStage, "preference training")
+    lora: LoraSection = section(LoraSection, "low-rank adapters")
+    held_out: HeldOutSection = section(HeldOutSection, "what the gate looks at")
+    gate: GateSection = section(GateSection, "when a candidate replaces the incumbent")
+    replay: ReplaySection = section(ReplaySection, "pairs of earlier iterations")
+    curriculum: CurriculumSection = section(CurriculumSection, "which tasks an iteration searches")
+    threads: int | None = key(None, "of torch while it trains; null = its own choice", ge=1, free=True)
+
+    @field_validator("policy")
+    @classmethod
+    def _trainable(cls, policy: PolicySection) -> PolicySection:
+        if policy.name != "hf":
+            raise ValueError(f"policy: iterate trains the policy, got {policy.name!r}; allowed: hf")
+        return policy
+
+    @model_validator(mode="after")
+    def _train_only(self) -> IterateConfig:
+        if self.tasks.split != "train":
+            raise ValueError(f"tasks.split: iterate learns from it, got {self.tasks.split!r}; allowed: train")
+        if not self.sft.enabled and not self.dpo.enabled:
+            raise ValueError("sft.enabled, dpo.enabled: nothing to train; enable one of them")
+        return self
