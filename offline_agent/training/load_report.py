@@ -1,0 +1,115 @@
+"""What was read, kept and left out of the data of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from offline_agent.errors import ConfigError
+
+UNUSABLE = "its messages cannot be encoded: "
+
+
+@dataclass
+class LoadReport:
+    """What was read, kept and left out.
+
+    Attributes:
+        files: Paths of the files read.
+        hashes: Content hash of each.
+        read, kept: Rows.
+        too_long: Rows of more than `max_length` tokens, left out: none is ever cut.
+        duplicates: Rows left out because the same one was kept before.
+        contradictory: Pairs left out because the same two sides are in the data the other way round.
+        no_agent_tokens: Rows left out because a side has nothing the policy sampled.
+        capped: Rows left out as more than `per_task` of their task.
+        negatives: Rows left out that teach to refuse; they were not asked for.
+        unverified: Trajectories left out because no verifier called them a success.
+        unusable: Foreign rows left out that cannot be encoded.
+        other_kinds: Pairs left out because their kind was not asked for.
+        foreign: Rows kept whose ids were made here from messages.
+        uncertified: Rows kept with ids of their own and no certificate: nothing proves that they are this tokenizer's.
+        tasks: Distinct tasks of the kept rows.
+        kinds: Kept rows by kind (pairs) or origin (trajectories).
+        longest: Tokens of the longest kept row.
+        reference_stored, reference_computed: Pairs with stored log-probabilities of the reference, and without.
+        reference_reason: Why they are computed, for how many; "" where none is.
+        left_out: Name and reason of each row left out.
+    """
+
+    files: list[str] = field(default_factory=list)
+    hashes: dict[str, str] = field(default_factory=dict)
+    read: int = 0
+    kept: int = 0
+    too_long: int = 0
+    duplicates: int = 0
+    contradictory: int = 0
+    no_agent_tokens: int = 0
+    capped: int = 0
+    negatives: int = 0
+    unverified: int = 0
+    unusable: int = 0
+    other_kinds: int = 0
+    foreign: int = 0
+    uncertified: int = 0
+    tasks: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    longest: int = 0
+    reference_stored: int = 0
+    reference_computed: int = 0
+    reference_reason: str = ""
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+
+    COUNTS: ClassVar[tuple[str, ...]] = (
+        "too_long", "duplicates", "contradictory", "no_agent_tokens", "capped", "negatives", "unverified", "unusable",
+        "other_kinds",
+    )  # fmt: skip
+
+    def leave(self, count: str, name: str, reason: str) -> None:
+        """Count a row that is left out, and keep its reason."""
+        setattr(self, count, getattr(self, count) + 1)
+        self.left_out.append((name, reason))
+
+    def dropped(self) -> dict[str, int]:
+        """Return the counts of rows left out that are not 0."""
+        return {name: getattr(self, name) for name in self.COUNTS if getattr(self, name)}
+
+    def notes(self) -> list[str]:
+        """Return what the user should be told before training begins: one sentence each."""
+        out = []
+        if self.tasks == 1 and self.kept > 1:
+            out.append(f"all {self.kept} rows are of one task: what is learnt is that task, not the environment")
+        if self.too_long:
+            out.append(f"{self.too_long} of {self.read} rows are longer than batch.max_length allows and are left out")
+        if self.contradictory:
+            out.append(f"{self.contradictory} pairs contradict one another (the same two sides both ways) and are out")
+        if self.unusable:
+            example = next((f"{name}: {why}" for name, why in self.left_out if why.startswith(UNUSABLE)), "")
+            out.append(f"{self.unusable} rows of messages cannot be used, e.g. {example}")
+        if self.uncertified:
+            out.append(f"{self.uncertified} rows have ids and no certificate: their tokenizer is taken on trust")
+        return out
+
+    def finish(self, rows: Iterable[tuple[str, str, int]], what: str) -> None:
+        """Fill in what the kept rows say.
+
+        Args:
+            rows: Task, kind (or origin) and length in tokens of each.
+            what: What a row is called.
+
+        Raises:
+            ConfigError: None was kept.
+        """
+        tasks: set[str] = set()
+        for task, kind, size in rows:
+            self.kept += 1
+            tasks.add(task)
+            self.kinds[kind] = self.kinds.get(kind, 0) + 1
+            self.longest = max(self.longest, size)
+        self.tasks = len(tasks)
+        if not self.kept:
+            reasons = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in self.dropped().items())
+            raise ConfigError(
+                f"data: no {what} left of {self.read} read from {', '.join(self.files)} ({reasons or 'they are empty'})"
+            )
