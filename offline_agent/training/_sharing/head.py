@@ -1,0 +1,85 @@
+"""The vocabulary head at scored positions only, in chunks that are computed again in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = {"cpu": 1 << 24, "cuda": 1 << 28}  # logits of one chunk
+Head = Callable[[torch.Tensor], torch.Tensor]
+
+
+class _Picked(torch.autograd.Function):
+    """log softmax(logits)[target] in float32, with the entropy beside it; one matrix is kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor, entropy: bool) -> Any:
+        logps = torch.log_softmax(logits, -1, dtype=torch.float32)
+        ctx.save_for_backward(logps, target)
+        ctx.dtype = logits.dtype
+        spread = -(logps.exp() * logps).nan_to_num_(0.0).sum(-1) if entropy else logps.new_empty(0)  # 0 · log 0 = 0
+        ctx.mark_non_differentiable(spread)
+        return logps.gather(-1, target[:, None])[:, 0], spread
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        logps, target = ctx.saved_tensors
+        grad = grads[0][:, None]
+        out = logps.exp().mul_(-grad)
+        out.scatter_add_(-1, target[:, None], grad)
+        return out.to(ctx.dtype), None, None
+
+
+def _chunk(head: Head, hidden: torch.Tensor, target: torch.Tensor, entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    logps, spread = _Picked.apply(head(hidden), target, entropy)
+    return logps, spread
+
+
+def score(
+    head: Head, hidden: torch.Tensor, target: torch.Tensor, vocabulary: int, entropy: bool, limit: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the log-probabilities [S] float32 of `target`, and the entropies [S], detached, where asked for.
+
+    Args:
+        head: From hidden states [n, H] to logits [n, V].
+        hidden: [S, H].
+        target: [S] ids.
+        vocabulary: V; it sizes the chunks.
+        entropy: Whether entropies are wanted.
+        limit: Most logits held at once; None = by device. Where all fit, nothing is computed twice.
+    """
+    rows = max(1, (limit or CHUNK.get(hidden.device.type, CHUNK["cuda"])) // max(1, vocabulary))
+    if len(target) <= rows or not torch.is_grad_enabled():
+        parts = [_chunk(head, h, t, entropy) for h, t in zip(hidden.split(rows), target.split(rows), strict=True)]
+    else:
+        parts = [
+            checkpoint(_chunk, head, h, t, entropy, use_reentrant=False, preserve_rng_state=False)
+            for h, t in zip(hidden.split(rows), target.split(rows), strict=True)
+        ]
+    logps = torch.cat([part[0] for part in parts])
+    return logps, torch.cat([part[1] for part in parts]).detach() if entropy else None
+
+
+def after_head(config: Any) -> Head:
+    """Return what a model of this configuration does to its logits: scales and a soft cap, where it has them.
+
+    Known: `logits_scaling` (Granite, a divisor), `logit_scale` (Cohere), `final_logit_softcapping` (Gemma). Whether
+    that is all is for a comparison with the model's own logits to say.
+    """
+    divisor = getattr(config, "logits_scaling", None)
+    factor = getattr(config, "logit_scale", None)
+    cap = getattr(config, "final_logit_softcapping", None)
+
+    def finish(logits: torch.Tensor) -> torch.Tensor:
+        if divisor:
+            logits = logits / divisor
+        if factor:
+            logits = logits * factor
+        if cap:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    return finish

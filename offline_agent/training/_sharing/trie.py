@@ -1,0 +1,156 @@
+"""Token sequences that share prefixes, packed as one trie in depth-first order.
+
+The subtree of packed token j is the contiguous range [j, end[j]), so token j is visible to token i, its descendant
+or itself, exactly where j <= i < end[j]. A token's position is its depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from offline_agent.errors import DataError
+
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Sequence(NamedTuple):
+    """Token ids of which some are to be scored.
+
+    Attributes:
+        ids: [L] token ids, all of them 0 or more.
+        scored: [L] 1 = log π(ids[t] | ids[:t]) is wanted, else 0; scored[0] is 0, since nothing comes before ids[0].
+    """
+
+    ids: tuple[int, ...]
+    scored: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Pack:
+    """One forward pass: sequences as a packed trie, every token that they share in it once.
+
+    Attributes:
+        input_ids: [N] int64.
+        position_ids: [N] int64, depth in the trie.
+        end: [N] int64; token j is visible to token i iff j <= i < end[j].
+        source: [S] int64, packed position whose logits score token s; S counts each scored trie token once.
+        target: [S] int64, its id.
+        rows: For each sequence in the order given, int64 indices into S of the tokens it scores, in order.
+        paths: For each sequence the packed positions [L] of its tokens; on the host, whatever the device.
+        segments: (start, end) of every run of packed tokens without a branch inside, in order.
+        tokens: N.
+        raw_tokens: Sum of the sequences' lengths.
+        scored: S.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    end: torch.Tensor
+    source: torch.Tensor
+    target: torch.Tensor
+    rows: list[torch.Tensor]
+    paths: list[Ids]
+    segments: list[tuple[int, int]]
+    tokens: int
+    raw_tokens: int
+    scored: int
+    host_end: Ids = field(repr=False)
+    host_depth: Ids = field(repr=False)
+    layouts: dict[Any, Any] = field(default_factory=dict, repr=False)  # of the attention, by device, format and window
+
+    def to(self, device: torch.device | str) -> Pack:
+        """Return the pack with its tensors on `device`."""
+        if self.input_ids.device == torch.device(device):
+            return self
+        names = ("input_ids", "position_ids", "end", "source", "target")
+        moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in names}
+        return replace(self, **moved, rows=[row.to(device) for row in self.rows], layouts={})
+
+
+def shared_length(left: Ids, right: Ids) -> int:
+    """Return how many leading ids two sequences have in common."""
+    n = min(len(left), len(right))
+    differ = left[:n] != right[:n]
+    at = int(differ.argmax()) if n else 0
+    return at if n and differ[at] else n
+
+
+def in_order(sequences: Iterable[tuple[int, ...]]) -> list[int]:
+    """Return indices that sort sequences so that neighbours share most: every subtree is a contiguous run."""
+    listed = list(sequences)
+    return sorted(range(len(listed)), key=listed.__getitem__)
+
+
+def pack(sequences: list[Sequence]) -> Pack:
+    """Pack sequences into one trie.
+
+    Equal sequences, one that is a prefix of another, and sequences without a scored token are all in order: a token
+    that any of them scores is scored, and each sequence's row holds those it scores itself. The packed order depends
+    on the ids alone, not on the order of the sequences.
+
+    Args:
+        sequences: None of them empty; the list may be.
+
+    Raises:
+        DataError: A sequence is empty, its `scored` has another length, or it scores its first token.
+    """
+    for index, sequence in enumerate(sequences):
+        _check(index, sequence)
+    arrays = [np.asarray(sequence.ids, dtype=np.int64) for sequence in sequences]
+    flags = [np.asarray(sequence.scored, dtype=np.int64) != 0 for sequence in sequences]
+    raw = sum(map(len, arrays))
+    ids, depth, end, parent = (np.empty(raw, dtype=np.int64) for _ in range(4))
+    wanted = np.zeros(raw, dtype=bool)
+    paths: list[Ids] = [np.empty(0, dtype=np.int64)] * len(arrays)
+    count, path, before = 0, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    for index in in_order(sequence.ids for sequence in sequences):
+        now = arrays[index]
+        common = shared_length(before, now)
+        end[path[common:]] = count  # their subtrees are over
+        fresh = np.arange(count, count + len(now) - common)
+        ids[fresh], depth[fresh] = now[common:], np.arange(common, len(now))
+        path = np.concatenate((path[:common], fresh))
+        parent[fresh] = path[common - 1 : -1] if common else np.concatenate(([-1], fresh[:-1]))[: len(fresh)]
+        wanted[path[flags[index]]] = True
+        paths[index] = path
+        count, before = count + len(fresh), now
+    end[path] = count
+    ids, depth, end, parent, wanted = (array[:count] for array in (ids, depth, end, parent, wanted))
+    places = np.flatnonzero(wanted)
+    rank = np.cumsum(wanted) - 1
+    # a run goes on where the next token has the same subtree's end: no branch, no leaf in between
+    cuts = [0, *(np.flatnonzero(np.diff(end)) + 1).tolist(), count] if count else [0]
+    return Pack(
+        input_ids=torch.from_numpy(ids.copy()),
+        position_ids=torch.from_numpy(depth.copy()),
+        end=torch.from_numpy(end.copy()),
+        source=torch.from_numpy(parent[places]),
+        target=torch.from_numpy(ids[places]),
+        rows=[torch.from_numpy(rank[way[flag]]) for way, flag in zip(paths, flags, strict=True)],
+        paths=paths,
+        segments=list(zip(cuts, cuts[1:], strict=False)),
+        tokens=count,
+        raw_tokens=raw,
+        scored=len(places),
+        host_end=end.copy(),
+        host_depth=depth.copy(),
+    )
+
+
+def _check(index: int, sequence: Sequence) -> None:
+    if not sequence.ids:
+        raise DataError(f"sequence {index}: got no token ids, allowed: one or more; leave empty rows out")
+    if len(sequence.scored) != len(sequence.ids):
+        raise DataError(
+            f"sequence {index}: got {len(sequence.scored)} flags of scored tokens for {len(sequence.ids)} ids, "
+            "allowed: one per id"
+        )
+    if sequence.scored[0]:
+        raise DataError(
+            f"sequence {index}: its first token is marked as scored, but nothing comes before it; set scored[0] = 0"
+        )
