@@ -1,0 +1,240 @@
+"""Loading and saving what is trained: plain transformers folders in, plain transformers folders out."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import ctypes
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from offline_agent.errors import ConfigError, TrainingError, did_you_mean
+from offline_agent.rendering import Renderer
+from offline_agent.training.default_model import SHIPPED
+from offline_agent.training.scratch import new_model
+
+__all__ = ["add_adapters", "load_trainable", "new_model", "positions", "save_adapter", "save_plain"]
+
+_EXCHANGE, _HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of renameat2(2)
+
+
+def load_trainable(
+    path: str | None, tokenizer: str | None = None, chat_template: str | None = None, dtype: str = "float32"
+) -> tuple[Any, Any, Renderer]:
+    """Return the model, on CUDA where there is one, its tokenizer with its chat template, and their renderer.
+
+    Args:
+        path: A folder or hub name; None = the embedded default.
+        tokenizer: Path or name, where it is not the model's own.
+        chat_template: Replaces the tokenizer's own: the name of a ready-made one, a file, or its text.
+        dtype: Format of the weights: `float32` or `bfloat16`.
+
+    Raises:
+        ConfigError: One of them cannot be loaded, or they do not fit.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    source = (
+        str(SHIPPED) if path is None else str(Path(path).expanduser()) if Path(path).expanduser().exists() else path
+    )
+    _check_source(source)
+    renderer = Renderer.load(tokenizer or source, chat_template)
+    with quiet():
+        try:
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype), use_safetensors=True)
+        except Exception as error:  # transformers raises nearly every class there is
+            said = str(error).strip().splitlines()
+            raise ConfigError(
+                f"model.path: {source!r} cannot be loaded as a causal language model ({type(error).__name__}: "
+                f"{said[0] if said else 'no message'}); give a folder that save_pretrained wrote, or the name of a "
+                "model on the hub that this machine can reach"
+            ) from error
+    size = model.config.get_text_config().vocab_size
+    if renderer.vocab_size > size:
+        raise ConfigError(
+            f"model.tokenizer: it has {renderer.vocab_size} ids, the model {size}; give the tokenizer the model was "
+            "made with"
+        )
+    return model.to("cuda" if torch.cuda.is_available() else "cpu"), renderer.tokenizer, renderer
+
+
+def positions(model: Any) -> int:
+    """Return the longest sequence, in tokens, that a model was made for; 2**20 where its configuration does not say."""
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20)
+
+
+def add_adapters(
+    model: Any, rank: int, alpha: float | None, dropout: float, targets: str, seed: int = 0
+) -> Any:  # peft.PeftModel
+    """Return the model with low-rank adapters, which alone are trained (LoRA, Hu et al. 2022).
+
+    Args:
+        model: The model; it is changed.
+        rank: Of the adapters, at least 1.
+        alpha: Scale; None = twice the rank.
+        dropout: Of the adapters' input.
+        targets: Modules that get adapters, separated by commas, or `all-linear`.
+        seed: Of the adapters' first weights.
+
+    Raises:
+        ConfigError: No module has such a name.
+    """
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    names: str | list[str] = targets
+    if targets != "all-linear":
+        names = [name.strip() for name in targets.split(",") if name.strip()]
+        linear = {n.rsplit(".", 1)[-1] for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+        faults = [
+            f"lora.targets: got {name!r}, allowed: all-linear, or some of {', '.join(sorted(linear))}."
+            f"{did_you_mean(name, linear)}"
+            for name in names or [targets]
+            if name not in linear
+        ]
+        if faults:
+            raise ConfigError(faults)
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank if alpha is None else alpha,
+        lora_dropout=dropout,
+        target_modules=names,
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, config)
+
+
+def save_plain(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write model and tokenizer, chat template inside, as a folder that plain transformers loads.
+
+    Adapters are merged into a copy; `model` itself does not change. The folder appears whole or not at all, in place of
+    one that is there.
+
+    Args:
+        model: A transformers model, or a peft one around it.
+        tokenizer: Its tokenizer.
+        folder: Where to.
+
+    Raises:
+        TrainingError: The disk refused, or something in the model cannot be saved; what was there before is untouched.
+    """
+    _in_place(folder, lambda place: _write_plain(model, tokenizer, place))
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """Write a peft model's adapters alone, as a folder that peft loads. Raises as `save_plain`."""
+    _in_place(folder, lambda place: model.save_pretrained(str(place), safe_serialization=True))
+
+
+def _write_plain(model: Any, tokenizer: Any, place: Path) -> None:
+    if hasattr(model, "merge_and_unload"):
+        model = copy.deepcopy(model).merge_and_unload()
+    cached, model.config.use_cache = model.config.use_cache, True  # trainers switch it off for themselves
+    try:
+        with quiet():
+            model.save_pretrained(str(place))
+        tokenizer.save_pretrained(str(place))
+    finally:
+        model.config.use_cache = cached
+
+
+def _in_place(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a new folder beside `folder`, then put it in its place."""
+    folder = Path(folder).absolute()
+    fresh = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for left in folder.parent.glob(f".{folder.name}.*.tmp"):  # of a writer that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        fresh.mkdir()
+        write(fresh)
+        for file in (*(p for p in fresh.rglob("*") if p.is_file()), fresh):
+            _sync(file)
+        _swap(fresh, folder)
+        _sync(folder.parent)
+    except Exception as error:  # safetensors, transformers and the disk raise classes of their own
+        raise TrainingError(_explain(folder, error)) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _explain(folder: Path, error: Exception) -> str:
+    kept = "; what was there before is untouched" if folder.exists() else ""
+    try:
+        free = shutil.disk_usage(folder.parent).free
+        room = f" {free / 1e6:.0f} MB are free there."
+    except OSError:
+        room = ""
+    return (
+        f"{folder}: it could not be saved ({type(error).__name__}: {error}){kept}.{room} "
+        "Make room or mend that, and give the same command again: it goes on from the last checkpoint."
+    )
+
+
+def _swap(fresh: Path, folder: Path) -> None:
+    """Put `fresh` at `folder`; what was there is at `fresh` afterwards. Atomic where the system can exchange names."""
+    if not folder.exists():
+        os.rename(fresh, folder)
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        exchange = ctypes.CDLL(None, use_errno=True).renameat2
+        if exchange(_HERE, os.fsencode(fresh), _HERE, os.fsencode(folder), _EXCHANGE) == 0:
+            return
+    old = folder.with_name(f".{folder.name}.old.{os.getpid()}.tmp")
+    os.rename(folder, old)
+    os.rename(fresh, folder)
+    os.rename(old, fresh)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_source(source: str) -> None:
+    folder = Path(source)
+    if not folder.is_dir():
+        if folder.is_absolute() or source.startswith(("./", "../", "~")):
+            near = did_you_mean(
+                folder.name, [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
+            )
+            raise ConfigError(
+                f"model.path: got {source!r}, allowed: a folder that exists, or a hub name; there is no such folder."
+                f"{near}"
+            )
+        return
+    if not (folder / "config.json").is_file():
+        hint = ""
+        if (folder / "adapter_config.json").is_file():
+            hint = "; it holds adapters alone: give the merged model (model/ of that run), or merge them with peft"
+        elif (folder / "model" / "config.json").is_file():
+            hint = f"; did you mean {folder / 'model'}?"
+        raise ConfigError(f"model.path: {source!r} has no config.json{hint or '; give a folder save_pretrained wrote'}")
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"model.path: {source!r} has no *.safetensors; model.save_pretrained(folder) writes them, plain "
+            "PyTorch files are not loaded"
+        )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from drawing bars of its own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,149 @@
+"""A new model and its tokenizer, both made from the texts it will be trained on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from offline_agent.errors import ConfigError
+from offline_agent.training.tokenizer import SPECIAL, TEMPLATE
+
+SCAFFOLDS = (
+    '<tool_call>\n{"name": "',
+    '", "arguments": {"',
+    '", "arguments": {',
+    '"}}\n</tool_call>',
+    "}}\n</tool_call>",
+    '": "',
+    '", "',
+    '": ',
+    "user\n<tool_response>\n",
+    "\n</tool_response>",
+    "system\n",
+    "user\n",
+    "assistant\n",
+)
+"""What the template writes around contents, longest first; one ordinary token each."""
+
+WHOLE = 0.6
+"""Share of the vocabulary, after bytes and scaffolds, that is given to whole words; the rest goes to pieces of them."""
+
+_LEAST_ROOM = 16
+
+
+def new_model(
+    texts: Iterable[str],
+    *,
+    layers: int,
+    hidden_size: int = 128,
+    heads: int = 4,
+    key_value_heads: int = 4,
+    vocabulary: int = 1024,
+    max_positions: int = 2048,
+    seed: int = 0,
+    dtype: str = "float32",
+) -> tuple[Any, Any]:
+    """Return an untrained model of Llama's shape with tied embeddings, and its tokenizer with a chat template.
+
+    Args:
+        texts: What the tokenizer is learnt from.
+        layers, hidden_size, heads, key_value_heads: The shape; the inner width is three times the outer.
+        vocabulary: Most tokens.
+        max_positions: Longest sequence in tokens.
+        seed: Of the weights.
+        dtype: Their format.
+
+    Raises:
+        ConfigError: The vocabulary has no room, or there is no text.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = learn_tokenizer(texts, vocabulary, max_positions)
+    shape = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(shape).to(getattr(torch, dtype))
+    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+
+
+def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 2048) -> Any:
+    """Return a transformers tokenizer of at most `vocabulary` tokens.
+
+    A word is one token together with the blank before it, so a command of three words is three tokens, the same ones
+    wherever it stands between others. The most frequent words are tokens whole; others fall into byte-pair pieces, any
+    text at all into bytes.
+
+    Args:
+        texts: What it is learnt from.
+        vocabulary: Most tokens.
+        max_positions: Noted as the longest sequence.
+
+    Raises:
+        ConfigError: `vocabulary` has no room for bytes, scaffolds and a few words, or there is no text.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    texts = list(texts)
+    pieces = "|".join([*map(re.escape, SCAFFOLDS), " ?[A-Za-z]+", r"[\s\S]"])
+    cutter = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pieces), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    counts = Counter(piece for text in texts for piece, _ in cutter.pre_tokenize_str(text) if len(piece) > 1)
+    if not counts:
+        raise ConfigError("scratch: there is no text to learn a tokenizer from")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    fixed = [piece for text in SCAFFOLDS for piece, _ in cutter.pre_tokenize_str(text)]
+    start = list(dict.fromkeys([*SPECIAL, *alphabet, *fixed]))
+    room = vocabulary - len(start)
+    if room < _LEAST_ROOM:
+        raise ConfigError(
+            f"scratch.vocabulary: got {vocabulary}, allowed: at least {len(start) + _LEAST_ROOM}; bytes, control "
+            "tokens and the chat template's own pieces take most of that"
+        )
+    # By name among the equally frequent: where a word was first seen must not matter.
+    words = [word for word, _ in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])) if word not in fixed]
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = cutter
+    trainer = trainers.BpeTrainer(
+        vocab_size=2 * vocabulary, min_frequency=2, show_progress=False, initial_alphabet=alphabet
+    )
+    learner.train_from_iterator(texts, trainer)
+    vocab = {token: number for number, token in enumerate([*start, *words[: int(WHOLE * room)]])}
+    merges: list[tuple[str, str]] = []
+    for left, right in json.loads(learner.to_str())["model"]["merges"]:
+        if len(vocab) >= vocabulary:
+            break
+        merges.append((left, right))
+        vocab.setdefault(left + right, len(vocab))
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
+    backend.pre_tokenizer = cutter
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(list(SPECIAL))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=TEMPLATE.read_text(encoding="utf-8"),
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_positions,
+    )
