@@ -1,0 +1,132 @@
+"""Which tasks to search next: those that are solved about half of the time teach most (algorithms §6, p(1-p))."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from offline_agent.records import Task
+from offline_agent.seeding import derive_seed
+from offline_agent.store import read_tree
+
+PRIOR = 0.5
+"""Both parameters of the Beta prior of a task's success rate (Jeffreys')."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the policy's success on one task.
+
+    Attributes:
+        successes: Rollouts that succeeded.
+        attempts: Rollouts that were judged, or used up their steps.
+    """
+
+    successes: int
+    attempts: int
+
+    @property
+    def solved(self) -> bool:
+        """Whether every rollout succeeded, and there is one."""
+        return 0 < self.attempts == self.successes
+
+    @property
+    def learnability(self) -> float:
+        """E[p(1-p)] of the rate p under its Beta posterior: ab / ((a+b)(a+b+1)); in (0, 1/4)."""
+        a, b = PRIOR + self.successes, PRIOR + self.attempts - self.successes
+        return a * b / ((a + b) * (a + b + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The tasks of one iteration.
+
+    Attributes:
+        tasks: In the order of the split, none twice. Empty when nothing but always-solved tasks is left.
+        new: Number of those that were never searched.
+        solved: Number of those that were always solved.
+    """
+
+    tasks: list[Task]
+    new: int
+    solved: int
+
+
+def success_rates(run_dirs: Iterable[Path]) -> dict[str, Known]:
+    """Return what the policy reached alone on each task that was searched; of several searches the last counts.
+
+    Rollouts that a fault or a limit other than the steps cut are neither success nor failure, and left out; so are
+    trees in quarantine.
+
+    Args:
+        run_dirs: Run directories of `build_prefs`, oldest first.
+
+    Raises:
+        DataError: A tree cannot be read.
+    """
+    rates: dict[str, Known] = {}
+    for run_dir in run_dirs:
+        for file in sorted((run_dir / "trees").glob("*.json.gz")):
+            graph = read_tree(file)["graph"]
+            judged = [
+                bool(rollout["success"])
+                for rollout in graph["first_rollouts"]
+                if rollout["success"] is not None or rollout["cut"] == "max_steps"
+            ]
+            known = Known(0, 0) if graph["quarantined"] is not None else Known(sum(judged), len(judged))
+            rates[graph["task"]["task_id"]] = known
+    return rates
+
+
+def choose(
+    tasks: Sequence[Task],
+    known: Mapping[str, Known],
+    n: int | None,
+    *,
+    new_share: float,
+    solved_share: float,
+    seed: int,
+) -> Choice:
+    """Choose tasks: a share of new ones in order, the others by their learnability.
+
+    Known tasks are drawn without replacement with a probability proportional to `Known.learnability`. Where there
+    are too few of one kind, the other fills up; of always-solved tasks there are never more than their share, so
+    there may be fewer than `n`.
+
+    Args:
+        tasks: All that may be chosen.
+        known: What is known of those that were searched, by task id (`success_rates`).
+        n: How many; None = as many as there are.
+        new_share: Share of tasks that were never searched, in [0, 1].
+        solved_share: Largest share of tasks that were always solved, in [0, 1).
+        seed: The same seed gives the same choice.
+    """
+    pool = {task.task_id: task for task in tasks}
+    size = len(pool) if n is None else min(n, len(pool))
+    fresh = [name for name in pool if name not in known]
+    seen = sorted((name for name in pool if name in known), key=lambda name: _key(name, known[name], seed))
+    new = fresh[: math.floor(size * new_share + 0.5)]
+    room, most_solved = size - len(new), math.floor(size * solved_share)
+    old: list[str] = []
+    solved = 0
+    for name in seen:
+        if len(old) == room:
+            break
+        if known[name].solved and solved == most_solved:
+            continue
+        solved += known[name].solved
+        old.append(name)
+    new += fresh[len(new) : len(new) + room - len(old)]
+    if not new and solved == len(old):
+        return Choice([], 0, 0)
+    chosen = {*new, *old}
+    return Choice([task for name, task in pool.items() if name in chosen], len(new), solved)
+
+
+def _key(name: str, known: Known, seed: int) -> float:
+    """Return a random key; the smallest n of them are a weighted draw (Efraimidis and Spirakis 2006)."""
+    chance = random.Random(derive_seed(seed, "curriculum", name)).random()
+    return -math.log(1.0 - chance) / known.learnability

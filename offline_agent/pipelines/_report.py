@@ -1,0 +1,67 @@
+"""What `iterate` shows at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_NAMES = {"train_sft": "fine-tuned", "train_dpo": "preferences"}
+
+
+def percent(figures: Mapping[str, Any]) -> str:
+    """Return a share with its interval, e.g. `42 % (35 to 49)`; a dash where there is none."""
+    if figures["mean"] is None:
+        return "–"
+    return f"{100 * figures['mean']:.0f} % ({100 * figures['low']:.0f} to {100 * figures['high']:.0f})"
+
+
+def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
+    """Return the closing table."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    held_out = summary["held_out"]
+    table = Table(
+        title=f"iterate: {summary['start_model']} in {summary['environment']}; success on {held_out['n']} "
+        f"{held_out['split']} tasks, {held_out['attempts']} sampled attempts each, 95 % intervals over tasks"
+    )
+    for name in ("iteration", "searched", "pairs", "model", "success", "not worse", "gate"):
+        table.add_column(name, justify="right" if name in ("pairs", "success", "not worse") else "left")
+    for record in summary["iterations"]:
+        for row in _rows(record):
+            table.add_row(*row)
+        table.add_section()
+    reasons = [f"iteration {record['iteration']}: {_verdict(record)}" for record in summary["iterations"]]
+    if summary["stopped"]:
+        reasons.append(f"stopped {summary['stopped']}")
+    change = f"held-out success: {percent(summary['start'])} at the start, {percent(summary['end'])} at the end"
+    where = Text(
+        "\n".join(["", *reasons, change, "", f"The model ({summary['model']['from']}) is in {path}/model; use it with"])
+        + f"\n  policy=hf policy.model={path}/model\n"
+        f"Every stage's run directory and configuration is in {path}/iteration-*/"
+    )
+    return Group(table, where)
+
+
+def _rows(record: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    tasks, incumbent = record["tasks"], record["incumbent"]
+    searched = f"{tasks['searched']} tasks ({tasks['new']} new)"
+    pairs = str(record["pairs_total"]) + (f" + {record['replayed']} replayed" if record["replayed"] else "")
+    yield str(record["iteration"]), searched, pairs, "incumbent", percent(incumbent["success"]), "", ""
+    for name, candidate in record["candidates"].items():
+        sure = candidate["probability_not_worse"]
+        promoted = name == record["promoted"]
+        verdict = "promoted" if promoted else "passed" if candidate["passed"] else "refused"
+        shown = "–" if sure is None else f"{sure:.3f}"
+        yield "", "", "", _NAMES.get(name, name), percent(candidate["success"]), shown, verdict
+
+
+def _verdict(record: Mapping[str, Any]) -> str:
+    kept = "" if record["promoted"] else f"kept {record['incumbent']['model']}; "
+    won = f"{_NAMES[record['promoted']]} model promoted; " if record["promoted"] else kept
+    return won + "; ".join([record["reason"], *record["notes"]])
