@@ -101,7 +101,7 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 
     from transformers import PreTrainedTokenizerFast
 
     texts = list(texts)
-    pieces = "|".join([*map(re.escape, SCAFFOLDS), " ?[A-Za-z]+", r"[\s\S]"])
+    pieces = "|".join([*map(re.escape, SCAFFOLDS), " ?[A-Za-z]+", r" ?[^\sA-Za-z0-9]", r"[\s\S]"])
     cutter = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pieces), "isolated"),
