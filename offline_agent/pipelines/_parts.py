@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent import catalog
-from offline_agent.config import BuildPrefsConfig, PolicySection, TasksSection
+from offline_agent.config import BuildPrefsConfig, EvaluateConfig, PolicySection, TasksSection
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.policies.base import Policy
 from offline_agent.records import Task
 from offline_agent.store import hash_json
+
+Config = BuildPrefsConfig | EvaluateConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Parts:
     reward: CompositeReward | None
 
 
-def make_parts(config: BuildPrefsConfig) -> Parts:
+def make_parts(config: Config) -> Parts:
     """Return the parts that the configuration names.
 
     Raises:
@@ -56,13 +58,13 @@ def _collect(faults: list[str], make: Callable[[], Any]) -> Any:
     return None
 
 
-def make_environment(config: BuildPrefsConfig) -> EnvSpec:
+def make_environment(config: Config) -> EnvSpec:
     """Return the environment; raises ConfigError."""
     arguments = dict(config.env.model_extra or {})
     return EnvSpec.load(config.env.name, arguments, max_observation_chars=config.limits.max_observation_chars)
 
 
-def make_reward(config: BuildPrefsConfig) -> CompositeReward | None:
+def make_reward(config: Config) -> CompositeReward | None:
     """Return the composite reward, or None where no key of it is set: then the verifier's score is backed up."""
     arguments = dict(config.reward.model_extra or {})
     if not arguments:

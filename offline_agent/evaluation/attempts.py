@@ -1,0 +1,251 @@
+"""One attempt at a task: what was done, how it ended, what it cost; as JSON for the event log and as a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.errors import DataError
+from offline_agent.records import Context, Step, Task, Trajectory, Verdict
+from offline_agent.search.codec import action_from_json, action_to_json
+from offline_agent.store import hash_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Key = tuple[str, str, str, int]
+"""Policy ("candidate" or "against"), mode, task id, number."""
+
+REFUSED = "tool_error"  # the call was well formed and the tool would not do it
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt.
+
+    Attributes:
+        policy: `candidate` or `against`.
+        mode: `sampled`, `greedy`, `best_of_n` or `mcts`.
+        task: What was tried.
+        number: Which attempt of this policy, mode and task; from 0.
+        context: The last history; None where the environment did not open.
+        steps: One per action, first to last.
+        verdict: The outcome; its score is None where the attempt is unscored, and its error says why.
+        terminated: The task ended by itself.
+        truncated: It was cut, and `cut_by` says by what: `max_steps`, `tokens`, `time`, `fault`.
+        end_score: The environment's own score of the last state, however it was reached; None where nobody could say.
+            Differs from the verdict's only where `max_steps` cut the attempt, which then is a failure worth 0.
+        fingerprint: The environment's hash of the last state; None where it offers none.
+        generated: Tokens sampled; those of samples and simulations that were not chosen included.
+        prefilled: Prompt tokens, those shared by the turns of one episode (or of one search tree) counted once; not
+            what a cache made of them, which depends on what else was in it.
+        tool_calls: Steps of the environment executed; those of samples and simulations not chosen included.
+        simulations: Samples or simulations at test time among which this one was chosen; None without search.
+    """
+
+    policy: str
+    mode: str
+    task: Task
+    number: int
+    context: Context | None
+    steps: tuple[Step, ...]
+    verdict: Verdict
+    terminated: bool
+    truncated: bool
+    cut_by: str | None
+    end_score: float | None = None
+    fingerprint: str | None = None
+    generated: int = 0
+    prefilled: int = 0
+    tool_calls: int = 0
+    simulations: int | None = None
+
+    @property
+    def key(self) -> Key:
+        """What makes the attempt another one."""
+        return self.policy, self.mode, self.task.task_id, self.number
+
+    @property
+    def success(self) -> bool | None:
+        """Whether the task was achieved; None = unscored."""
+        return self.verdict.success
+
+    @property
+    def reward(self) -> float | None:
+        """The score in [0, 1]; None = unscored."""
+        return self.verdict.score
+
+    @property
+    def calls(self) -> int:
+        """Number of turns that were calls or tried to be: all but final answers."""
+        return sum(step.action.call is not None or step.fault is not None for step in self.steps)
+
+    @property
+    def invalid_calls(self) -> int:
+        """Calls that could not be carried out as written: malformed, unknown tool, bad arguments, no end."""
+        return sum(step.fault is not None and step.fault != REFUSED for step in self.steps)
+
+    @property
+    def refused_calls(self) -> int:
+        """Well-formed calls that the tool answered with an error."""
+        return sum(step.fault == REFUSED for step in self.steps)
+
+    @property
+    def repeated_calls(self) -> int:
+        """Turns with the same canonical key as the turn just before."""
+        return sum(one.key == other.key for one, other in zip(self.steps, self.steps[1:], strict=False))
+
+    def trajectory(self) -> Trajectory | None:
+        """Return the attempt as a trajectory; None where the policy never acted."""
+        if self.context is None or not self.steps:
+            return None
+        origin = "search" if self.mode == "mcts" else "rollout"
+        return Trajectory(
+            self.context, self.steps, self.verdict, self.terminated, self.truncated, origin, self.cut_by  # type: ignore[arg-type]  # one of Origin's
+        )  # fmt: skip
+
+
+_PLAIN = (
+    "terminated", "truncated", "cut_by", "end_score", "fingerprint", "generated", "prefilled", "tool_calls",
+    "simulations",
+)  # fmt: skip
+
+
+def to_record(attempt: Attempt, opening: str | None) -> dict[str, Any]:
+    """Return the attempt as JSON for the event log.
+
+    Args:
+        attempt: The attempt.
+        opening: Name under which system prompt and tools are logged; None where the environment did not open.
+    """
+    first = attempt.context.lineage()[0].observation if attempt.context is not None else None
+    return {
+        "attempt": list(attempt.key),
+        "opening": opening,
+        "first": first,
+        "steps": [[action_to_json(s.action), s.key, s.observation, s.role, s.fault] for s in attempt.steps],
+        "verdict": attempt.verdict.to_json(),
+        **{name: getattr(attempt, name) for name in _PLAIN},
+    }
+
+
+def from_record(record: Mapping[str, Any], task: Task, openings: Mapping[str, tuple[str, Sequence[Any]]]) -> Attempt:
+    """Rebuild an attempt from `to_record`.
+
+    Args:
+        record: The JSON.
+        task: Its task.
+        openings: System prompt and tools by name.
+
+    Raises:
+        DataError: The record is not one that `to_record` wrote.
+    """
+    try:
+        policy, mode, _, number = record["attempt"]
+        steps = tuple(Step(action_from_json(a), key, o, role, fault) for a, key, o, role, fault in record["steps"])
+        context = None
+        if record["opening"] is not None:
+            system, tools = openings[record["opening"]]
+            context = Context(task, system, tools, record["first"])
+            for step in steps:
+                context = context.child(step.action, step.observation, step.role)
+        verdict = Verdict.from_json(record["verdict"])
+        return Attempt(policy, mode, task, number, context, steps, verdict, **{name: record[name] for name in _PLAIN})
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"the event log's attempt {record.get('attempt')} is malformed: {error!r}") from error
+
+
+class Journal:
+    """The attempts of a run, each logged when it is over; those that an earlier session logged are there already.
+
+    Args:
+        log: Appends one record to the event log.
+        records: What the log holds.
+        tasks: The run's tasks by id.
+
+    Attributes:
+        attempts: By key.
+        openings: System prompt and tools that attempts began with, by name.
+
+    Raises:
+        DataError: A record is malformed, or of a task that is not the run's.
+    """
+
+    def __init__(
+        self,
+        log: Callable[[Mapping[str, Any]], None],
+        records: Iterable[Mapping[str, Any]],
+        tasks: Mapping[str, Task],
+    ) -> None:
+        self._log = log
+        self.attempts: dict[Key, Attempt] = {}
+        self.openings: dict[str, tuple[str, Sequence[Any]]] = {}
+        for record in records:
+            if "attempt" not in record:
+                self.openings[record["name"]] = (record["system"], record["tools"])
+                continue
+            task = tasks.get(record["attempt"][2])
+            if task is None:
+                raise DataError(f"the event log's attempt {record['attempt']} is of no task of this run")
+            attempt = from_record(record, task, self.openings)
+            self.attempts[attempt.key] = attempt
+
+    def add(self, attempt: Attempt) -> None:
+        """Log an attempt that is over, and what it began with where no other did."""
+        name = None
+        if attempt.context is not None:
+            system, tools = attempt.context.system, list(attempt.context.tools)
+            name = hash_json([system, tools])[:16]
+            if name not in self.openings:
+                self._log({"name": name, "system": system, "tools": tools})
+                self.openings[name] = (system, tools)
+        self._log(to_record(attempt, name))
+        self.attempts[attempt.key] = attempt
+
+
+COLUMNS = (
+    "policy", "mode", "task_id", "attempt", "success", "reward", "steps", "terminated", "truncated", "cut_by",
+    "invalid_calls", "repeated_calls", "refused_calls", "calls", "generated_tokens", "prefilled_tokens", "tool_calls",
+    "simulations", "end_score", "error", "verdict",
+)  # fmt: skip
+
+
+def row(attempt: Attempt) -> dict[str, Any]:
+    """Return the attempt's row of the table `attempts`, one value per column of `COLUMNS`."""
+    return {
+        "policy": attempt.policy,
+        "mode": attempt.mode,
+        "task_id": attempt.task.task_id,
+        "attempt": attempt.number,
+        "success": attempt.success,
+        "reward": attempt.reward,
+        "steps": len(attempt.steps),
+        "terminated": attempt.terminated,
+        "truncated": attempt.truncated,
+        "cut_by": attempt.cut_by,
+        "invalid_calls": attempt.invalid_calls,
+        "repeated_calls": attempt.repeated_calls,
+        "refused_calls": attempt.refused_calls,
+        "calls": attempt.calls,
+        "generated_tokens": attempt.generated,
+        "prefilled_tokens": attempt.prefilled,
+        "tool_calls": attempt.tool_calls,
+        "simulations": attempt.simulations,
+        "end_score": attempt.end_score,
+        "error": attempt.verdict.error,
+        "verdict": json.dumps(attempt.verdict.to_json(), ensure_ascii=True),
+    }
+
+
+def schema() -> pa.Schema:
+    """Return the columns of the table `attempts`."""
+    import pyarrow as pa
+
+    texts, integers, nullable = {"policy", "mode", "task_id", "cut_by", "error", "verdict"}, pa.int64(), {
+        "success", "reward", "cut_by", "simulations", "end_score", "error",
+    }  # fmt: skip
+    kinds = {"success": pa.bool_(), "terminated": pa.bool_(), "truncated": pa.bool_()}
+    kinds |= {"reward": pa.float64(), "end_score": pa.float64(), **dict.fromkeys(texts, pa.string())}
+    return pa.schema([pa.field(name, kinds.get(name, integers), nullable=name in nullable) for name in COLUMNS])

@@ -1,0 +1,363 @@
+"""Plays attempts: many episodes in flight over one engine, each as fast as policy and environment answer it.
+
+One thread (the caller's) owns all episodes; generation runs in the engine, environments in the pool. An attempt's
+actions depend on (seed, task, number) alone, so they are the same for any number of episodes in flight (given a policy
+whose answers do not depend on the batch).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from offline_agent.envs.base import EnvSpec, Episode, StepResult
+from offline_agent.errors import EnvironmentFault, PolicyError
+from offline_agent.evaluation.attempts import Attempt
+from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
+from offline_agent.records import Action, Context, Step, Task, Verdict
+from offline_agent.search.pool import EnvPool, as_fault
+from offline_agent.seeding import derive_seed, mix
+
+SPARE = 4  # environments kept to be reset again where starting one may be dear
+PATIENCE = 16  # failed requests in a row, beyond one for each episode in flight, after which the policy is given up
+
+
+class Ask(NamedTuple):
+    """An attempt to be played: `sampled` at the policy's temperature, or `greedy`."""
+
+    task: Task
+    mode: str
+    number: int
+
+
+class _Over(NamedTuple):
+    """What a step in the pool gave."""
+
+    result: StepResult
+    key: str
+    verdict: Verdict | None
+    fingerprint: str | None
+
+
+class _Broken(NamedTuple):
+    """An environment's fault; what the pool itself answers (a time-out) is a bare `EnvironmentFault`."""
+
+    fault: EnvironmentFault
+
+
+class _Game:
+    """An attempt while it is played."""
+
+    __slots__ = (
+        "ask", "seed", "episode", "context", "steps", "action", "generated", "prefilled", "tool_calls", "busy",
+        "failed",
+    )  # fmt: skip
+
+    def __init__(self, ask: Ask, seed: int) -> None:
+        self.ask = ask
+        self.seed = seed
+        self.episode: Episode | None = None
+        self.context: Context | None = None
+        self.steps: list[Step] = []
+        self.action: Action | None = None
+        self.generated = 0
+        self.prefilled = 0
+        self.tool_calls = 0
+        self.busy = False  # the pool is working on its episode
+        self.failed = False  # the policy did not answer
+
+
+class Episodes:
+    """Plays attempts of one policy.
+
+    Args:
+        spec: The environment.
+        engine: Answers requests for actions.
+        pool: Steps environments, each step under its time limit.
+        policy: `candidate` or `against`; noted on every attempt.
+        seed: The run's seed.
+        max_steps: Actions after which an attempt is cut: a failure of its own kind.
+        temperature: Of sampled attempts.
+        max_tokens: Most tokens of one action; None = the policy's own.
+        in_flight: Attempts played at once.
+        reset_seconds: Time limit of opening and resetting an environment; None = the pool's own.
+        segment: The renderer's `segment`, by which prompt tokens are counted; None = as the policy's answers say.
+        answered_before: The policy has answered in this run: if it fails all that is left, that is no outage.
+        tick: Called about every half second, for progress.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        engine: Engine,
+        pool: EnvPool,
+        *,
+        policy: str = "candidate",
+        seed: int = 0,
+        max_steps: int = 15,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        in_flight: int = 64,
+        reset_seconds: float | None = None,
+        segment: Callable[[Context], Sequence[int]] | None = None,
+        answered_before: bool = False,
+        tick: Callable[[], None] | None = None,
+    ) -> None:
+        self._spec = spec
+        self._engine = engine
+        self._pool = pool
+        self._policy = policy
+        self._seed = seed
+        self._max_steps = max_steps
+        self._temperature = temperature
+        self._max_tokens = max_tokens
+        self._in_flight = in_flight
+        self._reset_seconds = reset_seconds
+        self._segment = segment
+        self._answered_before = answered_before
+        self._tick = tick
+        self._inbox: queue.SimpleQueue[tuple[Callable[[_Game, Any], Attempt | None], _Game, Any]] = queue.SimpleQueue()
+        self._games: set[_Game] = set()
+        self._spare: list[Episode] = []
+        self._failures = 0
+        self._held: list[Attempt] = []
+        self.requests = 0
+        self.prefilled = 0
+        self.cached = 0
+
+    def play(self, asks: Iterable[Ask]) -> Iterator[Attempt]:
+        """Yield each attempt when it is over, in the order of ending.
+
+        Attempts that the policy failed are held back until it answers again, so that an outage is not taken for
+        something about the tasks: a run that is given up, and gone on with later, plays them anew.
+
+        Args:
+            asks: What to play; drawn from lazily.
+
+        Raises:
+            PolicyError: The policy failed `in_flight` + 16 times in a row, or has never answered.
+            EnvironmentFault: The environment hung too often.
+        """
+        source, ticked = iter(asks), time.monotonic()
+        try:
+            while True:
+                while len(self._games) < self._in_flight and (ask := next(source, None)) is not None:
+                    self._open(ask)
+                if not self._games:
+                    if self._held and not self._answered_before and self._failures == self.requests:
+                        self._give_up(self._held[-1].verdict.error)
+                    yield from self._let_go()
+                    return
+                try:
+                    handle, game, value = self._inbox.get(timeout=0.25)
+                except queue.Empty:
+                    pass
+                else:
+                    over = handle(game, value)
+                    if over is not None:
+                        self._end(game, over.cut_by not in ("fault", "time"))
+                        if game.failed:
+                            self._held.append(over)
+                        else:
+                            yield over
+                    if not self._failures:
+                        yield from self._let_go()
+                if (now := time.monotonic()) - ticked > 0.5:
+                    ticked = now
+                    self._pool.reap()
+                    if self._tick is not None:
+                        self._tick()
+        finally:
+            self._abandon()
+
+    # -- one attempt -------------------------------------------------------------------------------------------------
+
+    def _open(self, ask: Ask) -> None:
+        game = _Game(ask, derive_seed(self._seed, "attempt", ask.task.task_id, ask.number))
+        self._games.add(game)
+        spare = self._spare.pop() if self._spare else None
+
+        self._submit(game, partial(_start, self._spec, spare, ask.task), self._opened, self._reset_seconds)
+
+    def _opened(self, game: _Game, value: Any) -> Attempt | None:
+        if isinstance(value, _Broken | EnvironmentFault):
+            return self._fault(game, value)
+        game.episode, first = value
+        tools, system = game.episode.tools, game.episode.system_prompt
+        game.context = Context(game.ask.task, system, tools.schemas, first)
+        if game.episode.terminated:
+            return self._unscored(game, "fault", "the episode was over before the first action")
+        self._request(game)
+        return None
+
+    def _request(self, game: _Game) -> None:
+        context = game.context
+        assert context is not None  # opened
+        self.requests += 1
+        sampled, game.action = game.action, None
+        if self._segment is not None:
+            try:
+                known = sampled.token_ids if sampled is not None else None
+                game.prefilled += len(self._segment(context)) - len(known or ())
+            except Exception as error:  # a history that cannot be rendered fails alone
+                self._inbox.put((self._answered, game, PolicyError(f"{type(error).__name__}: {error}")))
+                return
+        temperature = 0.0 if game.ask.mode == "greedy" else self._temperature
+        request = ProposeRequest(context, (mix(game.seed, context.depth),), temperature, self._max_tokens)
+        self._engine.submit(request, partial(self._post, self._answered, game))
+
+    def _answered(self, game: _Game, answer: Answer) -> Attempt | None:
+        if not isinstance(answer, Proposals):
+            self._failures += 1
+            game.failed = True
+            if self._failures >= self._in_flight + PATIENCE:
+                self._give_up(answer)
+            return self._unscored(game, "fault", f"the policy failed: {answer}")
+        self._failures = 0
+        action, usage = answer.actions[0], answer.usage
+        game.action = action
+        game.generated += usage.generated if action.token_ids is None else len(action.token_ids)
+        if self._segment is None:
+            game.prefilled += usage.prefilled
+        self.prefilled += usage.prefilled
+        self.cached += usage.cached
+        assert game.episode is not None and game.context is not None  # opened
+        if action.fault == "no_end":
+            self._record(game, Step(action, game.episode.tools.canonical_key(action), None, "user", action.fault))
+            return self._unscored(game, "tokens", "a turn never ended: token limit (policy.max_tokens)")
+        game.tool_calls += 1
+        last = game.context.depth + 1 >= self._max_steps
+        self._submit(game, partial(_step, game.episode, action, last), self._stepped)
+        return None
+
+    def _stepped(self, game: _Game, value: Any) -> Attempt | None:
+        action = game.action
+        assert action is not None  # answered
+        if not isinstance(value, _Over):
+            return self._fault(game, value)
+        result, key, verdict, fingerprint = value
+        self._record(game, Step(action, key, result.observation, result.role, result.fault))
+        if verdict is None:
+            self._request(game)
+            return None
+        if result.terminated:
+            return self._over(game, verdict, True, None, verdict.score, fingerprint)
+        cut = Verdict(0.0, False, "max_steps", evidence={"truncated": True, "max_steps": self._max_steps})
+        return self._over(game, cut, False, "max_steps", verdict.score, fingerprint)
+
+    def _record(self, game: _Game, step: Step) -> None:
+        assert game.context is not None  # opened
+        game.steps.append(step)
+        game.context = game.context.child(step.action, step.observation, step.role)
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def _over(
+        self,
+        game: _Game,
+        verdict: Verdict,
+        terminated: bool,
+        cut_by: str | None,
+        end_score: float | None = None,
+        fingerprint: str | None = None,
+    ) -> Attempt:
+        for context in game.context.lineage() if game.context is not None else ():
+            context.cache = None  # the policy's own, which would be kept alive with the attempt
+        return Attempt(
+            self._policy, game.ask.mode, game.ask.task, game.ask.number, game.context, tuple(game.steps), verdict,
+            terminated, cut_by is not None, cut_by, end_score, fingerprint, game.generated, game.prefilled,
+            game.tool_calls,
+        )  # fmt: skip
+
+    def _unscored(self, game: _Game, cut_by: str, reason: str) -> Attempt:
+        return self._over(game, Verdict(None, None, "evaluation", error=reason), False, cut_by)
+
+    def _fault(self, game: _Game, value: _Broken | EnvironmentFault) -> Attempt:
+        if isinstance(value, _Broken):
+            return self._unscored(game, "fault", str(value.fault))
+        game.episode = None  # its thread hangs in it: nobody may touch it again
+        return self._unscored(game, "time", str(value))
+
+    def _end(self, game: _Game, sound: bool) -> None:
+        self._games.discard(game)
+        episode, game.episode = game.episode, None
+        if episode is None:
+            return
+        if self._spec.replay_only and sound and len(self._spare) < SPARE:
+            self._spare.append(episode)
+        else:
+            self._pool.submit(episode.close, _ignore)
+
+    def _abandon(self) -> None:
+        for game in self._games:
+            if game.episode is not None and not game.busy:
+                self._pool.submit(game.episode.close, _ignore)
+        for episode in self._spare:
+            self._pool.submit(episode.close, _ignore)
+        self._games, self._spare = set(), []
+
+    def _let_go(self) -> Iterator[Attempt]:
+        held, self._held = self._held, []
+        yield from held
+
+    def _give_up(self, last: object) -> None:
+        raise PolicyError(
+            f"the policy failed {self._failures} times in a row, the last time with: {last}. "
+            "Nothing is lost: run the same command again to go on"
+        )
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        game: _Game,
+        job: Callable[[], Any],
+        handle: Callable[[_Game, Any], Attempt | None],
+        limit: float | None = None,
+    ) -> None:
+        game.busy = True
+        self._pool.submit(partial(_guarded, job), partial(self._post, self._freed(handle), game), limit)
+
+    @staticmethod
+    def _freed(handle: Callable[[_Game, Any], Attempt | None]) -> Callable[[_Game, Any], Attempt | None]:
+        def freed(game: _Game, value: Any) -> Attempt | None:
+            game.busy = False
+            return handle(game, value)
+
+        return freed
+
+    def _post(self, handle: Callable[[_Game, Any], Attempt | None], game: _Game, value: Any) -> None:
+        self._inbox.put((handle, game, value))
+
+
+def _start(spec: EnvSpec, spare: Episode | None, task: Task) -> tuple[Episode, str]:
+    episode = spec.open() if spare is None else spare
+    try:
+        return episode, episode.reset(task)
+    except EnvironmentFault:
+        with contextlib.suppress(EnvironmentFault):
+            episode.close()
+        raise
+
+
+def _step(episode: Episode, action: Action, last: bool) -> _Over:
+    key = episode.tools.canonical_key(action)
+    result = episode.step(action)
+    if not result.terminated and not last:
+        return _Over(result, key, None, None)
+    return _Over(result, key, episode.verdict(), episode.fingerprint())
+
+
+def _guarded(job: Callable[[], Any]) -> Any:
+    try:
+        return job()
+    except Exception as error:
+        return _Broken(as_fault(error))
+
+
+def _ignore(result: Any) -> None:
+    """Closing an environment that fails to close changes nothing that was recorded."""

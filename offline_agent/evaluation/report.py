@@ -1,0 +1,196 @@
+"""From attempts to figures: rates with intervals by mode, and two policies on the same tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from offline_agent.evaluation import statistics
+from offline_agent.evaluation.attempts import Attempt
+from offline_agent.evaluation.statistics import Outcomes
+
+FAULTS = {
+    "invalid call": "answered with an error message that says what is wrong; the episode goes on",
+    "max_steps": "the attempt is a failure (success false, reward 0), counted as truncated",
+    "token limit": "a turn that never ends ends the attempt, which is unscored",
+    "time-out or fault of the environment": "ends the attempt, which is unscored; it is not played again",
+    "fault of the policy": "ends the attempt, which is unscored; an outage stops the run, which can be gone on with",
+    "unscored attempts": "are left out of every mean and counted; success_if_unscored_failed takes them for failures",
+}
+
+
+def by_mode(attempts: Iterable[Attempt]) -> dict[str, list[Attempt]]:
+    """Return the attempts by mode, in the order in which modes come."""
+    out: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        out.setdefault(attempt.mode, []).append(attempt)
+    return out
+
+
+def outcomes(attempts: Iterable[Attempt], value: Callable[[Attempt], float | None]) -> Outcomes:
+    """Return a value of every attempt by task; None where it has none."""
+    out: dict[str, list[float | None]] = {}
+    for attempt in attempts:
+        out.setdefault(attempt.task.task_id, []).append(value(attempt))
+    return out
+
+
+def successes(attempts: Iterable[Attempt]) -> Outcomes:
+    """Return 1.0 or 0.0 for each attempt by task; None where it is unscored."""
+    return outcomes(attempts, lambda a: None if a.success is None else float(a.success))
+
+
+def rewards(attempts: Iterable[Attempt]) -> Outcomes:
+    """Return the reward in [0, 1] of each attempt by task; None where it is unscored."""
+    return outcomes(attempts, lambda a: a.reward)
+
+
+def figures(
+    attempts: Sequence[Attempt], confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> dict[str, Any]:
+    """Return the figures of one mode's attempts as JSON.
+
+    Args:
+        attempts: At least one.
+        confidence: Of the intervals.
+        resamples, seed: Of the bootstrap over tasks.
+
+    Returns:
+        `success` and `reward` with intervals; `pass_at` and `pass_hat` by k, likewise; `end_score` (the environment's
+        own score of the last state, also where `max_steps` cut); means over attempts of `steps`; rates per call of
+        invalid, refused and repeated calls, None without any call; counts of attempts cut and unscored; `tokens`.
+    """
+    how = (confidence, resamples, seed)
+    won = successes(attempts)
+    at_worst = {task: [score or 0.0 for score in scores] for task, scores in won.items()}
+    calls = sum(attempt.calls for attempt in attempts)
+    cut = Counter(attempt.cut_by for attempt in attempts if attempt.cut_by is not None)
+    unscored = sum(attempt.success is None for attempt in attempts)
+    solved = [attempt for attempt in attempts if attempt.success]
+    success = statistics.mean_over_tasks(won, *how)
+    pass_at, pass_hat = {}, {}
+    for k in _powers(max(map(len, won.values()))):
+        any_of, all_of = statistics.pass_rates(won, k, *how)
+        pass_at[str(k)], pass_hat[str(k)] = any_of.to_json(), all_of.to_json()
+    return {
+        "tasks": len(won),
+        "attempts": len(attempts),
+        "success": success.to_json(),
+        "success_if_unscored_failed": _mean(list(statistics.task_means(at_worst).values())),
+        "reward": statistics.mean_over_tasks(rewards(attempts), *how).to_json(),
+        "end_score": _mean(list(statistics.task_means(outcomes(attempts, lambda a: a.end_score)).values())),
+        "pass_at": pass_at,
+        "pass_hat": pass_hat,
+        "steps": _mean([len(attempt.steps) for attempt in attempts]),
+        "steps_of_successes": _mean([len(attempt.steps) for attempt in solved]),
+        "invalid_call_rate": _share(sum(attempt.invalid_calls for attempt in attempts), calls),
+        "refused_call_rate": _share(sum(attempt.refused_calls for attempt in attempts), calls),
+        "repeated_call_rate": _share(sum(attempt.repeated_calls for attempt in attempts), calls),
+        "truncated": cut["max_steps"],
+        "truncated_rate": cut["max_steps"] / len(attempts),
+        "cut_by": dict(sorted(cut.items())),
+        "unscored": unscored,
+        "unscored_tasks": success.unscored_tasks,
+        "tool_calls": sum(attempt.tool_calls for attempt in attempts),
+        "tokens": {
+            "generated": sum(attempt.generated for attempt in attempts),
+            "prefilled": sum(attempt.prefilled for attempt in attempts),
+            "generated_per_attempt": sum(attempt.generated for attempt in attempts) / len(attempts),
+        },
+    }
+
+
+def compare(
+    candidate: Sequence[Attempt],
+    against: Sequence[Attempt],
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Return the candidate's success minus the other's over the tasks both tried: see `statistics.paired_difference`.
+
+    Beside it stand both means over those tasks, the difference of the rewards, and P(the candidate is not worse).
+    """
+    return compare_outcomes(
+        (successes(candidate), rewards(candidate)), (successes(against), rewards(against)), confidence, resamples, seed
+    )
+
+
+def compare_outcomes(
+    candidate: tuple[Outcomes, Outcomes],
+    against: tuple[Outcomes, Outcomes],
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Return what `compare` does, from (successes, rewards) by task."""
+    ours, theirs = statistics.task_means(candidate[0]), statistics.task_means(against[0])
+    common = sorted(ours.keys() & theirs.keys())
+    return {
+        **statistics.paired_difference(candidate[0], against[0], confidence, resamples, seed).to_json(),
+        "candidate": _mean([ours[task] for task in common]),
+        "against": _mean([theirs[task] for task in common]),
+        "probability_not_worse": statistics.probability_not_worse(candidate[0], against[0], 0.0, resamples, seed),
+        "reward": statistics.paired_difference(candidate[1], against[1], confidence, resamples, seed).to_json(),
+    }
+
+
+def verifiers(attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
+    """Return who judged: name, version and how many attempts, most first."""
+    seen = Counter(
+        (attempt.verdict.verifier, attempt.verdict.version)
+        for attempt in attempts
+        if attempt.reward is not None and attempt.cut_by is None
+    )
+    return [{"verifier": name, "version": version, "attempts": n} for (name, version), n in seen.most_common()]
+
+
+def protocol(
+    *,
+    environment: Mapping[str, Any],
+    policy: Mapping[str, Any],
+    tasks: int,
+    split: str,
+    seed: int,
+    budget: Mapping[str, Any],
+    temperature: float,
+    max_tokens: int,
+    prompts: Sequence[Mapping[str, Any]],
+    judged_by: Sequence[Mapping[str, Any]],
+    confidence: float,
+    resamples: int,
+    limits: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return everything that a reader must know to repeat or to doubt a figure (algorithms.md section 8)."""
+    return {
+        "environment": dict(environment),
+        "policy": dict(policy),
+        "tool_budget": dict(budget),
+        "scaffold": {"temperature": temperature, "max_tokens": max_tokens, "prompts": [dict(one) for one in prompts]},
+        "evaluator": [dict(one) for one in judged_by],
+        "failure_recovery": {**FAULTS, "limits": dict(limits)},
+        "seeds": [seed],
+        "tasks": {"split": split, "n": tasks},
+        "intervals": (
+            f"{confidence:.0%}, percentile bootstrap over tasks ({resamples:,} resamples), so clustered by task; "
+            f"widened to Wilson's over tasks where fewer than {statistics.FEW:g} tasks' worth of successes or failures "
+            "were seen (method bootstrap+wilson). Another seed's training is not in them."
+        ),
+    }
+
+
+def _powers(most: int) -> list[int]:
+    """Return 1, 2, 4, … up to `most`, which comes last."""
+    out = [1]
+    while out[-1] * 2 < most:
+        out.append(out[-1] * 2)
+    return out if out[-1] == most else [*out, most]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

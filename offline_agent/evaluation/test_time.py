@@ -1,0 +1,189 @@
+"""Search at test time: the best of n samples, by the verifier or by agreement, and the best branch of a tree.
+
+Where the verifier chooses, it was asked about the very task that is scored: such a figure says what policy, search and
+verifier reach together, not what the policy does alone. `spent` says so in words, with what it cost.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from offline_agent.envs.base import EnvSpec
+from offline_agent.evaluation.attempts import Attempt
+from offline_agent.policies.base import Engine
+from offline_agent.records import Context, Task, Trajectory, Verdict
+from offline_agent.search.mcts import SearchSettings, TreeSearch
+from offline_agent.search.restore import RestoreCounts, Restorer
+from offline_agent.search.scheduler import Critic, EnvPool, RunCounts, Scheduler
+from offline_agent.search.tree import Node, SearchTree
+
+
+def best_of_n(samples: Sequence[Attempt], judge: str) -> Attempt:
+    """Return the one that is chosen among n independent samples of one task, with the cost of all of them.
+
+    Args:
+        samples: Attempts of one policy at one task, by number; at least one.
+        judge: `verifier`: the highest score, then the first; the verifier is asked about every sample. `agreement`:
+            among the samples that ended by themselves, the most common end (canonical last action and, where the
+            environment has one, the fingerprint of its state), ties by the mean log-probability of a token, then the
+            first; needs no verifier. Samples that were cut do not vote.
+    """
+    chosen = _accepted(samples) if judge == "verifier" else _agreed(samples)
+    return replace(
+        chosen,
+        mode="best_of_n",
+        number=0,
+        generated=sum(sample.generated for sample in samples),
+        prefilled=sum(sample.prefilled for sample in samples),
+        tool_calls=sum(sample.tool_calls for sample in samples),
+        simulations=len(samples),
+    )
+
+
+def _accepted(samples: Sequence[Attempt]) -> Attempt:
+    return max(samples, key=lambda s: (s.success or False, -1.0 if s.reward is None else s.reward, -s.number))
+
+
+def _agreed(samples: Sequence[Attempt]) -> Attempt:
+    voters: dict[tuple[str, str | None], list[Attempt]] = defaultdict(list)
+    for sample in samples:
+        if sample.terminated and sample.steps:
+            voters[sample.steps[-1].key, sample.fingerprint].append(sample)
+    if not voters:  # nobody got to an end: a failure by steps before something that cannot be scored
+        return max(samples, key=lambda s: (s.reward is not None, -s.number))
+    ranked = [max(group, key=_belief) for group in voters.values()]
+    sizes = [len(group) for group in voters.values()]
+    return max(zip(sizes, ranked, strict=True), key=lambda entry: (entry[0], _belief(entry[1])))[1]
+
+
+def _belief(sample: Attempt) -> tuple[float, int]:
+    logps = [logp for step in sample.steps for logp in step.action.logps or ()]
+    return (sum(logps) / len(logps) if logps else float("-inf")), -sample.number
+
+
+def search_trees(
+    spec: EnvSpec,
+    tasks: Sequence[Task],
+    engine: Engine,
+    pool: EnvPool,
+    settings: SearchSettings,
+    *,
+    policy: str = "candidate",
+    seed: int = 0,
+    reward: Callable[[Trajectory], float | None] | None = None,
+    critic: Critic | None = None,
+    segment: Callable[[Context], Sequence[int]] | None = None,
+    trees_in_flight: int = 64,
+    state_cache: int = 64,
+    reset_seconds: float | None = None,
+    seconds: float | None = None,
+    log: Callable[[dict[str, Any]], None] | None = None,
+    logged: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    counts: RestoreCounts | None = None,
+    tick: Callable[[RunCounts], None] | None = None,
+) -> Iterator[Attempt]:
+    """Search each task with MCTS and yield the best branch of each tree as an attempt, in the order of finishing.
+
+    Args:
+        spec, tasks, engine, pool: What is searched, by whom, where.
+        settings: How.
+        policy: `candidate` or `against`.
+        seed: The run's seed; a tree depends on (seed, task) alone.
+        reward: What guides the search beside the verifier; see `TreeSearch`.
+        critic: Scores proposals.
+        segment: The renderer's, by which prompt tokens are counted.
+        trees_in_flight, reset_seconds, seconds, tick: See `Scheduler`.
+        state_cache: Environment copies kept for each tree.
+        log: Receives a record per simulation.
+        logged: Records of an earlier session by task id, with which a tree goes on.
+        counts: Of restored states.
+
+    Raises:
+        PolicyError: The policy failed too often in a row.
+        EnvironmentFault: The environment hung too often.
+    """
+    known = {} if logged is None else logged
+    shared = RestoreCounts() if counts is None else counts
+
+    def searches() -> Iterator[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]:
+        for task in tasks:
+            world = Restorer(spec, task, state_cache, shared)
+            one = TreeSearch(
+                task, world, settings, seed, critic=critic is not None, reward=reward, segment=segment, log=log
+            )
+            yield one, known.get(task.task_id, ())
+
+    scheduler = Scheduler(engine, pool, critic, trees_in_flight, seconds, reset_seconds=reset_seconds, tick=tick)
+    for one in scheduler.run(searches()):
+        assert one.tree is not None  # finished
+        yield best_branch(one.tree, policy)
+
+
+def best_branch(tree: SearchTree, policy: str = "candidate") -> Attempt:
+    """Return the best branch of a tree as the attempt: verified success, then score, then fewer steps, then the first.
+
+    A branch that used up its steps is a failure and comes after every judged one. Without any end that counts, the
+    attempt is unscored and says why.
+    """
+    cost: dict[str, Any] = {
+        "generated": tree.counters["generated"],
+        "prefilled": tree.counters["prefilled"],
+        "tool_calls": tree.counters["tool_calls"],
+        "simulations": tree.simulations,
+    }
+    ends = [] if tree.quarantined else [end for end in tree.terminals() if end.quarantined is None and _counts(end)]
+    if not ends:
+        reason = tree.quarantined or f"no branch came to an end that could be judged (stopped by {tree.stopped})"
+        context = None if tree.quarantined else tree.root.context
+        verdict = Verdict(None, None, "evaluation", error=f"search: {reason}")
+        return Attempt(policy, "mcts", tree.task, 0, context, (), verdict, False, True, "fault", **cost)
+    end = max(ends, key=_rank)
+    if end.truncated:
+        verdict, cut_by = Verdict(0.0, False, "max_steps", evidence={"truncated": True}), "max_steps"
+    else:
+        assert end.verdict is not None  # it counts
+        verdict, cut_by = end.verdict, None
+    return Attempt(
+        policy, "mcts", tree.task, 0, end.context, tree.steps(end), verdict, end.terminated, end.truncated, cut_by,
+        None if end.verdict is None else end.verdict.score, end.fingerprint, **cost,
+    )  # fmt: skip
+
+
+def _counts(end: Node) -> bool:
+    return end.truncated or (end.verdict is not None and end.verdict.score is not None)
+
+
+def _rank(end: Node) -> tuple[bool, bool, float, int, int]:
+    judged, verdict = not end.truncated, end.verdict
+    score = verdict.score if judged and verdict is not None and verdict.score is not None else 0.0
+    return judged and verdict is not None and bool(verdict.success), judged, score, -end.depth, -end.id
+
+
+def spent(attempts: Sequence[Attempt], judge: str) -> dict[str, Any]:
+    """Return what search at test time cost, and in words who was asked.
+
+    Args:
+        attempts: Of one policy, with mode `best_of_n` or `mcts`.
+        judge: `verifier` or `agreement`.
+    """
+    simulations = sum(attempt.simulations or 0 for attempt in attempts)
+    generated = sum(attempt.generated for attempt in attempts)
+    calls = sum(attempt.tool_calls for attempt in attempts)
+    what = "simulations" if attempts and attempts[0].mode == "mcts" else "samples"
+    asked = (
+        "The verifier that scores the tasks was asked at test time which of them is best: this is what policy, search "
+        "and verifier reach together, not what the policy does alone."
+        if judge == "verifier"
+        else "The most common outcome was chosen; the verifier was not asked at test time."
+    )
+    words = f"{simulations:,} {what}, {generated:,} tokens sampled and {calls:,} tool calls for {len(attempts)} tasks."
+    return {
+        "judge": judge,
+        "simulations": simulations,
+        "generated_tokens": generated,
+        "tool_calls": calls,
+        "in_words": f"{asked} {words}",
+    }

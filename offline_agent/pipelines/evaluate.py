@@ -1,0 +1,380 @@
+"""A policy on held-out tasks: how often it succeeds, how sure that is, and whether it is better than another.
+
+Run `python -m offline_agent.pipelines.evaluate --help` for the keys.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from offline_agent import catalog
+from offline_agent.config import EvaluateConfig
+from offline_agent.errors import ConfigError
+from offline_agent.evaluation import attempts as attempt_table
+from offline_agent.evaluation import report, test_time
+from offline_agent.evaluation.attempts import Attempt, Journal
+from offline_agent.evaluation.episodes import Ask, Episodes
+from offline_agent.pipelines import _schemas
+from offline_agent.pipelines._command import Command, Facts, Session, main
+from offline_agent.pipelines._earlier import Earlier, read_earlier
+from offline_agent.pipelines._evaluation_table import show
+from offline_agent.pipelines._parts import Parts, facts_of, make_parts, make_policy
+from offline_agent.policies.base import Engine, Policy
+from offline_agent.preferences.export import trajectory_rows
+from offline_agent.preferences.refusals import Refusal
+from offline_agent.records import Task
+from offline_agent.search.pool import EnvPool
+from offline_agent.search.restore import RestoreCounts
+from offline_agent.search.settings import SearchSettings
+
+Evaluation = Session[EvaluateConfig]
+
+EXTRA = "best_of_n_sample"  # mode of samples that best_of_n sees beyond the attempts that were asked for
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What an evaluation needs, made from the configuration.
+
+    Attributes:
+        parts: Environment, tasks, the candidate.
+        other: The policy it is compared with, played in this run; None without one.
+        earlier: The earlier evaluation it is compared with; None without one.
+        settings: Of the search at test time; None without MCTS.
+    """
+
+    parts: Parts
+    other: Policy | None
+    earlier: Earlier | None
+    settings: SearchSettings | None
+
+    def players(self) -> list[tuple[str, Policy]]:
+        """Return the policies that play, by label."""
+        return [("candidate", self.parts.policy), *([("against", self.other)] if self.other is not None else [])]
+
+
+def prepare(config: EvaluateConfig) -> tuple[Prepared, Facts]:
+    """Make the parts; see `_command.Command.prepare`."""
+    faults = [*_conflicts(config), *([] if config.against.run is None else _missing(Path(config.against.run)))]
+    parts: Parts | None = None
+    try:
+        parts = make_parts(config)
+    except ConfigError as error:
+        faults += error.faults
+    if faults or parts is None:
+        raise ConfigError(faults)
+    other = None
+    if config.against.model is not None:
+        section = config.policy.model_copy(update={"model": config.against.model})
+        try:
+            other = make_policy(section, parts.spec)
+        except ConfigError as error:
+            raise ConfigError([f"against.model: {fault}" for fault in error.faults]) from error
+    earlier = None if config.against.run is None else read_earlier(Path(config.against.run), config, parts)
+    settings = settings_of(config, parts) if config.test_time.algorithm == "mcts" else None
+    facts = facts_of(parts)
+    if other is not None:
+        facts["against"] = dict(other.identity)
+        if "model_hash" in other.identity:
+            facts["hashes"]["against_model"] = other.identity["model_hash"]
+    if earlier is not None:
+        facts["hashes"]["against_attempts"] = earlier.hash
+    tags = {"environment": parts.spec.name, "policy": parts.policy.name}
+    if config.policy.model is not None:
+        tags["model"] = config.policy.model
+    return Prepared(parts, other, earlier, settings), Facts(facts, tags)
+
+
+def _conflicts(config: EvaluateConfig) -> Iterator[str]:
+    """Yield keys of `search` that another key decides, where the two differ."""
+    for name, key, value in (
+        ("max_steps", "max_steps", config.max_steps),
+        ("simulations", "test_time.simulations", config.test_time.simulations),
+        ("algorithm", "test_time.algorithm", "mcts"),
+    ):
+        given = getattr(config.search, name)
+        if name in config.search.model_fields_set and given != value:
+            yield f"search.{name}: got {given!r}, but here {key} decides it; set {key} and leave search.{name} out"
+
+
+def _missing(path: Path) -> Iterator[str]:
+    if not (path / "manifest.json").is_file():
+        yield f"against.run: {path} is no run directory (it has no manifest.json); name one that evaluate wrote"
+
+
+def settings_of(config: EvaluateConfig, parts: Parts) -> SearchSettings:
+    """Return the settings of the search at test time; raises ConfigError where its budget is too small."""
+    search, budget, tasks = config.search, config.search.budget, len(parts.tasks)
+    given = {name: getattr(search, name) for name in SearchSettings.__slots__ if hasattr(search, name)}
+    decided = {"algorithm": "mcts", "simulations": config.test_time.simulations, "max_steps": config.max_steps}
+    settings = SearchSettings(
+        **{**given, **decided},
+        temperature=config.policy.temperature,
+        max_tokens=config.policy.max_tokens,
+        deterministic_verifier=parts.spec.deterministic_verifier,
+        budget_tokens=None if budget.tokens is None else budget.tokens // tasks,
+        budget_prefilled=None if budget.prefilled is None else budget.prefilled // tasks,
+        budget_tool_calls=None if budget.tool_calls is None else budget.tool_calls // tasks,
+        action_tokens=parts.policy.max_tokens,
+    )
+    if faults := settings.budget_faults(tasks):
+        raise ConfigError(faults)
+    return settings
+
+
+# -- run ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Run:
+    """An evaluation under way."""
+
+    prepared: Prepared
+    session: Evaluation
+    journal: Journal
+    seconds: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
+
+    def added(self, attempt: Attempt) -> None:
+        """Log an attempt; say how it goes."""
+        self.journal.add(attempt)
+        self.tick()
+
+    def tick(self) -> None:
+        """Draw the progress."""
+        done = self.journal.attempts.values()
+        scored = [attempt.success for attempt in done if attempt.success is not None]
+        rate = f"{sum(scored) / len(scored):.0%}" if scored else "–"
+        self.session.progress.update(len(done), success=rate)
+
+
+def run(prepared: Prepared, session: Evaluation) -> Mapping[str, Any]:
+    """Play, search, compare, write; see `_command.Command.run`."""
+    gc.freeze()  # what is loaded by now lives as long as the run: the collector need not walk it again and again
+    config, parts = session.config, prepared.parts
+    log = session.run.events()
+    journal = Journal(log.append, log.read() if session.run.resumed else (), {t.task_id: t for t in parts.tasks})
+    one = _Run(prepared, session, journal)
+    searched = len(parts.tasks) if prepared.settings is not None else 0
+    players = prepared.players()
+    session.progress.start(len(players) * (searched + len(asks(config, parts.tasks))), "attempts")
+    try:
+        for label, policy in players:
+            engine, pool = policy.engine(), EnvPool(config.limits.workers, config.limits.step_seconds)
+            try:
+                _play(one, label, policy, engine, pool)
+                if prepared.settings is not None:
+                    _search(one, label, policy, engine, pool, prepared.settings)
+            finally:
+                engine.close()
+                pool.close()
+    finally:
+        for _, policy in players:
+            policy.close()
+    played = {label: _ordered(one, label) for label, _ in players}
+    _write(one, played)
+    return summary(one, played)
+
+
+def asks(config: EvaluateConfig, tasks: Sequence[Task]) -> list[Ask]:
+    """Return every attempt that is played without a tree, task by task, so that one task's attempts share prompts."""
+    samples = config.test_time.simulations if config.test_time.algorithm == "best_of_n" else 0
+    out = []
+    for task in tasks:
+        if config.greedy:
+            out.append(Ask(task, "greedy", 0))
+        for number in range(max(config.attempts, samples)):
+            out.append(Ask(task, "sampled" if number < config.attempts else EXTRA, number))
+    return out
+
+
+def _play(one: _Run, label: str, policy: Policy, engine: Engine, pool: EnvPool) -> None:
+    config, done, started = one.session.config, one.journal.attempts, time.perf_counter()
+    wanted = asks(config, one.prepared.parts.tasks)
+    left = [ask for ask in wanted if (label, ask.mode, ask.task.task_id, ask.number) not in done]
+    episodes = Episodes(
+        one.prepared.parts.spec, engine, pool, policy=label, seed=config.seed, max_steps=config.max_steps,
+        temperature=config.policy.temperature, max_tokens=config.policy.max_tokens, in_flight=config.in_flight,
+        reset_seconds=config.limits.reset_seconds, segment=None if policy.renderer is None else policy.renderer.segment,
+        answered_before=len(left) < len(wanted), tick=one.tick,
+    )  # fmt: skip
+    for attempt in episodes.play(left):
+        one.added(attempt)
+    one.seconds[f"{label}_playing"] = time.perf_counter() - started
+    one.measured[label] = {
+        "requests": episodes.requests,
+        "prompt_tokens_computed": episodes.prefilled,
+        "prompt_tokens_reused": episodes.cached,
+        "generation_seconds": round(engine.busy_seconds, 2),
+        "hung_calls": pool.hung,
+    }
+
+
+def _search(one: _Run, label: str, policy: Policy, engine: Engine, pool: EnvPool, settings: SearchSettings) -> None:
+    config, parts, started = one.session.config, one.prepared.parts, time.perf_counter()
+    left = [task for task in parts.tasks if (label, "mcts", task.task_id, 0) not in one.journal.attempts]
+    if not left:
+        return
+    _trust_copies(one, left)
+    log = one.session.run.events("search" if label == "candidate" else f"search-{label}")
+    names = {task.task_id for task in left}
+    logged: dict[str, list[dict[str, Any]]] = {}
+    for record in log.read() if one.session.run.resumed else ():
+        if record["tree"] in names:
+            logged.setdefault(record["tree"], []).append(record)
+    counts, search = RestoreCounts(), config.search
+    for attempt in test_time.search_trees(
+        parts.spec, left, engine, pool, settings, policy=label, seed=config.seed, reward=parts.reward,
+        critic=_critic(config, engine), segment=None if policy.renderer is None else policy.renderer.segment,
+        trees_in_flight=search.trees_in_flight, state_cache=search.state_cache,
+        reset_seconds=config.limits.reset_seconds, seconds=search.budget.seconds, log=log.append, logged=logged,
+        counts=counts, tick=lambda _: one.tick(),
+    ):  # fmt: skip
+        one.added(attempt)
+    one.seconds[f"{label}_searching"] = time.perf_counter() - started
+    one.measured[label] |= {
+        "calls_executed": counts.executed,
+        "calls_replayed": counts.replayed,
+        "states_copied": counts.copies,
+    }
+
+
+def _trust_copies(one: _Run, tasks: Sequence[Task]) -> None:
+    from offline_agent.pipelines import build_prefs
+
+    session: Any = replace(one.session, say=lambda text: one.session.say(text.replace("build_prefs", "evaluate", 1)))
+    build_prefs._trust_copies(one.prepared.parts, session, tasks)
+
+
+def _critic(config: EvaluateConfig, engine: Engine) -> Any:
+    if config.search.critic is None:
+        return None
+    if config.search.critic == "policy":
+        from offline_agent.search.critic import PolicyCritic
+
+        return PolicyCritic(engine)
+    return catalog.load("search.critic", config.search.critic)
+
+
+def _ordered(one: _Run, label: str) -> list[Attempt]:
+    """Return a policy's attempts in order of mode, task and number; those that best_of_n chose included."""
+    config, parts, known = one.session.config, one.prepared.parts, one.journal.attempts
+    played = [known[label, ask.mode, ask.task.task_id, ask.number] for ask in asks(config, parts.tasks)]
+    modes = report.by_mode(played)
+    out = modes.get("sampled", []) + modes.get("greedy", []) + modes.get(EXTRA, [])
+    if config.test_time.algorithm == "best_of_n":
+        of_task: dict[str, list[Attempt]] = {task.task_id: [] for task in parts.tasks}
+        for attempt in played:
+            if attempt.mode != "greedy" and attempt.number < config.test_time.simulations:
+                of_task[attempt.task.task_id].append(attempt)
+        out += [test_time.best_of_n(samples, config.test_time.judge) for samples in of_task.values()]
+    if one.prepared.settings is not None:
+        out += [known[label, "mcts", task.task_id, 0] for task in parts.tasks]
+    return out
+
+
+def _write(one: _Run, played: Mapping[str, Sequence[Attempt]]) -> None:
+    run_dir = one.session.run
+    every = (attempt_table.row(attempt) for attempts in played.values() for attempt in attempts)
+    run_dir.write_rows("attempts", every, attempt_table.schema())
+    for label, policy in one.prepared.players():
+        known = policy.identity.get("model_hash")
+        refusals: list[Refusal] = []
+        done = [a.trajectory() for a in played[label] if a.mode != "best_of_n"]  # whose samples are all there
+        kept = [trajectory for trajectory in done if trajectory is not None]
+        table = "trajectories" if label == "candidate" else f"trajectories_{label}"
+        rows = trajectory_rows(kept, policy.renderer, refusals, None if known is None else str(known))
+        run_dir.write_rows(table, rows, _schemas.TRAJECTORIES)
+        for refusal in refusals:
+            run_dir.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))
+        for attempt in played[label]:
+            if attempt.success is None:
+                run_dir.quarantine("attempt", "/".join(map(str, attempt.key)), str(attempt.verdict.error))
+
+
+# -- figures -----------------------------------------------------------------------------------------------------
+
+
+def summary(one: _Run, played: Mapping[str, Sequence[Attempt]]) -> dict[str, Any]:
+    """Return summary.json."""
+    config, parts = one.session.config, one.prepared.parts
+    how = (config.confidence, config.resamples, config.seed)
+    candidate = report.by_mode(played["candidate"])
+    out: dict[str, Any] = {
+        "environment": parts.spec.name,
+        "policy": parts.policy.name,
+        "model": parts.policy.identity.get("model"),
+        "tasks": len(parts.tasks),
+        "split": config.tasks.split,
+        "seed": config.seed,
+        "modes": _modes(one, candidate),
+        "protocol": _protocol(one, played),
+    }
+    alone = candidate.get("sampled") or candidate.get("greedy")
+    for mode in ("best_of_n", "mcts"):
+        if mode in candidate and alone:
+            out["gain_of_search"] = {"over": alone[0].mode, **report.compare(candidate[mode], alone, *how)}
+    if one.prepared.other is not None:
+        theirs = report.by_mode(played["against"])
+        identity = one.prepared.other.identity
+        out["against"] = {"model": config.against.model, "policy": dict(identity), "modes": _modes(one, theirs)}
+        out["comparison"] = {
+            mode: report.compare(attempts, theirs[mode], *how) for mode, attempts in candidate.items() if mode != EXTRA
+        }
+    if one.prepared.earlier is not None:
+        out["against"] = one.prepared.earlier.about()
+        out["comparison"] = one.prepared.earlier.compare(candidate, *how)
+    out["seconds"] = {name: round(value, 2) for name, value in one.seconds.items()}
+    out["this_session"] = {"resumed": one.session.run.resumed, **one.measured}
+    return out
+
+
+def _modes(one: _Run, modes: Mapping[str, Sequence[Attempt]]) -> dict[str, Any]:
+    config = one.session.config
+    out = {}
+    for mode, attempts in modes.items():
+        if mode == EXTRA:
+            continue
+        out[mode] = report.figures(attempts, config.confidence, config.resamples, config.seed)
+        if mode in ("best_of_n", "mcts"):
+            out[mode]["test_time"] = test_time.spent(attempts, config.test_time.judge)
+    return out
+
+
+def _protocol(one: _Run, played: Mapping[str, Sequence[Attempt]]) -> dict[str, Any]:
+    from offline_agent.store import hash_json
+
+    config, parts = one.session.config, one.prepared.parts
+    prompts = [
+        {"system_prompt_hash": hash_json(system)[:16], "tools_hash": hash_json(list(tools))[:16]}
+        for _, (system, tools) in sorted(one.journal.openings.items())
+    ]
+    budget: dict[str, Any] = {"max_steps": config.max_steps}
+    if config.test_time.algorithm != "none":
+        budget["test_time"] = config.test_time.model_dump(mode="json")
+    return report.protocol(
+        environment=parts.spec.identity, policy=parts.policy.identity, tasks=len(parts.tasks), split=config.tasks.split,
+        seed=config.seed, budget=budget, temperature=config.policy.temperature,
+        max_tokens=config.policy.max_tokens or parts.policy.max_tokens, prompts=prompts,
+        judged_by=report.verifiers([a for attempts in played.values() for a in attempts]),
+        confidence=config.confidence, resamples=config.resamples, limits=config.limits.model_dump(mode="json"),
+    )  # fmt: skip
+
+
+COMMAND: Command[EvaluateConfig, Prepared] = Command(
+    name="evaluate",
+    about="Play a policy on held-out tasks and report success with intervals; compare two policies on the same tasks.",
+    config=EvaluateConfig,
+    prepare=prepare,
+    run=run,
+    show=show,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(COMMAND))
