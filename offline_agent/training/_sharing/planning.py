@@ -38,7 +38,7 @@ def plan(groups: Several[Several[Sequence]], tokens: int) -> list[list[int]]:
     for item in sorted(_items(trie, order, tokens), key=lambda item: (-item[1], min(item[0]))):
         best: tuple[int, int] | None = None  # (tokens that are added, pack)
         for index, (members, size) in enumerate(packs):
-            if size >= tokens:
+            if size > tokens:  # a full one may still take what is in it already
                 continue
             added = trie.size([*members, *item[0]]) - size
             if size + added <= tokens and (best is None or added < best[0]):
