@@ -1,0 +1,53 @@
+"""Stopping before a bad update does damage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from offline_agent.errors import TrainingError
+from offline_agent.training import checkpoints
+from offline_agent.training.updates import Update
+
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Refuses an update whose loss or gradient is no number or too large.
+
+    Args:
+        max_loss, max_gradient: The largest allowed.
+        folder: Where the checkpoints are, for the message.
+    """
+
+    max_loss: float
+    max_gradient: float
+    folder: Path
+
+    def loss(self, value: float, update: Update) -> None:
+        """Raise TrainingError if the loss of an update is bad."""
+        self._check("loss", value, self.max_loss, "guard.max_loss", update)
+
+    def gradient(self, value: float, update: Update) -> None:
+        """Raise TrainingError if the gradient norm of an update, before clipping, is bad."""
+        self._check("gradient norm", value, self.max_gradient, "guard.max_gradient", update)
+
+    def _check(self, what: str, value: float, limit: float, key: str, update: Update) -> None:
+        if math.isfinite(value) and value <= limit:
+            return
+        left = checkpoints.newest(self.folder)
+        kept = f"the last good checkpoint is {left}" if left else "there is no checkpoint yet"
+        raise TrainingError(
+            f"update {update.number + 1}: its {what} is {value:.6g}, allowed: a number up to {limit:g} ({key}). "
+            f"The model was not changed by it; {kept}. Its rows: {_names([u.name for u in update.rows])}"
+            + (f"; replayed: {_names([u.name for u in update.anchors])}" if update.anchors else "")
+            + ". Look at them, or lower optimizer.learning_rate."
+        )
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

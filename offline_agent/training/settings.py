@@ -1,0 +1,143 @@
+"""What the trainers are told and what they answer; plain values, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from offline_agent.errors import ConfigError, did_you_mean
+
+OWN_LOSSES = ("sigmoid", "ipo", "hinge", "sigmoid_norm", "dmpo")
+TRL_LOSSES = (
+    "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down",
+    "discopop",
+)  # fmt: skip
+"""TRL 1.16's other loss types for pairs; its `sft` is `dpo.sft` here."""
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How a model is trained.
+
+    Attributes:
+        learning_rate: The highest.
+        schedule: What follows the warm-up.
+        warmup: Share of the updates in which the rate rises from 0.
+        weight_decay, beta2: Of AdamW.
+        clip: Largest norm of the gradient; larger ones are scaled down to it.
+        epochs: Passes over the rows.
+        max_updates: Optimizer updates at most; None = as the epochs say.
+        rows: Rows of one update, over all processes.
+        tokens: Most tokens of one forward pass, shared prefixes counted once; a longer row has a pass of its own.
+        share: Compute histories that rows share once.
+        every: Updates between two checkpoints.
+        keep: How many checkpoints are kept.
+        max_loss: An update whose loss is larger stops the run.
+        max_gradient: An update whose gradient norm, before clipping, is larger stops the run.
+        seed: Order of the rows, and all else that is random.
+        autocast: Compute in bfloat16 where torch's autocast does, over weights in float32.
+    """
+
+    learning_rate: float = 3e-4
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup: float = 0.05
+    weight_decay: float = 0.01
+    beta2: float = 0.98
+    clip: float = 1.0
+    epochs: float = 1.0
+    max_updates: int | None = None
+    rows: int = 32
+    tokens: int = 8192
+    share: bool = True
+    every: int = 50
+    keep: int = 2
+    max_loss: float = 50.0
+    max_gradient: float = 1e4
+    seed: int = 0
+    autocast: bool = False
+
+
+@dataclass(frozen=True)
+class DpoSettings:
+    """The preference loss.
+
+    Attributes:
+        loss: One of `OWN_LOSSES` or `TRL_LOSSES`.
+        beta: Strength of the pull towards the reference (ipo's tau).
+        soft_labels: 1 - confidence of a pair is its label noise; sigmoid and dmpo only.
+        weights: Use the rows' weights.
+        sft: Weight of the chosen sides' mean negative log-likelihood a token.
+        dmpo_gamma: Discount of later turns in dmpo, in (0, 1).
+        label_smoothing: Of TRL's robust, exo_pair and aot.
+        anchor_rows: Replayed trajectories in every update.
+        anchor_weight: Weight of their mean negative log-likelihood a token.
+    """
+
+    loss: str = "sigmoid"
+    beta: float = 0.1
+    soft_labels: bool = True
+    weights: bool = True
+    sft: float = 0.2
+    dmpo_gamma: float = 0.9
+    label_smoothing: float = 0.0
+    anchor_rows: int = 8
+    anchor_weight: float = 1.0
+
+    def check(self) -> None:
+        """Raise ConfigError with every fault."""
+        known = (*OWN_LOSSES, *TRL_LOSSES)
+        faults = []
+        if self.loss.startswith("kto"):
+            faults.append(
+                "dpo.loss: kto judges single answers, not pairs, and is not offered; allowed: " + ", ".join(known)
+            )
+        elif self.loss == "sft":
+            faults.append("dpo.loss: sft is no preference loss; use train_sft, or dpo.sft beside another loss")
+        elif self.loss not in known:
+            near = did_you_mean(self.loss, known)
+            faults.append(f"dpo.loss: got {self.loss!r}, allowed: {', '.join(known)}.{near}")
+        if self.loss in TRL_LOSSES:
+            faults += [
+                f"dpo.{name}: {self.loss} is TRL's own loss, which knows {what}; set dpo.{name}=false"
+                for name, what in (("soft_labels", "hard labels only"), ("weights", "equal weights only"))
+                if getattr(self, name)
+            ]
+        if self.loss == "exo_pair" and self.label_smoothing == 0:
+            faults.append("dpo.label_smoothing: exo_pair needs more than 0; its paper (2402.00856) uses 0.001")
+        if faults:
+            raise ConfigError(faults)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training run did, over all its sessions.
+
+    Attributes:
+        updates: Optimizer updates.
+        resumed_at: Updates that were there already; 0 for a fresh run.
+        seconds: Spent in updates.
+        agent_tokens: Tokens whose log-probability was asked for, each row's counted.
+        tokens: Tokens computed, shared prefixes once.
+        raw_tokens: Tokens of all rows one by one.
+        first, last: The first and the last update's record.
+        curve: float [updates], the loss of each.
+        shares: Whether shared prefixes were computed once.
+        reason: Why not; None where they were.
+        reference: `stored`, `computed`: pairs whose reference log-probs were stored or computed; `checked`: stored ones
+            computed again; `difference`: their largest difference a token (None where none was checked).
+        warnings: What the user should be told.
+    """
+
+    updates: int
+    resumed_at: int
+    seconds: float
+    agent_tokens: int
+    tokens: int
+    raw_tokens: int
+    first: dict[str, float]
+    last: dict[str, float]
+    curve: list[float]
+    shares: bool
+    reason: str | None
+    reference: dict[str, float | int | None] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,315 @@
+"""What both trainers add to TRL's: one element of the data is one optimizer update, computed in packs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, TrainerCallback
+from transformers.trainer_callback import TrainerState
+from transformers.utils import logging
+
+from offline_agent.errors import TrainingError
+from offline_agent.training import checkpoints, prefix_sharing
+from offline_agent.training.guard import Guard
+from offline_agent.training.settings import TrainResult, TrainSettings
+from offline_agent.training.updates import Plan, Unit, Update, fill
+
+Sums = dict[str, Tensor]
+_SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+_COUNTS = ("agent_tokens", "tokens", "raw_tokens")
+
+
+def arguments(settings: TrainSettings, folder: Path, updates: int) -> dict[str, Any]:
+    """Return the keyword arguments that TRL's DPOConfig and SFTConfig share."""
+    return {
+        "output_dir": str(folder / "checkpoints"),
+        "max_steps": updates,
+        "per_device_train_batch_size": 1,  # one element is one update
+        "gradient_accumulation_steps": 1,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": _SCHEDULES[settings.schedule],
+        "warmup_steps": round(settings.warmup * updates),
+        "weight_decay": settings.weight_decay,
+        "adam_beta2": settings.beta2,
+        "max_grad_norm": settings.clip,
+        "seed": settings.seed % 2**32,
+        "bf16": settings.autocast,
+        "gradient_checkpointing": False,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps",
+        "save_steps": settings.every,
+        "save_total_limit": None,  # checkpoints.commit removes old ones
+        "report_to": "none",
+        "disable_tqdm": True,
+        "log_level": "error",
+        "max_length": None,
+        "dataloader_pin_memory": False,
+        "remove_unused_columns": False,
+    }
+
+
+class PackedTrainer:
+    """Goes in front of a TRL trainer in the order of bases.
+
+    Gradients are those of the whole update's loss for any number of packs and processes: what the loss is divided by
+    is known from the rows beforehand, each process takes its share of the packs, and gradients are summed over them.
+
+    Args:
+        model: A causal language model, or a PeftModel around one.
+        tokenizer: Goes with the checkpoints.
+        config: TRL's arguments.
+        plan: The updates.
+        settings: The run's.
+        log: Gets one record for every update.
+    """
+
+    args: Any
+    state: Any
+    accelerator: Any
+    model: Any
+    _metrics: Any
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        config: Any,
+        plan: Plan,
+        settings: TrainSettings,
+        log: Callable[[dict[str, Any]], None],
+        **more: Any,
+    ) -> None:
+        self.plan, self.settings, self._record = plan, settings, log
+        self.folder = Path(config.output_dir)
+        self.guard = Guard(settings.max_loss, settings.max_gradient, self.folder)
+        self._writing = False
+        self._update: Update | None = None
+        cached = model.config.use_cache
+        still(model)
+        super().__init__(
+            model=model,
+            args=config,
+            data_collator=_only,
+            train_dataset=Dataset.from_dict({"update": range(len(plan))}),
+            processing_class=tokenizer,
+            callbacks=[_Every(settings.every)],
+            **more,
+        )  # type: ignore[call-arg]
+        self.model.config.use_cache = cached  # it is saved with the model, for those who sample from it
+        self.remove_callback(PrinterCallback)  # type: ignore[attr-defined]
+        if self.accelerator.distributed_type not in ("NO", "MULTI_GPU", "MULTI_CPU"):
+            raise TrainingError(
+                f"training is spread by {self.accelerator.distributed_type}; allowed: one process, or several with "
+                "torchrun or accelerate launch (data parallel)"
+            )
+        self.scorer = prefix_sharing.Scorer(self.model, share=settings.share)
+
+    # -- an update -------------------------------------------------------------------------------------------------
+
+    def training_step(self, model: Any, inputs: dict[str, Update], num_items_in_batch: Any = None) -> Tensor:
+        """Add the gradients of one update and return its loss; raises TrainingError before a bad one does harm."""
+        started = time.perf_counter()
+        update = self._update = inputs["update"]
+        model.train()
+        packs = fill([*update.rows, *update.anchors], self.settings.tokens, self.scorer.shares)
+        processes = self.accelerator.num_processes
+        alone = self.accelerator.no_sync(model) if processes > 1 else contextlib.nullcontext()
+        with alone:
+            sums = self.learn(model, update, packs, packs[self.accelerator.process_index :: processes])
+        if processes > 1:
+            sums = _add_up(sums, [p for p in self.model.parameters() if p.requires_grad], self.accelerator.device)
+        figures = dict(zip(sums, torch.stack([value.double() for value in sums.values()]).tolist(), strict=True))
+        self.guard.loss(figures["loss"], update)
+        for name, value in self.figures(update, figures).items():
+            self._metrics["train"][name].append(value)
+        self._metrics["train"]["seconds"].append(time.perf_counter() - started)
+        return sums["loss"].detach().float().clone()
+
+    def learn(
+        self, model: Any, update: Update, packs: Sequence[Sequence[Unit]], mine: Sequence[Sequence[Unit]]
+    ) -> Sums:
+        """Run forward and backward over this process's packs and return sums, `loss` among them."""
+        sums: Sums = {name: torch.zeros((), device=self.accelerator.device) for name in (*self.summed, *_COUNTS)}
+        for units in mine:
+            pack, scores = self.score(model, units, entropy=True)
+            parts = self.parts(update, units, pack, scores)
+            self.accelerator.backward(parts["loss"])
+            counts = (sum(unit.scored for unit in units), pack.tokens, sum(unit.raw_tokens for unit in units))
+            parts |= {name: torch.tensor(float(n)) for name, n in zip(_COUNTS, counts, strict=True)}
+            for name, value in parts.items():
+                sums[name] = sums[name] + value.detach().to(sums[name].device)
+        return sums
+
+    summed: tuple[str, ...] = ("loss",)
+
+    def score(self, model: Any, units: Sequence[Unit], entropy: bool = False) -> tuple[Any, Any]:
+        """Return the pack of the units and the scores of its tokens."""
+        sequences = [prefix_sharing.Sequence(*sequence) for unit in units for sequence in unit.sequences]
+        pack = prefix_sharing.pack(sequences).to(self.accelerator.device)
+        with self.compute_loss_context_manager():  # type: ignore[attr-defined]
+            return pack, self.scorer(model, pack, entropy=entropy)
+
+    def parts(self, update: Update, units: Sequence[Unit], pack: Any, scores: Any) -> Sums:
+        """Return this pack's share of everything in `summed`; `loss` with its graph."""
+        raise NotImplementedError
+
+    def figures(self, update: Update, sums: dict[str, float]) -> dict[str, float]:
+        """Return the update's metrics, from the sums over all packs."""
+        return {name: value for name, value in sums.items() if name != "loss"}
+
+    # -- what TRL and transformers are told otherwise ---------------------------------------------------------------
+
+    def get_train_dataloader(self) -> DataLoader[Update]:
+        """Return the updates in order; every process gets all of them and takes its packs."""
+        return DataLoader(self.plan, batch_size=1, shuffle=False, collate_fn=_wrapped)  # type: ignore[arg-type]
+
+    def _prepare_dataset(self, dataset: Any, *more: Any) -> Any:
+        return dataset
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[misc]
+        assert self._update is not None
+        self.guard.gradient(float(norm), self._update)
+        return norm
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Return 0: nobody reads it."""
+        return 0
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Keep and pass on an update's record."""
+        super().log(logs, start_time)  # type: ignore[misc]
+        if "loss" in logs and self.state.is_world_process_zero:
+            self._record(record_of({**logs, "step": self.state.global_step}, self.plan.per_epoch))
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(checkpoints.staging(self.folder) if self._writing else self.folder)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        main = self.accelerator.is_main_process
+        with checkpoints.saving(self.folder, "a checkpoint") if main else contextlib.nullcontext():
+            self.accelerator.wait_for_everyone()
+            self._writing = True
+            try:
+                with quiet():
+                    super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            finally:
+                self._writing = False
+            self.accelerator.wait_for_everyone()
+            if main:
+                checkpoints.commit(self.folder, f"checkpoint-{self.state.global_step}", self.settings.keep)
+        self.accelerator.wait_for_everyone()
+
+    def create_model_card(self, *more: Any, **named: Any) -> None:
+        """Write none."""
+
+    def _send_telemetry(self) -> None:
+        """Send none."""
+
+    # -- a run -----------------------------------------------------------------------------------------------------
+
+    def go(self) -> int:
+        """Train, from the newest whole checkpoint where there is one; return how many updates were there already."""
+        found = checkpoints.newest(self.folder)
+        done = 0 if found is None else checkpoints.number(found)
+        try:
+            if found is not None and done >= len(self.plan):
+                self._load_from_checkpoint(str(found))  # type: ignore[attr-defined]
+                self.state = TrainerState.load_from_json(str(found / "trainer_state.json"))
+            else:
+                self.train(resume_from_checkpoint=None if found is None else str(found))  # type: ignore[attr-defined]
+        finally:
+            plain = self.accelerator.unwrap_model(self.model)
+            base = plain.get_base_model() if hasattr(plain, "get_base_model") else plain
+            base.__dict__.pop("forward", None)  # TRL's fused head; it would be put on twice by the next trainer
+        return done
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return every update's record, earlier sessions' too."""
+        return [record_of(entry, self.plan.per_epoch) for entry in self.state.log_history if "loss" in entry]
+
+    def result(self, done: int, **more: Any) -> TrainResult:
+        """Return what the run did, over all its sessions."""
+        records = self.records()
+        agent, computed, raw = (int(sum(record[name] for record in records)) for name in _COUNTS)
+        return TrainResult(
+            updates=self.state.global_step,
+            resumed_at=done,
+            seconds=sum(record["seconds"] for record in records),
+            agent_tokens=agent,
+            tokens=computed,
+            raw_tokens=raw,
+            first=records[0],
+            last=records[-1],
+            curve=[record["loss"] for record in records],
+            shares=self.scorer.shares,
+            reason=self.scorer.reason,
+            **more,
+        )
+
+
+def record_of(entry: dict[str, Any], per_epoch: int) -> dict[str, Any]:
+    """Return an update's record from an entry of transformers' log history."""
+    entry = {name: value for name, value in entry.items() if name not in ("step", "epoch")} | {
+        "update": entry["step"],
+        "epoch": entry["step"] / per_epoch,
+    }
+    return {"update": entry.pop("update"), "loss": entry.pop("loss"), **entry}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from drawing bars inside the block."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def still(model: Any) -> None:
+    """Switch dropout off, but that of adapters: it was asked for."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Dropout) and "lora_dropout" not in name:
+            module.p = 0.0
+
+
+def _add_up(sums: Sums, parameters: Sequence[Tensor], device: torch.device) -> Sums:
+    """Sum gradients and figures over the processes; every process calls it with the same names and parameters."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        torch.distributed.all_reduce(parameter.grad)
+    values = torch.stack([value.double() for value in sums.values()]).to(device)
+    torch.distributed.all_reduce(values)
+    return dict(zip(sums, values.unbind(), strict=True))
+
+
+class _Every(TrainerCallback):
+    """Keeps to the present `checkpoints.every` where a checkpoint has brought an old one."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        state.save_steps = self.every
+
+
+def _only(elements: Sequence[Any]) -> Any:
+    return elements[0]
+
+
+def _wrapped(elements: Sequence[Update]) -> dict[str, Update]:
+    return {"update": elements[0]}
