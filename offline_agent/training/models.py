@@ -16,7 +16,7 @@ from offline_agent.rendering import Renderer
 from offline_agent.training.default_model import SHIPPED
 from offline_agent.training.scratch import new_model
 
-__all__ = ["add_adapters", "load_trainable", "new_model", "positions", "save_adapter", "save_plain"]
+__all__ = ["add_adapters", "load_trainable", "new_model", "positions", "save_adapter", "save_plain", "set_threads"]
 
 _EXCHANGE, _HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of renameat2(2)
 
@@ -60,6 +60,14 @@ def load_trainable(
             "made with"
         )
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), renderer.tokenizer, renderer
+
+
+def set_threads(threads: int | None) -> None:
+    """Give torch so many threads; None = as it is."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def positions(model: Any) -> int:
@@ -110,8 +118,8 @@ def add_adapters(
         return get_peft_model(model, config)
 
 
-def save_plain(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write model and tokenizer, chat template inside, as a folder that plain transformers loads.
+def save_plain(model: Any, tokenizer: Any, folder: Path) -> str:
+    """Write model and tokenizer, chat template inside, as a folder that plain transformers loads; return its hash.
 
     Adapters are merged into a copy; `model` itself does not change. The folder appears whole or not at all, in place of
     one that is there.
@@ -121,10 +129,15 @@ def save_plain(model: Any, tokenizer: Any, folder: Path) -> None:
         tokenizer: Its tokenizer.
         folder: Where to.
 
+    Returns:
+        `policies.hf_loading.model_hash` of what was written.
+
     Raises:
         TrainingError: The disk refused, or something in the model cannot be saved; what was there before is untouched.
     """
-    _in_place(folder, lambda place: _write_plain(model, tokenizer, place))
+    written: list[str] = []
+    _in_place(folder, lambda place: written.append(_write_plain(model, tokenizer, place)))
+    return written[0]
 
 
 def save_adapter(model: Any, folder: Path) -> None:
@@ -132,7 +145,9 @@ def save_adapter(model: Any, folder: Path) -> None:
     _in_place(folder, lambda place: model.save_pretrained(str(place), safe_serialization=True))
 
 
-def _write_plain(model: Any, tokenizer: Any, place: Path) -> None:
+def _write_plain(model: Any, tokenizer: Any, place: Path) -> str:
+    from offline_agent.policies.hf_loading import model_hash
+
     if hasattr(model, "merge_and_unload"):
         model = copy.deepcopy(model).merge_and_unload()
     cached, model.config.use_cache = model.config.use_cache, True  # trainers switch it off for themselves
@@ -140,6 +155,7 @@ def _write_plain(model: Any, tokenizer: Any, place: Path) -> None:
         with quiet():
             model.save_pretrained(str(place))
         tokenizer.save_pretrained(str(place))
+        return model_hash(model)
     finally:
         model.config.use_cache = cached
 

@@ -1,0 +1,239 @@
+"""Likelihood training: a warm start from demonstrations, or rejection fine-tuning on verified successes.
+
+Run `python -m offline_agent.pipelines.train_sft --help` for the keys.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.config import TrainSftConfig
+from offline_agent.envs.base import EnvSpec
+from offline_agent.errors import ConfigError, DataError
+from offline_agent.pipelines import _schemas
+from offline_agent.pipelines import _sft as _training
+from offline_agent.pipelines._command import Command, Facts, Session, main
+from offline_agent.pipelines._parts import make_tasks
+from offline_agent.records import Task
+from offline_agent.store import hash_json
+
+if TYPE_CHECKING:
+    from offline_agent.rendering import Renderer
+    from offline_agent.training.rows import LoadReport, TrajectoryRow
+
+TABLE = "demonstrations"
+
+
+@dataclass
+class Parts:
+    """What is trained, and on what.
+
+    Attributes:
+        spec, tasks: What is demonstrated; None where rows are read.
+        trainable: Model, tokenizer and renderer; None while a new model waits for the texts of its tokenizer.
+        rows, report: What is learnt from; None while it is to be demonstrated.
+    """
+
+    spec: EnvSpec | None = None
+    tasks: list[Task] = field(default_factory=list)
+    trainable: tuple[Any, Any, Renderer] | None = None
+    rows: list[TrajectoryRow] | None = None
+    report: LoadReport | None = None
+
+
+def prepare(config: TrainSftConfig) -> tuple[Parts, Facts]:
+    """Load model and rows, or look at what is to be demonstrated; see `_command.Command.prepare`."""
+    given = bool(config.data.runs or config.data.files)
+    faults = _faults(config, given)
+    parts = Parts()
+    if not given:
+        parts.spec, parts.tasks = _demonstrable(config, faults)
+    if faults:
+        raise ConfigError(faults)
+    _training.set_threads(config.threads)
+    if not config.scratch.layers:
+        parts.trainable = _training.load(config)
+    if given:
+        from offline_agent.training.rows import load_trajectories
+
+        assert parts.trainable is not None  # _faults refuses a new model beside rows
+        parts.rows, parts.report = load_trajectories(
+            config.data.runs,
+            config.data.files,
+            parts.trainable[2],
+            max_length=_training.max_length(config, parts.trainable[0]),
+            per_task=config.data.per_task,
+            negatives=config.data.negatives,
+        )
+    return parts, _facts(config, parts)
+
+
+def _faults(config: TrainSftConfig, given: bool) -> list[str]:
+    faults = []
+    if config.scratch.layers:
+        if given:
+            faults.append(
+                "scratch.layers: a new model learns its tokenizer from demonstrations; rows of data.runs and "
+                "data.files go with a tokenizer that is there. Leave either out"
+            )
+        faults += [
+            f"model.{name}: got {value!r}, but scratch.layers={config.scratch.layers} asks for a new model with a "
+            "tokenizer of its own; set one of them"
+            for name in ("path", "tokenizer", "chat_template")
+            if (value := getattr(config.model, name)) is not None
+        ]
+    if not given and config.tasks.split != "train":
+        faults.append(
+            f"tasks.split: got {config.tasks.split!r}; what a policy is measured on must not be trained on. "
+            "Allowed: train"
+        )
+    return faults
+
+
+def _demonstrable(config: TrainSftConfig, faults: list[str]) -> tuple[EnvSpec | None, list[Task]]:
+    try:
+        spec = EnvSpec.load(config.env.name, dict(config.env.model_extra or {}))
+        if spec.demonstrate is None:
+            raise ConfigError(
+                f"env: {spec.name} has no scripted expert to learn from; give it a class method "
+                "demonstrate(task, messages, rng, noise), or name data.runs or data.files"
+            )
+        return spec, make_tasks(spec, config.tasks)
+    except ConfigError as error:
+        faults += error.faults
+        return None, []
+
+
+def _facts(config: TrainSftConfig, parts: Parts) -> Facts:
+    hashes: dict[str, Any] = {}
+    tags: dict[str, str] = {"model": "new" if config.scratch.layers else config.model.path or "embedded default"}
+    manifest: dict[str, Any] = {"hashes": hashes}
+    if parts.trainable is not None:
+        hashes |= _training.hashes(parts.trainable)
+        tags["model_hash"] = hashes["model"]
+    if parts.spec is not None:
+        hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in parts.tasks])
+        manifest["env"] = parts.spec.identity
+        tags["environment"] = parts.spec.name
+    if parts.report is not None:
+        hashes["data"] = hash_json(list(parts.report.hashes.values()))
+        manifest["data"] = dict(parts.report.hashes)
+        tags["data_hash"] = hashes["data"]
+    return Facts(manifest, tags)
+
+
+def run(parts: Parts, session: Session[TrainSftConfig]) -> Mapping[str, Any]:
+    """Demonstrate where that is asked for, and train; see `_command.Command.run`."""
+    demonstrated = None
+    if parts.rows is None:
+        demonstrated = _demonstrate(parts, session)
+    assert parts.trainable is not None and parts.rows is not None and parts.report is not None
+    from offline_agent.training.sft import train_sft
+
+    return {
+        "source": "demonstrations" if demonstrated else "runs" if session.config.data.runs else "files",
+        **({"environment": parts.spec.name} if parts.spec else {}),
+        **({"demonstrations": demonstrated} if demonstrated else {}),
+        **_training.train(session, parts.trainable, parts.rows, parts.report, train_sft),
+    }
+
+
+# -- demonstrations ------------------------------------------------------------------------------------------------
+
+
+def _demonstrate(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, Any]:
+    """Fill in rows and, where it is new, the model; what an earlier session recorded is read back."""
+    from offline_agent.training.rows import load_trajectories
+
+    config, folder = session.config, session.run.path
+    counts = next(iter(session.run.events(TABLE).read()), None) if (folder / TABLE).is_dir() else None
+    if counts is None:
+        counts = _record(parts, session)
+    elif parts.trainable is None:
+        from offline_agent.training.models import load_trainable
+
+        parts.trainable = load_trainable(str(folder / "start"), dtype=config.model.dtype)
+    assert parts.trainable is not None
+    parts.rows, parts.report = load_trajectories(
+        (),
+        [str(file) for file in sorted((folder / TABLE).glob("*.parquet"))],
+        parts.trainable[2],
+        max_length=_training.max_length(config, parts.trainable[0]),
+        per_task=config.data.per_task,
+        verified=config.demonstrations.only_successes,
+    )
+    return dict(counts)
+
+
+def _record(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, Any]:
+    """Have the expert do the tasks, write the table, and make the new model where one is asked for."""
+    from offline_agent.preferences.export import trajectory_row
+    from offline_agent.training.demonstrate import demonstrate, texts
+
+    config, spec = session.config, parts.spec
+    assert spec is not None
+    session.progress.start(len(parts.tasks), "demonstrating")
+    done = demonstrate(
+        spec,
+        parts.tasks,
+        None if parts.trainable is None else parts.trainable[2],
+        per_task=config.demonstrations.per_task,
+        noise=config.demonstrations.noise,
+        only_successes=config.demonstrations.only_successes,
+        max_steps=config.demonstrations.max_steps,
+        seed=config.seed,
+        tick=session.progress.update,
+    )
+    for name, reason in done.left_out:
+        session.run.quarantine("demonstration", name, reason)
+    if not done.trajectories:
+        raise DataError(
+            f"env: none of {done.attempts} demonstrations can be learnt from, e.g. {': '.join(done.left_out[0])}. "
+            "Raise demonstrations.max_steps, lower demonstrations.noise, or take other tasks"
+        )
+    if parts.trainable is None:
+        parts.trainable = _new(config, texts(done.trajectories), session.run.path / "start")
+    renderer = parts.trainable[2]
+    rows = (trajectory_row(trajectory, renderer) for trajectory in done.trajectories)
+    session.run.write_rows(TABLE, rows, _schemas.TRAJECTORIES)
+    counts = {"attempts": done.attempts, "successes": done.successes, "kept": len(done.trajectories)}
+    session.run.events(TABLE).append(counts)  # last: an earlier session that did not come so far is done again
+    return counts
+
+
+def _new(config: TrainSftConfig, texts: Iterator[str], folder: Path) -> tuple[Any, Any, Renderer]:
+    """Make the new model, and keep it: a resumed run starts from the same weights and ids."""
+    from offline_agent.rendering import Renderer
+    from offline_agent.training.models import new_model, save_plain
+
+    shape = config.scratch
+    model, tokenizer = new_model(
+        texts,
+        layers=shape.layers,
+        hidden_size=shape.hidden_size,
+        heads=shape.heads,
+        key_value_heads=shape.key_value_heads,
+        vocabulary=shape.vocabulary,
+        max_positions=shape.max_positions,
+        seed=config.seed,
+        dtype=config.model.dtype,
+    )
+    save_plain(model, tokenizer, folder)
+    return model, tokenizer, Renderer(tokenizer)
+
+
+COMMAND: Command[TrainSftConfig, Parts] = Command(
+    name="train_sft",
+    about="Train on demonstrations (warm start), or on verified successes (rejection fine-tuning).",
+    config=TrainSftConfig,
+    prepare=prepare,
+    run=run,
+    show=_training.show,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(COMMAND))
