@@ -171,6 +171,7 @@ class DpoSection(Section):
     weights: bool = key(True, "use the rows' weights (not with TRL's own loss types)")
     sft: float = key(0.2, "weight of the chosen side's mean negative log-likelihood", ge=0)
     dmpo_gamma: float = key(0.9, "discount of later turns in dmpo", gt=0, lt=1)
+    label_smoothing: float = key(0.0, "of TRL's robust, exo_pair and aot", ge=0, lt=0.5)
     reference: Literal["auto", "computed"] = key(
         "auto", "auto = stored log-probs where the hashes match, else computed"
     )
@@ -307,7 +308,7 @@ class CurriculumSection(Section):
 class IterateConfig(BuildPrefsConfig):
     """Keys of `iterate`."""
 
-    iterations: int = key(1, "how often the loop is gone through", ge=1)
+    iterations: int = key(1, "how often the loop is gone through; a finished run goes on with more", ge=1, free=True)
     sft: SftStage = section(SftStage, "rejection fine-tuning")
     dpo: DpoStage = section(DpoStage, "preference training")
     lora: LoraSection = section(LoraSection, "low-rank adapters")

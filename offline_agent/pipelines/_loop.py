@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from offline_agent._config.sections import SearchSection
 from offline_agent._config.training import (
     AgainstSection,
     DpoDataSection,
     EvaluateTasks,
     SftDataSection,
+    TestTimeSection,
 )
 from offline_agent.config import (
     BuildPrefsConfig,
@@ -133,6 +135,8 @@ class Plan:
             policy=self._policy(model),
             attempts=held_out.attempts,
             max_steps=self.config.search.max_steps,
+            # written out, they must agree with the keys that decide them
+            search=SearchSection(max_steps=self.config.search.max_steps, simulations=TestTimeSection().simulations),
             against=AgainstSection(run=None if against is None else str(against)),
         )
         return Stage(name, "evaluate", config)

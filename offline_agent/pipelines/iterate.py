@@ -284,8 +284,9 @@ class _Loop:
         if promoted is not None:
             self.model = by_stage[promoted]
             place_model(model_folder(self.model.path), self.run_dir / "model")
-        verdict = f"promoted {self.model.name}" if promoted else f"kept {self.model.name}"
-        self.session.say(f"iterate: iteration {one.number}: {verdict}; {record['reason']}")
+        why = "" if one.candidates else f"; {record['reason']}"
+        verdict = "promoted" if promoted else "kept"
+        self.session.say(f"iterate: iteration {one.number}: {verdict} {self.model.name}{why}")
         if one.number not in self.told:
             self.session.run.events().append(record)
         figures = {"promoted": float(promoted is not None), "pairs": one.built["pairs_total"]}
