@@ -1,0 +1,261 @@
+"""The loop's decisions, with stages that write what a script says in place of real ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_agent import config as configuration
+from offline_agent._store.tables import write_table
+from offline_agent.config import IterateConfig
+from offline_agent.errors import TrainingError
+from offline_agent.pipelines import _stages, iterate
+from offline_agent.pipelines._command import main
+from offline_agent.pipelines._schemas import PREFERENCES
+from offline_agent.pipelines._stages import Stage
+from offline_agent.records import Context, Task
+from offline_agent.search.codec import tree_to_json
+from offline_agent.search.tree import SearchTree
+from offline_agent.store import RunDirectory, read_table
+from tests.unit.evaluation.test_gate import SCHEMA
+from tests.unit.training.test_buffer import pair
+
+KEYS = [
+    "env=shop", "tasks.n=6", "search.simulations=4", "held_out.n=40", "held_out.attempts=2", "tracking.uri=null",
+]  # fmt: skip
+
+
+class Stages:
+    """Stands in for the processes.
+
+    Attributes:
+        rates: Success of the model of a stage, by its label; `start` for the first.
+        pairs, filtered: What each search yields.
+        plain: How often the policy alone succeeds on a training task, of 4.
+        ran: Labels, in order.
+        fail: Label of a stage that fails.
+    """
+
+    def __init__(self) -> None:
+        self.rates: dict[str, float] = {"start": 0.5}
+        self.pairs, self.filtered, self.plain = 5, 3, 2
+        self.ran: list[str] = []
+        self.stages: dict[str, Stage] = {}
+        self.fail: str | None = None
+
+    def __call__(self, stage: Stage, say: Any, again: str) -> dict[str, Any]:
+        self.ran.append(stage.label)
+        self.stages[stage.label] = stage
+        if stage.label == self.fail:
+            raise TrainingError("as asked")
+        stage.path.mkdir(parents=True, exist_ok=True)
+        manifest = {"run_id": "x", "config": {"tasks": {"split": "validation"}}}
+        (stage.path / "manifest.json").write_text(json.dumps(manifest))
+        summary: dict[str, Any] = getattr(self, stage.pipeline)(stage)
+        (stage.path / "summary.json").write_text(json.dumps(summary))
+        return summary
+
+    def build_prefs(self, stage: Any) -> dict[str, Any]:
+        iteration = int(stage.label[len("iteration-")])
+        lines = Path(stage.config.tasks.file).read_text().splitlines()
+        for line in lines:
+            task_id = json.loads(line)["task_id"]
+            tree = SearchTree(Context(Task(task_id, "train", {}), "", (), "go"))
+            tree.first_rollouts = [
+                {"greedy": not i, "score": 0.0, "success": i < self.plain, "cut": None} for i in range(4)
+            ]
+            folder = stage.path / "search"
+            with RunDirectory.open(folder, config={}, facts={}, command="build_prefs") as run:
+                file = run.write_tree(task_id, tree_to_json(tree))
+            (stage.path / "trees").mkdir(exist_ok=True)
+            file.rename(stage.path / "trees" / file.name)
+        rows = [pair(100 * iteration + n) for n in range(self.pairs)]
+        write_table(stage.path / "preferences" / "0000.parquet", "preferences", rows, PREFERENCES)
+        (stage.path / "filtered").mkdir(exist_ok=True)
+        return {
+            "simulations": 7, "success": {"plain_sampled": 0.5}, "pairs": {"step": self.pairs},
+            "pairs_total": self.pairs, "tasks_with_pairs": 2, "filtered": self.filtered,
+        }  # fmt: skip
+
+    def _train(self, stage: Any) -> dict[str, Any]:
+        folder = stage.path / "model"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({"made by": stage.label, "from": stage.config.model.path}))
+        (folder / "model.safetensors").write_text(stage.label)
+        return {}
+
+    train_sft = train_dpo = _train
+
+    def evaluate(self, stage: Any) -> dict[str, Any]:
+        path = stage.config.policy.model
+        rate = self.rates["start" if path is None else "/".join(Path(path).parts[-3:-1])]
+        n, attempts = stage.config.tasks.n, stage.config.attempts
+        rows = [("candidate", "sampled", f"v{i}", j, i < rate * n) for i in range(n) for j in range(attempts)]
+        named = [dict(zip(SCHEMA.names, row, strict=True)) for row in rows]
+        write_table(stage.path / "attempts" / "0000.parquet", "attempts", named, SCHEMA)
+        return {"modes": {"sampled": {"success": {"mean": rate, "low": rate - 0.1, "high": rate + 0.1}}}}
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
+    made = Stages()
+    monkeypatch.setattr(_stages, "run_stage", made)
+    return made
+
+
+def loop(folder: Path, *keys: str) -> int:
+    return main(iterate.COMMAND, [*KEYS, *keys, f"run_dir={folder}"])
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "summary.json").read_text()))
+
+
+def test_two_iterations_with_promotions(tmp_path: Path, stages: Stages, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    stages.rates |= {"iteration-0/train_sft": 0.6, "iteration-0/train_dpo": 0.7}
+    stages.rates |= {"iteration-1/train_sft": 0.9, "iteration-1/train_dpo": 0.4}
+    assert loop(run, "iterations=2") == 0
+    per = ["build_prefs", "train_sft", "train_dpo", "evaluate_sft", "evaluate"]
+    names = [f"iteration-{i}/{name}" for i in range(2) for name in per]
+    assert stages.ran == ["iteration-0/evaluate_incumbent", *names]
+    told = summary(run)
+    first, second = told["iterations"]
+    assert first["promoted"] == "train_dpo" and first["candidates"]["train_sft"]["passed"]
+    assert second["promoted"] == "train_sft" and not second["candidates"]["train_dpo"]["passed"]
+    assert second["incumbent"]["model"] == "iteration-0/train_dpo"
+    assert (told["start"]["mean"], told["end"]["mean"]) == (0.5, 0.9)
+    assert (run / "model" / "model.safetensors").read_text() == "iteration-1/train_sft"
+    config = {label: stage.config for label, stage in stages.stages.items()}
+    start = str(run / "iteration-0" / "train_dpo" / "model")
+    for stage in ("build_prefs", "train_sft"):
+        made: Any = config[f"iteration-1/{stage}"]
+        assert (made.policy.model if stage == "build_prefs" else made.model.path) == start
+    dpo: Any = config["iteration-1/train_dpo"]
+    assert dpo.model.path == str(run / "iteration-1" / "train_sft" / "model")
+    judged: Any = config["iteration-1/evaluate"]
+    assert judged.against.run == str(run / "iteration-0" / "evaluate")  # the incumbent's own, not played again
+    out = capsys.readouterr()
+    for word in ("promoted", "refused", "70 % (60 to 80)", "P(success not worse by 2 points)", f"{run}/model"):
+        assert word in out.out.replace("\n", " ") or word in out.err, word
+    events = [json.loads(line) for line in (run / "events" / "0000.jsonl").read_text().splitlines()[1:]]
+    assert [event["promoted"] for event in events if "iteration" in event] == ["train_dpo", "train_sft"]
+
+
+def test_a_refused_candidate_is_kept_beside_and_the_loop_goes_on_from_the_incumbent(
+    tmp_path: Path, stages: Stages
+) -> None:
+    run = tmp_path / "run"
+    stages.rates |= {f"iteration-{i}/train_{stage}": 0.2 for i in range(2) for stage in ("sft", "dpo")}
+    assert loop(run, "iterations=2") == 0
+    told = summary(run)
+    assert [record["promoted"] for record in told["iterations"]] == [None, None]
+    assert (run / "iteration-0" / "train_dpo" / "model" / "config.json").exists()
+    assert stages.stages["iteration-1/build_prefs"].config.policy.model is None  # type: ignore[attr-defined]
+    assert told["model"]["from"] == "start" and (run / "model" / "model.safetensors").stat().st_size > 1_000_000
+    judged: Any = stages.stages["iteration-1/evaluate"].config
+    assert judged.against.run == str(run / "iteration-0" / "evaluate_incumbent")
+
+
+def test_earlier_pairs_are_replayed_with_their_certificates(tmp_path: Path, stages: Stages) -> None:
+    run = tmp_path / "run"
+    stages.rates |= {f"iteration-{i}/train_{stage}": 0.5 for i in range(3) for stage in ("sft", "dpo")}
+    assert loop(run, "iterations=3", "replay.share=0.6") == 0
+    configs: list[Any] = [stages.stages[f"iteration-{i}/train_dpo"].config for i in range(3)]
+    assert configs[0].data.files == () and configs[0].data.runs == (str(run / "iteration-0" / "build_prefs"),)
+    rows = list(read_table(Path(configs[2].data.files[0])))
+    assert len(rows) == 3 and all(row["certificate"] and row["ref_chosen_logps"] for row in rows)
+    assert {row["task_id"] for row in rows} <= {f"t{100 * i + n}" for i in range(2) for n in range(5)}
+    assert summary(run)["iterations"][2]["replayed"] == 3 and summary(run)["iterations"][2]["replay_buffer"] == 10
+    assert configs[2].anchor.runs == tuple(str(run / f"iteration-{i}" / "build_prefs") for i in (2, 1, 0))
+
+
+def test_the_curriculum_knows_what_was_searched(tmp_path: Path, stages: Stages) -> None:
+    run = tmp_path / "run"
+    stages.rates |= {f"iteration-{i}/train_{stage}": 0.5 for i in range(2) for stage in ("sft", "dpo")}
+    assert loop(run, "iterations=2") == 0
+    names = [
+        [json.loads(line)["task_id"] for line in (run / f"iteration-{i}" / "tasks.jsonl").read_text().splitlines()]
+        for i in range(2)
+    ]
+    assert names[0] == [f"train-{i}" for i in range(6)]
+    assert len(set(names[1])) == 6 and set(names[1]) - set(names[0]) == {f"train-{i}" for i in range(6, 9)}
+    assert [record["tasks"]["new"] for record in summary(run)["iterations"]] == [6, 3]
+    other = tmp_path / "other"
+    assert loop(other, "iterations=2", "curriculum.enabled=false") == 0
+    assert '"train-11"' in (other / "iteration-1" / "tasks.jsonl").read_text()
+
+
+def test_nothing_but_solved_tasks_ends_the_loop(tmp_path: Path, stages: Stages) -> None:
+    run, file = tmp_path / "run", tmp_path / "tasks.jsonl"
+    from offline_agent.envs.shop import Shop
+
+    file.write_text("".join(json.dumps(task) + "\n" for task, _ in zip(Shop.tasks("train"), range(6), strict=False)))
+    stages.plain = 4
+    stages.rates |= {f"iteration-0/train_{stage}": 0.5 for stage in ("sft", "dpo")}
+    assert loop(run, "iterations=3", f"tasks.file={file}") == 0
+    assert len(summary(run)["iterations"]) == 1 and "always solved" in summary(run)["stopped"]
+
+
+def test_a_search_that_finds_nothing_trains_nothing(tmp_path: Path, stages: Stages) -> None:
+    run = tmp_path / "run"
+    stages.pairs = stages.filtered = 0
+    assert loop(run) == 0
+    assert stages.ran == ["iteration-0/evaluate_incumbent", "iteration-0/build_prefs"]
+    record = summary(run)["iterations"][0]
+    assert record["promoted"] is None and "no verified success" in record["reason"] and "no pair" in record["reason"]
+
+
+def test_only_one_of_the_trainings(tmp_path: Path, stages: Stages) -> None:
+    stages.rates |= {"iteration-0/train_sft": 0.6, "iteration-0/train_dpo": 0.7}
+    assert loop(tmp_path / "sft", "dpo.enabled=false") == 0
+    assert stages.ran[-3:] == ["iteration-0/build_prefs", "iteration-0/train_sft", "iteration-0/evaluate"]
+    assert loop(tmp_path / "dpo", "sft.enabled=false") == 0
+    assert stages.ran[-3:] == ["iteration-0/build_prefs", "iteration-0/train_dpo", "iteration-0/evaluate"]
+    assert summary(tmp_path / "dpo")["iterations"][0]["promoted"] == "train_dpo"
+
+
+def test_gone_on_with_it_tells_nothing_twice_and_ends_alike(tmp_path: Path, stages: Stages) -> None:
+    run = tmp_path / "run"
+    stages.rates |= {f"iteration-{i}/train_{stage}": 0.7 for i in range(2) for stage in ("sft", "dpo")}
+    stages.fail = "iteration-1/train_dpo"
+    assert loop(run, "iterations=2") == 1
+    assert (run / "model" / "model.safetensors").read_text() == "iteration-0/train_dpo"  # promoted already
+    stages.fail = None
+    assert loop(run, "iterations=2") == 0
+    whole = tmp_path / "whole"
+    assert loop(whole, "iterations=2") == 0
+    events = [json.loads(line) for line in (run / "events" / "0000.jsonl").read_text().splitlines()[1:]]
+    assert [event["iteration"] for event in events] == [0, 1]
+    one, other = summary(run), summary(whole)
+    for record in (*one["iterations"], *other["iterations"]):
+        del record["seconds"]
+    assert one["iterations"] == other["iterations"]
+    assert loop(run, "iterations=3") == 1 and "iteration-2/train_sft" in stages.ran  # more of the same run
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (["policy=random"], "iterate trains the policy"),
+        (["tasks.split=test"], "tasks.split: iterate learns from it"),
+        (["held_out.split=test"], "held_out.split: got 'test', allowed: validation"),
+        (["sft.enabled=false", "dpo.enabled=false"], "nothing to train"),
+        (["policy.model=./nowhere"], "policy.model"),
+        (["env=nothing"], "env: got 'nothing'"),
+        (["env.wrong=1", "policy.model=/nowhere/at/all"], "env.wrong"),
+        (["tasks.offset=1000000"], "tasks: none left"),
+    ],
+)
+def test_a_wrong_request_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: list[str], says: str
+) -> None:
+    assert loop(tmp_path / "run", *keys) == 2
+    assert says in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_the_defaults_are_valid() -> None:
+    assert configuration.load(IterateConfig).held_out.split == "validation"
