@@ -119,8 +119,7 @@ class TrainResult:
         agent_tokens: Tokens whose log-probability was asked for, each row's counted.
         tokens: Tokens computed, shared prefixes once.
         raw_tokens: Tokens of all rows one by one.
-        first, last: The first and the last update's record.
-        curve: float [updates], the loss of each.
+        records: One for each update, first to last: `update` (from 1), `loss`, its parts and figures.
         shares: Whether shared prefixes were computed once.
         reason: Why not; None where they were.
         reference: `stored`, `computed`: pairs whose reference log-probs were stored or computed; `checked`: stored ones
@@ -134,10 +133,23 @@ class TrainResult:
     agent_tokens: int
     tokens: int
     raw_tokens: int
-    first: dict[str, float]
-    last: dict[str, float]
-    curve: list[float]
+    records: list[dict[str, float]]
     shares: bool
     reason: str | None
     reference: dict[str, float | int | None] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> dict[str, float]:
+        """The first update's record."""
+        return self.records[0]
+
+    @property
+    def last(self) -> dict[str, float]:
+        """The last update's record."""
+        return self.records[-1]
+
+    @property
+    def curve(self) -> list[float]:
+        """The loss of every update."""
+        return [record["loss"] for record in self.records]

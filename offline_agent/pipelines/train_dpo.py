@@ -1,0 +1,190 @@
+"""Preference training: pairs in, a better checkpoint out.
+
+Run `python -m offline_agent.pipelines.train_dpo --help` for the keys.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.config import BuildPrefsConfig, TrainDpoConfig, load
+from offline_agent.errors import ConfigError
+from offline_agent.pipelines import _training
+from offline_agent.pipelines._command import Command, Facts, Session, main
+from offline_agent.store import hash_json
+from offline_agent.training.settings import DpoSettings
+
+if TYPE_CHECKING:
+    from offline_agent.training.rows import LoadReport, PairRow, TrajectoryRow
+    from offline_agent.training.settings import TrainResult, TrainSettings
+
+SEARCH = "build_prefs"
+_SMALL_SEARCH = {"tasks.n": 16, "search.simulations": 24}
+
+
+@dataclass
+class Parts:
+    """What is trained, and on what.
+
+    Attributes:
+        trainable: Model, tokenizer and renderer.
+        dpo: The loss.
+        pairs, report: What is learnt from; None while it is to be searched for.
+        anchors: Trajectories to replay.
+        notes: What the user should be told.
+    """
+
+    trainable: _training.Trainable
+    dpo: DpoSettings
+    pairs: list[PairRow] | None = None
+    report: LoadReport | None = None
+    anchors: list[TrajectoryRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def prepare(config: TrainDpoConfig) -> tuple[Parts, Facts]:
+    """Load model, pairs and what is replayed; see `_command.Command.prepare`."""
+    dpo = dpo_settings(config)
+    dpo.check()
+    _training.set_threads(config.threads)
+    parts = Parts(_training.load(config), dpo)
+    _training.max_length(config, parts.trainable[0])
+    if config.data.runs or config.data.files:
+        _read(parts, config, config.data.runs)
+    hashes: dict[str, Any] = dict(_training.hashes(parts.trainable))
+    manifest: dict[str, Any] = {"hashes": hashes}
+    tags = {"model": config.model.path or "embedded default", "model_hash": str(hashes["model"])}
+    if parts.report is not None:
+        hashes["data"] = hash_json(list(parts.report.hashes.values()))
+        manifest["data"] = dict(parts.report.hashes)
+        tags["data_hash"] = hashes["data"]
+    return parts, Facts(manifest, tags)
+
+
+def dpo_settings(config: TrainDpoConfig) -> DpoSettings:
+    """Return the loss that the configuration asks for."""
+    dpo = config.dpo
+    return DpoSettings(
+        loss=dpo.loss,
+        beta=dpo.beta,
+        soft_labels=dpo.soft_labels,
+        weights=dpo.weights,
+        sft=dpo.sft,
+        dmpo_gamma=dpo.dmpo_gamma,
+        label_smoothing=dpo.label_smoothing,
+        anchor_rows=config.anchor.rows,
+        anchor_weight=config.anchor.weight,
+    )
+
+
+def _read(parts: Parts, config: TrainDpoConfig, runs: Sequence[str]) -> None:
+    """Fill in the pairs and what is replayed; raises ConfigError and DataError."""
+    from offline_agent.policies.hf_loading import model_hash
+    from offline_agent.training.rows import load_pairs
+
+    model, _, renderer = parts.trainable
+    longest = _training.max_length(config, model)
+    parts.pairs, parts.report = load_pairs(
+        runs,
+        config.data.files,
+        renderer,
+        model_hash=model_hash(model),
+        kinds=config.data.kinds,
+        max_length=longest,
+        reference=config.dpo.reference,
+    )
+    if config.anchor.rows and config.anchor.weight:
+        _read_anchors(parts, config, runs, longest)
+
+
+def _read_anchors(parts: Parts, config: TrainDpoConfig, runs: Sequence[str], longest: int) -> None:
+    from offline_agent.training.rows import load_trajectories
+
+    source = config.anchor.runs or runs
+    if not source:
+        parts.notes.append("nothing is replayed beside the pairs: name runs with verified successes in anchor.runs")
+        return
+    try:
+        parts.anchors, _ = load_trajectories(source, (), parts.trainable[2], max_length=longest, key="anchor")
+    except ConfigError as error:
+        if config.anchor.runs:
+            raise
+        parts.notes.append(f"nothing is replayed beside the pairs: {'; '.join(error.faults)}")
+
+
+def run(parts: Parts, session: Session[TrainDpoConfig]) -> Mapping[str, Any]:
+    """Search first where no pairs were named, and train; see `_command.Command.run`."""
+    config = session.config
+    searched = parts.pairs is None
+    if searched:
+        _read(parts, config, [str(_search(session))])
+    assert parts.pairs is not None and parts.report is not None
+    for note in parts.notes:
+        session.say(f"note: {note}")
+
+    def trainer(
+        model: Any, tokenizer: Any, rows: Sequence[PairRow], chosen: TrainSettings, folder: Path, **more: Any
+    ) -> TrainResult:
+        from offline_agent.training.dpo import train_dpo
+
+        return train_dpo(model, tokenizer, rows, parts.anchors, chosen, parts.dpo, folder, **more)
+
+    summary = _training.train(session, parts.trainable, parts.pairs, parts.report, trainer)
+    summary["data"] |= {
+        "source": SEARCH if searched else "runs" if config.data.runs else "files",
+        "replayed": len(parts.anchors),
+        "reference_reason": parts.report.reference_reason,
+    }
+    summary["loss"] = config.dpo.model_dump(mode="json")
+    summary["warnings"] += parts.notes
+    return summary
+
+
+def _search(session: Session[TrainDpoConfig]) -> Path:
+    """Run a small search with the model that is trained, or go on with it, and return its run directory."""
+    from offline_agent.pipelines._stages import Stage, run_stage
+
+    config, model = session.config, session.config.model
+    keys: dict[str, Any] = {
+        **_SMALL_SEARCH,
+        "policy": "hf",
+        "policy.model": model.path,
+        "policy.tokenizer": model.tokenizer,
+        "policy.chat_template": model.chat_template,
+        "policy.dtype": model.dtype,
+        "tracking.uri": config.tracking.uri,
+        "tracking.experiment": config.tracking.experiment,
+        "tracking.parent": session.run.manifest["run_id"],
+        "seed": config.seed,
+        "run_dir": str((session.run.path / SEARCH).resolve()),
+    }
+    optional = ("policy.model", "policy.tokenizer", "policy.chat_template")
+    given = [f"{name}={_typed(value)}" for name, value in keys.items() if value is not None or name not in optional]
+    stage = Stage(SEARCH, SEARCH, load(BuildPrefsConfig, None, given))
+    session.say(
+        f"train_dpo: no pairs were named (data.runs, data.files), so {_SMALL_SEARCH['tasks.n']} tasks of the embedded "
+        f"shop are searched first, into {stage.path}"
+    )
+    run_stage(stage, session.say, f"give the same command with run_dir={session.run.path}")
+    return stage.path
+
+
+def _typed(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+COMMAND: Command[TrainDpoConfig, Parts] = Command(
+    name="train_dpo",
+    about="Train on preference pairs, every loss and log-probability over the policy's own tokens alone.",
+    config=TrainDpoConfig,
+    prepare=prepare,
+    run=run,
+    show=_training.show,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(COMMAND))
