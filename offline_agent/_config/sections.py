@@ -147,11 +147,17 @@ class PairsSection(Section):
         return kinds
 
 
+Origins = tuple[Literal["search", "rollout", "hindsight", "pruned"], ...]
+
+
 class FilteredSection(Section):
     """Trajectories for rejection fine-tuning."""
 
     per_task: int = key(2, "most trajectories of one task, shortest first", ge=1)
     negatives: bool = key(False, "also refusals of impossible or hallucinated calls")
+    origins: Origins = key(
+        ("search", "rollout", "hindsight"), "where they may come from; pruned ones teach to guess", strict=False
+    )
 
 
 class TrackingSection(Section):

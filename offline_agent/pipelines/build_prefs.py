@@ -233,7 +233,9 @@ def _miner(parts: Parts, config: BuildPrefsConfig, engine: Engine) -> Miner:
         trajectory_pairs=TrajectoryPairs(pairs.max_extra_steps, certain=spec.deterministic_verifier),
         hindsight=Hindsight(spec, evaluation_tasks(spec), strategy) if relabel else None,
         minimal=MinimalPairs(per_tree=0) if pairs.criticality == "none" and "minimal" not in kinds else MinimalPairs(),
-        filtered=RejectionFilter(config.filtered.per_task, config.filtered.negatives),
+        filtered=RejectionFilter(
+            config.filtered.per_task, config.filtered.negatives, origins=config.filtered.origins
+        ),
         balance=Balance(pairs.per_task, pairs.per_depth, pairs.length_tolerance),
         kinds=kinds,
         rollout=rollouts if sampled else None,

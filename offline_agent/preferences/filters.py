@@ -19,10 +19,17 @@ class RejectionFilter:
             saying so (Agent-FLAN, Chen et al. 2024).
         negatives_per_task: Most of those per task.
         allow_faults: Keep successes in which a call was answered with an error (they show how to recover).
+        origins: Where kept trajectories may come from. `pruned` is not among them: a success without the steps that
+            its end state did not need skips the looking that told the policy what to do, and teaches to guess.
     """
 
     def __init__(
-        self, per_task: int = 4, negatives: bool = False, negatives_per_task: int = 1, allow_faults: bool = True
+        self,
+        per_task: int = 4,
+        negatives: bool = False,
+        negatives_per_task: int = 1,
+        allow_faults: bool = True,
+        origins: Sequence[str] = ("search", "rollout", "hindsight"),
     ) -> None:
         if per_task < 0 or negatives_per_task < 0:
             raise ConfigError(
@@ -32,6 +39,7 @@ class RejectionFilter:
         self.negatives = negatives
         self.negatives_per_task = negatives_per_task
         self.allow_faults = allow_faults
+        self.origins = frozenset(origins)
 
     def select(self, trajectories: Iterable[Trajectory], name: str) -> tuple[list[Trajectory], list[Refusal]]:
         """Return what is kept of the trajectories of one tree, shortest first, and why successes were refused.
@@ -50,7 +58,9 @@ class RejectionFilter:
         for trajectory in successes:
             key = (trajectory.task.task_id, *(step.key for step in trajectory.steps))
             reason = None
-            if key in seen:
+            if trajectory.origin not in self.origins:
+                reason = f"its origin is {trajectory.origin}"
+            elif key in seen:
                 reason = "the same canonical actions as a trajectory that was kept"
             elif not self.allow_faults and any(step.fault for step in trajectory.steps):
                 reason = "a call was answered with an error"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from offline_agent.errors import ConfigError
@@ -75,3 +77,12 @@ def test_no_negative_where_no_tool_is_left() -> None:
 def test_wrong_numbers() -> None:
     with pytest.raises(ConfigError):
         RejectionFilter(per_task=-1)
+
+
+def test_shortened_successes_are_kept_only_on_request() -> None:
+    tree = kit.grow(["A B leave"])
+    found = [replace(t, origin="pruned") for t in trajectories(tree)]
+    kept, refused = RejectionFilter().select(found, "t")
+    assert kept == [] and {refusal.reason for refusal in refused} == {"its origin is pruned"}
+    kept, _ = RejectionFilter(origins=("pruned",)).select(found, "t")
+    assert kept

@@ -24,7 +24,7 @@ def test_one_tree_gives_everything() -> None:
     mined = miner().mine(kit.grow(ROLLOUTS))
     assert set(Counter(p.kind for p in mined.pairs)) == {"step", "trajectory", "hindsight", "minimal"}
     assert Counter(t.origin for t in mined.trajectories) == {"search": 5, "hindsight": 3, "pruned": 2}
-    assert {t.origin for t in mined.filtered} == {"pruned", "search", "hindsight"}
+    assert {t.origin for t in mined.filtered} == {"search", "hindsight"}
     assert mined.replays > 0 and mined.tool_calls > mined.replays
     measured = [t for t in mined.trajectories if t.criticality is not None]
     assert [t.criticality for t in measured] == [(1.0, 0.0, 1.0, 0.0), (1.0, 1.0, 0.0)]
