@@ -7,68 +7,28 @@ whose answers do not depend on the batch).
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from offline_agent.envs.base import EnvSpec, Episode, StepResult
+from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.errors import EnvironmentFault, PolicyError
 from offline_agent.evaluation.attempts import Attempt
+from offline_agent.evaluation.game import Ask, Broken, Game, Stepped, advance, begin, guarded
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
-from offline_agent.records import Action, Context, Step, Task, Verdict
-from offline_agent.search.pool import EnvPool, as_fault
+from offline_agent.records import Context, Step, Verdict
+from offline_agent.search.pool import EnvPool
 from offline_agent.seeding import derive_seed, mix
+
+__all__ = ["Ask", "Episodes"]
+
+Handle = Callable[[Game, Any], Attempt | None]
+"""Takes what was waited for; returns the attempt where that ends it."""
 
 SPARE = 4  # environments kept to be reset again where starting one may be dear
 PATIENCE = 16  # failed requests in a row, beyond one for each episode in flight, after which the policy is given up
-
-
-class Ask(NamedTuple):
-    """An attempt to be played: `sampled` at the policy's temperature, or `greedy`."""
-
-    task: Task
-    mode: str
-    number: int
-
-
-class _Over(NamedTuple):
-    """What a step in the pool gave."""
-
-    result: StepResult
-    key: str
-    verdict: Verdict | None
-    fingerprint: str | None
-
-
-class _Broken(NamedTuple):
-    """An environment's fault; what the pool itself answers (a time-out) is a bare `EnvironmentFault`."""
-
-    fault: EnvironmentFault
-
-
-class _Game:
-    """An attempt while it is played."""
-
-    __slots__ = (
-        "ask", "seed", "episode", "context", "steps", "action", "generated", "prefilled", "tool_calls", "busy",
-        "failed",
-    )  # fmt: skip
-
-    def __init__(self, ask: Ask, seed: int) -> None:
-        self.ask = ask
-        self.seed = seed
-        self.episode: Episode | None = None
-        self.context: Context | None = None
-        self.steps: list[Step] = []
-        self.action: Action | None = None
-        self.generated = 0
-        self.prefilled = 0
-        self.tool_calls = 0
-        self.busy = False  # the pool is working on its episode
-        self.failed = False  # the policy did not answer
 
 
 class Episodes:
@@ -120,8 +80,8 @@ class Episodes:
         self._segment = segment
         self._answered_before = answered_before
         self._tick = tick
-        self._inbox: queue.SimpleQueue[tuple[Callable[[_Game, Any], Attempt | None], _Game, Any]] = queue.SimpleQueue()
-        self._games: set[_Game] = set()
+        self._inbox: queue.SimpleQueue[tuple[Handle, Game, Any]] = queue.SimpleQueue()
+        self._games: set[Game] = set()
         self._spare: list[Episode] = []
         self._failures = 0
         self._held: list[Attempt] = []
@@ -177,24 +137,23 @@ class Episodes:
     # -- one attempt -------------------------------------------------------------------------------------------------
 
     def _open(self, ask: Ask) -> None:
-        game = _Game(ask, derive_seed(self._seed, "attempt", ask.task.task_id, ask.number))
+        game = Game(ask, self._policy, derive_seed(self._seed, "attempt", ask.task.task_id, ask.number))
         self._games.add(game)
         spare = self._spare.pop() if self._spare else None
+        self._submit(game, partial(begin, self._spec, spare, ask.task), self._opened, self._reset_seconds)
 
-        self._submit(game, partial(_start, self._spec, spare, ask.task), self._opened, self._reset_seconds)
-
-    def _opened(self, game: _Game, value: Any) -> Attempt | None:
-        if isinstance(value, _Broken | EnvironmentFault):
+    def _opened(self, game: Game, value: Any) -> Attempt | None:
+        if isinstance(value, Broken | EnvironmentFault):
             return self._fault(game, value)
         game.episode, first = value
         tools, system = game.episode.tools, game.episode.system_prompt
         game.context = Context(game.ask.task, system, tools.schemas, first)
         if game.episode.terminated:
-            return self._unscored(game, "fault", "the episode was over before the first action")
+            return game.unscored("fault", "the episode was over before the first action")
         self._request(game)
         return None
 
-    def _request(self, game: _Game) -> None:
+    def _request(self, game: Game) -> None:
         context = game.context
         assert context is not None  # opened
         self.requests += 1
@@ -210,13 +169,13 @@ class Episodes:
         request = ProposeRequest(context, (mix(game.seed, context.depth),), temperature, self._max_tokens)
         self._engine.submit(request, partial(self._post, self._answered, game))
 
-    def _answered(self, game: _Game, answer: Answer) -> Attempt | None:
+    def _answered(self, game: Game, answer: Answer) -> Attempt | None:
         if not isinstance(answer, Proposals):
             self._failures += 1
             game.failed = True
             if self._failures >= self._in_flight + PATIENCE:
                 self._give_up(answer)
-            return self._unscored(game, "fault", f"the policy failed: {answer}")
+            return game.unscored("fault", f"the policy failed: {answer}")
         self._failures = 0
         action, usage = answer.actions[0], answer.usage
         game.action = action
@@ -227,62 +186,37 @@ class Episodes:
         self.cached += usage.cached
         assert game.episode is not None and game.context is not None  # opened
         if action.fault == "no_end":
-            self._record(game, Step(action, game.episode.tools.canonical_key(action), None, "user", action.fault))
-            return self._unscored(game, "tokens", "a turn never ended: token limit (policy.max_tokens)")
+            game.record(Step(action, game.episode.tools.canonical_key(action), None, "user", action.fault))
+            return game.unscored("tokens", "a turn never ended: token limit (policy.max_tokens)")
         game.tool_calls += 1
         last = game.context.depth + 1 >= self._max_steps
-        self._submit(game, partial(_step, game.episode, action, last), self._stepped)
+        self._submit(game, partial(advance, game.episode, action, last), self._stepped)
         return None
 
-    def _stepped(self, game: _Game, value: Any) -> Attempt | None:
+    def _stepped(self, game: Game, value: Any) -> Attempt | None:
         action = game.action
         assert action is not None  # answered
-        if not isinstance(value, _Over):
+        if not isinstance(value, Stepped):
             return self._fault(game, value)
         result, key, verdict, fingerprint = value
-        self._record(game, Step(action, key, result.observation, result.role, result.fault))
+        game.record(Step(action, key, result.observation, result.role, result.fault))
         if verdict is None:
             self._request(game)
             return None
         if result.terminated:
-            return self._over(game, verdict, True, None, verdict.score, fingerprint)
+            return game.over(verdict, True, None, verdict.score, fingerprint)
         cut = Verdict(0.0, False, "max_steps", evidence={"truncated": True, "max_steps": self._max_steps})
-        return self._over(game, cut, False, "max_steps", verdict.score, fingerprint)
-
-    def _record(self, game: _Game, step: Step) -> None:
-        assert game.context is not None  # opened
-        game.steps.append(step)
-        game.context = game.context.child(step.action, step.observation, step.role)
+        return game.over(cut, False, "max_steps", verdict.score, fingerprint)
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
-    def _over(
-        self,
-        game: _Game,
-        verdict: Verdict,
-        terminated: bool,
-        cut_by: str | None,
-        end_score: float | None = None,
-        fingerprint: str | None = None,
-    ) -> Attempt:
-        for context in game.context.lineage() if game.context is not None else ():
-            context.cache = None  # the policy's own, which would be kept alive with the attempt
-        return Attempt(
-            self._policy, game.ask.mode, game.ask.task, game.ask.number, game.context, tuple(game.steps), verdict,
-            terminated, cut_by is not None, cut_by, end_score, fingerprint, game.generated, game.prefilled,
-            game.tool_calls,
-        )  # fmt: skip
-
-    def _unscored(self, game: _Game, cut_by: str, reason: str) -> Attempt:
-        return self._over(game, Verdict(None, None, "evaluation", error=reason), False, cut_by)
-
-    def _fault(self, game: _Game, value: _Broken | EnvironmentFault) -> Attempt:
-        if isinstance(value, _Broken):
-            return self._unscored(game, "fault", str(value.fault))
+    def _fault(self, game: Game, value: Broken | EnvironmentFault) -> Attempt:
+        if isinstance(value, Broken):
+            return game.unscored("fault", str(value.fault))
         game.episode = None  # its thread hangs in it: nobody may touch it again
-        return self._unscored(game, "time", str(value))
+        return game.unscored("time", str(value))
 
-    def _end(self, game: _Game, sound: bool) -> None:
+    def _end(self, game: Game, sound: bool) -> None:
         self._games.discard(game)
         episode, game.episode = game.episode, None
         if episode is None:
@@ -312,51 +246,16 @@ class Episodes:
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def _submit(
-        self,
-        game: _Game,
-        job: Callable[[], Any],
-        handle: Callable[[_Game, Any], Attempt | None],
-        limit: float | None = None,
-    ) -> None:
-        game.busy = True
-        self._pool.submit(partial(_guarded, job), partial(self._post, self._freed(handle), game), limit)
-
-    @staticmethod
-    def _freed(handle: Callable[[_Game, Any], Attempt | None]) -> Callable[[_Game, Any], Attempt | None]:
-        def freed(game: _Game, value: Any) -> Attempt | None:
+    def _submit(self, game: Game, job: Callable[[], Any], handle: Handle, limit: float | None = None) -> None:
+        def free(game: Game, value: Any) -> Attempt | None:
             game.busy = False
             return handle(game, value)
 
-        return freed
+        game.busy = True
+        self._pool.submit(partial(guarded, job), partial(self._post, free, game), limit)
 
-    def _post(self, handle: Callable[[_Game, Any], Attempt | None], game: _Game, value: Any) -> None:
+    def _post(self, handle: Handle, game: Game, value: Any) -> None:
         self._inbox.put((handle, game, value))
-
-
-def _start(spec: EnvSpec, spare: Episode | None, task: Task) -> tuple[Episode, str]:
-    episode = spec.open() if spare is None else spare
-    try:
-        return episode, episode.reset(task)
-    except EnvironmentFault:
-        with contextlib.suppress(EnvironmentFault):
-            episode.close()
-        raise
-
-
-def _step(episode: Episode, action: Action, last: bool) -> _Over:
-    key = episode.tools.canonical_key(action)
-    result = episode.step(action)
-    if not result.terminated and not last:
-        return _Over(result, key, None, None)
-    return _Over(result, key, episode.verdict(), episode.fingerprint())
-
-
-def _guarded(job: Callable[[], Any]) -> Any:
-    try:
-        return job()
-    except Exception as error:
-        return _Broken(as_fault(error))
 
 
 def _ignore(result: Any) -> None:

@@ -174,8 +174,8 @@ def protocol(
         "tasks": {"split": split, "n": tasks},
         "intervals": (
             f"{confidence:.0%}, percentile bootstrap over tasks ({resamples:,} resamples), so clustered by task; "
-            f"widened to Wilson's over tasks where fewer than {statistics.FEW:g} tasks' worth of successes or failures "
-            "were seen (method bootstrap+wilson). Another seed's training is not in them."
+            f"at least as wide as Wilson's over tasks where fewer than {statistics.FEW} tasks went the other way "
+            "(method bootstrap+wilson). What another seed's training would change is not in them."
         ),
     }
 

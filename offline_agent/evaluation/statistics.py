@@ -20,7 +20,7 @@ Outcomes = Mapping[str, Sequence[float | None]]
 """By task: the score of each attempt, or None where it has none."""
 
 EXACT = 16  # tasks that differ, up to which all 2**n signs are tried
-FEW = 5.0  # tasks' worth of successes or failures below which resampling is too sure of itself
+FEW = 5  # tasks that went the other way, below which resampling is too sure of itself
 _AT_ONCE = 2_000_000  # numbers drawn in one go
 
 
@@ -164,9 +164,9 @@ def estimate(
 ) -> Estimate:
     """Return the mean of one value a task, with a percentile-bootstrap interval over tasks.
 
-    Where fewer than `FEW` tasks' worth of successes (or of failures) were seen, or all tasks have the same value,
-    resampling shows too little spread, or none: the interval then reaches at least as far as Wilson's for as many
-    independent tasks (Wilson 1927), which for all failures or all successes is close to the rule of three.
+    Where fewer than `FEW` tasks have another value than 0 (or than 1), or all have the same, resampling shows too
+    little spread, or none: the interval then reaches at least as far as Wilson's for as many independent tasks
+    (Wilson 1927), which for all failures or all successes is close to the rule of three.
 
     Args:
         values: float [tasks], each in [0, 1].
@@ -182,7 +182,7 @@ def estimate(
         raise ValueError(f"values must be in [0, 1], got {x.min()} to {x.max()}")
     mean = float(x.mean())
     low, high = _quantiles(resampled_means(x, resamples, seed), confidence)
-    if min(x.sum(), len(x) - x.sum()) >= FEW and x.min() < x.max():
+    if min(np.count_nonzero(x > 0), np.count_nonzero(x < 1)) >= FEW and x.min() < x.max():
         return Estimate(mean, low, high, len(x), unscored, "bootstrap")
     below, above = wilson(mean, len(x), confidence)
     return Estimate(mean, min(low, below), max(high, above), len(x), unscored, "bootstrap+wilson")

@@ -23,7 +23,7 @@ from offline_agent.evaluation.episodes import Ask, Episodes
 from offline_agent.pipelines import _schemas
 from offline_agent.pipelines._command import Command, Facts, Session, main
 from offline_agent.pipelines._earlier import Earlier, read_earlier
-from offline_agent.pipelines._evaluation_table import show
+from offline_agent.pipelines._evaluation_figures import EXTRA, show, summary
 from offline_agent.pipelines._parts import Parts, facts_of, make_parts, make_policy
 from offline_agent.policies.base import Engine, Policy
 from offline_agent.preferences.export import trajectory_rows
@@ -34,8 +34,6 @@ from offline_agent.search.restore import RestoreCounts
 from offline_agent.search.settings import SearchSettings
 
 Evaluation = Session[EvaluateConfig]
-
-EXTRA = "best_of_n_sample"  # mode of samples that best_of_n sees beyond the attempts that were asked for
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,11 @@ def run(prepared: Prepared, session: Evaluation) -> Mapping[str, Any]:
             policy.close()
     played = {label: _ordered(one, label) for label, _ in players}
     _write(one, played)
-    return summary(one, played)
+    return {
+        **summary(config, parts, played, journal.openings, prepared.other, prepared.earlier),
+        "seconds": {name: round(value, 2) for name, value in one.seconds.items()},
+        "this_session": {"resumed": session.run.resumed, **one.measured},
+    }
 
 
 def asks(config: EvaluateConfig, tasks: Sequence[Task]) -> list[Ask]:
@@ -296,75 +298,6 @@ def _write(one: _Run, played: Mapping[str, Sequence[Attempt]]) -> None:
         for attempt in played[label]:
             if attempt.success is None:
                 run_dir.quarantine("attempt", "/".join(map(str, attempt.key)), str(attempt.verdict.error))
-
-
-# -- figures -----------------------------------------------------------------------------------------------------
-
-
-def summary(one: _Run, played: Mapping[str, Sequence[Attempt]]) -> dict[str, Any]:
-    """Return summary.json."""
-    config, parts = one.session.config, one.prepared.parts
-    how = (config.confidence, config.resamples, config.seed)
-    candidate = report.by_mode(played["candidate"])
-    out: dict[str, Any] = {
-        "environment": parts.spec.name,
-        "policy": parts.policy.name,
-        "model": parts.policy.identity.get("model"),
-        "tasks": len(parts.tasks),
-        "split": config.tasks.split,
-        "seed": config.seed,
-        "modes": _modes(one, candidate),
-        "protocol": _protocol(one, played),
-    }
-    alone = candidate.get("sampled") or candidate.get("greedy")
-    for mode in ("best_of_n", "mcts"):
-        if mode in candidate and alone:
-            out["gain_of_search"] = {"over": alone[0].mode, **report.compare(candidate[mode], alone, *how)}
-    if one.prepared.other is not None:
-        theirs = report.by_mode(played["against"])
-        identity = one.prepared.other.identity
-        out["against"] = {"model": config.against.model, "policy": dict(identity), "modes": _modes(one, theirs)}
-        out["comparison"] = {
-            mode: report.compare(attempts, theirs[mode], *how) for mode, attempts in candidate.items() if mode != EXTRA
-        }
-    if one.prepared.earlier is not None:
-        out["against"] = one.prepared.earlier.about()
-        out["comparison"] = one.prepared.earlier.compare(candidate, *how)
-    out["seconds"] = {name: round(value, 2) for name, value in one.seconds.items()}
-    out["this_session"] = {"resumed": one.session.run.resumed, **one.measured}
-    return out
-
-
-def _modes(one: _Run, modes: Mapping[str, Sequence[Attempt]]) -> dict[str, Any]:
-    config = one.session.config
-    out = {}
-    for mode, attempts in modes.items():
-        if mode == EXTRA:
-            continue
-        out[mode] = report.figures(attempts, config.confidence, config.resamples, config.seed)
-        if mode in ("best_of_n", "mcts"):
-            out[mode]["test_time"] = test_time.spent(attempts, config.test_time.judge)
-    return out
-
-
-def _protocol(one: _Run, played: Mapping[str, Sequence[Attempt]]) -> dict[str, Any]:
-    from offline_agent.store import hash_json
-
-    config, parts = one.session.config, one.prepared.parts
-    prompts = [
-        {"system_prompt_hash": hash_json(system)[:16], "tools_hash": hash_json(list(tools))[:16]}
-        for _, (system, tools) in sorted(one.journal.openings.items())
-    ]
-    budget: dict[str, Any] = {"max_steps": config.max_steps}
-    if config.test_time.algorithm != "none":
-        budget["test_time"] = config.test_time.model_dump(mode="json")
-    return report.protocol(
-        environment=parts.spec.identity, policy=parts.policy.identity, tasks=len(parts.tasks), split=config.tasks.split,
-        seed=config.seed, budget=budget, temperature=config.policy.temperature,
-        max_tokens=config.policy.max_tokens or parts.policy.max_tokens, prompts=prompts,
-        judged_by=report.verifiers([a for attempts in played.values() for a in attempts]),
-        confidence=config.confidence, resamples=config.resamples, limits=config.limits.model_dump(mode="json"),
-    )  # fmt: skip
 
 
 COMMAND: Command[EvaluateConfig, Prepared] = Command(

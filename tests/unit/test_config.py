@@ -5,12 +5,32 @@ from pathlib import Path
 import pytest
 import yaml
 
-from offline_agent.config import BuildPrefsConfig, Plugged, Section, free_keys, help_text, key, keys, load, to_yaml
+from offline_agent.config import (
+    BuildPrefsConfig,
+    EvaluateConfig,
+    IterateConfig,
+    Plugged,
+    Section,
+    TrainDpoConfig,
+    TrainSftConfig,
+    free_keys,
+    help_text,
+    key,
+    keys,
+    load,
+    to_yaml,
+)
 from offline_agent.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))
-MODELS = {"build_prefs": BuildPrefsConfig}
+MODELS = {
+    "build_prefs": BuildPrefsConfig,
+    "evaluate": EvaluateConfig,
+    "iterate": IterateConfig,
+    "train_dpo": TrainDpoConfig,
+    "train_sft": TrainSftConfig,
+}
 
 
 def _faults(*overrides: str, file: Path | None = None) -> tuple[str, ...]:
@@ -33,6 +53,7 @@ def test_every_configuration_loads_and_says_its_command(file: Path) -> None:
 
 def test_the_embedded_default_is_the_shops_file() -> None:
     assert load(BuildPrefsConfig, ROOT / "configs/shop/demo.yaml") == load(BuildPrefsConfig)
+    assert load(EvaluateConfig, ROOT / "configs/shop/evaluate.yaml") == load(EvaluateConfig)
 
 
 def test_overrides_go_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:

@@ -1,0 +1,122 @@
+"""One attempt while it is played, and what the pool does with its environment. Knows no policy and no queue."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from offline_agent.envs.base import EnvSpec, Episode, StepResult
+from offline_agent.errors import EnvironmentFault
+from offline_agent.evaluation.attempts import Attempt
+from offline_agent.records import Action, Context, Step, Task, Verdict
+from offline_agent.search.pool import as_fault
+
+
+class Ask(NamedTuple):
+    """An attempt to be played: at temperature 0 where the mode is `greedy`, else at the policy's."""
+
+    task: Task
+    mode: str
+    number: int
+
+
+class Stepped(NamedTuple):
+    """What one action gave; verdict and fingerprint only where it was the last."""
+
+    result: StepResult
+    key: str
+    verdict: Verdict | None
+    fingerprint: str | None
+
+
+class Broken(NamedTuple):
+    """An environment's fault; a time-out, which the pool itself answers, is a bare `EnvironmentFault`."""
+
+    fault: EnvironmentFault
+
+
+@dataclass(slots=True, eq=False)
+class Game:
+    """An attempt while it is played.
+
+    Attributes:
+        ask: What was asked for.
+        policy: `candidate` or `against`.
+        seed: What the seeds of its actions derive from.
+        episode: Its environment; None before it opened, and where its thread hangs in it.
+        context, steps: The history so far.
+        action: The action that is being executed; None while the policy is asked.
+        generated, prefilled, tool_calls: See `Attempt`.
+        busy: The pool is working on the episode: nobody else may touch it.
+        failed: The policy did not answer.
+    """
+
+    ask: Ask
+    policy: str
+    seed: int
+    episode: Episode | None = None
+    context: Context | None = None
+    steps: list[Step] = field(default_factory=list)
+    action: Action | None = None
+    generated: int = 0
+    prefilled: int = 0
+    tool_calls: int = 0
+    busy: bool = False
+    failed: bool = False
+
+    def record(self, step: Step) -> None:
+        """Note a step that was executed, or that ends the attempt."""
+        assert self.context is not None  # opened
+        self.steps.append(step)
+        self.context = self.context.child(step.action, step.observation, step.role)
+
+    def over(
+        self,
+        verdict: Verdict,
+        terminated: bool,
+        cut_by: str | None,
+        end_score: float | None = None,
+        fingerprint: str | None = None,
+    ) -> Attempt:
+        """Return the attempt, now that it is over."""
+        for context in self.context.lineage() if self.context is not None else ():
+            context.cache = None  # the policy's own, which would be kept alive with the attempt
+        return Attempt(
+            self.policy, self.ask.mode, self.ask.task, self.ask.number, self.context, tuple(self.steps), verdict,
+            terminated, cut_by is not None, cut_by, end_score, fingerprint, self.generated, self.prefilled,
+            self.tool_calls,
+        )  # fmt: skip
+
+    def unscored(self, cut_by: str, reason: str) -> Attempt:
+        """Return the attempt, which something cut that says nothing of success or failure."""
+        return self.over(Verdict(None, None, "evaluation", error=reason), False, cut_by)
+
+
+def begin(spec: EnvSpec, spare: Episode | None, task: Task) -> tuple[Episode, str]:
+    """Open an environment, or take the spare one, and reset it; return it with the first observation."""
+    episode = spec.open() if spare is None else spare
+    try:
+        return episode, episode.reset(task)
+    except EnvironmentFault:
+        with contextlib.suppress(EnvironmentFault):
+            episode.close()
+        raise
+
+
+def advance(episode: Episode, action: Action, last: bool) -> Stepped:
+    """Carry an action out; judge the state it leads to where the episode ends there, or is cut (`last`)."""
+    key = episode.tools.canonical_key(action)
+    result = episode.step(action)
+    if not result.terminated and not last:
+        return Stepped(result, key, None, None)
+    return Stepped(result, key, episode.verdict(), episode.fingerprint())
+
+
+def guarded(job: Callable[[], Any]) -> Any:
+    """Return what a job returns, or `Broken` for what it raises."""
+    try:
+        return job()
+    except Exception as error:
+        return Broken(as_fault(error))
