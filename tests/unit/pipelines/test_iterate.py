@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +60,19 @@ class Stages:
         return summary
 
     def build_prefs(self, stage: Any) -> dict[str, Any]:
+        if (stage.path / "trees").exists():
+            return dict(json.loads((stage.path / "summary.json").read_text()))
         iteration = int(stage.label[len("iteration-")])
-        lines = Path(stage.config.tasks.file).read_text().splitlines()
-        for line in lines:
-            task_id = json.loads(line)["task_id"]
-            tree = SearchTree(Context(Task(task_id, "train", {}), "", (), "go"))
-            tree.first_rollouts = [
-                {"greedy": not i, "score": 0.0, "success": i < self.plain, "cut": None} for i in range(4)
-            ]
-            folder = stage.path / "search"
-            with RunDirectory.open(folder, config={}, facts={}, command="build_prefs") as run:
-                file = run.write_tree(task_id, tree_to_json(tree))
-            (stage.path / "trees").mkdir(exist_ok=True)
-            file.rename(stage.path / "trees" / file.name)
+        names = [json.loads(line)["task_id"] for line in Path(stage.config.tasks.file).read_text().splitlines()]
+        with RunDirectory.open(stage.path / "search", config={}, facts={}, command="build_prefs") as run:
+            for name in names:
+                tree = SearchTree(Context(Task(name, "train", {}), "", (), "go"))
+                tree.first_rollouts = [
+                    {"greedy": not i, "score": 0.0, "success": i < self.plain, "cut": None} for i in range(4)
+                ]
+                run.write_tree(name, tree_to_json(tree))
+        (stage.path / "search" / "trees").rename(stage.path / "trees")
+        shutil.rmtree(stage.path / "search")
         rows = [pair(100 * iteration + n) for n in range(self.pairs)]
         write_table(stage.path / "preferences" / "0000.parquet", "preferences", rows, PREFERENCES)
         (stage.path / "filtered").mkdir(exist_ok=True)
