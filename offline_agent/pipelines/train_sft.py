@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config import TrainSftConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.pipelines import _schemas
-from offline_agent.pipelines import _sft as _training
+from offline_agent.pipelines import _schemas, _training
 from offline_agent.pipelines._command import Command, Facts, Session, main
 from offline_agent.pipelines._parts import make_tasks
 from offline_agent.records import Task
@@ -134,12 +133,11 @@ def run(parts: Parts, session: Session[TrainSftConfig]) -> Mapping[str, Any]:
     assert parts.trainable is not None and parts.rows is not None and parts.report is not None
     from offline_agent.training.sft import train_sft
 
-    return {
-        "source": "demonstrations" if demonstrated else "runs" if session.config.data.runs else "files",
-        **({"environment": parts.spec.name} if parts.spec else {}),
-        **({"demonstrations": demonstrated} if demonstrated else {}),
-        **_training.train(session, parts.trainable, parts.rows, parts.report, train_sft),
-    }
+    summary = _training.train(session, parts.trainable, parts.rows, parts.report, train_sft)
+    summary["data"]["source"] = TABLE if demonstrated else "runs" if session.config.data.runs else "files"
+    if parts.spec is not None and demonstrated:
+        summary |= {"environment": parts.spec.name, "demonstrations": demonstrated}
+    return summary
 
 
 # -- demonstrations ------------------------------------------------------------------------------------------------
