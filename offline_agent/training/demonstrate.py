@@ -80,7 +80,7 @@ def demonstrate(
             except (EnvironmentFault, PolicyError) as error:
                 out.left_out.append((name, str(error)))
                 continue
-            success = trajectory.verdict is not None and trajectory.verdict.success is True
+            success = _done(trajectory)
             out.successes += success
             if not trajectory.steps:
                 out.left_out.append((name, "it has no action"))
@@ -121,6 +121,12 @@ def play(spec: EnvSpec, task: Task, expert: NoisyPolicy, max_steps: int, chance:
     return Trajectory(
         context, tuple(steps), verdict, over, not over, "demonstration", cut_by=None if over else "max_steps"
     )
+
+
+def _done(trajectory: Trajectory) -> bool:
+    """Tell whether the goal was reached and the episode over; one that was cut shows nobody how to end."""
+    verdict = trajectory.verdict
+    return verdict is not None and verdict.success is True and not trajectory.truncated
 
 
 def _why(trajectory: Trajectory) -> str:
