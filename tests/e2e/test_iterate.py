@@ -1,0 +1,153 @@
+"""The loop over the real stages: what it leaves, that its model serves, and that kill -9 changes nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from offline_agent.errors import TrainingError
+from offline_agent.pipelines import _stages
+from offline_agent.pipelines._command import main
+from offline_agent.pipelines._stages import Stage
+from offline_agent.store import hash_path
+from tests.bandit_kit import ENV, QUIET, command, in_process, warm_started
+
+ROOT = Path(__file__).parents[2]
+KEYS = [
+    ENV, QUIET, "policy.temperature=1", "iterations=2", "tasks.n=16", "search.simulations=8", "search.max_steps=1",
+    "held_out.n=60", "held_out.attempts=1", "threads=1", "sft.optimizer.learning_rate=3e-4", "sft.batch.rows=8",
+    "dpo.optimizer.learning_rate=1e-3", "dpo.optimizer.epochs=6", "dpo.batch.rows=8", "dpo.anchor.rows=4",
+]  # fmt: skip
+
+
+def loop(run_dir: Path, start: Path, *keys: str) -> int:
+    return main(command("iterate"), [*KEYS, f"policy.model={start}", f"run_dir={run_dir}", *keys])
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    return dict(json.loads((run_dir / "summary.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return warm_started(tmp_path_factory.mktemp("start") / "run")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Path:
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_stages, "_run", in_process)
+        assert loop(run_dir, start) == 0
+    return run_dir
+
+
+def test_it_gets_better_and_says_by_how_much(whole: Path) -> None:
+    told = summary(whole)
+    assert 0.3 < told["start"]["mean"] < 0.7 < told["end"]["mean"]
+    assert told["start"]["high"] < told["end"]["low"]
+    first, second = told["iterations"]
+    assert first["promoted"] and set(first["candidates"]) == {"train_sft", "train_dpo"}
+    assert first["pairs_total"] > 5 and first["replayed"] == 0
+    assert second["replayed"] == min(second["pairs_total"] // 2, second["replay_buffer"])
+    assert second["tasks"]["new"] >= 8
+    assert told["model"]["hash"] == hash_path(whole / "model")
+
+
+def test_every_stage_can_be_found_and_run_by_hand(whole: Path) -> None:
+    names = {path.name for path in (whole / "iteration-1").iterdir()}
+    stages = ["build_prefs", "train_sft", "train_dpo", "evaluate_sft", "evaluate"]
+    assert names >= {*stages, *(f"{name}.yaml" for name in stages), "tasks.jsonl"}
+    for name in stages:
+        manifest = json.loads((whole / "iteration-1" / name / "manifest.json").read_text())
+        assert manifest["status"] == "done"
+        assert manifest["config"]["tracking"]["parent"] == json.loads((whole / "manifest.json").read_text())["run_id"]
+        before = hash_path(whole / "iteration-1" / name / "summary.json")
+        if name == "build_prefs":  # the same command goes on with it, and there is nothing left to do
+            assert main(command(name), ["--config", str(whole / "iteration-1" / f"{name}.yaml")]) == 0
+            continue
+        assert hash_path(whole / "iteration-1" / name / "summary.json") == before
+    if summary(whole)["iterations"][1]["replayed"]:
+        replayed, earlier = (
+            {row["certificate"] for row in pq.read_table(whole / folder).to_pylist()}
+            for folder in ("iteration-1/replay", "iteration-0/build_prefs/preferences")
+        )
+        assert replayed <= earlier
+
+
+def test_the_promoted_model_loads_with_transformers_and_serves(whole: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from offline_agent.envs.base import EnvSpec
+    from offline_agent.policies.base import Proposals, ProposeRequest
+    from offline_agent.policies.hf import HFPolicy
+    from offline_agent.records import Context
+
+    model = AutoModelForCausalLM.from_pretrained(whole / "model")
+    tokenizer = AutoTokenizer.from_pretrained(whole / "model")
+    messages = [{"role": "user", "content": "Machine 7 has two arms, left and right."}]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    assert model.generate(**ids, max_new_tokens=4).shape[1] > ids["input_ids"].shape[1]
+
+    spec = EnvSpec.load("examples.bandit:Bandit")
+    episode = spec.open()
+    task = next(spec.tasks("test"))
+    context = Context(task, episode.system_prompt, episode.tools.schemas, episode.reset(task))
+    policy = HFPolicy(whole / "model")
+    try:
+        answer = policy.propose([ProposeRequest(context, tuple(range(20)), temperature=1.0)])[0]
+    finally:
+        policy.close()
+    assert isinstance(answer, Proposals)
+    calls = [action.call.name for action in answer.actions if action.call is not None]
+    assert len(calls) > 15 and calls.count("right") > calls.count("left")
+
+
+def _kill_in(run_dir: Path, start: Path, stage: str, updates: int) -> None:
+    """Run the loop as a user does, and kill it with -9 when the stage has made so many updates."""
+    arguments = [*KEYS, f"policy.model={start}", f"run_dir={run_dir}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "offline_agent.pipelines.iterate", *arguments], cwd=ROOT, stdout=-3, stderr=-1, text=True
+    )
+    events = run_dir / stage / "events" / "0000.jsonl"
+    while process.poll() is None and not (events.exists() and events.read_text().count('"update"') >= updates):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    _, err = process.communicate()
+    assert process.returncode == -signal.SIGKILL, err
+
+
+def test_killed_and_gone_on_with_it_ends_with_the_same_model(
+    tmp_path: Path, whole: Path, start: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, killed = tmp_path / "run", "iteration-0/train_dpo"
+
+    def stopping(stage: Stage, *rest: Any) -> None:
+        if stage.label == killed:
+            raise TrainingError("stopped here")
+        in_process(stage, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_stages, "_run", stopping)
+        assert loop(run_dir, start) == 1
+    _kill_in(run_dir, start, killed, updates=3)
+    assert json.loads((run_dir / killed / "manifest.json").read_text())["status"] == "running"
+    monkeypatch.setattr(_stages, "_run", in_process)
+    assert loop(run_dir, start) == 0
+    one, other = summary(run_dir), summary(whole)
+    assert one["model"]["hash"] == other["model"]["hash"] and hash_path(run_dir / "model") == one["model"]["hash"]
+    for record in (*one["iterations"], *other["iterations"]):
+        del record["seconds"], record["search_success"]
+    assert one["iterations"] == other["iterations"]
+    events = [json.loads(line) for line in (run_dir / "events" / "0000.jsonl").read_text().splitlines()[1:]]
+    assert [event["iteration"] for event in events] == [0, 1]
+
+
