@@ -205,7 +205,8 @@ class Episodes:
             return None
         if result.terminated:
             return game.over(verdict, True, None, verdict.score, fingerprint)
-        cut = Verdict(0.0, False, "max_steps", evidence={"truncated": True, "max_steps": self._max_steps})
+        evidence = {"truncated": True, "max_steps": self._max_steps, "state_at_the_cut": verdict.to_json()}
+        cut = Verdict(0.0, False, "max_steps", evidence=evidence)
         return game.over(cut, False, "max_steps", verdict.score, fingerprint)
 
     # -- ends --------------------------------------------------------------------------------------------------------

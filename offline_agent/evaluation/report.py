@@ -137,12 +137,10 @@ def compare_outcomes(
 
 
 def verifiers(attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
-    """Return who judged: name, version and how many attempts, most first."""
-    seen = Counter(
-        (attempt.verdict.verifier, attempt.verdict.version)
-        for attempt in attempts
-        if attempt.reward is not None and attempt.cut_by is None
-    )
+    """Return who judged (the state at the cut, where `max_steps` cut): name, version and how many, most first."""
+    verdicts = (attempt.verdict.to_json() for attempt in attempts if attempt.end_score is not None)
+    judged = (verdict["evidence"].get("state_at_the_cut", verdict) for verdict in verdicts)
+    seen = Counter((verdict["verifier"], verdict["version"]) for verdict in judged)
     return [{"verifier": name, "version": version, "attempts": n} for (name, version), n in seen.most_common()]
 
 

@@ -292,7 +292,7 @@ def wilson(share: float, n: int, confidence: float = 0.95) -> tuple[float, float
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return (0.0 if share == 0 else max(0.0, middle - half)), (1.0 if share == 1 else min(1.0, middle + half))
 
 
 def _hybrid(d: NDArray[np.float64], confidence: float) -> tuple[float, float]:

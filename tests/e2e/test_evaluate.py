@@ -1,0 +1,296 @@
+"""`evaluate` as a user runs it: its files, known policies, kill -9, comparisons, test time, foreign environments."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from offline_agent.evaluation.attempts import COLUMNS
+from offline_agent.pipelines._command import main
+from offline_agent.pipelines.evaluate import COMMAND
+from offline_agent.preferences.export import TRAJECTORY_COLUMNS
+
+ROOT = Path(__file__).parents[2]
+DEFAULT_MODEL = ROOT / "offline_agent" / "assets" / "default_model"
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+FREE = ["tracking.uri=null", "resamples=500", "limits.workers=2"]
+
+
+def evaluate(run_dir: Path, *keys: str) -> int:
+    return main(COMMAND, [*FREE, *keys, f"run_dir={run_dir}"])
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    return dict(json.loads((run_dir / "summary.json").read_text()))
+
+
+def rows(run_dir: Path, table: str = "attempts") -> list[dict[str, Any]]:
+    return list(pq.read_table(run_dir / table).to_pylist())
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("noisy") / "run"
+    assert evaluate(run_dir, "policy=noisy", "tasks.n=12") == 0
+    return run_dir
+
+
+def test_it_writes_what_was_agreed(noisy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    got = summary(noisy)
+    assert got["environment"] == "shop" and got["policy"] == "noisy" and got["tasks"] == 12
+    assert got["split"] == "validation" and set(got["modes"]) == {"sampled", "greedy"}
+    for mode, n in (("sampled", 48), ("greedy", 12)):
+        figures = got["modes"][mode]
+        assert figures["success"]["low"] <= figures["success"]["mean"] <= figures["success"]["high"]
+        assert figures["attempts"] == n == sum(row["mode"] == mode for row in rows(noisy))
+    assert set(got["modes"]["sampled"]["pass_at"]) == {"1", "2", "4"}
+    first = rows(noisy)[0]
+    assert tuple(first) == COLUMNS and json.loads(first["verdict"])["verifier"] in ("shop", "max_steps")
+    trajectories = rows(noisy, "trajectories")
+    assert len(trajectories) == 60 and tuple(trajectories[0]) == TRAJECTORY_COLUMNS
+    assert {row["origin"] for row in trajectories} == {"rollout"}
+    assert {row["split"] for row in trajectories} == {"validation"}
+    won = [row["success"] for row in rows(noisy)]
+    assert won == [row["success"] for row in trajectories] and {True, False} == set(won)
+    assert json.loads((noisy / "manifest.json").read_text())["status"] == "done"
+
+
+def test_everything_a_result_must_say_stands_in_the_output(noisy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert evaluate(noisy, "policy=noisy", "tasks.n=12") == 0  # nothing is left to play
+    out = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "shop version 1", "at most 15 steps", "temperature 0.7", "system prompt", "judged by shop (version 1)",
+        "seed 0", "12 tasks (validation)", "clustered by task", "failure_recovery",
+    ):  # fmt: skip
+        assert words in out, words
+    protocol = summary(noisy)["protocol"]
+    assert protocol["environment"]["version"] == "1" and protocol["tool_budget"] == {"max_steps": 15}
+    assert protocol["evaluator"][0] == {
+        "verifier": "shop",
+        "version": "1",
+        "attempts": protocol["evaluator"][0]["attempts"],
+    }
+    assert protocol["scaffold"]["prompts"][0]["system_prompt_hash"] and protocol["failure_recovery"]["max_steps"]
+
+
+def test_the_oracle_always_succeeds_and_chance_never(tmp_path: Path) -> None:
+    assert evaluate(tmp_path / "oracle", "policy=oracle", "tasks.n=10") == 0
+    modes = summary(tmp_path / "oracle")["modes"]
+    assert modes["sampled"]["success"]["mean"] == modes["greedy"]["success"]["mean"] == 1.0
+    assert 0.6 < modes["greedy"]["success"]["low"] < 0.9  # ten tasks prove no more
+    assert evaluate(tmp_path / "random", "policy=random", "tasks.n=10") == 0
+    assert summary(tmp_path / "random")["modes"]["sampled"]["success"]["mean"] <= 0.05
+
+
+# -- kill -9 -----------------------------------------------------------------------------------------------------
+
+KEYS = ["policy=noisy", "tasks.n=40", "test_time.algorithm=mcts", "test_time.simulations=6", "in_flight=8"]
+
+
+def command(run_dir: Path) -> list[str]:
+    return [sys.executable, "-m", "offline_agent.pipelines.evaluate", *FREE, *KEYS, f"run_dir={run_dir}"]
+
+
+def kill_at(run_dir: Path, log: str, size: float) -> None:
+    process = subprocess.Popen(command(run_dir), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV)
+    file = run_dir / "events" / log
+    while process.poll() is None:
+        if file.exists() and file.stat().st_size > size:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            return
+        time.sleep(0.001)
+    raise AssertionError(f"it ended (status {process.returncode}) before {log} had {size:.0f} bytes")
+
+
+def test_kill_9_changes_neither_figures_nor_rows(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert evaluate(whole, *KEYS) == 0
+    sizes = {log: (whole / "events" / log).stat().st_size for log in ("0000.jsonl", "search.jsonl")}
+    kill_at(killed, "0000.jsonl", 0.2 * sizes["0000.jsonl"])
+    kill_at(killed, "0000.jsonl", 0.6 * sizes["0000.jsonl"])
+    kill_at(killed, "search.jsonl", 0.5 * sizes["search.jsonl"])
+    assert evaluate(killed, *KEYS) == 0
+    for table in ("attempts", "trajectories"):
+        one, other = ((run / table / "0000.parquet").read_bytes() for run in (whole, killed))
+        assert hashlib.sha256(one).hexdigest() == hashlib.sha256(other).hexdigest(), table
+    once, again = summary(whole), summary(killed)
+    for figures in (once, again):
+        del figures["seconds"], figures["this_session"]
+    assert once == again
+    keys = [row["policy"] + row["mode"] + row["task_id"] + str(row["attempt"]) for row in rows(killed)]
+    assert len(keys) == len(set(keys)) == 40 * 6
+
+
+# -- comparisons -------------------------------------------------------------------------------------------------
+
+
+def test_against_an_earlier_run(noisy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate(tmp_path / "oracle", "policy=oracle", "tasks.n=12", f"against.run={noisy}") == 0
+    out = capsys.readouterr().out
+    assert "paired over the same tasks" in out and "p-value" in out
+    got = summary(tmp_path / "oracle")["comparison"]
+    assert set(got) == {"sampled", "greedy"}
+    theirs = summary(noisy)["modes"]["sampled"]["success"]["mean"]
+    assert got["sampled"]["difference"]["mean"] == pytest.approx(1 - theirs) and got["sampled"]["tasks"] == 12
+    assert got["sampled"]["difference"]["low"] > 0 and got["sampled"]["p_value"] < 0.05
+    assert evaluate(tmp_path / "same", "policy=noisy", "tasks.n=12", "in_flight=3", f"against.run={noisy}") == 0
+    same = summary(tmp_path / "same")["comparison"]["sampled"]
+    assert (same["difference"]["mean"], same["p_value"], same["tasks_that_differ"]) == (0.0, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (["tasks.n=11"], "it played other tasks"),
+        (["tasks.split=test"], "it played other tasks"),
+        (["max_steps=9"], "it had max_steps=15, asked for 9; set max_steps=15"),
+        (["policy.temperature=1.0"], "it had policy.temperature=0.7"),
+        (["attempts=0", "greedy=false", "test_time.algorithm=best_of_n"], "none to compare"),
+        (["env=examples.reach:Reach", "policy=random"], "its environment was"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused_before_anything_is_written(
+    noisy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: list[str], words: str
+) -> None:
+    given = ["policy=noisy", "tasks.n=12", *keys, f"against.run={noisy}"]
+    assert evaluate(tmp_path / "run", *given) == 2
+    assert words in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_only_finished_evaluations_can_be_compared_with(
+    noisy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(manifest: dict[str, Any] | None) -> str:
+        there = tmp_path / "there"
+        there.mkdir(exist_ok=True)
+        if manifest is not None:
+            (there / "manifest.json").write_text(json.dumps(manifest))
+        assert evaluate(tmp_path / "run", "policy=noisy", "tasks.n=12", f"against.run={there}") == 2
+        return capsys.readouterr().err
+
+    real = json.loads((noisy / "manifest.json").read_text())
+    assert "no run directory" in refused(None)
+    assert "is a run of 'build_prefs'" in refused({**real, "command": "build_prefs"})
+    assert "not finished" in refused({**real, "status": "failed"})
+
+
+def test_faults_are_listed_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [
+        "policy=noisy",
+        "policy.nosie=1",
+        "env.x=1",
+        "search.max_steps=4",
+        "search.simulations=3",
+        "against.run=/no",
+    ]
+    assert evaluate(tmp_path / "run", *keys, "test_time.algorithm=mcts") == 2
+    told = capsys.readouterr().err
+    for words in ("policy.nosie", "env.x", "search.max_steps", "test_time.simulations decides it", "/no is no run"):
+        assert words in told, words
+    assert evaluate(tmp_path / "run", "policy=noisy", "against.model=x") == 2
+    assert "against.model" in capsys.readouterr().err
+    assert evaluate(tmp_path / "run", "attempts=0", "greedy=false") == 2
+    assert "nothing to play" in capsys.readouterr().err
+    budget = ["test_time.algorithm=mcts", "search.budget.tool_calls=10"]
+    assert evaluate(tmp_path / "run", "policy=noisy", *budget) == 2
+    assert "search.budget.tool_calls" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+# -- test time ---------------------------------------------------------------------------------------------------
+
+
+def test_best_of_n_uses_the_attempts_there_are_and_says_who_was_asked(
+    noisy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ["policy=noisy", "tasks.n=12", "test_time.algorithm=best_of_n", "test_time.simulations=6"]
+    assert evaluate(tmp_path / "run", *keys) == 0
+    assert "The verifier that scores the tasks was asked at test time" in " ".join(capsys.readouterr().out.split())
+    got, before = summary(tmp_path / "run"), summary(noisy)
+    assert got["modes"]["sampled"] == before["modes"]["sampled"]  # the first four of the six
+    best = got["modes"]["best_of_n"]
+    assert best["success"]["mean"] >= got["modes"]["sampled"]["pass_at"]["4"]["mean"]
+    assert best["test_time"]["simulations"] == 72 and best["test_time"]["tool_calls"] > 72
+    assert got["gain_of_search"]["difference"]["mean"] > 0 and set(got["modes"]) == {"sampled", "greedy", "best_of_n"}
+    modes = [row["mode"] for row in rows(tmp_path / "run")]
+    assert (modes.count("sampled"), modes.count("best_of_n_sample"), modes.count("best_of_n")) == (48, 24, 12)
+    assert len(rows(tmp_path / "run", "trajectories")) == 12 * 7
+
+
+def test_mcts_in_an_environment_without_copies(tmp_path: Path) -> None:
+    keys = ["env=examples.orders:Orders", "policy=noisy", "tasks.n=6", "attempts=2"]
+    assert evaluate(tmp_path / "run", *keys, "test_time.algorithm=mcts", "test_time.simulations=12") == 0
+    got = summary(tmp_path / "run")
+    assert got["modes"]["mcts"]["success"]["mean"] == 1.0
+    assert {row["origin"] for row in rows(tmp_path / "run", "trajectories")} == {"rollout", "search"}
+    assert got["protocol"]["tool_budget"]["test_time"]["simulations"] == 12
+
+
+# -- others' environments, others' models ------------------------------------------------------------------------
+
+BROKEN = '''
+class Coin:
+    """Call a coin; every third task does not open, and nobody can judge the fourth."""
+
+    @classmethod
+    def tasks(cls, split):
+        return ({"n": n} for n in range(8))
+
+    def reset(self, n: int) -> str:
+        if n % 3 == 2:
+            raise OSError("no coin")
+        self.n, self.terminated = n, False
+        return "heads or tails?"
+
+    def heads(self) -> str:
+        """Say heads."""
+        self.terminated = True
+        return "it is"
+
+    def get_reward(self):
+        return None if self.n == 4 else 1.0
+'''
+
+
+def test_an_environment_that_breaks_leaves_attempts_unscored_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "coin.py").write_text(BROKEN)
+    assert evaluate(tmp_path / "run", f"env={tmp_path / 'coin.py'}:Coin", "policy=random", "attempts=2") == 0
+    assert "unscored attempts" in capsys.readouterr().out
+    figures = summary(tmp_path / "run")["modes"]["sampled"]
+    assert figures["success"]["mean"] == 1.0 and figures["success_if_unscored_failed"] == pytest.approx(5 / 8)
+    assert (figures["unscored"], figures["unscored_tasks"], figures["cut_by"]) == (6, 3, {"fault": 4})
+    refused = [json.loads(line) for line in (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()]
+    assert len(refused) == 9 and any("no coin" in line["reason"] for line in refused)
+
+
+def test_the_embedded_model_against_itself_with_another_number_in_flight(tmp_path: Path) -> None:
+    keys = ["policy=hf", "tasks.n=2", "attempts=2", "max_steps=4"]
+    assert evaluate(tmp_path / "one", *keys, f"against.model={DEFAULT_MODEL}") == 0
+    got = summary(tmp_path / "one")
+    assert got["comparison"]["sampled"]["tasks_that_differ"] == 0 == got["comparison"]["sampled"]["difference"]["mean"]
+    ours, theirs = (
+        [{**row, "policy": ""} for row in rows(tmp_path / "one") if row["policy"] == label]
+        for label in ("candidate", "against")
+    )
+    assert ours == theirs and len(ours) == 6
+    assert evaluate(tmp_path / "two", *keys, "in_flight=1") == 0
+    assert [{**row, "policy": ""} for row in rows(tmp_path / "two")] == ours
+    for table in ("trajectories", "trajectories_against"):
+        for row in rows(tmp_path / "one", table):
+            assert len(row["logps"]) == len(row["action_mask"]) > sum(row["action_mask"]) > 0
+            assert json.loads(row["certificate"])["model_hash"]
+    assert rows(tmp_path / "one")[0]["generated_tokens"] > 0 < rows(tmp_path / "one")[0]["prefilled_tokens"]
