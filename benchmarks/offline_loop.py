@@ -1,0 +1,274 @@
+"""What the offline loop gains on held-out tasks: warm start, rejection fine-tuning, each kind of pairs, two iterations.
+
+Run `python benchmarks/offline_loop.py --work DIR` (hours on a laptop; `--jobs` seeds at once). Every stage is one
+command of the project with a run directory of its own under DIR; what is there is not run again, so a stopped run goes
+on. `--plan` prints the commands and stops. Learns from the train split, gates on validation, is measured on test.
+
+For each seed: `iterate` (its first iteration gives the rows up to "all kinds of pairs", its end the last one), two
+more `train_dpo` that see one kind of pairs each, and `evaluate` of every model on the same test tasks, alone and with
+search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from _common import write_result
+
+PIPELINE = "offline_agent.pipelines."
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One environment's experiment.
+
+    Attributes:
+        environment: Keys that name it.
+        iterate: Keys of `iterate`.
+        dpo: Keys of the two single-kind `train_dpo`; the same as iterate's.
+        evaluate: Keys of every `evaluate`.
+        warm: Keys of the `train_sft` that makes the warm start; none = the embedded default is the warm start.
+    """
+
+    environment: tuple[str, ...]
+    iterate: tuple[str, ...]
+    dpo: tuple[str, ...]
+    evaluate: tuple[str, ...]
+    warm: tuple[str, ...] = ()
+
+
+_RATES = ("optimizer.learning_rate=2e-4", "anchor.weight=0.5", "anchor.rows=8")
+
+SUITES = {
+    "shop": Suite(
+        environment=("env=shop",),
+        iterate=(
+            "search.value=success",  # what is measured; partial credit teaches to buy what is nearly right
+            "filtered.per_task=6",
+            "filtered.origins=[search,rollout]",
+            "sft.optimizer.learning_rate=5e-4",
+            "sft.optimizer.epochs=2",
+            "dpo.optimizer.learning_rate=2e-4",
+            "dpo.anchor.weight=0.5",
+            "dpo.anchor.rows=8",
+            "held_out.n=100",
+        ),
+        dpo=_RATES,
+        evaluate=("search.value=success",),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command.
+
+    Attributes:
+        name: Its run directory, under the seed's.
+        pipeline: Which.
+        keys: Its arguments.
+        after: Names of the stages whose results it reads.
+    """
+
+    name: str
+    pipeline: str
+    keys: tuple[str, ...]
+    after: tuple[str, ...] = ()
+
+    def command(self, folder: Path) -> list[str]:
+        keys = [*self.keys, f"run_dir={folder / self.name}", "tracking.uri=null"]
+        return [sys.executable, "-m", PIPELINE + self.pipeline, *keys]
+
+
+ROWS = {
+    "warm start": "warm",
+    "rejection fine-tuning": "rft",
+    "trajectory DPO": "dpo_trajectory",
+    "step DPO": "dpo_step",
+    "all kinds of pairs (one iteration)": "dpo_all",
+    "two iterations": "final",
+}
+"""What a row of the table is called, and its model."""
+
+
+def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Stage]:
+    """Yield the commands of one seed."""
+    own = (*suite.environment, f"seed={seed}")
+    warm: tuple[str, ...] = ()
+    models: dict[str, str | None] = {"warm": None}
+    if suite.warm:
+        yield Stage("warm", "train_sft", (*own, *suite.warm))
+        models["warm"] = str(folder / "warm" / "model")
+        warm = ("warm",)
+    start = (f"policy.model={models['warm']}",) if models["warm"] else ()
+    loop = ("iterations=2", f"tasks.n={options.tasks}", f"tasks.offset={seed * options.pool}")
+    yield Stage("iterate", "iterate", (*own, *loop, *suite.iterate, *start), warm)
+    first = folder / "iterate" / "iteration-0"
+    models |= {"rft": str(first / "train_sft" / "model"), "dpo_all": str(first / "train_dpo" / "model")}
+    for kind in ("trajectory", "step"):
+        data = (f"model.path={models['rft']}", f"data.runs=[{first / 'build_prefs'}]", f"data.kinds=[{kind}]")
+        yield Stage(f"dpo_{kind}", "train_dpo", (f"seed={seed}", *data, *suite.dpo), ("iterate",))
+        models[f"dpo_{kind}"] = str(folder / f"dpo_{kind}" / "model")
+    models["final"] = str(folder / "iterate" / "model")
+    tasks = ("tasks.split=test", f"tasks.n={options.held_out}")
+    for name, model in models.items():
+        after = {"dpo_trajectory": ("dpo_trajectory",), "dpo_step": ("dpo_step",), "warm": warm}.get(name, ("iterate",))
+        policy = (f"policy.model={model}",) if model else ()
+        plain = (f"attempts={options.attempts}",)
+        yield Stage(f"test-{name}", "evaluate", (*own, *tasks, *plain, *suite.evaluate, *policy), after)
+        if options.simulations:
+            search = ("attempts=0", "greedy=false", "test_time.algorithm=mcts")
+            search += (f"test_time.simulations={options.simulations}",)
+            yield Stage(f"search-{name}", "evaluate", (*own, *tasks, *search, *suite.evaluate, *policy), after)
+
+
+class Runner:
+    """Runs the stages of all seeds, some at once, each after those it needs."""
+
+    def __init__(self, work: Path, jobs: int) -> None:
+        self.work = work
+        self.failed = threading.Event()
+        self._pool = ThreadPoolExecutor(jobs)
+
+    def run(self, plans: Mapping[Path, Sequence[Stage]]) -> None:
+        futures: dict[tuple[Path, str], Any] = {}
+        for folder, plan in plans.items():
+            for stage in plan:
+                needed = [futures[folder, name] for name in stage.after]
+                futures[folder, stage.name] = self._pool.submit(self._one, folder, stage, needed)
+        for future in futures.values():
+            future.result()
+        self._pool.shutdown()
+
+    def _one(self, folder: Path, stage: Stage, needed: Sequence[Any]) -> None:
+        for other in needed:  # stages are submitted in order, so what is waited for is already running or done
+            other.result()
+        if self.failed.is_set() or _done(folder / stage.name):
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        print(f"{folder.name}: {stage.name}", flush=True)
+        with (folder / f"{stage.name}.log").open("a") as log:
+            own = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+            code = subprocess.run(stage.command(folder), stdout=log, stderr=log, env=own, check=False).returncode
+        if code:
+            self.failed.set()
+            raise SystemExit(f"{stage.name} ended with status {code}; see {folder / stage.name}.log")
+
+
+def _done(run_dir: Path) -> bool:
+    try:
+        return json.loads((run_dir / "manifest.json").read_text()).get("status") == "done"
+    except FileNotFoundError:
+        return False
+
+
+@dataclass
+class Successes:
+    """Success per task and seed, of one row and one way of playing: `means[seed][task]`; unjudged tasks are left out."""
+
+    means: list[dict[str, float]] = field(default_factory=list)
+
+    def add(self, run_dir: Path, mode: str) -> None:
+        table = pq.read_table(run_dir / "attempts", columns=["policy", "mode", "task_id", "success"]).to_pylist()
+        judged: dict[str, list[bool]] = {}
+        for row in table:
+            if row["policy"] == "candidate" and row["mode"] == mode and row["success"] is not None:
+                judged.setdefault(row["task_id"], []).append(row["success"])
+        if judged:
+            self.means.append({task: sum(each) / len(each) for task, each in judged.items()})
+
+    def matrix(self) -> Any:
+        tasks = sorted(set.intersection(*(set(means) for means in self.means)))
+        return np.array([[means[task] for task in tasks] for means in self.means])
+
+
+def interval(values: Any, resamples: int = 4000) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of values[seed, task]: seeds and tasks are both drawn again."""
+    rng = np.random.default_rng(0)
+    seeds, tasks = values.shape
+    means = [
+        values[rng.integers(seeds, size=seeds)][:, rng.integers(tasks, size=tasks)].mean() for _ in range(resamples)
+    ]
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def table(name: str, folders: Sequence[Path], simulations: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows of the table, and facts about them."""
+    rows, sampled = [], {}
+    for title, model in ROWS.items():
+        row: dict[str, Any] = {"policy": title}
+        ways = [("sampled", "sampled at 0.7", f"test-{model}"), ("greedy", "greedy", f"test-{model}")]
+        if simulations:
+            ways.append(("mcts", f"with search ({simulations})", f"search-{model}"))
+        for mode, column, run in ways:
+            successes = Successes()
+            for folder in folders:
+                successes.add(folder / run, mode)
+            values = successes.matrix()
+            low, high = interval(values)
+            row[column] = f"{values.mean():.1%}"
+            row[f"{column}: 95 %"] = f"{low:.1%} to {high:.1%}"
+            if mode == "sampled":
+                row["each seed"] = ", ".join(f"{mean:.1%}" for mean in values.mean(1))
+                sampled[title] = (values, low, high)
+        rows.append(row)
+    base, best = sampled["warm start"], sampled["two iterations"]
+    gain = best[0] - base[0]
+    low, high = interval(gain)
+    facts = {
+        "gain of the whole loop, points": round(100 * float(gain.mean()), 1),
+        "its 95 % interval": f"{100 * low:.1f} to {100 * high:.1f}",
+        "intervals apart": bool(best[1] > base[2]),
+        "goal": "at least 25 points, intervals apart" if name == "shop" else None,
+        "seeds": len(folders),
+        "test tasks": base[0].shape[1],
+    }
+    return rows, facts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--suite", default="shop", choices=sorted(SUITES))
+    parser.add_argument("--work", type=Path, required=True, help="where the run directories are")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--tasks", type=int, default=300, help="train tasks searched in each iteration")
+    parser.add_argument("--pool", type=int, default=1000, help="distance of the seeds' first train tasks")
+    parser.add_argument("--held-out", type=int, default=200, help="test tasks")
+    parser.add_argument("--attempts", type=int, default=4, help="sampled attempts of each test task")
+    parser.add_argument("--simulations", type=int, default=16, help="of the search at test time; 0 = none")
+    parser.add_argument("--jobs", type=int, default=2, help="commands at once, one thread each")
+    parser.add_argument("--plan", action="store_true", help="print the commands and stop")
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    suite = SUITES[options.suite]
+    folders = [(options.work / f"seed-{seed}").resolve() for seed in options.seeds]
+    plans = {
+        folder: list(stages(suite, seed, folder, options)) for seed, folder in zip(options.seeds, folders, strict=True)
+    }
+    if options.plan:
+        for folder, plan in plans.items():
+            for stage in plan:
+                print(shlex.join(stage.command(folder)))
+        return
+    Runner(options.work, options.jobs).run(plans)
+    rows, facts = table(options.suite, folders, options.simulations)
+    facts |= {"train tasks an iteration": options.tasks, "commands": "python benchmarks/offline_loop.py --plan"}
+    write_result(f"offline_loop_{options.suite}", rows, facts, options.out)
+
+
+if __name__ == "__main__":
+    main()
