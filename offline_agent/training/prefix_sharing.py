@@ -81,9 +81,10 @@ class Scorer:
         return self._shared(model, pack, entropy) if self.shares else self._separate(model, pack, entropy)
 
     def _probe(self, inner: Any, share: bool, way: str | None) -> None:
-        packed = forest(self._config.vocab_size).to(_device(inner))
+        sequences = forest(self._config.vocab_size)
+        packed = pack(sequences).to(_device(inner))
         with evaluating(inner), torch.autocast(packed.input_ids.device.type, enabled=False):
-            known = alone(inner, packed)
+            known = alone(inner, sequences, packed)
             if not self._agrees(inner, known, lambda: self._separate(inner, packed, False)):
                 self.head = "all"
             if not share:

@@ -44,9 +44,9 @@ def test_any_forest_is_scored_as_its_sequences_are_apart(sequences: list[Sequenc
 
 
 @given(forests)
-def test_a_pack_has_every_prefix_once(sequences: list[Sequence]) -> None:
+def test_a_pack_has_every_prefix_of_a_scored_token_once(sequences: list[Sequence]) -> None:
     packed = pack(sequences)
-    prefixes = {s.ids[: n + 1] for s in sequences for n in range(len(s.ids))}
+    prefixes = {s.ids[:k] for s in sequences for n in range(len(s.ids)) if s.scored[n] for k in range(1, n + 1)}
     end = packed.end.tolist()
     ids = packed.input_ids.tolist()
     paths = [tuple(ids[j] for j in range(i + 1) if i < end[j]) for i in range(packed.tokens)]

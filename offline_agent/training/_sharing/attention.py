@@ -18,6 +18,7 @@ from offline_agent.training._sharing.trie import Pack
 
 NAME = "offline_agent_shared_prefixes"
 KEYWORD = "shared_prefixes"
+FLOAT_MASK = 1 << 22  # elements up to which a mask is kept as numbers: SDPA would convert it at every call
 HARMLESS = {"position_ids", "cache_position", "use_cache", "is_causal", "output_attentions", "output_hidden_states",
             "return_dict", "output_router_logits", "num_items_in_batch", "layer_idx"}  # fmt: skip
 
@@ -118,7 +119,7 @@ def _by_blocks(
     dropout: float,
     window: int | None,
 ) -> torch.Tensor:
-    layout = _layout(pack, window, query.device)
+    layout = _layout(pack, window, query)
     # split, not sliced: the backward pass of all pieces together is one concatenation
     queries, keys, values = (
         query.split(layout.query_sizes, 2), key.split(layout.key_sizes, 2), value.split(layout.key_sizes, 2)
@@ -139,27 +140,31 @@ def _gather(pieces: tuple[torch.Tensor, ...], which: list[int]) -> torch.Tensor:
     return pieces[which[0]] if len(which) == 1 else torch.cat([pieces[i] for i in which], 2)
 
 
-def _layout(pack: Pack, window: int | None, device: torch.device) -> _Layout:
-    if ("blocks", window) not in pack.layouts:
-        pack.layouts["blocks", window] = _make_layout(pack, window, device)
-    layout: _Layout = pack.layouts["blocks", window]
+def _layout(pack: Pack, window: int | None, like: torch.Tensor) -> _Layout:
+    name = ("blocks", window, like.dtype)
+    if name not in pack.layouts:
+        pack.layouts[name] = _make_layout(pack, window, like)
+    layout: _Layout = pack.layouts[name]
     return layout
 
 
-def _make_layout(pack: Pack, window: int | None, device: torch.device) -> _Layout:
+def _make_layout(pack: Pack, window: int | None, like: torch.Tensor) -> _Layout:
     cut = blocks(pack, window)
     edges = sorted({edge for block in cut for run in block.runs for edge in run} | {block.start for block in cut})
     place = {edge: index for index, edge in enumerate(edges)}
     layout = _Layout([block.end - block.start for block in cut], np.diff(edges).tolist())
     for block in cut:
         pieces = [piece for start, stop in block.runs for piece in range(place[start], place[stop])]
-        mask = None
-        if not block.chain:
-            columns = np.concatenate([np.arange(start, stop) for start, stop in block.runs])
-            seen = visible(pack, np.arange(block.start, block.end), columns, window)
-            mask = torch.from_numpy(seen).to(device)
-        layout.blocks.append((block, pieces, mask))
+        layout.blocks.append((block, pieces, None if block.chain else _mask(pack, block, window, like)))
     return layout
+
+
+def _mask(pack: Pack, block: Block, window: int | None, like: torch.Tensor) -> torch.Tensor:
+    keys = np.concatenate([np.arange(start, stop) for start, stop in block.runs])
+    seen = torch.from_numpy(visible(pack, np.arange(block.start, block.end), keys, window)).to(like.device)
+    if seen.numel() > FLOAT_MASK:
+        return seen
+    return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
 
 
 def _dense(

@@ -64,22 +64,22 @@ def score(
 
 
 def after_head(config: Any) -> Head:
-    """Return what a model of this configuration does to its logits: scales and a soft cap, where it has them.
+    """Return what a model of this configuration does to its logits: a factor or divisor and a soft cap, where set.
 
-    Known: `logits_scaling` (Granite, a divisor), `logit_scale` (Cohere), `final_logit_softcapping` (Gemma). Whether
-    that is all is for a comparison with the model's own logits to say.
+    Known: `logit_scale` (Cohere), `output_multiplier`, `lm_head_multiplier` (Falcon-H1), `logits_scaling` (a divisor in
+    Granite), `final_logit_softcapping` (Gemma). Whether that is all is for a comparison with the model's own logits to
+    say.
     """
+    factors = (getattr(config, name, None) for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"))
+    factor = next((value for value in factors if value is not None), None)
     divisor = getattr(config, "logits_scaling", None)
-    factor = getattr(config, "logit_scale", None)
     cap = getattr(config, "final_logit_softcapping", None)
 
     def finish(logits: torch.Tensor) -> torch.Tensor:
-        if divisor:
-            logits = logits / divisor
-        if factor:
+        if factor is not None:
             logits = logits * factor
-        if cap:
-            logits = torch.tanh(logits / cap) * cap
-        return logits
+        elif divisor is not None:
+            logits = logits / divisor
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     return finish

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Several
 import numpy as np
 
 from offline_agent.errors import ConfigError
-from offline_agent.training._sharing.trie import Ids, Sequence, shared_length
+from offline_agent.training._sharing.trie import Ids, Sequence, computed, shared_length
 
 Key = tuple[int, ...]
 
@@ -21,7 +21,7 @@ def plan(groups: Several[Several[Sequence]], tokens: int) -> list[list[int]]:
 
     Args:
         groups: The sequences of each group.
-        tokens: Most packed tokens of a pack, shared ones counted once.
+        tokens: Most packed tokens of a pack, shared ones counted once (as `Pack.tokens` counts them).
 
     Returns:
         The indices of each pack's groups, ascending; every group exactly once, the packs by their first index. The
@@ -32,7 +32,7 @@ def plan(groups: Several[Several[Sequence]], tokens: int) -> list[list[int]]:
     """
     if tokens < 1:
         raise ConfigError(f"tokens of one forward pass: got {tokens}, allowed: 1 or more")
-    trie = _Trie([[sequence.ids for sequence in group] for group in groups])
+    trie = _Trie([[computed(sequence) for sequence in group] for group in groups])
     order = sorted(range(len(groups)), key=lambda i: (trie.first(i), i))
     packs: list[tuple[list[int], int]] = []
     for item in sorted(_items(trie, order, tokens), key=lambda item: (-item[1], min(item[0]))):

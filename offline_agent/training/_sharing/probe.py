@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from offline_agent.training._sharing.trie import Pack, Sequence, pack
+from offline_agent.training._sharing.trie import Pack, Sequence
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary angles that change with the longest position of a call
 
 
-def forest(vocabulary: int) -> Pack:
-    """Return a small forest with all there is: roots, branches at several depths, a prefix, uneven leaves."""
+def forest(vocabulary: int) -> list[Sequence]:
+    """Return a small forest, every token scored: two roots, branches at several depths, a prefix, uneven leaves."""
     generator = torch.Generator().manual_seed(0)
 
     def some(count: int) -> tuple[int, ...]:
@@ -23,16 +23,16 @@ def forest(vocabulary: int) -> Pack:
 
     trunk, limb = some(17), some(9)
     ways = [trunk + limb + some(n) for n in (1, 6, 11)] + [trunk + some(13), trunk + some(4), trunk, some(12)]
-    return pack([Sequence(way, (0, *[1] * (len(way) - 1))) for way in ways])
+    return [Sequence(way, (0, *[1] * (len(way) - 1))) for way in ways]
 
 
-def alone(model: Any, pack: Pack) -> torch.Tensor:
-    """Return the log-probabilities [S] by plain passes of one sequence each, over the model's own logits."""
+def alone(model: Any, sequences: list[Sequence], pack: Pack) -> torch.Tensor:
+    """Return the log-probabilities [S] of a pack of fully scored sequences by plain passes of one each."""
     found = pack.target.new_zeros(pack.scored, dtype=torch.float32)
-    for path, row in zip(pack.paths, pack.rows, strict=True):
-        ids = pack.input_ids[torch.from_numpy(path).to(pack.input_ids.device)]
-        logits = model(input_ids=ids[None], use_cache=False).logits[0, -len(row) - 1 : -1]
-        found[row] = torch.log_softmax(logits.float(), -1).gather(-1, ids[-len(row) :, None])[:, 0]
+    for sequence, row in zip(sequences, pack.rows, strict=True):
+        ids = torch.tensor(sequence.ids, device=found.device)
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+        found[row] = torch.log_softmax(logits.float(), -1).gather(-1, ids[1:, None])[:, 0]
     return found
 
 

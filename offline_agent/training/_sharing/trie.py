@@ -34,6 +34,9 @@ class Sequence(NamedTuple):
 class Pack:
     """One forward pass: sequences as a packed trie, every token that they share in it once.
 
+    Tokens that no scored token comes after are left out: nothing depends on them. So a sequence's last scored token
+    is a target only, and a sequence without one takes no room at all.
+
     Attributes:
         input_ids: [N] int64.
         position_ids: [N] int64, depth in the trie.
@@ -41,7 +44,8 @@ class Pack:
         source: [S] int64, packed position whose logits score token s; S counts each scored trie token once.
         target: [S] int64, its id.
         rows: For each sequence in the order given, int64 indices into S of the tokens it scores, in order.
-        paths: For each sequence the packed positions [L] of its tokens; on the host, whatever the device.
+        paths: For each sequence the packed positions of its tokens, as far as they are packed; on the host, whatever
+            the device.
         segments: (start, end) of every run of packed tokens without a branch inside, in order.
         tokens: N.
         raw_tokens: Sum of the sequences' lengths.
@@ -91,7 +95,7 @@ def pack(sequences: list[Sequence]) -> Pack:
 
     Equal sequences, one that is a prefix of another, and sequences without a scored token are all in order: a token
     that any of them scores is scored, and each sequence's row holds those it scores itself. The packed order depends
-    on the ids alone, not on the order of the sequences.
+    on the sequences alone, not on their order.
 
     Args:
         sequences: None of them empty; the list may be.
@@ -123,23 +127,40 @@ def pack(sequences: list[Sequence]) -> Pack:
     ids, depth, end, parent, wanted = (array[:count] for array in (ids, depth, end, parent, wanted))
     places = np.flatnonzero(wanted)
     rank = np.cumsum(wanted) - 1
+    source = parent[places]
+    kept = _kept(end, source)
+    before_kept = np.concatenate(([0], np.cumsum(kept)))  # [count + 1], how many are kept before each
+    depth, end = depth[kept], before_kept[end[kept]]
     # a run goes on where the next token has the same subtree's end: no branch, no leaf in between
-    cuts = [0, *(np.flatnonzero(np.diff(end)) + 1).tolist(), count] if count else [0]
+    cuts = [0, *(np.flatnonzero(np.diff(end)) + 1).tolist(), len(end)] if len(end) else [0]
     return Pack(
-        input_ids=torch.from_numpy(ids.copy()),
+        input_ids=torch.from_numpy(ids[kept]),
         position_ids=torch.from_numpy(depth.copy()),
         end=torch.from_numpy(end.copy()),
-        source=torch.from_numpy(parent[places]),
+        source=torch.from_numpy(before_kept[source]),
         target=torch.from_numpy(ids[places]),
         rows=[torch.from_numpy(rank[way[flag]]) for way, flag in zip(paths, flags, strict=True)],
-        paths=paths,
+        paths=[before_kept[way[kept[way]]] for way in paths],
         segments=list(zip(cuts, cuts[1:], strict=False)),
-        tokens=count,
+        tokens=len(end),
         raw_tokens=raw,
         scored=len(places),
-        host_end=end.copy(),
-        host_depth=depth.copy(),
+        host_end=end,
+        host_depth=depth,
     )
+
+
+def _kept(end: Ids, source: Ids) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which tokens [N] have a source in their subtree."""
+    sources = np.concatenate(([0], np.cumsum(np.bincount(source, minlength=len(end)))))
+    return sources[end] > sources[:-1]
+
+
+def computed(sequence: Sequence) -> tuple[int, ...]:
+    """Return the ids of a sequence that have to be computed: those before its last scored one."""
+    flags = sequence.scored
+    last = next((at for at in range(len(flags) - 1, 0, -1) if flags[at]), 0)
+    return sequence.ids[:last]
 
 
 def _check(index: int, sequence: Sequence) -> None:

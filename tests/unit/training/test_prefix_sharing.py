@@ -61,7 +61,7 @@ def test_flex_attention_scores_alike(family: str) -> None:
 def test_a_long_history_under_many_short_leaves() -> None:
     llm = model("qwen3")
     history = tuple(i % VOCABULARY for i in range(700))
-    leaves = [(7 * i % VOCABULARY, *range(5 + i % 7)) for i in range(20)]
+    leaves = [(7 * i % VOCABULARY, *range(5 + i % 7)) for i in range(12)]
     compare(llm, Scorer(llm), [Sequence(history + leaf, (*[0] * 700, *[1] * len(leaf))) for leaf in leaves])
 
 

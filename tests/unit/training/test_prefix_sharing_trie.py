@@ -13,9 +13,9 @@ def plain(*ids: int) -> Sequence:
 
 
 def check(sequences: list[Sequence]) -> None:
-    """Hold a pack against the set of all prefixes."""
+    """Hold a pack against the set of all prefixes that a scored token comes after."""
     packed = pack(sequences)
-    prefixes = {s.ids[: n + 1] for s in sequences for n in range(len(s.ids))}
+    prefixes = {s.ids[:k] for s in sequences for n in range(len(s.ids)) if s.scored[n] for k in range(1, n + 1)}
     wanted = {s.ids[: n + 1] for s in sequences for n in range(len(s.ids)) if s.scored[n]}
     ids, depth, end = packed.input_ids.tolist(), packed.position_ids.tolist(), packed.end.tolist()
     paths = []
@@ -30,7 +30,8 @@ def check(sequences: list[Sequence]) -> None:
     assert set(scored) == wanted
     assert len(packed.rows) == len(packed.paths) == len(sequences)
     for sequence, row, path in zip(sequences, packed.rows, packed.paths, strict=True):
-        assert tuple(ids[j] for j in path) == sequence.ids
+        assert tuple(ids[j] for j in path) == sequence.ids[: len(path)]
+        assert len(path) >= max((n for n in range(len(sequence.ids)) if sequence.scored[n]), default=0)
         assert [scored[s] for s in row.tolist()] == [
             sequence.ids[: n + 1] for n in range(len(sequence.ids)) if sequence.scored[n]
         ]
