@@ -177,7 +177,7 @@ def _done(run_dir: Path) -> bool:
 
 @dataclass
 class Successes:
-    """Success per task and seed, of one row and one way of playing: `means[seed][task]`; unjudged tasks are left out."""
+    """Success per task and seed, of one row and one way of playing; tasks that nobody judged are left out."""
 
     means: list[dict[str, float]] = field(default_factory=list)
 
