@@ -105,6 +105,8 @@ class PackedTrainer:
             callbacks=[_Every(settings.every)],
             **more,
         )  # type: ignore[call-arg]
+        plain = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        plain.__dict__.pop("forward", None)  # TRL's fused head, which nobody calls here
         self.model.config.use_cache = cached  # it is saved with the model, for those who sample from it
         self.remove_callback(PrinterCallback)  # type: ignore[attr-defined]
         if self.accelerator.distributed_type not in ("NO", "MULTI_GPU", "MULTI_CPU"):
@@ -222,16 +224,11 @@ class PackedTrainer:
         """Train, from the newest whole checkpoint where there is one; return how many updates were there already."""
         found = checkpoints.newest(self.folder)
         done = 0 if found is None else checkpoints.number(found)
-        try:
-            if found is not None and done >= len(self.plan):
-                self._load_from_checkpoint(str(found))  # type: ignore[attr-defined]
-                self.state = TrainerState.load_from_json(str(found / "trainer_state.json"))
-            else:
-                self.train(resume_from_checkpoint=None if found is None else str(found))  # type: ignore[attr-defined]
-        finally:
-            plain = self.accelerator.unwrap_model(self.model)
-            base = plain.get_base_model() if hasattr(plain, "get_base_model") else plain
-            base.__dict__.pop("forward", None)  # TRL's fused head; it would be put on twice by the next trainer
+        if found is not None and done >= len(self.plan):
+            self._load_from_checkpoint(str(found))  # type: ignore[attr-defined]
+            self.state = TrainerState.load_from_json(str(found / "trainer_state.json"))
+        else:
+            self.train(resume_from_checkpoint=None if found is None else str(found))  # type: ignore[attr-defined]
         return done
 
     def records(self) -> list[dict[str, Any]]:
