@@ -19,6 +19,7 @@ from offline_agent.evaluation.attempts import COLUMNS
 from offline_agent.pipelines._command import main
 from offline_agent.pipelines.evaluate import COMMAND
 from offline_agent.preferences.export import TRAJECTORY_COLUMNS
+from tests.unit.policies.fake_server import FakeServer, serving
 
 ROOT = Path(__file__).parents[2]
 DEFAULT_MODEL = ROOT / "offline_agent" / "assets" / "default_model"
@@ -294,3 +295,23 @@ def test_the_embedded_model_against_itself_with_another_number_in_flight(tmp_pat
             assert len(row["logps"]) == len(row["action_mask"]) > sum(row["action_mask"]) > 0
             assert json.loads(row["certificate"])["model_hash"]
     assert rows(tmp_path / "one")[0]["generated_tokens"] > 0 < rows(tmp_path / "one")[0]["prefilled_tokens"]
+
+
+def test_a_model_behind_a_server_and_an_outage_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def complete(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        message = {"role": "assistant", "content": f"I would rather not ({body['temperature']})."}
+        usage = {"prompt_tokens": 50, "completion_tokens": 6}
+        return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
+
+    with serving(FakeServer(complete)) as fake:
+        keys = ["policy=server", f"policy.url={fake.url}", "policy.retries=0", "attempts=2", "in_flight=1"]
+        fake.misbehave = lambda path, body, count: (400, {"error": "gone"}) if count >= 4 else None
+        assert evaluate(tmp_path / "run", *keys, "tasks.n=12") == 1
+        assert "Nothing is lost" in capsys.readouterr().err and not (tmp_path / "run" / "attempts").exists()
+        fake.misbehave = lambda path, body, count: None
+        assert evaluate(tmp_path / "run", *keys, "tasks.n=12") == 0
+    figures = summary(tmp_path / "run")["modes"]
+    assert figures["sampled"]["success"]["mean"] == 0.0 and figures["greedy"]["unscored"] == 0
+    assert figures["sampled"]["tokens"] == {"generated": 24 * 6, "prefilled": 24 * 50, "generated_per_attempt": 6}
+    assert {row["input_ids"] for row in rows(tmp_path / "run", "trajectories")} == {None}
+    assert summary(tmp_path / "run")["protocol"]["policy"]["kind"] == "server"
