@@ -3,8 +3,9 @@
 Run `python benchmarks/prefix_sharing.py` (on a GPU: `--device cuda`, a 0.5B-shaped model in bfloat16). The pairs of a
 case are one batch: a pair of steps under a long history, the pairs of a node with eight children, of a tree of four
 turns, and of a real tree of the shop with the embedded model. Every side computes the same sigmoid DPO loss with given
-reference log-probabilities, alternating in one process; gradients are compared before anything is timed. On a CPU, times are processor seconds of
-the one process (with `--threads 1`, what a quiet machine's clock would show); wall-clock medians stand beside them.
+reference log-probabilities, alternating in one process; gradients are compared before anything is timed. On a CPU,
+times are processor seconds of the one process (with `--threads 1`, what a quiet machine's clock would show); a ratio of
+wall-clock medians stands beside them.
 
 - TRL: `DPOTrainer`'s own loss on its own collated batch with agent masks, as it runs on this device.
 - separate: one pass per sequence, the vocabulary head at scored positions only.

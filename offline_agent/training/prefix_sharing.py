@@ -53,6 +53,7 @@ class Scorer:
     Attributes:
         shares: Whether shared tokens are computed once.
         reason: Why not; None where they are.
+        way: The attention of shared passes: blocks, flex or dense.
         head: scored = the vocabulary head is computed at scored positions only; all = the model's own logits are
             used, since it does something to them that is not known here.
     """
@@ -63,7 +64,7 @@ class Scorer:
         self._after = after_head(self._config)
         self._limit = limit
         self._one_by_one = depends_on_length(self._config)
-        self.shares, self.head, self._way = False, "scored", "blocks"
+        self.shares, self.head, self.way = False, "scored", "blocks"
         self.reason: str | None = None if share else "switched off"
         self._probe(inner, share, way)
 
@@ -93,7 +94,7 @@ class Scorer:
                 self.reason = "its positions are encoded by the longest sequence of a call"
                 return
             default = ("blocks",) if packed.input_ids.device.type == "cpu" else ("flex", "dense")
-            for self._way in (way,) if way else default:
+            for self.way in (way,) if way else default:
                 self.reason = self._objection(inner, packed, known)
                 self.shares = self.reason is None
                 if self.shares:
@@ -113,19 +114,30 @@ class Scorer:
         except Unshareable as error:
             return str(error)
         except Exception as error:  # whatever a foreign model raises when handed what it does not know
-            text = str(error).strip().splitlines()
-            return f"it cannot be called with a packed row ({type(error).__name__}: {text[0] if text else ''})"
-        odd = odd_layers(self._config, seen)
+            return f"it cannot be called with a packed row ({_first_line(error)})"
+        odd = odd_layers(self._config, seen) or self._no_backward(inner, packed)
         if odd is not None:
             return odd
         far, allowed = distance(inner, found, known)
         return None if far <= allowed else f"log-probabilities differ by {far:.2g} from separate passes"
 
+    def _no_backward(self, inner: Any, packed: Pack) -> str | None:
+        """Return why there are no gradients: FlexAttention compiles its backward pass apart, and not everywhere."""
+        weight = next((p for p in inner.parameters() if p.requires_grad), None)
+        if self.way != "flex" or weight is None:
+            return None
+        try:
+            with torch.enable_grad():
+                torch.autograd.grad(self._shared(inner, packed, False).logps.sum(), weight, allow_unused=True)
+        except Exception as error:  # of the compiler: of any class
+            return f"FlexAttention has no backward pass here ({_first_line(error)})"
+        return None
+
     def _shared(self, model: Any, pack: Pack, entropy: bool, seen: list[int | None] | None = None) -> Scores:
         with switched(_inner(model)):
             return self._run(
                 model, pack.source, pack.target, entropy, input_ids=pack.input_ids[None],
-                position_ids=pack.position_ids[None], **{KEYWORD: Plan(pack, self._way, seen)},
+                position_ids=pack.position_ids[None], **{KEYWORD: Plan(pack, self.way, seen)},
             )  # fmt: skip
 
     def _separate(self, model: Any, pack: Pack, entropy: bool) -> Scores:
@@ -191,6 +203,11 @@ def _batches(pack: Pack, which: list[int], most: int | None) -> Iterator[list[in
         count = most or max(1, pack.tokens // longest)
         yield ordered[:count]
         ordered = ordered[count:]
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _padded(sequences: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

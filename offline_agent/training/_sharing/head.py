@@ -13,11 +13,11 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 class _Picked(torch.autograd.Function):
-    """log softmax(logits)[target] in float32, with the entropy beside it; one matrix is kept for the backward pass."""
+    """log softmax(logits)[target] in float32 or more, and the entropy; keeps one matrix for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor, entropy: bool) -> Any:
-        logps = torch.log_softmax(logits, -1, dtype=torch.float32)
+        logps = torch.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
         ctx.save_for_backward(logps, target)
         ctx.dtype = logits.dtype
         spread = -(logps.exp() * logps).nan_to_num_(0.0).sum(-1) if entropy else logps.new_empty(0)  # 0 · log 0 = 0
@@ -41,7 +41,9 @@ def _chunk(head: Head, hidden: torch.Tensor, target: torch.Tensor, entropy: bool
 def score(
     head: Head, hidden: torch.Tensor, target: torch.Tensor, vocabulary: int, entropy: bool, limit: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the log-probabilities [S] float32 of `target`, and the entropies [S], detached, where asked for.
+    """Return the log-probabilities [S] of `target`, and the entropies [S], detached, where asked for.
+
+    Both are float32, or float64 for a model in that format.
 
     Args:
         head: From hidden states [n, H] to logits [n, V].

@@ -47,9 +47,11 @@ def test_every_way_of_attention_is_exact(family: str, way: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_flex_attention_scores_alike(family: str) -> None:
-    llm = model(family)  # it has no backward pass on a CPU
+    llm = model(family)
+    assert "FlexAttention has no backward pass here" in str(Scorer(llm, way="flex").reason)
+    llm.requires_grad_(False)  # so it is on a CPU
     scorer = Scorer(llm, way="flex")
-    assert scorer.shares, scorer.reason
+    assert scorer.shares and scorer.way == "flex", scorer.reason
     sequences = [*tree(7), *[Sequence((*range(90), 3 + i, *range(60)), (*[0] * 90, *[1] * 61)) for i in range(3)]]
     packed = pack(sequences)
     with torch.no_grad():
@@ -222,6 +224,14 @@ def test_half_precision_and_autocast(family: str) -> None:
         assert found.dtype == torch.float32
         assert float((found - exact).abs().max()) < 0.25
         assert float((found - exact).abs().mean()) < 0.05
+
+
+def test_a_model_in_float64_is_scored_in_float64() -> None:
+    llm = model("gemma3_text").double()
+    packed = pack(tree(4))
+    found, known = (Scorer(llm, share=share)(llm, packed).logps for share in (True, False))
+    assert found.dtype == torch.float64
+    assert float((found - known).detach().abs().max()) < 1e-10
 
 
 def test_autocast_backward() -> None:
