@@ -1,0 +1,173 @@
+"""Useful (agent) tokens trained per second, against TRL's trainers on the same rows.
+
+Run `python benchmarks/training_throughput.py [--run RUN_DIR]`; without a run directory of `build_prefs` it makes one
+with the embedded model. Every side trains the same model on the same rows, 32 to an update, for the same number of
+updates; the first is left out of the clock. Useful tokens are those the policy sampled, counted from the rows' masks.
+
+- TRL's defaults: `SFTTrainer(assistant_only_loss=True)` and `DPOTrainer` on the message columns, batches of 8, gradient
+  checkpointing as they have it; float32, since this is about the path and not the number format.
+- TRL, tuned: without gradient checkpointing, and for SFT packed (`bfd`, padding-free).
+- ours: `train_sft` and `train_dpo`'s trainers; with `share_prefixes=off` beside it.
+
+TRL's DPOTrainer also scores the tokens that tools wrote; its useful tokens are counted as ours are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from _common import write_result
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+from offline_agent.policies.hf import DEFAULT_MODEL
+from offline_agent.rendering import Renderer
+from offline_agent.training import dpo, sft
+from offline_agent.training.rows import load_pairs, load_trajectories
+from offline_agent.training.settings import DpoSettings, TrainSettings
+
+SIZE = 32
+KINDS = ("step", "trajectory", "hindsight", "minimal")
+
+
+class Clock(TrainerCallback):
+    """Seconds from the end of the first update to the end of the last, wall and processor."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[float, float]] = []
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.ends.append((time.perf_counter(), time.process_time()))
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        (wall, processor), (wall_end, processor_end) = self.ends[0], self.ends[-1]
+        return wall_end - wall, processor_end - processor
+
+
+def fresh() -> tuple[Any, Any]:
+    model = AutoModelForCausalLM.from_pretrained(DEFAULT_MODEL, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(DEFAULT_MODEL)
+
+
+def ours(task: str, rows: Sequence[Any], updates: int, share: bool, folder: Path) -> tuple[float, float]:
+    """Return the seconds of all updates but the first."""
+    model, tokenizer = fresh()
+    settings = TrainSettings(max_updates=updates, epochs=1e9, rows=SIZE, share=share, every=10**6)
+    ends: list[tuple[float, float]] = []
+
+    def log(record: dict[str, Any]) -> None:
+        ends.append((time.perf_counter(), time.process_time()))
+
+    if task == "sft":
+        sft.train_sft(model, tokenizer, rows, settings, folder, log=log, say=print)
+    else:
+        plain = DpoSettings(anchor_rows=0, sft=0.0)
+        dpo.train_dpo(model, tokenizer, rows, [], settings, plain, folder, log=log, say=print)
+    return ends[-1][0] - ends[0][0], ends[-1][1] - ends[0][1]
+
+
+def theirs(task: str, table: Any, updates: int, tuned: bool, folder: Path) -> tuple[float, float]:
+    """Return the seconds of all updates but the first, in TRL's own trainer."""
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+    model, tokenizer = fresh()
+    common: dict[str, Any] = {
+        "output_dir": str(folder), "max_steps": updates, "bf16": False, "report_to": "none", "save_strategy": "no",
+        "disable_tqdm": True, "logging_strategy": "no", "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": SIZE // 8, "max_length": None, "seed": 0,
+        "use_cpu": not torch.cuda.is_available(), **({"gradient_checkpointing": False} if tuned else {}),
+    }  # fmt: skip
+    clock = Clock()
+    if task == "sft":
+        packed: dict[str, Any] = {"padding_free": True} if tuned else {}
+        config: Any = SFTConfig(**common, **packed, assistant_only_loss=True)
+        kind: Any = SFTTrainer
+    else:
+        config, kind = DPOConfig(**common, precompute_ref_log_probs=True), DPOTrainer
+    kind(model, args=config, train_dataset=table, processing_class=tokenizer, callbacks=[clock]).train()
+    return clock.seconds
+
+
+def messages(run: Path, task: str, count: int) -> Any:
+    """Return TRL's view of the first rows: message columns and tools."""
+    from datasets import load_dataset
+
+    folder, columns = ("filtered", ["messages", "tools"]) if task == "sft" else (
+        "preferences", ["prompt", "chosen", "rejected", "tools"],
+    )  # fmt: skip
+    table = load_dataset("parquet", data_files=f"{run}/{folder}/*.parquet", split="train")
+    return table.select(range(count)).select_columns(columns)
+
+
+def useful(task: str, rows: Sequence[Any]) -> int:
+    if task == "sft":
+        return sum(sum(row.action_mask) for row in rows)
+    return sum(sum(row.chosen_mask) + sum(row.rejected_mask) for row in rows)
+
+
+def sides(task: str, rows: Sequence[Any], run: Path, updates: int) -> Iterator[tuple[str, Callable[[Path], Any]]]:
+    def table() -> Any:
+        return messages(run, task, len(rows))
+
+    yield "TRL's defaults", lambda folder: theirs(task, table(), updates, False, folder)
+    yield "TRL, tuned", lambda folder: theirs(task, table(), updates, True, folder)
+    yield "ours, prefixes not shared", lambda folder: ours(task, rows, updates, False, folder)
+    yield "ours", lambda folder: ours(task, rows, updates, True, folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, default=None, help="a run directory of build_prefs")
+    parser.add_argument("--updates", type=int, default=5, help="optimizer updates of each side, the first not timed")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    renderer = Renderer.load(DEFAULT_MODEL)
+    with tempfile.TemporaryDirectory() as scratch:
+        run = options.run
+        if run is None:
+            run = Path(scratch) / "run"
+            keys = ["tasks.n=24", "filtered.per_task=6", "tracking.uri=null", f"run_dir={run}"]
+            command = [sys.executable, "-m", "offline_agent.pipelines.build_prefs", *keys]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        count = SIZE * options.updates
+        table: list[dict[str, Any]] = []
+        for task in ("sft", "dpo"):
+            if task == "sft":
+                rows: Sequence[Any] = load_trajectories([run], [], renderer, max_length=2048)[0]
+            else:
+                rows = load_pairs(
+                    [run], [], renderer, model_hash=None, kinds=KINDS, max_length=2048, reference="computed"
+                )[0]
+            rows = rows[:count]
+            # every side goes through the same rows, over and over where there are few; the mean row stands for each
+            tokens = useful(task, rows) / len(rows) * SIZE * (options.updates - 1)
+            first = None
+            for name, play in sides(task, rows, run, options.updates):
+                with tempfile.TemporaryDirectory() as folder:
+                    wall, processor = play(Path(folder))
+                first = first or tokens / processor
+                table.append(
+                    {
+                        "trainer": task, "side": name, "rows": len(rows), "useful tokens": round(tokens),
+                        "seconds": round(wall, 1), "processor seconds": round(processor, 1),
+                        "useful tokens/processor s": round(tokens / processor, 1),
+                        "times TRL's defaults": round(tokens / processor / first, 2),
+                    }
+                )  # fmt: skip
+                print(json.dumps(table[-1]), flush=True)
+    write_result("training_throughput", table, {"updates": options.updates, "rows an update": SIZE}, options.out)
+
+
+if __name__ == "__main__":
+    main()
