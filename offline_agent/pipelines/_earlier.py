@@ -62,7 +62,7 @@ def read_earlier(path: Path, config: EvaluateConfig, parts: Parts) -> Earlier:
         ConfigError: It is none, is not finished, or cannot be compared with what is asked for: every reason.
         DataError: Its table is broken.
     """
-    manifest, summary = _json(path / "manifest.json"), None
+    manifest = _json(path / "manifest.json")
     if manifest.get("command") != "evaluate":
         raise ConfigError(f"against.run: {path} is a run of {manifest.get('command')!r}; name a run of evaluate")
     if manifest.get("status") != "done":
@@ -105,7 +105,7 @@ def _differences(
         yield f"against.run: its environment was {manifest.get('env')}, here it is {parts.spec.identity}; use the same"
     if manifest["hashes"].get("task_set") != facts_of(parts)["hashes"]["task_set"]:
         yield (
-            f"against.run: it played other tasks ({then['tasks']}), here they are {now['tasks']}; give the same "
+            f"against.run: it played other tasks ({then.get('tasks')}), here they are {now['tasks']}; give the same "
             "tasks.split, tasks.n, tasks.offset and tasks.file"
         )
     for key, needed in (
@@ -119,18 +119,18 @@ def _differences(
 
 def _search_differs(then: Mapping[str, Any], config: EvaluateConfig) -> Iterator[tuple[str, str]]:
     mode, now = config.test_time.algorithm, config.resolved()
-    if mode in SEARCHES and then["test_time"]["algorithm"] == mode:
+    if mode in SEARCHES and _at(then, "test_time.algorithm") == mode:
         keys = ["test_time"] if mode == "best_of_n" else ["test_time", "search", "reward"]
         for key in keys:
-            if then[key] != now[key]:
-                yield mode, f"it had {key} {then[key]}, asked for {now[key]}"
+            if then.get(key) != now[key]:
+                yield mode, f"it had {key} {then.get(key)}, asked for {now[key]}"
                 return
 
 
 def _at(config: Mapping[str, Any], key: str) -> Any:
     value: Any = config
     for part in key.split("."):
-        value = value[part]
+        value = value.get(part) if isinstance(value, Mapping) else None
     return value
 
 

@@ -160,6 +160,8 @@ def run(prepared: Prepared, session: Evaluation) -> Mapping[str, Any]:
     journal = Journal(log.append, log.read() if session.run.resumed else (), {t.task_id: t for t in parts.tasks})
     one = _Run(prepared, session, journal)
     searched = len(parts.tasks) if prepared.settings is not None else 0
+    if config.policy.temperature == 0 and config.attempts > 1:
+        session.say("evaluate: policy.temperature=0: the sampled attempts at a task are all the same; use attempts=1")
     players = prepared.players()
     session.progress.start(len(players) * (searched + len(asks(config, parts.tasks))), "attempts")
     try:
