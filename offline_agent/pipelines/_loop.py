@@ -13,7 +13,9 @@ from offline_agent._config.sections import SearchSection
 from offline_agent._config.training import (
     AgainstSection,
     DpoDataSection,
+    DpoOptimizerSection,
     EvaluateTasks,
+    OptimizerSection,
     SftDataSection,
     TestTimeSection,
 )
@@ -90,7 +92,7 @@ class Plan:
         config = TrainSftConfig(
             **self._common(iteration, "train_sft"),
             **self._training(model),
-            optimizer=stage.optimizer,
+            optimizer=OptimizerSection(**stage.optimizer.model_dump()),
             batch=stage.batch,
             data=SftDataSection(runs=tuple(map(str, runs)), per_task=stage.per_task),
             env=self.config.env,
@@ -116,7 +118,7 @@ class Plan:
         config = TrainDpoConfig(
             **self._common(iteration, "train_dpo"),
             **self._training(model),
-            optimizer=stage.optimizer,
+            optimizer=DpoOptimizerSection(**stage.optimizer.model_dump()),
             batch=stage.batch,
             data=DpoDataSection(runs=(str(pairs),), files=() if replay is None else (str(replay),)),
             dpo=stage.loss,

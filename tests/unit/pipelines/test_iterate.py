@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from offline_agent import config as configuration
+from offline_agent import tracking
 from offline_agent._store.tables import write_table
 from offline_agent.config import IterateConfig
 from offline_agent.errors import TrainingError
@@ -20,7 +22,8 @@ from offline_agent.pipelines._stages import Stage
 from offline_agent.records import Context, Task
 from offline_agent.search.codec import tree_to_json
 from offline_agent.search.tree import SearchTree
-from offline_agent.store import RunDirectory, read_table
+from offline_agent.store import RunDirectory, hash_path, read_table
+from offline_agent.tracking import NullTracker
 from tests.unit.evaluation.test_gate import SCHEMA
 from tests.unit.training.test_buffer import pair
 
@@ -236,6 +239,40 @@ def test_gone_on_with_it_tells_nothing_twice_and_ends_alike(tmp_path: Path, stag
         del record["seconds"]
     assert one["iterations"] == other["iterations"]
     assert loop(run, "iterations=3") == 1 and "iteration-2/train_sft" in stages.ran  # more of the same run
+
+
+class Recorder(NullTracker):
+    """Keeps what would be sent."""
+
+    def __init__(self) -> None:
+        self.sent_tags: dict[str, str] = {}
+        self.sent_metrics: dict[int, dict[str, Any]] = {}
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        self.sent_tags |= values
+
+    def metrics(self, values: Mapping[str, Any], step: int = 0) -> None:
+        self.sent_metrics.setdefault(step, {}).update(values)
+
+
+def test_tracking_links_every_stage_with_what_it_consumed(
+    tmp_path: Path, stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, run = Recorder(), tmp_path / "run"
+    monkeypatch.setattr(tracking, "open_tracker", lambda *_, **__: recorder)
+    stages.rates |= {f"iteration-{i}/train_{stage}": 0.7 for i in range(2) for stage in ("sft", "dpo")}
+    assert loop(run, "iterations=2") == 0
+    tags = recorder.sent_tags
+    dpo, build = "iteration-1/train_dpo.parent", run / "iteration-1" / "build_prefs"
+    assert tags[f"{dpo}.train_sft"] == hash_path(run / "iteration-1" / "train_sft" / "model")
+    assert tags[f"{dpo}.build_prefs"] == hash_path(build / "preferences")
+    assert tags[f"{dpo}.replay"] == hash_path(run / "iteration-1" / "replay" / "0000.parquet")
+    assert tags["iteration-1/train_sft.parent.build_prefs"] == hash_path(build / "filtered")
+    assert tags["iteration-1/build_prefs.parent.model"] == hash_path(run / "iteration-0" / "train_dpo" / "model")
+    assert tags["iteration-1/evaluate.parent.train_dpo"] == hash_path(run / "iteration-1" / "train_dpo" / "model")
+    assert recorder.sent_metrics[0]["train_dpo/success"] == 0.7 and recorder.sent_metrics[0]["promoted"] == 1.0
+    parents = {stage.config.tracking.parent for stage in stages.stages.values()}
+    assert parents == {json.loads((run / "manifest.json").read_text())["run_id"]}
 
 
 @pytest.mark.parametrize(
