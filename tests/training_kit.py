@@ -59,8 +59,20 @@ def pairs(count: int = 6, seed: int = 0, per_tree: int = 3, tail: bool = False) 
         chosen, rejected = side(chance, chance.randint(1, 3), tail), side(chance, chance.randint(1, 3), tail)
         rows.append(
             PairRow(
-                f"pair-{index}", "step", f"task-{tree}", f"tree-{tree}", index, history, chosen[0], rejected[0],
-                chosen[1], rejected[1], None, None, weight=1 / (1 + index % 3), confidence=1 - 0.1 * (index % 3),
+                f"pair-{index}",
+                "step",
+                f"task-{tree}",
+                f"tree-{tree}",
+                index,
+                history,
+                chosen[0],
+                rejected[0],
+                chosen[1],
+                rejected[1],
+                None,
+                None,
+                weight=1 / (1 + index % 3),
+                confidence=1 - 0.1 * (index % 3),
             )  # fmt: skip
         )
     return rows

@@ -6,7 +6,7 @@ Run `python -m offline_agent.pipelines.train_dpo --help` for the keys.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,10 +49,16 @@ class Parts:
 def prepare(config: TrainDpoConfig) -> tuple[Parts, Facts]:
     """Load model, pairs and what is replayed; see `_command.Command.prepare`."""
     dpo = dpo_settings(config)
-    dpo.check()
+    faults: list[str] = []
+    _collect(faults, dpo.check)
+    _collect(faults, lambda: _look(config))
     _training.set_threads(config.threads)
-    parts = Parts(_training.load(config), dpo)
-    _training.max_length(config, parts.trainable[0])
+    trainable = _collect(faults, lambda: _training.load(config))
+    if trainable is not None:
+        _collect(faults, lambda: _training.max_length(config, trainable[0]))
+    if faults:
+        raise ConfigError(faults)
+    parts = Parts(trainable, dpo)
     if config.data.runs or config.data.files:
         _read(parts, config, config.data.runs)
     hashes: dict[str, Any] = dict(_training.hashes(parts.trainable))
@@ -63,6 +69,27 @@ def prepare(config: TrainDpoConfig) -> tuple[Parts, Facts]:
         manifest["data"] = dict(parts.report.hashes)
         tags["data_hash"] = hashes["data"]
     return parts, Facts(manifest, tags)
+
+
+def _collect(faults: list[str], make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except ConfigError as error:
+        faults += error.faults
+    return None
+
+
+def _look(config: TrainDpoConfig) -> None:
+    """Raise ConfigError where what is to be read is not there."""
+    from offline_agent.training import sources
+
+    faults: list[str] = []
+    if config.data.runs or config.data.files:
+        _collect(faults, lambda: sources.find(config.data.runs, config.data.files, "preferences"))
+    if config.anchor.rows and config.anchor.runs:
+        _collect(faults, lambda: sources.find(config.anchor.runs, (), "filtered", "anchor"))
+    if faults:
+        raise ConfigError(faults)
 
 
 def dpo_settings(config: TrainDpoConfig) -> DpoSettings:

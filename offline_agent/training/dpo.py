@@ -6,12 +6,10 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from trl import DPOConfig, DPOTrainer
 
 from offline_agent.errors import ConfigError
@@ -21,6 +19,7 @@ from offline_agent.training.reference import Reference, Sides, reference
 from offline_agent.training.settings import OWN_LOSSES, DpoSettings, TrainResult, TrainSettings
 from offline_agent.training.sft import trajectory_units
 from offline_agent.training.trainer import PackedTrainer, Sums, arguments
+from offline_agent.training.trl_batch import as_trl_sees
 from offline_agent.training.updates import Plan, Unit, Update
 from offline_agent.training.watch import stalled
 
@@ -307,24 +306,7 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
             pairs: For each of B pairs the agent tokens' log-probabilities, chosen [n] and rejected [m].
             ref: [B, 2], the reference's sums of chosen and rejected.
         """
-        sides = [chosen for chosen, _ in pairs] + [rejected for _, rejected in pairs]
-        device = sides[0].device
-        values = pad_sequence(list(sides), batch_first=True)  # [2B, n]
-        mask = pad_sequence([torch.ones_like(side, dtype=torch.long) for side in sides], batch_first=True)
-        none = torch.zeros_like(values)
-
-        def answer(**more: Any) -> SimpleNamespace:
-            return SimpleNamespace(
-                log_probs=values, entropy=none, mean_logits=none, is_top1=none.bool(), log_sum_sq_probs=none
-            )
-
-        first = torch.zeros(len(sides), 1, dtype=torch.long, device=device)  # the token that nothing comes before
-        full = torch.cat([first, mask], dim=1)
-        inputs = {
-            "input_ids": torch.zeros_like(full), "attention_mask": torch.cat([first + 1, mask], dim=1),
-            "completion_mask": full,
-            "ref_chosen_logps": ref[:, 0].to(device), "ref_rejected_logps": ref[:, 1].to(device),
-        }  # fmt: skip
+        answer, inputs = as_trl_sees(pairs, ref)
         kept, self._metrics = self._metrics, {"train": defaultdict(list), "eval": defaultdict(list)}
         try:
             loss: Tensor = super()._compute_loss(answer, inputs, False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_callback import TrainerState
-from transformers.utils import logging
 
 from offline_agent.errors import TrainingError
 from offline_agent.training import checkpoints, prefix_sharing
 from offline_agent.training.guard import Guard
+from offline_agent.training.models import quiet
 from offline_agent.training.settings import TrainResult, TrainSettings
 from offline_agent.training.updates import Plan, Unit, Update, fill
 
@@ -260,18 +260,6 @@ def record_of(entry: dict[str, Any], per_epoch: int) -> dict[str, Any]:
         "epoch": entry["step"] / per_epoch,
     }
     return {"update": entry.pop("update"), "loss": entry.pop("loss"), **entry}
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep transformers from drawing bars inside the block."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def still(model: Any) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from offline_agent.pipelines._command import main
+from offline_agent.pipelines.train_dpo import COMMAND
 from tests.rows_kit import pair, run, trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -24,10 +26,9 @@ def command(run_dir: Path, *keys: str) -> list[str]:
     return [sys.executable, "-m", "offline_agent.pipelines.train_dpo", *KEYS, *keys, f"run_dir={run_dir}"]
 
 
-def train(run_dir: Path, *keys: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(run_dir, *keys), capture_output=True, text=True, env=ENV, cwd=run_dir.parent, check=False
-    )
+def train(run_dir: Path, *keys: str) -> int:
+    """Run the pipeline in this process and return its exit status."""
+    return main(COMMAND, command(run_dir, *keys)[3:])
 
 
 def curve(run_dir: Path) -> list[float]:
@@ -47,10 +48,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def whole(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("whole") / "run"
-    done = train(run_dir, f"data.runs=[{data}]")
+    done = subprocess.run(command(run_dir, f"data.runs=[{data}]"), capture_output=True, text=True, env=ENV, check=False)
     assert done.returncode == 0, done.stderr
     assert "train_dpo" in done.stdout and "reference log-probs" in done.stdout
-    assert "it/s" not in done.stderr  # no foreign bars
+    said = done.stderr.splitlines()  # no foreign bars and warnings
+    assert said[0] == f"train_dpo: writing to {run_dir}" and len(said) == 2 and "contradict one another" in said[1]
     return run_dir
 
 
@@ -97,29 +99,30 @@ def test_kill_9_at_any_moment_changes_nothing(data: str, whole: Path, tmp_path: 
             process.send_signal(signal.SIGKILL)
             killed.append(process.wait())
     assert -signal.SIGKILL in killed
-    done = train(run_dir, f"data.runs=[{data}]")
-    assert done.returncode == 0, done.stderr
+    assert train(run_dir, f"data.runs=[{data}]") == 0
     assert curve(run_dir) == pytest.approx(curve(whole), abs=1e-6)
     ours, theirs = (json.loads((path / "summary.json").read_text()) for path in (run_dir, whole))
     assert ours["model"]["hash"] == theirs["model"]["hash"]
     assert 0 < ours["training"]["resumed_at"] < 6
 
 
-def test_faults_are_told_before_anything_is_written(data: str, tmp_path: Path) -> None:
+def test_faults_are_told_before_anything_is_written(data: str, tmp_path: Path, capsys: Any) -> None:
     run_dir = tmp_path / "run"
-    keys = (f"data.runs=[{data}]", "dpo.loss=kto")
-    refused = train(run_dir, *keys)
-    assert refused.returncode == 2 and "not pairs" in refused.stderr and not run_dir.exists()
-    refused = train(run_dir, "data.runs=[nowhere]")
-    assert refused.returncode == 2 and "nowhere" in refused.stderr and not run_dir.exists()
+    assert train(run_dir, "data.runs=[nowhere]", "dpo.loss=kto", "model.path=./elsewhere", "anchor.runs=[gone]") == 2
+    said = capsys.readouterr().err
+    assert "(4 faults)" in said and not run_dir.exists()
+    for part in ("not pairs", "nowhere", "elsewhere", "gone"):
+        assert part in said
+    assert train(run_dir, f"data.runs=[{data}]", "batch.max_length=100000") == 2
+    assert "batch.max_length" in capsys.readouterr().err and not run_dir.exists()
 
 
-def test_stored_log_probs_of_another_model_stop_the_run(tmp_path: Path) -> None:
+def test_stored_log_probs_of_another_model_stop_the_run(tmp_path: Path, capsys: Any) -> None:
     from offline_agent.policies.hf_loading import model_hash
     from offline_agent.training.models import load_trainable
 
     here = model_hash(load_trainable(None)[0])
     lying = run(tmp_path / "prefs", [pair(n, "tea pot", "cup", model=here) for n in range(3)], [trajectory()])
-    done = train(tmp_path / "run", f"data.runs=[{lying}]")
-    assert done.returncode == 1 and "not this model's" in done.stderr
-    assert not (tmp_path / "run" / "checkpoints").exists() or not list((tmp_path / "run").glob("checkpoints/*"))
+    assert train(tmp_path / "run", f"data.runs=[{lying}]") == 1
+    assert "not this model's" in capsys.readouterr().err
+    assert not list((tmp_path / "run").glob("checkpoints/*"))

@@ -140,7 +140,9 @@ def test_packs_and_sharing_change_nothing(changes: dict[str, Any], tmp_path: Pat
     (one, gradients), (other, split) = step(whole), step(apart)
     assert one == pytest.approx(other, rel=1e-5)
     assert far(split, gradients) < 1e-4
-    figures = [{k: v[0] for k, v in t._metrics["train"].items() if k not in ("seconds", "tokens")} for t in (whole, apart)]
+    figures = [
+        {k: v[0] for k, v in t._metrics["train"].items() if k not in ("seconds", "tokens")} for t in (whole, apart)
+    ]
     assert figures[0] == pytest.approx(figures[1], rel=1e-4, abs=1e-5)
 
 

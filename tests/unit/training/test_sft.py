@@ -53,9 +53,7 @@ def test_observations_after_the_last_action_are_nothing_to_the_loss(tmp_path: Pa
 
 def test_training_lowers_the_loss_of_agent_tokens(tmp_path: Path) -> None:
     rows, records, trained = trajectories(4), [], model()
-    result = train_sft(
-        trained, qwen(), rows, settings(rows=4, epochs=15), tmp_path, log=records.append, say=print
-    )
+    result = train_sft(trained, qwen(), rows, settings(rows=4, epochs=15), tmp_path, log=records.append, say=print)
     assert len(records) == result.updates == 15 and result.resumed_at == 0
     assert result.last["nll"] < 0.5 * result.first["nll"]
     assert result.agent_tokens == 15 * sum(sum(row.action_mask) for row in rows)

@@ -136,7 +136,9 @@ def test_a_bad_loss_stops_the_run_before_it_does_harm(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(module, "preference_loss", broken)
     trained = model()
-    with pytest.raises(TrainingError, match=r"update 4: its loss is nan.*checkpoint-2\. Its rows: pair-\d, .*trajectory-"):
+    with pytest.raises(
+        TrainingError, match=r"update 4: its loss is nan.*checkpoint-2\. Its rows: pair-\d, .*trajectory-"
+    ):
         train(tmp_path, trained=trained)
     assert all(bool(torch.isfinite(weights).all()) for weights in trained.state_dict().values())
     monkeypatch.undo()
