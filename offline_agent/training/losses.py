@@ -30,7 +30,7 @@ def preference_loss(name: str, sums: Sums, beta: float, noise: Tensor | None = N
 
     sigmoid: DPO (Rafailov et al. 2023, eq. 7) with label noise e in [0, 1] (cDPO, Mitchell 2023):
         -(1 - e) log s(beta d) - e log s(-beta d), d the difference of the log-ratios.
-    dmpo: the same on sums weighted by `turn_weights` (Shi et al. 2024, arXiv 2406.14868, eq. 13).
+    dmpo: the same on sums weighted by `turn_weights` (Shi et al. 2024, arXiv 2406.14868).
     hinge: max(0, 1 - beta d) (SLiC, Zhao et al. 2023).
     ipo: (d' - 1 / (2 beta))^2, d' the difference of the log-ratios a token, as TRL has it (Azar et al. 2023, eq. 17).
     sigmoid_norm: -log s(beta d'), as TRL has it.
@@ -63,8 +63,9 @@ def preference_loss(name: str, sums: Sums, beta: float, noise: Tensor | None = N
 def turn_weights(mask: Sequence[int], gamma: float) -> list[float]:
     """Return DMPO's weight of every masked token, in order.
 
-    phi(t, T) = (1 - gamma^(T - t)) / (1 - gamma^T) for turn t = 0 .. T-1 of T (Shi et al. 2024, arXiv 2406.14868,
-    eq. 13): 1 for the first turn, less for later ones. A turn is a run of ones in the mask.
+    phi(t, T) = (1 - gamma^(T - t)) / (1 - gamma^T) for turn t = 0 .. T-1 of T (Shi et al. 2024, arXiv 2406.14868): 1
+    for the first turn, less for later ones. A turn is a run of ones in the mask; turns are counted from where the two
+    sides part, since what comes before is the same in both.
 
     Args:
         mask: int [n], 1 = agent token, of what follows the shared prefix.
