@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from offline_agent import catalog
 from offline_agent.config import BuildPrefsConfig
-from offline_agent.errors import ConfigError, EnvironmentFault
+from offline_agent.errors import ConfigError
 from offline_agent.pipelines import _schemas
 from offline_agent.pipelines._command import Command, Facts, Session, main
 from offline_agent.pipelines._figures import Figures, show
 from offline_agent.pipelines._parts import Parts, facts_of, make_parts
+from offline_agent.pipelines._probe import trust_copies
 from offline_agent.policies.base import Engine
 from offline_agent.preferences.balance import Balance
 from offline_agent.preferences.criticality import MinimalPairs
@@ -30,11 +30,10 @@ from offline_agent.preferences.hindsight import Hindsight, evaluation_tasks
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.pairs import StepPairs, TrajectoryPairs
 from offline_agent.preferences.refusals import Refusal
-from offline_agent.records import PreferencePair, Task
+from offline_agent.records import PreferencePair
 from offline_agent.search.codec import tree_from_json, tree_to_json
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.mcts import SearchSettings, TreeSearch
-from offline_agent.search.probe import copying_fault
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.rollouts import Rollouts
 from offline_agent.search.scheduler import Critic, EnvPool, RunCounts, Scheduler
@@ -68,13 +67,16 @@ def run(parts: Parts, session: Build) -> Mapping[str, Any]:
     return figures.summary(parts, session.config)
 
 
-def settings_of(config: BuildPrefsConfig, tasks: int, action_tokens: int) -> SearchSettings:
+def settings_of(
+    config: BuildPrefsConfig, tasks: int, action_tokens: int, deterministic_verifier: bool = True
+) -> SearchSettings:
     """Return the search's settings; budgets of the run are divided evenly among its tasks, so trees stay independent.
 
     Args:
         config: The configuration.
         tasks: Number of tasks.
         action_tokens: The most tokens of one action.
+        deterministic_verifier: The environment's.
     """
     search, budget = config.search, config.search.budget
     same = {name: getattr(search, name) for name in SearchSettings.__slots__ if hasattr(search, name)}
@@ -86,6 +88,7 @@ def settings_of(config: BuildPrefsConfig, tasks: int, action_tokens: int) -> Sea
         budget_prefilled=None if budget.prefilled is None else budget.prefilled // tasks,
         budget_tool_calls=None if budget.tool_calls is None else budget.tool_calls // tasks,
         action_tokens=action_tokens,
+        deterministic_verifier=deterministic_verifier,
     )
 
 
@@ -115,8 +118,8 @@ def _search(parts: Parts, session: Build, engine: Engine, figures: Figures) -> N
     left = [task for task in parts.tasks if task.task_id not in written]
     if not left:
         return
-    _trust_copies(parts, session, left)
-    settings = settings_of(config, len(parts.tasks), parts.policy.max_tokens)
+    trust_copies(session, parts.spec, left)
+    settings = settings_of(config, len(parts.tasks), parts.policy.max_tokens, parts.spec.deterministic_verifier)
     critic = _critic(config, engine)
     pool = EnvPool(config.limits.workers, config.limits.step_seconds)
     counts = RestoreCounts()
@@ -149,59 +152,6 @@ def _search(parts: Parts, session: Build, engine: Engine, figures: Figures) -> N
     finally:
         pool.close()
         figures.searched(scheduler.counts, counts, critic)
-
-
-def _trust_copies(parts: Parts, session: Build, tasks: Sequence[Task]) -> None:
-    """Find out before the search whether copies of the environment are snapshots; fall back to replay, and say so.
-
-    Tried on the first task that opens, under the limits of any other step; where none of three does, the search will
-    meet the fault itself and quarantine it.
-    """
-    spec, limits = parts.spec, session.config.limits
-    if spec.replay_only:
-        return
-    from offline_agent.policies.scripted import RandomPolicy
-
-    for task in tasks[:3]:
-        pool, answers = EnvPool(1, limits.reset_seconds + limits.step_seconds), SimpleQueue[Any]()
-
-        def probe(task: Task = task) -> str | None:
-            return copying_fault(spec, task, _random_actions(parts, RandomPolicy(), task))
-
-        pool.submit(probe, answers.put)
-        while answers.empty():
-            pool.reap()
-            time.sleep(0.002)
-        pool.close()
-        reason = answers.get()
-        if not isinstance(reason, EnvironmentFault):
-            break
-    else:
-        return
-    if reason is not None:
-        spec.replay_only = True
-        session.run.quarantine("environment", spec.name, reason, consequence="states are restored by replay")
-        session.say(f"build_prefs: {reason}. States are restored by replay instead, which is slower.")
-
-
-def _random_actions(parts: Parts, policy: Any, task: Task, n: int = 4) -> list[Any]:
-    """Return a few actions that a random policy takes in the task."""
-    from offline_agent.policies.base import Proposals, ProposeRequest
-    from offline_agent.records import Context
-
-    episode = parts.spec.open()
-    first = episode.reset(task)
-    context = Context(task, episode.system_prompt, episode.tools.schemas, first)
-    actions: list[Any] = []
-    while len(actions) < n and not episode.terminated:
-        answer = policy.propose([ProposeRequest(context, (len(actions),))])[0]
-        if not isinstance(answer, Proposals):
-            break
-        actions.append(answer.actions[0])
-        result = episode.step(actions[-1])
-        context = context.child(actions[-1], result.observation, result.role)
-    episode.close()
-    return actions
 
 
 def _critic(config: BuildPrefsConfig, engine: Engine) -> Critic | None:

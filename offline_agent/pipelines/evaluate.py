@@ -9,7 +9,7 @@ import gc
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from offline_agent.pipelines._command import Command, Facts, Session, main
 from offline_agent.pipelines._earlier import Earlier, read_earlier
 from offline_agent.pipelines._evaluation_figures import EXTRA, show, summary
 from offline_agent.pipelines._parts import Parts, facts_of, make_parts, make_policy
+from offline_agent.pipelines._probe import trust_copies
 from offline_agent.policies.base import Engine, Policy
 from offline_agent.preferences.export import trajectory_rows
 from offline_agent.preferences.refusals import Refusal
@@ -225,7 +226,7 @@ def _search(one: _Run, label: str, policy: Policy, engine: Engine, pool: EnvPool
     left = [task for task in parts.tasks if (label, "mcts", task.task_id, 0) not in one.journal.attempts]
     if not left:
         return
-    _trust_copies(one, left)
+    trust_copies(one.session, parts.spec, left)
     log = one.session.run.events("search" if label == "candidate" else f"search-{label}")
     names = {task.task_id for task in left}
     logged: dict[str, list[dict[str, Any]]] = {}
@@ -247,13 +248,6 @@ def _search(one: _Run, label: str, policy: Policy, engine: Engine, pool: EnvPool
         "calls_replayed": counts.replayed,
         "states_copied": counts.copies,
     }
-
-
-def _trust_copies(one: _Run, tasks: Sequence[Task]) -> None:
-    from offline_agent.pipelines import build_prefs
-
-    session: Any = replace(one.session, say=lambda text: one.session.say(text.replace("build_prefs", "evaluate", 1)))
-    build_prefs._trust_copies(one.prepared.parts, session, tasks)
 
 
 def _critic(config: EvaluateConfig, engine: Engine) -> Any:
