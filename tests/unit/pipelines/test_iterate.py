@@ -263,16 +263,22 @@ def test_tracking_links_every_stage_with_what_it_consumed(
     stages.rates |= {f"iteration-{i}/train_{stage}": 0.7 for i in range(2) for stage in ("sft", "dpo")}
     assert loop(run, "iterations=2") == 0
     tags = recorder.sent_tags
-    dpo, build = "iteration-1/train_dpo.parent", run / "iteration-1" / "build_prefs"
-    assert tags[f"{dpo}.train_sft"] == hash_path(run / "iteration-1" / "train_sft" / "model")
-    assert tags[f"{dpo}.build_prefs"] == hash_path(build / "preferences")
-    assert tags[f"{dpo}.replay"] == hash_path(run / "iteration-1" / "replay" / "0000.parquet")
-    assert tags["iteration-1/train_sft.parent.build_prefs"] == hash_path(build / "filtered")
-    assert tags["iteration-1/build_prefs.parent.model"] == hash_path(run / "iteration-0" / "train_dpo" / "model")
-    assert tags["iteration-1/evaluate.parent.train_dpo"] == hash_path(run / "iteration-1" / "train_dpo" / "model")
+    last, build = run / "iteration-1", run / "iteration-1" / "build_prefs"
+    parents = "iteration-1/train_dpo.parent"
+    assert tags[f"{parents}.iteration-1/train_sft"] == hash_path(last / "train_sft" / "model")
+    assert tags[f"{parents}.iteration-1/preferences"] == hash_path(build / "preferences")
+    assert tags[f"{parents}.replay"] == hash_path(last / "replay" / "0000.parquet")
+    for iteration in ("iteration-0", "iteration-1"):
+        filtered = hash_path(run / iteration / "build_prefs" / "filtered")
+        assert tags[f"iteration-1/train_sft.parent.{iteration}/filtered"] == filtered
+        assert tags[f"{parents}.{iteration}/filtered"] == filtered
+    start = hash_path(run / "iteration-0" / "train_dpo" / "model")
+    assert tags["iteration-1/build_prefs.parent.iteration-0/train_dpo"] == start
+    assert tags["iteration-1/evaluate.parent.iteration-1/train_dpo"] == hash_path(last / "train_dpo" / "model")
+    assert "iteration-0/build_prefs.parent.start" in tags
     assert recorder.sent_metrics[0]["train_dpo/success"] == 0.7 and recorder.sent_metrics[0]["promoted"] == 1.0
-    parents = {stage.config.tracking.parent for stage in stages.stages.values()}
-    assert parents == {json.loads((run / "manifest.json").read_text())["run_id"]}
+    above = {stage.config.tracking.parent for stage in stages.stages.values()}
+    assert above == {json.loads((run / "manifest.json").read_text())["run_id"]}
 
 
 @pytest.mark.parametrize(
