@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from offline_agent.pipelines._stages import Stage
 from offline_agent.seeding import derive_seed
 
 _SEEDS = 1 << 31  # libraries take seeds of 32 bits
+_NOT_NEEDED = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.jinja")
 
 
@@ -178,7 +180,7 @@ def model_folder(path_or_name: str | None) -> Path:
     """Return where a model's files are: the folder itself, the embedded default's, or the hub's cache.
 
     Raises:
-        ConfigError: It is neither a folder nor in the cache.
+        ConfigError: It is neither a folder, nor in the cache, nor on the hub.
     """
     from offline_agent.policies.hf import DEFAULT_MODEL
 
@@ -190,11 +192,13 @@ def model_folder(path_or_name: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(path_or_name, local_files_only=True))
-    except Exception as error:  # not in the cache, no such name, an unreadable cache: all the same to us
+        with suppress(OSError, ValueError):  # what is in the cache needs no network
+            return Path(snapshot_download(path_or_name, local_files_only=True))
+        return Path(snapshot_download(path_or_name, ignore_patterns=list(_NOT_NEEDED)))
+    except Exception as error:  # no such name, no network, an unreadable cache: all the same to us
         raise ConfigError(
-            f"policy.model: {path_or_name!r} is neither a folder nor in the hub's cache ({error}); download it, or "
-            "give a folder"
+            f"policy.model: got {path_or_name!r}, allowed: a folder that exists, or the name of a model on the hub "
+            f"that this machine can reach ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
         ) from error
 
 

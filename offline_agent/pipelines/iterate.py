@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config import IterateConfig, TasksSection
+from offline_agent.config import IterateConfig, TasksSection, TrainDpoConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.pipelines._command import Command, Facts, Session, main
 from offline_agent.pipelines._iterations import Iterations
-from offline_agent.pipelines._loop import model_folder
+from offline_agent.pipelines._loop import Plan, model_folder
 from offline_agent.pipelines._report import show
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def prepare(config: IterateConfig) -> tuple[Parts, Facts]:
         faults.extend(error.faults)
     except OfflineAgentError as error:
         faults.append(str(error))
+    faults += _training_faults(config)
     try:
         hashes["model"] = hash_path(_checked(model_folder(config.policy.model)))
     except ConfigError as error:
@@ -70,6 +71,24 @@ def _pool(config: IterateConfig) -> TasksSection:
     """Return the tasks that the iterations choose from: as many as they could search if each took only new ones."""
     n = config.tasks.n
     return config.tasks.model_copy(update={"n": None if n is None else n * config.iterations})
+
+
+def _training_faults(config: IterateConfig) -> Iterator[str]:
+    """Yield what the preference training would refuse after the search."""
+    from offline_agent.pipelines.train_dpo import dpo_settings
+
+    if not config.dpo.enabled:
+        return
+    plan = Plan(config, Path("/"), "")
+    stage = plan.train_dpo(0, plan.start(), Path("/"), None, ()).config
+    assert isinstance(stage, TrainDpoConfig)
+    try:
+        dpo_settings(stage).check()
+    except ConfigError as error:
+        yield from (f"dpo.loss.{fault.removeprefix('dpo.')}" for fault in error.faults)
+    for run in config.dpo.anchor.runs:
+        if not (Path(run) / "manifest.json").is_file():
+            yield f"dpo.anchor.runs: {run} is no run directory (it has no manifest.json); name one of build_prefs"
 
 
 def _checked(folder: Path) -> Path:

@@ -292,6 +292,8 @@ def test_tracking_links_every_stage_with_what_it_consumed(
         (["env=nothing"], "env: got 'nothing'"),
         (["env.wrong=1", "policy.model=/nowhere/at/all"], "env.wrong"),
         (["tasks.offset=1000000"], "tasks: none left"),
+        (["dpo.loss.loss=sigmiod"], "dpo.loss.loss: got 'sigmiod', allowed: sigmoid"),
+        (["dpo.anchor.runs=[/nowhere]"], "dpo.anchor.runs: /nowhere is no run directory"),
     ],
 )
 def test_a_wrong_request_writes_nothing(
