@@ -69,7 +69,7 @@ class Iterations:
                 self.session.say(f"iterate: stopped {stopped}")
                 break
             records.append(self._iterate(_Iteration(number, choice)))
-        place_model(model_folder(self.model.path), self.run_dir / "model", *self._replaced_tokenizer())
+        self._place()
         return self._summary(records, started, stopped)
 
     # -- the parts of an iteration ------------------------------------------------------------------------------
@@ -219,7 +219,8 @@ class Iterations:
         promoted = record["promoted"]
         if promoted is not None:
             self.model = by_stage[promoted]
-            place_model(model_folder(self.model.path), self.run_dir / "model")
+            if one.number not in self.told:  # else a later one may be there already
+                self._place()
         why = "" if one.candidates else f"; {record['reason']}"
         verdict = "promoted" if promoted else "kept"
         self.session.say(f"iterate: iteration {one.number}: {verdict} {self.model.name}{why}")
@@ -232,6 +233,15 @@ class Iterations:
             figures[f"{name}/probability_not_worse"] = candidate["probability_not_worse"]
         self.session.tracker.metrics(figures, step=one.number)
         record["seconds"] = one.seconds
+
+    def _place(self) -> None:
+        """Copy the incumbent to `model/`, unless it is there."""
+        from offline_agent.store import hash_path
+
+        source, target = self._weights(self.model), self.run_dir / "model"
+        replaced = self._replaced_tokenizer()
+        if any(replaced) or not target.is_dir() or hash_path(source) != hash_path(target):
+            place_model(source, target, *replaced)
 
     # -- small things ---------------------------------------------------------------------------------------------
 

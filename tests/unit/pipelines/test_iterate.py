@@ -229,7 +229,9 @@ def test_gone_on_with_it_tells_nothing_twice_and_ends_alike(tmp_path: Path, stag
     assert loop(run, "iterations=2") == 1
     assert (run / "model" / "model.safetensors").read_text() == "iteration-0/train_dpo"  # promoted already
     stages.fail = None
+    (run / "model" / "model.safetensors").write_text("broken since")
     assert loop(run, "iterations=2") == 0
+    assert (run / "model" / "model.safetensors").read_text() == summary(run)["model"]["from"]
     whole = tmp_path / "whole"
     assert loop(whole, "iterations=2") == 0
     events = [json.loads(line) for line in (run / "events" / "0000.jsonl").read_text().splitlines()[1:]]
