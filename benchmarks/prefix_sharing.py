@@ -294,7 +294,10 @@ def main() -> None:
         if "shop" in options.cases and options.run is None:
             options.run = Path(folder, "run")
             search(options.run)
-        rows = [measure(case, options) for case in options.cases]
+        rows = []
+        for case in options.cases:
+            rows.append(measure(case, options))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)  # it takes long: show what is there
     write_result(
         "prefix_sharing" if options.device == "cpu" else f"prefix_sharing_{options.device}",
         rows,
