@@ -129,6 +129,12 @@ class DemonstrationsSection(Section):
         return noise
 
 
+class SftTasks(TasksSection):
+    """Which tasks."""
+
+    n: int | None = key(400, "number of tasks; null = all", ge=1)
+
+
 class SftDataSection(Section):
     """What is learnt from."""
 
@@ -145,7 +151,7 @@ class TrainSftConfig(TrainConfig):
 
     data: SftDataSection = section(SftDataSection, "what is learnt from")
     env: EnvSection = section(EnvSection, "the environment that demonstrations are of")
-    tasks: TasksSection = section(TasksSection, "the tasks that are demonstrated")
+    tasks: SftTasks = section(SftTasks, "the tasks that are demonstrated")
     demonstrations: DemonstrationsSection = section(DemonstrationsSection, "demonstrations by the scripted expert")
     scratch: ScratchSection = section(ScratchSection, "a new model in place of model.path")
 
