@@ -90,6 +90,9 @@ def test_the_same_seed_shows_the_same_whatever_else_is_asked_for() -> None:
     first = [keys for keys, t in zip(acted(one), one.trajectories, strict=True) if t.task == TASKS[1]]
     alone = shown(**{**reckless, "per_task": 2}, tasks=[TASKS[1]])
     assert acted(alone) == first[:2], "an attempt depends on seed, task and number alone"
+    twin = Task("twin", "train", TASKS[0].args)
+    both = [acted(shown(**reckless, tasks=[task])) for task in (TASKS[0], twin)]
+    assert both[0] != both[1], "each task has its own chance"
 
 
 def test_noises_are_drawn_evenly() -> None:
