@@ -85,7 +85,7 @@ def test_a_window_that_the_attention_is_not_told_of_is_noticed() -> None:
 def test_a_layer_with_an_attention_of_its_own_is_noticed() -> None:
     llm = model("llama")
     layer = llm.model.layers[1].self_attn
-    own, config = layer.forward, layer.config
+    config = layer.config
     other = type(config).from_dict(config.to_dict())
 
     class Apart(type(layer)):  # type: ignore[misc]
@@ -96,7 +96,16 @@ def test_a_layer_with_an_attention_of_its_own_is_noticed() -> None:
 
     layer.__class__ = Apart
     assert "2 of its 3 layers" in str(Scorer(llm).reason)
-    del own
+
+
+def test_a_mask_of_the_models_own_is_noticed() -> None:
+    llm = model("llama")
+
+    def masked(module: Any, args: Any, options: dict[str, Any]) -> Any:
+        return args, {**options, "attention_mask": torch.zeros(1, 1, *[options["hidden_states"].shape[1]] * 2)}
+
+    llm.model.layers[1].self_attn.register_forward_pre_hook(masked, with_kwargs=True)
+    assert Scorer(llm).reason == "it makes an attention mask of its own"
 
 
 def test_bidirectional_attention_is_noticed() -> None:
