@@ -208,7 +208,7 @@ def test_two_processes_have_the_gradients_of_one(tmp_path: Path, whole: Any) -> 
     script.write_text(TWO)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29617", str(script),
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script),
         str(tmp_path / "run"), "{}",
     ]  # fmt: skip
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
