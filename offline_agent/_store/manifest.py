@@ -70,7 +70,7 @@ def resume(
     before, code = manifest["hashes"].get("code"), facts["hashes"]["code"]
     if before != code:
         warnings.append(
-            "the code differs from the code that began this run: trees in flight may come out otherwise "
+            "the code differs from the code that began this run: what is not finished may come out otherwise "
             f"(code {str(before)[:12]} then, {code[:12]} now; both are in the manifest)"
         )
     session = {
