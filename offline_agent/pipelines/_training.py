@@ -201,13 +201,16 @@ def of_result(result: TrainResult, seconds: float) -> dict[str, Any]:
 
 
 def show(summary: Mapping[str, Any], path: Path) -> Any:
-    """Return the closing table."""
+    """Return the closing table, and what to do next on a line that can be copied."""
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=summary["pipeline"], title_justify="left", show_header=False)
     for row in _table_rows(summary, path):
         table.add_row(*row)
-    return table
+    after = f"python -m offline_agent.pipelines.evaluate policy.model={path / 'model'}"
+    return Group(table, Text(f"Next: {after}", no_wrap=True, overflow="ignore"))
 
 
 def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
@@ -239,4 +242,3 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
     yield "model", f"{model['path']} ({model['parameters']:,} weights, {model['trained']:,} trained)"
     for warning in summary["warnings"]:
         yield "note", warning
-    yield "next", f"python -m offline_agent.pipelines.evaluate policy.model={path / 'model'}"

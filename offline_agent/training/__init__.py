@@ -1,1 +1,1 @@
-"""Training: for now, the default model."""
+"""Training: rows to updates, updates to a better model; thin on TRL."""
