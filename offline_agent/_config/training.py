@@ -259,24 +259,11 @@ class EvaluateConfig(RunConfig):
         return self
 
 
-class SftStageOptimizer(OptimizerSection):
-    """AdamW and its schedule."""
-
-    learning_rate: float = key(5e-4, "highest learning rate", gt=0)
-    epochs: float = key(4.0, "passes over the rows", gt=0)
-
-
-class DpoStageOptimizer(DpoOptimizerSection):
-    """AdamW and its schedule."""
-
-    learning_rate: float = key(2e-4, "highest learning rate", gt=0)
-
-
 class SftStage(Section):
     """The rejection fine-tuning of each iteration."""
 
     enabled: bool = key(True, "fine-tune on filtered/ before the pairs are used")
-    optimizer: SftStageOptimizer = section(SftStageOptimizer, "AdamW and its schedule")
+    optimizer: OptimizerSection = section(OptimizerSection, "AdamW and its schedule")
     batch: BatchSection = section(BatchSection, "what one optimizer update sees")
     per_task: int | None = key(None, "most rows of one task; null = all", ge=1)
 
@@ -285,7 +272,7 @@ class DpoStage(Section):
     """The preference training of each iteration."""
 
     enabled: bool = key(True, "train on preferences/")
-    optimizer: DpoStageOptimizer = section(DpoStageOptimizer, "AdamW and its schedule")
+    optimizer: DpoOptimizerSection = section(DpoOptimizerSection, "AdamW and its schedule")
     batch: BatchSection = section(BatchSection, "what one optimizer update sees")
     loss: DpoSection = section(DpoSection, "the preference loss")
     anchor: AnchorSection = section(AnchorSection, "replay of verified successes")

@@ -14,9 +14,7 @@ from offline_agent._config.sections import SearchSection
 from offline_agent._config.training import (
     AgainstSection,
     DpoDataSection,
-    DpoOptimizerSection,
     EvaluateTasks,
-    OptimizerSection,
     SftDataSection,
     TestTimeSection,
 )
@@ -94,7 +92,7 @@ class Plan:
         config = TrainSftConfig(
             **self._common(iteration, "train_sft"),
             **self._training(model),
-            optimizer=OptimizerSection(**stage.optimizer.model_dump()),
+            optimizer=stage.optimizer,
             batch=stage.batch,
             data=SftDataSection(runs=tuple(map(str, runs)), per_task=stage.per_task),
             env=self.config.env,
@@ -120,7 +118,7 @@ class Plan:
         config = TrainDpoConfig(
             **self._common(iteration, "train_dpo"),
             **self._training(model),
-            optimizer=DpoOptimizerSection(**stage.optimizer.model_dump()),
+            optimizer=stage.optimizer,
             batch=stage.batch,
             data=DpoDataSection(runs=(str(pairs),), files=() if replay is None else (str(replay),)),
             dpo=stage.loss,
