@@ -110,7 +110,7 @@ class TrainConfig(RunConfig):
     batch: BatchSection = section(BatchSection, "what one optimizer update sees")
     checkpoints: CheckpointSection = section(CheckpointSection, "checkpoints")
     guard: GuardSection = section(GuardSection, "when training stops")
-    threads: int | None = key(None, "of torch; null = its own choice", ge=1, free=True)
+    threads: int | None = key(None, "of torch; null = one for a small model on a CPU, else its own", ge=1, free=True)
 
 
 class DemonstrationsSection(Section):
@@ -322,7 +322,7 @@ class IterateConfig(BuildPrefsConfig):
     gate: GateSection = section(GateSection, "when a candidate replaces the incumbent")
     replay: ReplaySection = section(ReplaySection, "pairs of earlier iterations")
     curriculum: CurriculumSection = section(CurriculumSection, "which tasks an iteration searches")
-    threads: int | None = key(None, "of torch while it trains; null = its own choice", ge=1, free=True)
+    threads: int | None = key(None, "of torch while it trains; null = as train_sft", ge=1, free=True)
 
     @field_validator("policy")
     @classmethod

@@ -31,13 +31,6 @@ def load(config: TrainConfig) -> Trainable:
     return load_trainable(model.path, model.tokenizer, model.chat_template, model.dtype)
 
 
-def set_threads(threads: int | None) -> None:
-    """Give torch so many threads; None = as it is."""
-    from offline_agent.training import models
-
-    models.set_threads(threads)
-
-
 def max_length(config: TrainConfig, model: Any) -> int:
     """Return the longest row that is trained on, in tokens.
 
@@ -105,10 +98,11 @@ def train(
         report: Of loading them.
         trainer: `training.sft.train_sft`, or what takes the same arguments.
     """
-    from offline_agent.training.models import add_adapters, save_adapter, save_plain
+    from offline_agent.training.models import add_adapters, save_adapter, save_plain, set_threads
 
     config, folder = session.config, session.run.path
     model, tokenizer, _ = trainable
+    set_threads(config.threads, model)
     tell(session, report)
     begun, chosen, lora = hashes(trainable), settings(config), config.lora
     if lora.rank:

@@ -91,14 +91,14 @@ def prepare(config: EvaluateConfig) -> tuple[Prepared, Facts]:
 
 
 def _conflicts(config: EvaluateConfig) -> Iterator[str]:
-    """Yield keys of `search` that another key decides, where the two differ."""
+    """Yield keys of `search` that another key decides, where they are set to something else."""
     for name, key, value in (
         ("max_steps", "max_steps", config.max_steps),
         ("simulations", "test_time.simulations", config.test_time.simulations),
         ("algorithm", "test_time.algorithm", "mcts"),
     ):
         given = getattr(config.search, name)
-        if name in config.search.model_fields_set and given != value:
+        if given not in (value, type(config.search).model_fields[name].default):
             yield f"search.{name}: got {given!r}, but here {key} decides it; set {key} and leave search.{name} out"
 
 

@@ -52,7 +52,6 @@ def prepare(config: TrainDpoConfig) -> tuple[Parts, Facts]:
     faults: list[str] = []
     _collect(faults, dpo.check)
     _collect(faults, lambda: _look(config))
-    _training.set_threads(config.threads)
     trainable = _collect(faults, lambda: _training.load(config))
     if trainable is not None:
         _collect(faults, lambda: _training.max_length(config, trainable[0]))

@@ -53,7 +53,6 @@ def prepare(config: TrainSftConfig) -> tuple[Parts, Facts]:
         parts.spec, parts.tasks = _demonstrable(config, faults)
     if faults:
         raise ConfigError(faults)
-    _training.set_threads(config.threads)
     if not config.scratch.layers:
         parts.trainable = _training.load(config)
     if given:

@@ -62,10 +62,19 @@ def load_trainable(
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), renderer.tokenizer, renderer
 
 
-def set_threads(threads: int | None) -> None:
-    """Give torch so many threads; None = as it is."""
+def set_threads(threads: int | None, model: Any) -> None:
+    """Give torch so many threads; None = one for a small model on a CPU, as it is for any other.
+
+    With one, sums never change their order, and what else the machine does costs its share of the time and no more:
+    threads that wait for each other were seen to take ten times as long on a busy machine.
+    """
     import torch
 
+    from offline_agent.policies.hf import SMALL
+
+    small = sum(weights.numel() for weights in model.parameters()) < SMALL
+    if threads is None and small and next(model.parameters()).device.type == "cpu":
+        threads = 1
     if threads is not None:
         torch.set_num_threads(threads)
 
