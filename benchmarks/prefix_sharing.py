@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -229,6 +228,14 @@ def memory(case: str, side: str, options: argparse.Namespace) -> float:
     return float(json.loads(out.strip().splitlines()[-1])["mib"])
 
 
+def resident(reset: bool = False) -> float:
+    """Return the process's peak memory in MiB since the last reset; getrusage would tell of the parent's as well."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
+
+
 def child(case: str, side: str, options: argparse.Namespace) -> None:
     """Measure one side's memory and print it."""
     model = make_model(case, options.device)
@@ -240,9 +247,9 @@ def child(case: str, side: str, options: argparse.Namespace) -> None:
         step(model, loss, options.device)
         mib = (torch.cuda.max_memory_allocated() - before) / 2**20
     else:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = resident(reset=True)
         step(model, loss, options.device)
-        mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
+        mib = resident() - before
     print(json.dumps({"mib": mib}))
 
 
