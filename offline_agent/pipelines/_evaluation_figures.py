@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config import EvaluateConfig
 from offline_agent.evaluation import report, test_time
 from offline_agent.evaluation.attempts import Attempt
+from offline_agent.pipelines._command import copyable
 from offline_agent.pipelines._earlier import SEARCHES, Earlier
 from offline_agent.pipelines._parts import Parts
 from offline_agent.policies.base import Policy
@@ -126,7 +127,8 @@ def show(summary: Summary, path: Path) -> RenderableType:
         for row in compared:
             second.add_row(*row)
         parts.append(second)
-    return Group(*parts, Text("\n" + "\n".join([*_notes(summary), "", *_where(summary, path)])))
+    where = copyable("\n".join(["", *_where(summary, path)]))
+    return Group(*parts, Text("\n".join(["", *_notes(summary)])), where)
 
 
 def _title(mode: str, figures: Summary) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config import BuildPrefsConfig
+from offline_agent.pipelines._command import copyable
 from offline_agent.pipelines._parts import Parts
 from offline_agent.preferences.mining import Mined
 from offline_agent.preferences.refusals import Refusal
@@ -171,7 +172,6 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table."""
     from rich.console import Group
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(title=f"build_prefs: {summary['policy']} in {summary['environment']} ({summary['split']})")
     table.add_column("what")
@@ -179,7 +179,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     table.add_column("note")
     for row in _table_rows(summary):
         table.add_row(*row)
-    where = Text(
+    where = copyable(
         f"\nWritten to {path}\n"
         f"  preferences/  {summary['pairs_total']} pairs; "
         f'load_dataset("parquet", data_files="{path}/preferences/*.parquet")\n'

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offline_agent.pipelines._command import copyable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -23,7 +25,6 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table."""
     from rich.console import Group
     from rich.table import Table
-    from rich.text import Text
 
     held_out = summary["held_out"]
     table = Table(
@@ -40,7 +41,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     if summary["stopped"]:
         reasons.append(f"stopped {summary['stopped']}")
     change = f"held-out success: {percent(summary['start'])} at the start, {percent(summary['end'])} at the end"
-    where = Text(
+    where = copyable(
         "\n".join(["", *reasons, change, "", f"The model ({summary['model']['from']}) is in {path}/model; use it with"])
         + f"\n  policy=hf policy.model={path}/model\n"
         f"Every stage's run directory and configuration is in {path}/iteration-*/"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config import TrainConfig
 from offline_agent.errors import ConfigError
-from offline_agent.pipelines._command import Session
+from offline_agent.pipelines._command import Session, copyable
 
 if TYPE_CHECKING:
     from offline_agent.rendering import Renderer
@@ -198,13 +198,12 @@ def show(summary: Mapping[str, Any], path: Path) -> Any:
     """Return the closing table, and what to do next on a line that can be copied."""
     from rich.console import Group
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(title=summary["pipeline"], title_justify="left", show_header=False)
     for row in _table_rows(summary, path):
         table.add_row(*row)
     after = f"python -m offline_agent.pipelines.evaluate policy.model={path / 'model'}"
-    return Group(table, Text(f"Next: {after}", no_wrap=True, overflow="ignore"))
+    return Group(table, copyable(f"Next: {after}"))
 
 
 def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
