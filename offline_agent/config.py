@@ -16,15 +16,15 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from offline_agent._config.base import Plugged, Section, key, masked, section
+from offline_agent._config.evaluation import EvaluateConfig
+from offline_agent._config.loop import IterateConfig
 from offline_agent._config.sections import BuildPrefsConfig, PolicySection, RunConfig, TasksSection
 from offline_agent._config.training import (
     AnchorSection,
     BatchSection,
     CheckpointSection,
     DpoSection,
-    EvaluateConfig,
     GuardSection,
-    IterateConfig,
     LoraSection,
     ModelSection,
     OptimizerSection,

@@ -1,4 +1,4 @@
-"""The keys of `train_sft`, `train_dpo`, `evaluate` and `iterate`, beside those of `build_prefs`."""
+"""The keys of `train_sft` and `train_dpo`, beside those of `build_prefs`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from offline_agent._config.base import Section, key, section
-from offline_agent._config.sections import (
-    BuildPrefsConfig,
-    EnvSection,
-    LimitsSection,
-    PolicySection,
-    RewardSection,
-    RunConfig,
-    SearchSection,
-    TasksSection,
-)
+from offline_agent._config.sections import EnvSection, RunConfig, TasksSection
 
 Paths = tuple[str, ...]
 
@@ -156,6 +147,10 @@ class TrainSftConfig(TrainConfig):
     scratch: ScratchSection = section(ScratchSection, "a new model in place of model.path")
 
 
+Kinds = tuple[Literal["step", "trajectory", "hindsight", "minimal"], ...]
+ALL_KINDS = ("step", "trajectory", "hindsight", "minimal")
+
+
 class DpoDataSection(Section):
     """The preference pairs."""
 
@@ -163,9 +158,7 @@ class DpoDataSection(Section):
         (), "run directories whose preferences/ is trained on; none = a small search is run first", strict=False
     )
     files: Paths = key((), "parquet or JSON-lines files of preference rows", strict=False)
-    kinds: tuple[Literal["step", "trajectory", "hindsight", "minimal"], ...] = key(
-        ("step", "trajectory", "hindsight", "minimal"), "kinds of pairs that are used", strict=False
-    )
+    kinds: Kinds = key(ALL_KINDS, "kinds of pairs that are used", strict=False)
 
 
 class DpoSection(Section):
@@ -198,143 +191,3 @@ class TrainDpoConfig(TrainConfig):
     dpo: DpoSection = section(DpoSection, "the preference loss")
     anchor: AnchorSection = section(AnchorSection, "replay of verified successes")
     optimizer: DpoOptimizerSection = section(DpoOptimizerSection, "AdamW and its schedule")
-
-
-class TestTimeSection(Section):
-    """Search at test time."""
-
-    __test__ = False  # not a test case of pytest's
-
-    algorithm: Literal["none", "best_of_n", "mcts"] = key("none", "none = the policy alone")
-    simulations: int = key(16, "samples of best_of_n, simulations of mcts", ge=1)
-    judge: Literal["verifier", "agreement"] = key(
-        "verifier", "who chooses: verifier = it may be asked at test time; agreement = most common end (best_of_n)"
-    )
-
-    @model_validator(mode="after")
-    def _possible(self) -> TestTimeSection:
-        if self.algorithm == "mcts" and self.judge != "verifier":
-            raise ValueError("test_time.judge: mcts backs up what the verifier says; use test_time.judge=verifier")
-        return self
-
-
-class AgainstSection(Section):
-    """Whom to compare with, on the same tasks."""
-
-    run: str | None = key(None, "an earlier evaluate run directory; null = none")
-    model: str | None = key(None, "another model for the same kind of policy, evaluated in this run; null = none")
-
-
-class EvaluateTasks(TasksSection):
-    """Which tasks."""
-
-    split: Literal["train", "validation", "test"] = key("validation", "the environment's split")
-    n: int | None = key(50, "number of tasks; null = all", ge=1)
-
-
-class EvaluateConfig(RunConfig):
-    """Keys of `evaluate`."""
-
-    env: EnvSection = section(EnvSection, "the environment")
-    limits: LimitsSection = section(LimitsSection, "what an environment may take")
-    tasks: EvaluateTasks = section(EvaluateTasks, "which tasks")
-    policy: PolicySection = section(PolicySection, "the policy that is evaluated")
-    attempts: int = key(4, "sampled attempts of each task at policy.temperature; 0 = none", ge=0)
-    greedy: bool = key(True, "also one greedy attempt of each task")
-    max_steps: int = key(15, "actions in one episode; one that uses them up is a failure of its own kind", ge=1)
-    in_flight: int = key(64, "episodes played at once", ge=1, free=True)
-    test_time: TestTimeSection = section(TestTimeSection, "search at test time")
-    search: SearchSection = section(SearchSection, "the search of test_time.algorithm=mcts")
-    reward: RewardSection = section(RewardSection, "weights of the composite reward that guides mcts")
-    against: AgainstSection = section(AgainstSection, "whom to compare with")
-    confidence: float = key(0.95, "of the intervals", gt=0.5, lt=1)
-    resamples: int = key(10_000, "bootstrap resamples of the tasks", ge=100)
-
-    @model_validator(mode="after")
-    def _something(self) -> EvaluateConfig:
-        if not self.attempts and not self.greedy and self.test_time.algorithm == "none":
-            raise ValueError("attempts: nothing to play; set attempts=4, greedy=true or test_time.algorithm=mcts")
-        if self.against.run is not None and self.against.model is not None:
-            raise ValueError("against: give either against.run or against.model")
-        return self
-
-
-class SftStage(Section):
-    """The rejection fine-tuning of each iteration."""
-
-    enabled: bool = key(True, "fine-tune on filtered/ before the pairs are used")
-    optimizer: OptimizerSection = section(OptimizerSection, "AdamW and its schedule")
-    batch: BatchSection = section(BatchSection, "what one optimizer update sees")
-    per_task: int | None = key(None, "most rows of one task; null = all", ge=1)
-
-
-class DpoStage(Section):
-    """The preference training of each iteration."""
-
-    enabled: bool = key(True, "train on preferences/")
-    optimizer: DpoOptimizerSection = section(DpoOptimizerSection, "AdamW and its schedule")
-    batch: BatchSection = section(BatchSection, "what one optimizer update sees")
-    loss: DpoSection = section(DpoSection, "the preference loss")
-    anchor: AnchorSection = section(AnchorSection, "replay of verified successes")
-
-
-class HeldOutSection(Section):
-    """What the gate looks at: never the test split."""
-
-    split: Literal["validation"] = key("validation", "the split")
-    n: int = key(50, "number of tasks", ge=2)
-    attempts: int = key(4, "sampled attempts of each", ge=1)
-
-
-class GateSection(Section):
-    """When a candidate replaces the incumbent."""
-
-    confidence: float = key(
-        0.9, "P(candidate's success > incumbent's - margin), by paired bootstrap over tasks", ge=0.5, lt=1
-    )
-    margin: float = key(0.02, "a loss of success this small counts as not worse", ge=0, lt=1)
-
-
-class ReplaySection(Section):
-    """Pairs of earlier iterations in later ones."""
-
-    pairs: int = key(2000, "most pairs of earlier iterations; the oldest leave first; 0 = none", ge=0)
-    share: float = key(0.5, "at most this many of them for each new pair", ge=0)
-    priority: float = key(1.0, "a pair's chance to be taken grows with its gap to this power", ge=0)
-
-
-class CurriculumSection(Section):
-    """Which tasks an iteration searches."""
-
-    enabled: bool = key(True, "prefer tasks solved about half of the time; false = in order")
-    new_share: float = key(0.5, "share of tasks that were never searched", ge=0, le=1)
-    solved_share: float = key(0.1, "largest share of tasks that were always solved", ge=0, lt=1)
-
-
-class IterateConfig(BuildPrefsConfig):
-    """Keys of `iterate`."""
-
-    iterations: int = key(1, "how often the loop is gone through; a finished run goes on with more", ge=1, free=True)
-    sft: SftStage = section(SftStage, "rejection fine-tuning")
-    dpo: DpoStage = section(DpoStage, "preference training")
-    lora: LoraSection = section(LoraSection, "low-rank adapters")
-    held_out: HeldOutSection = section(HeldOutSection, "what the gate looks at")
-    gate: GateSection = section(GateSection, "when a candidate replaces the incumbent")
-    replay: ReplaySection = section(ReplaySection, "pairs of earlier iterations")
-    curriculum: CurriculumSection = section(CurriculumSection, "which tasks an iteration searches")
-    threads: int | None = key(None, "of torch while it trains; null = as train_sft", ge=1, free=True)
-
-    @field_validator("policy")
-    @classmethod
-    def _trainable(cls, policy: PolicySection) -> PolicySection:
-        if policy.name != "hf":
-            raise ValueError(f"policy: iterate trains the policy, got {policy.name!r}; allowed: hf")
-        return policy
-
-    @model_validator(mode="after")
-    def _train_only(self) -> IterateConfig:
-        if self.tasks.split != "train":
-            raise ValueError(f"tasks.split: iterate learns from it, got {self.tasks.split!r}; allowed: train")
-        if not self.sft.enabled and not self.dpo.enabled:
-            raise ValueError("sft.enabled, dpo.enabled: nothing to train; enable one of them")
-        return self

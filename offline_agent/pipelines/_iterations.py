@@ -134,8 +134,9 @@ class Iterations:
     def _train_on_pairs(self, one: _Iteration, model: Model, pairs: Path) -> None:
         if not self.config.dpo.enabled:
             return
-        if not one.built["pairs_total"]:
-            one.notes.append("no preference training: the search made no pair")
+        if not any(one.built["pairs"].get(kind) for kind in self.config.dpo.kinds):
+            kinds = " or ".join(self.config.dpo.kinds)
+            one.notes.append(f"no preference training: the search made no pair ({kinds})")
             return
         replay = self._replay(one, pairs)
         stage = self.plan.train_dpo(one.number, model, pairs, replay, self._with_successes())

@@ -10,14 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from offline_agent._config.evaluation import AgainstSection, EvaluateTasks, TestTimeSection
 from offline_agent._config.sections import SearchSection
-from offline_agent._config.training import (
-    AgainstSection,
-    DpoDataSection,
-    EvaluateTasks,
-    SftDataSection,
-    TestTimeSection,
-)
+from offline_agent._config.training import DpoDataSection, SftDataSection
 from offline_agent.config import (
     BuildPrefsConfig,
     EvaluateConfig,
@@ -120,7 +115,9 @@ class Plan:
             **self._training(model),
             optimizer=stage.optimizer,
             batch=stage.batch,
-            data=DpoDataSection(runs=(str(pairs),), files=() if replay is None else (str(replay),)),
+            data=DpoDataSection(
+                runs=(str(pairs),), files=() if replay is None else (str(replay),), kinds=stage.kinds
+            ),
             dpo=stage.loss,
             anchor=anchor,
         )

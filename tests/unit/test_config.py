@@ -199,3 +199,9 @@ def test_own_sections() -> None:
         size: int = key(1, "how many", ge=1)
 
     assert load(Own, None, ["inner=b", "inner.x=1", "size=2"]).inner.given() == {"x": 1}
+
+
+def test_the_loop_trains_on_kinds_that_are_built() -> None:
+    assert load(IterateConfig, None, ["dpo.kinds=[step]"]).dpo.kinds == ("step",)
+    with pytest.raises(ConfigError, match=r"dpo\.kinds: none of minimal is built; pairs\.kinds builds step"):
+        load(IterateConfig, None, ["dpo.kinds=[minimal]", "pairs.kinds=[step]"])

@@ -1,0 +1,107 @@
+"""The keys of `iterate`, beside those of its stages."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import field_validator, model_validator
+
+from offline_agent._config.base import Section, key, section
+from offline_agent._config.sections import BuildPrefsConfig, PolicySection
+from offline_agent._config.training import (
+    ALL_KINDS,
+    AnchorSection,
+    BatchSection,
+    DpoOptimizerSection,
+    DpoSection,
+    Kinds,
+    LoraSection,
+    OptimizerSection,
+)
+
+
+class SftStage(Section):
+    """The rejection fine-tuning of each iteration."""
+
+    enabled: bool = key(True, "fine-tune on filtered/ before the pairs are used")
+    optimizer: OptimizerSection = section(OptimizerSection, "AdamW and its schedule")
+    batch: BatchSection = section(BatchSection, "what one optimizer update sees")
+    per_task: int | None = key(None, "most rows of one task; null = all", ge=1)
+
+
+class DpoStage(Section):
+    """The preference training of each iteration."""
+
+    enabled: bool = key(True, "train on preferences/")
+    kinds: Kinds = key(ALL_KINDS, "kinds of pairs that are used, of those that pairs.kinds builds", strict=False)
+    optimizer: DpoOptimizerSection = section(DpoOptimizerSection, "AdamW and its schedule")
+    batch: BatchSection = section(BatchSection, "what one optimizer update sees")
+    loss: DpoSection = section(DpoSection, "the preference loss")
+    anchor: AnchorSection = section(AnchorSection, "replay of verified successes")
+
+
+class HeldOutSection(Section):
+    """What the gate looks at: never the test split."""
+
+    split: Literal["validation"] = key("validation", "the split")
+    n: int = key(50, "number of tasks", ge=2)
+    attempts: int = key(4, "sampled attempts of each", ge=1)
+
+
+class GateSection(Section):
+    """When a candidate replaces the incumbent."""
+
+    confidence: float = key(
+        0.9, "P(candidate's success > incumbent's - margin), by paired bootstrap over tasks", ge=0.5, lt=1
+    )
+    margin: float = key(0.02, "a loss of success this small counts as not worse", ge=0, lt=1)
+
+
+class ReplaySection(Section):
+    """Pairs of earlier iterations in later ones."""
+
+    pairs: int = key(2000, "most pairs of earlier iterations; the oldest leave first; 0 = none", ge=0)
+    share: float = key(0.5, "at most this many of them for each new pair", ge=0)
+    priority: float = key(1.0, "a pair's chance to be taken grows with its gap to this power", ge=0)
+
+
+class CurriculumSection(Section):
+    """Which tasks an iteration searches."""
+
+    enabled: bool = key(True, "prefer tasks solved about half of the time; false = in order")
+    new_share: float = key(0.5, "share of tasks that were never searched", ge=0, le=1)
+    solved_share: float = key(0.1, "largest share of tasks that were always solved", ge=0, lt=1)
+
+
+class IterateConfig(BuildPrefsConfig):
+    """Keys of `iterate`."""
+
+    iterations: int = key(1, "how often the loop is gone through; a finished run goes on with more", ge=1, free=True)
+    sft: SftStage = section(SftStage, "rejection fine-tuning")
+    dpo: DpoStage = section(DpoStage, "preference training")
+    lora: LoraSection = section(LoraSection, "low-rank adapters")
+    held_out: HeldOutSection = section(HeldOutSection, "what the gate looks at")
+    gate: GateSection = section(GateSection, "when a candidate replaces the incumbent")
+    replay: ReplaySection = section(ReplaySection, "pairs of earlier iterations")
+    curriculum: CurriculumSection = section(CurriculumSection, "which tasks an iteration searches")
+    threads: int | None = key(None, "of torch while it trains; null = as train_sft", ge=1, free=True)
+
+    @field_validator("policy")
+    @classmethod
+    def _trainable(cls, policy: PolicySection) -> PolicySection:
+        if policy.name != "hf":
+            raise ValueError(f"policy: iterate trains the policy, got {policy.name!r}; allowed: hf")
+        return policy
+
+    @model_validator(mode="after")
+    def _train_only(self) -> IterateConfig:
+        if self.tasks.split != "train":
+            raise ValueError(f"tasks.split: iterate learns from it, got {self.tasks.split!r}; allowed: train")
+        if not self.sft.enabled and not self.dpo.enabled:
+            raise ValueError("sft.enabled, dpo.enabled: nothing to train; enable one of them")
+        if self.dpo.enabled and not set(self.dpo.kinds) & set(self.pairs.kinds):
+            raise ValueError(
+                f"dpo.kinds: none of {', '.join(self.dpo.kinds) or 'none'} is built; "
+                f"pairs.kinds builds {', '.join(self.pairs.kinds)}"
+            )
+        return self
