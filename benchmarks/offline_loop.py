@@ -4,9 +4,9 @@ Run `python benchmarks/offline_loop.py --work DIR` (hours on a laptop; `--jobs` 
 command of the project with a run directory of its own under DIR; what is there is not run again, so a stopped run goes
 on. `--plan` prints the commands and stops. Learns from the train split, gates on validation, is measured on test.
 
-For each seed: `iterate` (its first iteration gives the rows up to "all kinds of pairs", its end the last one), two
-more `train_dpo` that see one kind of pairs each, and `evaluate` of every model on the same test tasks, alone and with
-search.
+For each seed: `iterate` on step pairs (its first iteration gives the rows "rejection fine-tuning" and "step DPO", its
+end the last one), two more `train_dpo` from the same fine-tuned model, on trajectory pairs and on all kinds, and
+`evaluate` of every model on the same test tasks, alone and with search.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Suite:
     Attributes:
         environment: Keys that name it.
         iterate: Keys of `iterate`.
-        dpo: Keys of the two single-kind `train_dpo`; the same as iterate's.
+        dpo: Keys of the two other `train_dpo`; the same as iterate's.
         evaluate: Keys of every `evaluate`.
         warm: Keys of the `train_sft` that makes the warm start; none = the embedded default is the warm start.
     """
@@ -50,20 +50,23 @@ class Suite:
     warm: tuple[str, ...] = ()
 
 
-_RATES = ("optimizer.learning_rate=2e-4", "anchor.weight=0.5", "anchor.rows=8")
+_RATES = ("optimizer.learning_rate=5e-4", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
 
 SUITES = {
     "shop": Suite(
         environment=("env=shop",),
         iterate=(
+            "search.simulations=16",
             "search.value=success",  # what is measured; partial credit teaches to buy what is nearly right
             "filtered.per_task=6",
             "filtered.origins=[search,rollout]",
             "sft.optimizer.learning_rate=5e-4",
             "sft.optimizer.epochs=2",
-            "dpo.optimizer.learning_rate=2e-4",
+            "dpo.kinds=[step]",
+            "dpo.optimizer.learning_rate=5e-4",
+            "dpo.optimizer.epochs=2",
+            "dpo.loss.sft=0.1",
             "dpo.anchor.weight=0.5",
-            "dpo.anchor.rows=8",
             "held_out.n=100",
         ),
         dpo=_RATES,
@@ -98,8 +101,8 @@ ROWS = {
     "rejection fine-tuning": "rft",
     "trajectory DPO": "dpo_trajectory",
     "step DPO": "dpo_step",
-    "all kinds of pairs (one iteration)": "dpo_all",
-    "two iterations": "final",
+    "step, trajectory, hindsight and minimal": "dpo_all",
+    "two iterations (step)": "final",
 }
 """What a row of the table is called, and its model."""
 
@@ -117,15 +120,15 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
     loop = ("iterations=2", f"tasks.n={options.tasks}", f"tasks.offset={seed * options.pool}")
     yield Stage("iterate", "iterate", (*own, *loop, *suite.iterate, *start), warm)
     first = folder / "iterate" / "iteration-0"
-    models |= {"rft": str(first / "train_sft" / "model"), "dpo_all": str(first / "train_dpo" / "model")}
-    for kind in ("trajectory", "step"):
-        data = (f"model.path={models['rft']}", f"data.runs=[{first / 'build_prefs'}]", f"data.kinds=[{kind}]")
-        yield Stage(f"dpo_{kind}", "train_dpo", (f"seed={seed}", *data, *suite.dpo), ("iterate",))
-        models[f"dpo_{kind}"] = str(folder / f"dpo_{kind}" / "model")
+    models |= {"rft": str(first / "train_sft" / "model"), "dpo_step": str(first / "train_dpo" / "model")}
+    for name, kinds in (("trajectory", "trajectory"), ("all", "step,trajectory,hindsight,minimal")):
+        data = (f"model.path={models['rft']}", f"data.runs=[{first / 'build_prefs'}]", f"data.kinds=[{kinds}]")
+        yield Stage(f"dpo_{name}", "train_dpo", (f"seed={seed}", *data, *suite.dpo), ("iterate",))
+        models[f"dpo_{name}"] = str(folder / f"dpo_{name}" / "model")
     models["final"] = str(folder / "iterate" / "model")
     tasks = ("tasks.split=test", f"tasks.n={options.held_out}")
     for name, model in models.items():
-        after = {"dpo_trajectory": ("dpo_trajectory",), "dpo_step": ("dpo_step",), "warm": warm}.get(name, ("iterate",))
+        after = {"dpo_trajectory": ("dpo_trajectory",), "dpo_all": ("dpo_all",), "warm": warm}.get(name, ("iterate",))
         policy = (f"policy.model={model}",) if model else ()
         plain = (f"attempts={options.attempts}",)
         yield Stage(f"test-{name}", "evaluate", (*own, *tasks, *plain, *suite.evaluate, *policy), after)
@@ -226,7 +229,7 @@ def table(name: str, folders: Sequence[Path], simulations: int) -> tuple[list[di
                 row["each seed"] = ", ".join(f"{mean:.1%}" for mean in values.mean(1))
                 sampled[title] = (values, low, high)
         rows.append(row)
-    base, best = sampled["warm start"], sampled["two iterations"]
+    base, best = sampled["warm start"], sampled[next(title for title, model in ROWS.items() if model == "final")]
     gain = best[0] - base[0]
     low, high = interval(gain)
     facts = {
@@ -245,7 +248,7 @@ def main() -> None:
     parser.add_argument("--suite", default="shop", choices=sorted(SUITES))
     parser.add_argument("--work", type=Path, required=True, help="where the run directories are")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--tasks", type=int, default=300, help="train tasks searched in each iteration")
+    parser.add_argument("--tasks", type=int, default=500, help="train tasks searched in each iteration")
     parser.add_argument("--pool", type=int, default=1000, help="distance of the seeds' first train tasks")
     parser.add_argument("--held-out", type=int, default=200, help="test tasks")
     parser.add_argument("--attempts", type=int, default=4, help="sampled attempts of each test task")
