@@ -17,9 +17,8 @@ import os
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,36 +138,43 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
 
 
 class Runner:
-    """Runs the stages of all seeds, some at once, each after those it needs."""
+    """Runs the stages of all seeds, `jobs` at once, each as soon as those it needs are done."""
 
-    def __init__(self, work: Path, jobs: int) -> None:
-        self.work = work
-        self.failed = threading.Event()
-        self._pool = ThreadPoolExecutor(jobs)
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
 
     def run(self, plans: Mapping[Path, Sequence[Stage]]) -> None:
-        futures: dict[tuple[Path, str], Any] = {}
-        for folder, plan in plans.items():
-            for stage in plan:
-                needed = [futures[folder, name] for name in stage.after]
-                futures[folder, stage.name] = self._pool.submit(self._one, folder, stage, needed)
-        for future in futures.values():
-            future.result()
-        self._pool.shutdown()
+        # the first stages of every seed come before the second of any: the long ones begin early
+        waiting = sorted(
+            ((number, folder, stage) for folder, plan in plans.items() for number, stage in enumerate(plan)),
+            key=lambda entry: entry[0],
+        )
+        done: set[tuple[Path, str]] = set()
+        running: dict[Future[None], tuple[Path, str]] = {}
+        with ThreadPoolExecutor(self.jobs) as pool:
+            while waiting or running:
+                for entry in list(waiting):
+                    _, folder, stage = entry
+                    if len(running) < self.jobs and all((folder, name) in done for name in stage.after):
+                        waiting.remove(entry)
+                        running[pool.submit(_run, folder, stage)] = (folder, stage.name)
+                finished, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    name = running.pop(future)
+                    future.result()  # a stage that failed ends it all; the same command goes on later
+                    done.add(name)
 
-    def _one(self, folder: Path, stage: Stage, needed: Sequence[Any]) -> None:
-        for other in needed:  # stages are submitted in order, so what is waited for is already running or done
-            other.result()
-        if self.failed.is_set() or _done(folder / stage.name):
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        print(f"{folder.name}: {stage.name}", flush=True)
-        with (folder / f"{stage.name}.log").open("a") as log:
-            own = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-            code = subprocess.run(stage.command(folder), stdout=log, stderr=log, env=own, check=False).returncode
-        if code:
-            self.failed.set()
-            raise SystemExit(f"{stage.name} ended with status {code}; see {folder / stage.name}.log")
+
+def _run(folder: Path, stage: Stage) -> None:
+    if _done(folder / stage.name):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"{folder.name}: {stage.name}", flush=True)
+    with (folder / f"{stage.name}.log").open("a") as log:
+        own = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        code = subprocess.run(stage.command(folder), stdout=log, stderr=log, env=own, check=False).returncode
+    if code:
+        raise SystemExit(f"{stage.name} ended with status {code}; see {folder / stage.name}.log")
 
 
 def _done(run_dir: Path) -> bool:
@@ -267,7 +273,7 @@ def main() -> None:
             for stage in plan:
                 print(shlex.join(stage.command(folder)))
         return
-    Runner(options.work, options.jobs).run(plans)
+    Runner(options.jobs).run(plans)
     rows, facts = table(options.suite, folders, options.simulations)
     facts |= {"train tasks an iteration": options.tasks, "commands": "python benchmarks/offline_loop.py --plan"}
     write_result(f"offline_loop_{options.suite}", rows, facts, options.out)
