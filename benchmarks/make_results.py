@@ -38,7 +38,8 @@ def table(name: str) -> str:
     """Return one benchmark's rows and facts as Markdown; a benchmark that was not run is said to be missing."""
     path = RESULTS / f"{name}.json"
     if not path.exists():
-        return f"*Not measured: run `python benchmarks/{name}.py`.*\n"
+        script = name if (RESULTS.parent / f"{name}.py").exists() else name.rpartition("_")[0]
+        return f"*Not measured yet: run `python benchmarks/{script}.py`.*\n"
     data = json.loads(path.read_text(encoding="utf-8"))
     rows: list[Mapping[str, Any]] = data["rows"]
     columns = list(dict.fromkeys(column for row in rows for column in row))
