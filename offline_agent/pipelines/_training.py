@@ -216,7 +216,8 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
     if left:
         yield "left out", f"{left} (of {data['read']})"
     if "replayed" in data:
-        yield "replayed", f"{data['replayed']} verified successes"
+        out = sum(data["replayed_left_out"].values())
+        yield "replayed", f"{data['replayed']} verified successes" + (f", {out} left out" if out else "")
     reference = training.get("reference")
     if reference:
         why = f" ({data['reference_reason']})" if data.get("reference_reason") else ""

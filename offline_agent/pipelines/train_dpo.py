@@ -34,7 +34,7 @@ class Parts:
         trainable: Model, tokenizer and renderer.
         dpo: The loss.
         pairs, report: What is learnt from; None while it is to be searched for.
-        anchors: Trajectories to replay.
+        anchors, replayed: Trajectories to replay, and what was left out of them; None where none are.
         notes: What the user should be told.
     """
 
@@ -43,6 +43,7 @@ class Parts:
     pairs: list[PairRow] | None = None
     report: LoadReport | None = None
     anchors: list[TrajectoryRow] = field(default_factory=list)
+    replayed: LoadReport | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -64,8 +65,8 @@ def prepare(config: TrainDpoConfig) -> tuple[Parts, Facts]:
     manifest: dict[str, Any] = {"hashes": hashes}
     tags = {"model": config.model.path or "embedded default", "model_hash": str(hashes["model"])}
     if parts.report is not None:
-        hashes["data"] = hash_json(list(parts.report.hashes.values()))
-        manifest["data"] = dict(parts.report.hashes)
+        manifest["data"] = {**parts.report.hashes, **(parts.replayed.hashes if parts.replayed else {})}
+        hashes["data"] = hash_json(list(manifest["data"].values()))
         tags["data_hash"] = hashes["data"]
     return parts, Facts(manifest, tags)
 
@@ -135,7 +136,8 @@ def _read_anchors(parts: Parts, config: TrainDpoConfig, runs: Sequence[str], lon
         parts.notes.append("nothing is replayed beside the pairs: name runs with verified successes in anchor.runs")
         return
     try:
-        parts.anchors, _ = load_trajectories(source, (), parts.trainable[2], max_length=longest, key="anchor")
+        found = load_trajectories(source, (), parts.trainable[2], max_length=longest, key="anchor")
+        parts.anchors, parts.replayed = found
     except ConfigError as error:
         if config.anchor.runs:
             raise
@@ -151,6 +153,8 @@ def run(parts: Parts, session: Session[TrainDpoConfig]) -> Mapping[str, Any]:
     assert parts.pairs is not None and parts.report is not None
     for note in parts.notes:
         session.say(f"note: {note}")
+    if parts.replayed is not None:
+        _training.tell(session, parts.replayed)
 
     def trainer(
         model: Any, tokenizer: Any, rows: Sequence[PairRow], chosen: TrainSettings, folder: Path, **more: Any
@@ -163,6 +167,7 @@ def run(parts: Parts, session: Session[TrainDpoConfig]) -> Mapping[str, Any]:
     summary["data"] |= {
         "source": SEARCH if searched else "runs" if config.data.runs else "files",
         "replayed": len(parts.anchors),
+        "replayed_left_out": {} if parts.replayed is None else parts.replayed.dropped(),
         "reference_reason": parts.report.reference_reason,
     }
     summary["loss"] = config.dpo.model_dump(mode="json")

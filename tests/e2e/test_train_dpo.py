@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,3 +127,16 @@ def test_stored_log_probs_of_another_model_stop_the_run(tmp_path: Path, capsys: 
     assert train(tmp_path / "run", f"data.runs=[{lying}]") == 1
     assert "not this model's" in capsys.readouterr().err
     assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_what_is_replayed_is_accounted_for_and_part_of_the_run(tmp_path: Path, capsys: Any) -> None:
+    rows = [pair(n, "tea pot", "cup") for n in range(4)]
+    data = run(tmp_path / "prefs", rows, [trajectory(0), trajectory(1), trajectory(1)])
+    assert train(tmp_path / "run", f"data.runs=[{data}]") == 0
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())["data"]
+    assert (told["replayed"], told["replayed_left_out"]) == (2, {"duplicates": 1})
+    assert "the same tokens as" in (tmp_path / "run" / "quarantine.jsonl").read_text()
+    shutil.rmtree(data)
+    run(tmp_path / "prefs", rows, [trajectory(2)])
+    capsys.readouterr()
+    assert train(tmp_path / "run", f"data.runs=[{data}]") == 2 and "data" in capsys.readouterr().err
