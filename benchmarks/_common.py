@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,23 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
     }
+
+
+def run_default(pipeline: str) -> tuple[dict[str, Any], float]:
+    """Run a pipeline as a whole command into a temporary directory, with the arguments this script was given.
+
+    Returns:
+        Its summary, and its wall-clock seconds. A command that fails ends this script with its status.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        command = [sys.executable, "-m", f"offline_agent.pipelines.{pipeline}", *sys.argv[1:], f"run_dir={run_dir}"]
+        started = time.perf_counter()
+        done = subprocess.run([*command, f"tracking.uri=sqlite:///{folder}/mlflow.db"], check=False)
+        wall = time.perf_counter() - started
+        if done.returncode:
+            sys.exit(done.returncode)
+        return json.loads((run_dir / "summary.json").read_text()), wall
 
 
 def write_result(

@@ -5,27 +5,12 @@ Run `python benchmarks/demo.py`. It runs `python -m offline_agent.pipelines.buil
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
-
-from _common import write_result
+from _common import run_default, write_result
 
 
 def main() -> None:
     """Run and record."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        command = [sys.executable, "-m", "offline_agent.pipelines.build_prefs", *sys.argv[1:], f"run_dir={run_dir}"]
-        started = time.perf_counter()
-        done = subprocess.run([*command, f"tracking.uri=sqlite:///{folder}/mlflow.db"], check=False)
-        wall = time.perf_counter() - started
-        if done.returncode:
-            sys.exit(done.returncode)
-        summary = json.loads((run_dir / "summary.json").read_text())
+    summary, wall = run_default("build_prefs")
     success, pairs = summary["success"], summary["pairs"]
     write_result(
         "demo",

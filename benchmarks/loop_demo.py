@@ -6,28 +6,14 @@ one iteration over 24 tasks, judged on 50 validation tasks; a first look, not a 
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
-from _common import write_result
+from _common import run_default, write_result
 
 
 def main() -> None:
     """Run and record."""
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        command = [sys.executable, "-m", "offline_agent.pipelines.iterate", *sys.argv[1:], f"run_dir={run_dir}"]
-        started = time.perf_counter()
-        done = subprocess.run([*command, f"tracking.uri=sqlite:///{folder}/mlflow.db"], check=False)
-        wall = time.perf_counter() - started
-        if done.returncode:
-            sys.exit(done.returncode)
-        summary = json.loads((run_dir / "summary.json").read_text())
+    summary, wall = run_default("iterate")
     first = summary["iterations"][0]
     rows = [{"model": "at the start", "held-out success": _percent(summary["start"])}]
     for name, candidate in first["candidates"].items():
