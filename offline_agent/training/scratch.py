@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from offline_agent.errors import ConfigError
-from offline_agent.training.tokenizer import SPECIAL, TEMPLATE
+from offline_agent.training.tokenizer import SPECIAL, cutter, finished
 
 SCAFFOLDS = (
     '<tool_call>\n{"name": "',
@@ -97,22 +97,15 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 
     Raises:
         ConfigError: `vocabulary` has no room for bytes, scaffolds and a few words, or there is no text.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     texts = list(texts)
-    pieces = "|".join([*map(re.escape, SCAFFOLDS), " ?[A-Za-z]+", r" ?[^\sA-Za-z0-9]", r"[\s\S]"])
-    cutter = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pieces), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    counts = Counter(piece for text in texts for piece, _ in cutter.pre_tokenize_str(text) if len(piece) > 1)
+    cut = cutter([*map(re.escape, SCAFFOLDS), " ?[A-Za-z]+", r" ?[^\sA-Za-z0-9]", r"[\s\S]"])
+    counts = Counter(piece for text in texts for piece, _ in cut.pre_tokenize_str(text) if len(piece) > 1)
     if not counts:
         raise ConfigError("scratch: there is no text to learn a tokenizer from")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    fixed = [piece for text in SCAFFOLDS for piece, _ in cutter.pre_tokenize_str(text)]
+    fixed = [piece for text in SCAFFOLDS for piece, _ in cut.pre_tokenize_str(text)]
     start = list(dict.fromkeys([*SPECIAL, *alphabet, *fixed]))
     room = vocabulary - len(start)
     if room < _LEAST_ROOM:
@@ -123,7 +116,7 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 
     # By name among the equally frequent: where a word was first seen must not matter.
     words = [word for word, _ in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])) if word not in fixed]
     learner = Tokenizer(models.BPE())
-    learner.pre_tokenizer = cutter
+    learner.pre_tokenizer = cut
     trainer = trainers.BpeTrainer(
         vocab_size=2 * vocabulary, min_frequency=2, show_progress=False, initial_alphabet=alphabet
     )
@@ -136,14 +129,6 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 
         merges.append((left, right))
         vocab.setdefault(left + right, len(vocab))
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
-    backend.pre_tokenizer = cutter
-    backend.decoder = decoders.ByteLevel()
+    backend.pre_tokenizer = cut
     backend.add_special_tokens(list(SPECIAL))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        chat_template=TEMPLATE.read_text(encoding="utf-8"),
-        clean_up_tokenization_spaces=False,
-        model_max_length=max_positions,
-    )
+    return finished(backend, max_positions)

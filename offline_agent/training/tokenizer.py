@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +46,10 @@ def build_tokenizer() -> Any:
     Pieces never cross a word's border, so a text split at a message's or a content's border has the same ids as the
     whole. Any other text is encoded too, in smaller pieces down to bytes.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    pieces = "|".join([*map(re.escape, SCAFFOLDS), "[A-Za-z]+", "[0-9]", r"[\s\S]"])
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pieces), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.pre_tokenizer = cutter([*map(re.escape, SCAFFOLDS), "[A-Za-z]+", "[0-9]", r"[\s\S]"])
     trainer = trainers.BpeTrainer(
         vocab_size=100_000,  # merging stops by itself, when every piece below is one token
         min_frequency=1,
@@ -66,13 +58,39 @@ def build_tokenizer() -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     tokenizer.train_from_iterator(_lexicon(), trainer)
+    return finished(tokenizer, 2048)
+
+
+def cutter(pieces: Sequence[str]) -> Any:
+    """Return what cuts texts into the first of these regular expressions that fits, byte by byte below them."""
+    from tokenizers import Regex, pre_tokenizers
+
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex("|".join(pieces)), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def finished(backend: Any, positions: int) -> Any:
+    """Return a byte-level back end as a transformers tokenizer with the project's chat template.
+
+    Args:
+        backend: Of the tokenizers library; its vocabulary holds `SPECIAL`.
+        positions: Longest sequence in tokens.
+    """
+    from tokenizers import decoders
+    from transformers import PreTrainedTokenizerFast
+
+    backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=backend,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         chat_template=TEMPLATE.read_text(encoding="utf-8"),
         clean_up_tokenization_spaces=False,
-        model_max_length=2048,
+        model_max_length=positions,
     )
 
 
