@@ -30,6 +30,11 @@ class ScratchSection(Section):
     key_value_heads: int = key(4, "heads of keys and values; fewer are faster to sample from", ge=1)
     vocabulary: int = key(1024, "most tokens of the new tokenizer", ge=300)
     max_positions: int = key(2048, "longest sequence in tokens", ge=64)
+    reading: float = key(
+        0.0,
+        "passes over the demonstrations that predict every token, the environment's too, before the policy's own alone",
+        ge=0,
+    )
 
     @model_validator(mode="after")
     def _divides(self) -> ScratchSection:

@@ -119,4 +119,3 @@ def _collect(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[float | None]]
             success = row["success"]
             attempts.setdefault(row["task_id"], {})[row["attempt"]] = None if success is None else float(success)
     return {task: [by_number[number] for number in sorted(by_number)] for task, by_number in attempts.items()}
-

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from offline_agent.evaluation import statistics
-from offline_agent.evaluation.attempts import Attempt
 from offline_agent.evaluation.statistics import Outcomes
+from offline_agent.rollouts.attempts import Attempt
 
 FAULTS = {
     "invalid call": "answered with an error message that says what is wrong; the episode goes on",

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.evaluation.attempts import Attempt
 from offline_agent.policies.base import Engine
 from offline_agent.records import Context, Task, Trajectory, Verdict
+from offline_agent.rollouts.attempts import Attempt
 from offline_agent.search.mcts import SearchSettings, TreeSearch
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import Critic, EnvPool, RunCounts, Scheduler

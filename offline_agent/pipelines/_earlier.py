@@ -11,9 +11,9 @@ from typing import Any
 from offline_agent.config import EvaluateConfig
 from offline_agent.errors import ConfigError
 from offline_agent.evaluation import report
-from offline_agent.evaluation.attempts import Attempt
 from offline_agent.evaluation.statistics import Outcomes
 from offline_agent.pipelines._parts import Parts, facts_of
+from offline_agent.rollouts.attempts import Attempt
 from offline_agent.store import hash_path, read_table
 
 SEARCHES = ("best_of_n", "mcts")

@@ -107,7 +107,7 @@ def train(
     begun, chosen, lora = hashes(trainable), settings(config), config.lora
     if lora.rank:
         model = add_adapters(model, lora.rank, lora.alpha, lora.dropout, lora.targets, config.seed)
-    session.progress.start(_updates(chosen, len(rows)), "training")
+    session.progress.start(updates(chosen, len(rows)), "training")
     started = time.perf_counter()
     result = trainer(model, tokenizer, rows, chosen, folder, log=Recorder(session), say=session.say)
     seconds = time.perf_counter() - started
@@ -125,17 +125,24 @@ def train(
     }
 
 
-def _updates(chosen: TrainSettings, rows: int) -> int:
-    updates = max(1, math.ceil(round(chosen.epochs * math.ceil(rows / chosen.rows), 6)))
-    return updates if chosen.max_updates is None else min(updates, chosen.max_updates)
+def updates(chosen: TrainSettings, rows: int) -> int:
+    """Return how many optimizer updates there will be."""
+    wanted = max(1, math.ceil(round(chosen.epochs * math.ceil(rows / chosen.rows), 6)))
+    return wanted if chosen.max_updates is None else min(wanted, chosen.max_updates)
 
 
 class Recorder:
-    """Takes one record for each update: into the event log, once however often it is resumed, and to tracking."""
+    """Takes one record for each update: into the event log, once however often it is resumed, and to tracking.
 
-    def __init__(self, session: Session[Any]) -> None:
+    Args:
+        session: The pipeline's.
+        phase: A phase of its own has its own log, and its figures are named after it.
+    """
+
+    def __init__(self, session: Session[Any], phase: str | None = None) -> None:
         self._session = session
-        self._log = session.run.events()
+        self._prefix = f"{phase}." if phase else ""
+        self._log = session.run.events(phase) if phase else session.run.events()
         self._last = max((record["update"] for record in self._log.read()), default=0)
 
     def __call__(self, record: Mapping[str, Any]) -> None:
@@ -144,7 +151,8 @@ class Recorder:
         if update > self._last:
             self._log.append(dict(record))
             self._last = update
-        self._session.tracker.metrics({k: v for k, v in record.items() if k != "update"}, step=update)
+        figures = {self._prefix + name: value for name, value in record.items() if name != "update"}
+        self._session.tracker.metrics(figures, step=update)
         more = {"accuracy": f"{record['accuracy']:.2f}"} if "accuracy" in record else {}
         self._session.progress.update(update, loss=f"{record['loss']:.4f}", **more)
 
@@ -223,6 +231,10 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
         why = f" ({data['reference_reason']})" if data.get("reference_reason") else ""
         yield "reference log-probs", f"stored {reference['stored']}, computed {reference['computed']}{why}"
     yield "updates", f"{training['updates']} in {training['seconds']:.1f} s"
+    read = summary.get("reading")
+    if read:
+        loss = f"loss {read['loss_first']:.4f} → {read['loss_last']:.4f} a token of any kind"
+        yield "read before", f"{read['updates']} updates in {read['seconds']:.1f} s, {loss}"
     first, last = training["first"], training["last"]
     yield "loss", f"{first['loss']:.4f} → {last['loss']:.4f}" + ("" if pairs else " a token of the policy's")
     if pairs:

@@ -16,10 +16,7 @@ from typing import Any
 from offline_agent import catalog
 from offline_agent.config import EvaluateConfig
 from offline_agent.errors import ConfigError
-from offline_agent.evaluation import attempts as attempt_table
 from offline_agent.evaluation import report, test_time
-from offline_agent.evaluation.attempts import Attempt, Journal
-from offline_agent.evaluation.episodes import Ask, Episodes
 from offline_agent.pipelines import _schemas
 from offline_agent.pipelines._command import Command, Facts, Session, main
 from offline_agent.pipelines._earlier import Earlier, read_earlier
@@ -30,6 +27,9 @@ from offline_agent.policies.base import Engine, Policy
 from offline_agent.preferences.export import trajectory_rows
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import Task
+from offline_agent.rollouts import attempts as attempt_table
+from offline_agent.rollouts.attempts import Attempt, Journal
+from offline_agent.rollouts.episodes import Ask, Episodes
 from offline_agent.search.pool import EnvPool
 from offline_agent.search.restore import RestoreCounts
 from offline_agent.search.settings import SearchSettings

@@ -6,8 +6,9 @@ Run `python -m offline_agent.pipelines.train_sft --help` for the keys.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from offline_agent.training.rows import LoadReport, TrajectoryRow
 
 TABLE = "demonstrations"
+READING = "reading"
 
 
 @dataclass
@@ -84,6 +86,11 @@ def _faults(config: TrainSftConfig, given: bool) -> list[str]:
             for name in ("path", "tokenizer", "chat_template")
             if (value := getattr(config.model, name)) is not None
         ]
+    elif config.scratch.reading:
+        faults.append(
+            f"scratch.reading: got {config.scratch.reading:g}, but only a new model reads first; set scratch.layers, "
+            "or leave it at 0"
+        )
     if not given and config.tasks.split != "train":
         faults.append(
             f"tasks.split: got {config.tasks.split!r}; what a policy is measured on must not be trained on. "
@@ -132,11 +139,12 @@ def run(parts: Parts, session: Session[TrainSftConfig]) -> Mapping[str, Any]:
     assert parts.trainable is not None and parts.rows is not None and parts.report is not None
     from offline_agent.training.sft import train_sft
 
+    reading = _read(parts, session) if session.config.scratch.reading else None
     summary = _training.train(session, parts.trainable, parts.rows, parts.report, train_sft)
     summary["data"]["source"] = TABLE if demonstrated else "runs" if session.config.data.runs else "files"
     if parts.spec is not None and demonstrated:
         summary |= {"environment": parts.spec.name, "demonstrations": demonstrated}
-    return summary
+    return {**summary, "reading": reading} if reading else summary
 
 
 # -- demonstrations ------------------------------------------------------------------------------------------------
@@ -221,6 +229,36 @@ def _new(config: TrainSftConfig, texts: Iterator[str], folder: Path) -> tuple[An
     )
     save_plain(model, tokenizer, folder)
     return model, tokenizer, Renderer(tokenizer)
+
+
+def _read(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, Any]:
+    """Have the new model predict whole demonstrations, in place, before it is trained on the policy's own words alone.
+
+    It is to learn the environment's language and to copy from it; nothing is preferred here. A session that finds it
+    done takes the weights from there.
+    """
+    from offline_agent.training.models import load_trainable, save_plain, set_threads
+    from offline_agent.training.sft import train_sft
+
+    config, folder = session.config, session.run.path / READING
+    done = session.run.events(f"{READING}-done")
+    counts = next(iter(done.read()), None)
+    assert parts.trainable is not None and parts.rows is not None
+    if counts is not None:
+        parts.trainable = load_trainable(str(folder / "model"), dtype=config.model.dtype)
+        return dict(counts)
+    model, tokenizer, _ = parts.trainable
+    set_threads(config.threads, model)
+    whole = [replace(row, action_mask=(1,) * len(row.input_ids)) for row in parts.rows]
+    chosen = replace(_training.settings(config), epochs=config.scratch.reading, max_updates=None)
+    session.progress.start(_training.updates(chosen, len(whole)), READING)
+    started = time.perf_counter()
+    log = _training.Recorder(session, READING)
+    result = train_sft(model, tokenizer, whole, chosen, folder, log=log, say=session.say)
+    save_plain(model, tokenizer, folder / "model")
+    counts = _training.of_result(result, time.perf_counter() - started)
+    done.append(counts)  # last: what is not finished goes on from its checkpoint
+    return counts
 
 
 COMMAND: Command[TrainSftConfig, Parts] = Command(

@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from offline_agent.evaluation.attempts import COLUMNS
 from offline_agent.pipelines._command import main
 from offline_agent.pipelines.evaluate import COMMAND
 from offline_agent.preferences.export import TRAJECTORY_COLUMNS
+from offline_agent.rollouts.attempts import COLUMNS
 from tests.unit.policies.fake_server import FakeServer, serving
 
 ROOT = Path(__file__).parents[2]

@@ -149,5 +149,3 @@ def test_killed_and_gone_on_with_it_ends_with_the_same_model(
     assert one["iterations"] == other["iterations"]
     events = [json.loads(line) for line in (run_dir / "events" / "0000.jsonl").read_text().splitlines()[1:]]
     assert [event["iteration"] for event in events] == [0, 1]
-
-

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from offline_agent.evaluation import report
-from offline_agent.evaluation.attempts import Attempt
 from offline_agent.records import Action, Context, Step, Task, ToolCall, Verdict
+from offline_agent.rollouts.attempts import Attempt
 
 
 def attempt(task: str, number: int, score: float | None, faults: str = "", cut_by: str | None = None) -> Attempt:

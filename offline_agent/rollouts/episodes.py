@@ -15,10 +15,10 @@ from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.errors import EnvironmentFault, PolicyError
-from offline_agent.evaluation.attempts import Attempt
-from offline_agent.evaluation.game import Ask, Broken, Game, Stepped, advance, begin, guarded
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
 from offline_agent.records import Context, Step, Verdict
+from offline_agent.rollouts.attempts import Attempt
+from offline_agent.rollouts.game import Ask, Broken, Game, Stepped, advance, begin, guarded
 from offline_agent.search.pool import EnvPool
 from offline_agent.seeding import derive_seed, mix
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from offline_agent.envs.base import EnvSpec, Episode, StepResult
 from offline_agent.errors import EnvironmentFault
-from offline_agent.evaluation.attempts import Attempt
 from offline_agent.records import Action, Context, Step, Task, Verdict
+from offline_agent.rollouts.attempts import Attempt
 from offline_agent.search.pool import as_fault
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec, ToolError
 from offline_agent.errors import EnvironmentFault, PolicyError
-from offline_agent.evaluation.attempts import COLUMNS, Attempt, Journal, row, schema, to_record
-from offline_agent.evaluation.episodes import PATIENCE, Ask, Episodes
 from offline_agent.policies.base import InlineEngine, Proposals, ProposeRequest, Usage
 from offline_agent.records import Action, Task, ToolCall
+from offline_agent.rollouts.attempts import COLUMNS, Attempt, Journal, row, schema, to_record
+from offline_agent.rollouts.episodes import PATIENCE, Ask, Episodes
 from offline_agent.search.pool import EnvPool
 from tests.search_kit import Guess, Paths, tasks
 

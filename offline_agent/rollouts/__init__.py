@@ -1,0 +1,1 @@
+"""Many episodes in flight over one engine: what `evaluation` measures and `training` refines is played here."""
