@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.base import Answer, Done, Engine, Proposals, ProposeRequest, Usage
@@ -157,6 +157,25 @@ class HFPolicy:
     def forget(self) -> None:
         """Throw away the kept keys and values; answers stay the same, the next ones cost more."""
         with self._lock:
+            self._core.trie.clear()
+
+    def take_weights(self, model: Any) -> None:
+        """Answer with another model's weights from now on; what was kept under the old ones is thrown away.
+
+        Call it while no request is being answered.
+
+        Args:
+            model: Of the same shape; a PeftModel gives its merged weights, and is left as it was.
+
+        Raises:
+            PolicyError: Requests are being answered, or the shapes differ.
+        """
+        from offline_agent.policies.hf_loading import copy_weights
+
+        with self._lock:
+            if self._core.busy:
+                raise PolicyError("weights were to be changed while requests are being answered; wait for them first")
+            copy_weights(model, self.model)
             self._core.trie.clear()
 
     def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
-from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.errors import ConfigError, PolicyError, did_you_mean
 from offline_agent.policies.hf_attention import NAME, Shape, slot_attention
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -101,6 +102,41 @@ def model_hash(model: Any) -> str:
             flat = flat[:: flat.numel() // HASHED_WHOLE]
         digest.update(flat.contiguous().cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def copy_weights(source: Any, target: Any) -> None:
+    """Copy a model's weights into another of the same shape; a PeftModel's with its adapters added.
+
+    Args:
+        source: A transformers model, or a PeftModel around one; not changed.
+        target: A transformers model; on any device, in any format.
+
+    Raises:
+        PolicyError: They are not of the same shape.
+    """
+    found = dict(_plain_weights(source))
+    with torch.no_grad():
+        for name, weights in target.named_parameters():
+            given = found.get(name)
+            if given is None or given.shape != weights.shape:
+                got = "nothing" if given is None else str(tuple(given.shape))
+                raise PolicyError(f"weights of {name}: got {got}, allowed: {tuple(weights.shape)}; is it another model?")
+            weights.copy_(given)
+
+
+def _plain_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield names and weights as the plain model has them; adapters are added without touching what they sit on."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for prefix, module in base.named_modules():
+        adapted = hasattr(module, "get_delta_weight") and hasattr(module, "base_layer")
+        if adapted and not module.disable_adapters and not module.merged:
+            weights = module.base_layer.weight
+            delta = sum(module.get_delta_weight(name) for name in module.active_adapters if name in module.lora_A)
+            yield f"{prefix}.weight", weights + delta
+    for name, weights in base.named_parameters():
+        plain = name.replace(".base_layer.", ".")
+        if ".lora_" not in name and not (plain != name and name.endswith("base_layer.weight")):
+            yield plain, weights
 
 
 def shape(model: Any) -> Shape:

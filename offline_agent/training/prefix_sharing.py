@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from offline_agent.errors import ConfigError
 from offline_agent.training._sharing.attention import KEYWORD, Plan, Unshareable, switched
 from offline_agent.training._sharing.head import after_head, score
 from offline_agent.training._sharing.planning import plan
@@ -32,10 +33,21 @@ class Scores(NamedTuple):
     Attributes:
         logps: [S] float32, natural logarithms; carries gradients.
         entropy: [S] float32, of the distribution each token was scored under, detached; None where not asked for.
+        hidden: [S, H], what the vocabulary head saw where it predicted each token, with gradients; None where not asked
+            for.
     """
 
     logps: torch.Tensor
     entropy: torch.Tensor | None
+    hidden: torch.Tensor | None = None
+
+
+class _Want(NamedTuple):
+    """What a forward pass is to give beside log-probabilities, and the temperature of those."""
+
+    entropy: bool = False
+    temperature: float = 1.0
+    hidden: bool = False
 
 
 class Scorer:
@@ -68,25 +80,38 @@ class Scorer:
         self.reason: str | None = None if share else "switched off"
         self._probe(inner, share, way)
 
-    def __call__(self, model: Any, pack: Pack, entropy: bool = False) -> Scores:
+    def __call__(
+        self, model: Any, pack: Pack, entropy: bool = False, *, temperature: float = 1.0, hidden: bool = False
+    ) -> Scores:
         """Return the scores of a pack.
 
         Args:
             model: The model this was built with, or a wrapper of it; it is called as it is, hooks included.
             pack: On any device; it is moved to the model's.
             entropy: Whether entropies are wanted too.
+            temperature: What logits are divided by; > 0.
+            hidden: Whether hidden states are wanted too.
+
+        Raises:
+            ConfigError: Hidden states are wanted of a model whose vocabulary head is not called apart.
         """
+        if hidden and self.head == "all":
+            raise ConfigError(
+                "the hidden states before this model's vocabulary head cannot be had, and a critic needs them; choose "
+                "an objective without one"
+            )
         pack = pack.to(_device(_inner(model)))
         if not pack.tokens:
             return Scores(*_nothing(entropy, pack.input_ids.device))
-        return self._shared(model, pack, entropy) if self.shares else self._separate(model, pack, entropy)
+        want = _Want(entropy, temperature, hidden)
+        return self._shared(model, pack, want) if self.shares else self._separate(model, pack, want)
 
     def _probe(self, inner: Any, share: bool, way: str | None) -> None:
         sequences = forest(self._config.vocab_size)
         packed = pack(sequences).to(_device(inner))
         with evaluating(inner), torch.autocast(packed.input_ids.device.type, enabled=False):
             known = alone(inner, sequences, packed)
-            if not self._agrees(inner, known, lambda: self._separate(inner, packed, False)):
+            if not self._agrees(inner, known, lambda: self._separate(inner, packed, _Want())):
                 self.head = "all"
             if not share:
                 return
@@ -110,7 +135,7 @@ class Scorer:
     def _objection(self, inner: Any, packed: Pack, known: torch.Tensor) -> str | None:
         seen: list[int | None] = []
         try:
-            found = self._shared(inner, packed, False, seen).logps
+            found = self._shared(inner, packed, _Want(), seen).logps
         except Unshareable as error:
             return str(error)
         except Exception as error:  # whatever a foreign model raises when handed what it does not know
@@ -128,19 +153,19 @@ class Scorer:
             return None
         try:
             with torch.enable_grad():
-                torch.autograd.grad(self._shared(inner, packed, False).logps.sum(), weight, allow_unused=True)
+                torch.autograd.grad(self._shared(inner, packed, _Want()).logps.sum(), weight, allow_unused=True)
         except Exception as error:  # of the compiler: of any class
             return f"FlexAttention has no backward pass here ({_first_line(error)})"
         return None
 
-    def _shared(self, model: Any, pack: Pack, entropy: bool, seen: list[int | None] | None = None) -> Scores:
+    def _shared(self, model: Any, pack: Pack, want: _Want, seen: list[int | None] | None = None) -> Scores:
         with switched(_inner(model)):
             return self._run(
-                model, pack.source, pack.target, entropy, input_ids=pack.input_ids[None],
+                model, pack.source, pack.target, want, input_ids=pack.input_ids[None],
                 position_ids=pack.position_ids[None], **{KEYWORD: Plan(pack, self.way, seen)},
             )  # fmt: skip
 
-    def _separate(self, model: Any, pack: Pack, entropy: bool) -> Scores:
+    def _separate(self, model: Any, pack: Pack, want: _Want) -> Scores:
         """Score each token in the first sequence that has it, in padded batches of sequences of about one length."""
         device, host = pack.input_ids.device, pack.input_ids.cpu()
         owned = _owned(pack)
@@ -151,27 +176,34 @@ class Scorer:
             source = torch.cat([owned[i][0] + line * ids.shape[1] for line, i in enumerate(batch)]).to(device)
             which = torch.cat([owned[i][1] for i in batch]).to(device)
             inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
-            found.append(self._run(model, source, pack.target[which], entropy, **inputs))
+            found.append(self._run(model, source, pack.target[which], want, **inputs))
             order.append(which)
         if not found:
-            found, order = [Scores(*_nothing(entropy, device))], [torch.zeros(0, dtype=torch.int64, device=device)]
+            found, order = [Scores(*_nothing(want.entropy, device))], [torch.zeros(0, dtype=torch.int64, device=device)]
         back = torch.argsort(torch.cat(order))
         spread = [scores.entropy for scores in found if scores.entropy is not None]
-        return Scores(torch.cat([scores.logps for scores in found])[back], torch.cat(spread)[back] if entropy else None)
+        states = [scores.hidden for scores in found if scores.hidden is not None]
+        return Scores(
+            torch.cat([scores.logps for scores in found])[back],
+            torch.cat(spread)[back] if want.entropy else None,
+            torch.cat(states)[back] if states else None,
+        )
 
-    def _run(self, model: Any, source: torch.Tensor, target: torch.Tensor, entropy: bool, **inputs: Any) -> Scores:
-        vocabulary = self._config.vocab_size
+    def _run(self, model: Any, source: torch.Tensor, target: torch.Tensor, want: _Want, **inputs: Any) -> Scores:
+        vocabulary, cool = self._config.vocab_size, want.temperature
         if self.head == "all":
             logits = model(**inputs, use_cache=False).logits.flatten(0, 1)[source]
-            return Scores(*score(lambda part: part, logits, target, vocabulary, entropy, self._limit))
+            return Scores(*score(lambda part: part / cool, logits, target, vocabulary, want.entropy, self._limit))
         found: list[Scores] = []
 
         def run(head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
             def logits(part: torch.Tensor) -> torch.Tensor:
-                return self._after(head(part))
+                out = self._after(head(part))
+                return out if cool == 1.0 else out / cool
 
             part = hidden.flatten(0, -2)[source]
-            found.append(Scores(*score(logits, part, target, vocabulary, entropy, self._limit)))
+            scores = score(logits, part, target, vocabulary, want.entropy, self._limit)
+            found.append(Scores(*scores, part if want.hidden else None))
             return found[-1].logps.sum().reshape(1, 1, 1)  # what a data-parallel wrapper finds all weights through
 
         with _instead_of_head(_inner(model), run):
