@@ -140,7 +140,7 @@ class Episodes:
         game = Game(ask, self._policy, derive_seed(self._seed, "attempt", ask.task.task_id, ask.number))
         self._games.add(game)
         spare = self._spare.pop() if self._spare else None
-        self._submit(game, partial(begin, self._spec, spare, ask.task), self._opened, self._reset_seconds)
+        self._submit(game, partial(begin, self._spec, spare, ask.task, ask.prefix), self._opened, self._reset_seconds)
 
     def _opened(self, game: Game, value: Any) -> Attempt | None:
         if isinstance(value, Broken | EnvironmentFault):
@@ -148,6 +148,9 @@ class Episodes:
         game.episode, first = value
         tools, system = game.episode.tools, game.episode.system_prompt
         game.context = Context(game.ask.task, system, tools.schemas, first)
+        for step in game.ask.prefix:
+            game.record(step)
+        game.tool_calls = len(game.ask.prefix)
         if game.episode.terminated:
             return game.unscored("fault", "the episode was over before the first action")
         self._request(game)
@@ -165,7 +168,8 @@ class Episodes:
             except Exception as error:  # a history that cannot be rendered fails alone
                 self._inbox.put((self._answered, game, PolicyError(f"{type(error).__name__}: {error}")))
                 return
-        temperature = 0.0 if game.ask.mode == "greedy" else self._temperature
+        given = self._temperature if game.ask.temperature is None else game.ask.temperature
+        temperature = 0.0 if game.ask.mode == "greedy" else given
         request = ProposeRequest(context, (mix(game.seed, context.depth),), temperature, self._max_tokens)
         self._engine.submit(request, partial(self._post, self._answered, game))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,11 +15,22 @@ from offline_agent.search.pool import as_fault
 
 
 class Ask(NamedTuple):
-    """An attempt to be played: at temperature 0 where the mode is `greedy`, else at the policy's."""
+    """An attempt to be played.
+
+    Attributes:
+        task: At what.
+        mode: `greedy` is played at temperature 0.
+        number: Which attempt of this mode and task; its actions depend on the run's seed, the task and this alone.
+        temperature: Of the others; None = what `Episodes` was given.
+        prefix: Steps of another attempt at the task that this one begins with: they are carried out again, and it is
+            unscored where the environment answers differently.
+    """
 
     task: Task
     mode: str
     number: int
+    temperature: float | None = None
+    prefix: tuple[Step, ...] = ()
 
 
 class Stepped(NamedTuple):
@@ -94,11 +105,18 @@ class Game:
         return self.over(Verdict(None, None, "evaluation", error=reason), False, cut_by)
 
 
-def begin(spec: EnvSpec, spare: Episode | None, task: Task) -> tuple[Episode, str]:
-    """Open an environment, or take the spare one, and reset it; return it with the first observation."""
+def begin(spec: EnvSpec, spare: Episode | None, task: Task, prefix: Sequence[Step] = ()) -> tuple[Episode, str]:
+    """Open an environment, or take the spare one, reset it, and carry `prefix` out; return it and what `reset` said."""
     episode = spec.open() if spare is None else spare
     try:
-        return episode, episode.reset(task)
+        first = episode.reset(task)
+        for number, step in enumerate(prefix):
+            result = episode.step(step.action)
+            if result.observation != step.observation or result.terminated:
+                raise EnvironmentFault(
+                    f"{spec.name} answered action {number} of a repeated history differently; it is not deterministic"
+                )
+        return episode, first
     except EnvironmentFault:
         with contextlib.suppress(EnvironmentFault):
             episode.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -280,3 +281,35 @@ def test_a_journal_gives_back_what_was_logged() -> None:
         if attempt.context is not None:
             assert twin.context is not None and twin.context.messages() == attempt.context.messages()
             assert twin.context.tools == list(attempt.context.tools)
+
+
+def test_an_attempt_goes_on_from_another_ones_history() -> None:
+    (task,) = tasks(SPEC, 1)
+    whole = next(a for a in play(SPEC, Guess(), asks([task], 8)).values() if len(a.steps) >= 2)
+    prefix = whole.steps[:1]
+    branches = play(SPEC, Guess(), [Ask(task, "branch", n, prefix=prefix) for n in range(12)])
+    assert all(attempt.steps[0] == prefix[0] and len(attempt.steps) > 1 for attempt in branches.values())
+    assert all(attempt.tool_calls == len(attempt.steps) for attempt in branches.values())
+    assert len({attempt.steps[1].key for attempt in branches.values()}) > 1
+    assert all(attempt.context.depth == len(attempt.steps) for attempt in branches.values())  # type: ignore[union-attr]
+
+
+def test_a_history_that_is_answered_differently_leaves_the_attempt_unscored() -> None:
+    (task,) = tasks(SPEC, 1)
+    whole = next(a for a in play(SPEC, Guess(), asks([task], 8)).values() if len(a.steps) >= 2)
+    other = dataclasses.replace(whole.steps[0], observation="something else")
+    (branch,) = play(SPEC, Guess(), [Ask(task, "branch", 0, prefix=(other,))]).values()
+    assert branch.success is None and "not deterministic" in str(branch.verdict.error)
+
+
+def test_an_ask_may_have_a_temperature_of_its_own() -> None:
+    (task,) = tasks(SPEC, 1)
+    seen: list[float | None] = []
+
+    class Noting(Guess):
+        def propose(self, requests: Sequence[ProposeRequest]) -> Any:
+            seen.extend(request.temperature for request in requests)
+            return super().propose(requests)
+
+    play(SPEC, Noting(), [Ask(task, "sampled", 0, temperature=1.25), Ask(task, "greedy", 1, temperature=1.25)])
+    assert set(seen) == {1.25, 0.0}
