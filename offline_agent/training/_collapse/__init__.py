@@ -1,0 +1,1 @@
+"""Parts of the collapse watch; import from `offline_agent.training.collapse`."""
