@@ -49,17 +49,36 @@ class Endpoint:
         self.url = url.rstrip("/")
         self._timeout = timeout
         self._tries = retries + 1
+        self._api_key = api_key
         key = api_key or os.environ.get("OPENAI_API_KEY") or NO_KEY
         self._client = OpenAI(base_url=self.url, api_key=key, timeout=timeout, max_retries=retries)
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Json:
+    def post(self, path: str, body: Mapping[str, Any], timeout: float | None = None) -> Json:
         """Return the server's JSON object.
+
+        Args:
+            path: After the endpoint's URL.
+            body: What is sent.
+            timeout: Seconds to wait for this answer; None = as for all.
 
         Raises:
             Refused: The server answered 4xx.
             PolicyError: There was no answer, or it was not a JSON object.
         """
-        return self._call(lambda: self._client.post(path, body=dict(body), cast_to=object), path)
+        client = self._client if timeout is None else self._client.with_options(timeout=timeout)
+        return self._call(lambda: client.post(path, body=dict(body), cast_to=object), path, timeout)
+
+    def get(self, path: str) -> Json:
+        """Return the server's JSON object. Raises as `post`."""
+        return self._call(lambda: self._client.get(path, cast_to=object), path)
+
+    def text(self, path: str) -> str:
+        """Return what the server answers as text. Raises as `post`."""
+        return str(self._answer(lambda: self._client.get(path, cast_to=str), path))
+
+    def beside(self) -> Endpoint:
+        """Return a client of the routes beside the API (those without `/v1`), which tries everything once."""
+        return Endpoint(self.url.removesuffix("/v1"), self._timeout, 0, self._api_key)
 
     def models(self) -> list[str] | None:
         """Return the names of the served models; None where the server does not tell.
@@ -68,7 +87,7 @@ class Endpoint:
             ConfigError: No server answers at the URL.
         """
         try:
-            answer = self._call(lambda: self._client.get("/models", cast_to=object), "/models")
+            answer = self.get("/models")
         except Refused:
             return None
         except PolicyError as error:
@@ -83,15 +102,23 @@ class Endpoint:
         """Close the connections."""
         self._client.close()
 
-    def _call(self, send: Callable[[], object], path: str) -> Json:
+    def _call(self, send: Callable[[], object], path: str, timeout: float | None = None) -> Json:
+        answer = self._answer(send, path, timeout)
+        if isinstance(answer, str):
+            raise self._no_json(path, repr(answer[:80]))
+        if not isinstance(answer, dict):
+            raise PolicyError(f"{self.url}{path} answered a JSON {type(answer).__name__}, not an object")
+        return answer
+
+    def _answer(self, send: Callable[[], object], path: str, timeout: float | None = None) -> object:
         import openai
 
         try:
-            answer = send()
+            return send()
         except openai.APITimeoutError as error:
             raise PolicyError(
-                f"{self.url} gave no answer within {self._timeout:g} s ({self._tries} tries). Raise policy.timeout, or "
-                "lower policy.concurrency or policy.max_tokens."
+                f"{self.url} gave no answer within {timeout or self._timeout:g} s ({self._tries} tries). Raise "
+                "policy.timeout, or lower policy.concurrency or policy.max_tokens."
             ) from error
         except openai.APIConnectionError as error:
             raise PolicyError(
@@ -102,11 +129,6 @@ class Endpoint:
             raise self._status(error, path) from error
         except ValueError as error:
             raise self._no_json(path, str(error)) from error
-        if isinstance(answer, str):
-            raise self._no_json(path, repr(answer[:80]))
-        if not isinstance(answer, dict):
-            raise PolicyError(f"{self.url}{path} answered a JSON {type(answer).__name__}, not an object")
-        return answer
 
     def _no_json(self, path: str, said: str) -> PolicyError:
         hint = "Does policy.url point to the endpoint itself (it usually ends in /v1)?"

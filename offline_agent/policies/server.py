@@ -6,12 +6,15 @@ import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.base import Answer, Done, Engine, ProposeRequest, Usage
 from offline_agent.policies.chat import chat_action, chat_messages
 from offline_agent.policies.endpoint import Endpoint, Json, Refused, served_model
 from offline_agent.policies.pool import PoolEngine
+from offline_agent.policies.server_weights import ServedWeights
+from offline_agent.policies.weights import Probe, Taken
 from offline_agent.records import Action, Context
 from offline_agent.rendering import Renderer
 
@@ -78,6 +81,7 @@ class ServerPolicy:
         self.concurrency = concurrency
         self._pool = ThreadPoolExecutor(concurrency, "server-policy")
         self._quirks: set[str] = set()
+        self._weights = ServedWeights(self._endpoint, lambda prompt, ids: self._score(list(prompt), list(ids)))
         self.identity: dict[str, object] = {
             "kind": "server",
             "url": self._endpoint.url,
@@ -114,7 +118,7 @@ class ServerPolicy:
         if self.renderer is None:
             raise PolicyError("scoring needs token ids: name policy.tokenizer (and serve with vLLM)")
         prompt = self.renderer.context_ids(context)
-        return list(self._pool.map(lambda ids: self._score(prompt, list(ids)), actions))
+        return list(self._pool.map(lambda ids: self._scored(prompt, list(ids)), actions))
 
     def engine(self) -> Engine:
         """See `base.Policy.engine`."""
@@ -123,7 +127,49 @@ class ServerPolicy:
     def close(self) -> None:
         """See `base.Policy.close`."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._weights.close()
         self._endpoint.close()
+
+    def check_takes_weights(self) -> None:
+        """Check that the server can take new weights; ask before a long run.
+
+        Raises:
+            ConfigError: It cannot; says how to start one that can.
+            PolicyError: It does not answer.
+        """
+        self._weights.check()
+
+    def take_weights(self, folder: str | Path, probe: Probe | None = None, *, timeout: float = 600.0) -> Taken:
+        """Let the server read new weights; no answer that begins after this is from the old ones.
+
+        Waits until no request is being answered: those under way end with the old weights, and those that come in
+        meanwhile wait for the new ones. After a failure every request is answered with a `PolicyError` until this
+        succeeds: call it again with the same folder, for instance once the server has been started anew. Needs the
+        server's development mode; see `server_weights`.
+
+        Args:
+            folder: A checkpoint as `save_pretrained` writes it, adapters merged, which the server finds under the
+                same path. It can be deleted afterwards.
+            probe: What the new weights must say; see `weights.probe_of`. Without one, weights that had no effect
+                are not noticed.
+            timeout: Seconds to wait for the last request to end, and again for the weights to be read.
+
+        Raises:
+            ConfigError: The server cannot take weights; nothing has changed.
+            DataError: The folder is no whole checkpoint, or of another model than the last one; nothing has changed.
+            PolicyError: The server failed or is gone, or its answers are not the probe's.
+        """
+        return self._weights.take(folder, None if probe is None else Probe(*probe), timeout)
+
+    def cache_figures(self) -> dict[str, int] | None:
+        """Return how many prompt tokens were asked of the server's prefix cache (`queries`) and found there (`hits`).
+
+        Counted since the server was started, over all its clients; None where it does not say (it is no vLLM).
+
+        Raises:
+            PolicyError: It does not answer.
+        """
+        return self._weights.cache_figures()
 
     def sample(self, request: ProposeRequest, seed: int) -> tuple[Action, Usage]:
         """Return one action and what it cost.
@@ -136,9 +182,12 @@ class ServerPolicy:
         body: Json = {"model": self.model, "temperature": temperature, "max_tokens": max_tokens}
         body["seed"] = seed & SEED_LIMIT
         if self.renderer is None:
-            answer = self._chat(request.context, body)
+            with self._weights.answering():
+                answer = self._chat(request.context, body)
             return chat_action(_choice(answer)), _usage(answer)
-        answer = self._complete(self.renderer.context_ids(request.context), body)
+        prompt = self.renderer.context_ids(request.context)
+        with self._weights.answering():
+            answer = self._complete(prompt, body)
         return self._sampled(self.renderer, _choice(answer)), _usage(answer)
 
     def _complete(self, prompt: list[int], body: Json) -> Json:
@@ -183,6 +232,10 @@ class ServerPolicy:
                 if not new:
                     raise
                 self._quirks |= new
+
+    def _scored(self, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
+        with self._weights.answering():
+            return self._score(prompt, ids)
 
     def _score(self, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
         body = {"model": self.model, "temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0}

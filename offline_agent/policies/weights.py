@@ -1,0 +1,211 @@
+"""What back ends that take new weights share: checkpoints looked at first, a probe, and nobody answering meanwhile."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from offline_agent.errors import DataError, PolicyError
+
+HEADER_LIMIT = 100_000_000  # bytes; the format's own limit of a header
+TIED = "lm_head.weight"  # a checkpoint of a model with tied embeddings may leave it out
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Probe(NamedTuple):
+    """What the new weights must say of a few tokens, found with the trainer's own copy of them.
+
+    Attributes:
+        ids: int [n], n ≥ 2: any token ids, best a prompt and an answer of the task at hand.
+        logps: float [n - 1], log-probability (natural, temperature 1) of ids[1:] under the new weights.
+        tolerance: Largest |difference| of any token. Two back ends in float32 differ by about 1e-5; in bfloat16 by
+            0.01 to 0.1, and updates of that size cannot be told from none.
+    """
+
+    ids: tuple[int, ...]
+    logps: tuple[float, ...]
+    tolerance: float = 0.01
+
+
+class Taken(NamedTuple):
+    """What an update of the weights was like.
+
+    Attributes:
+        version: The name that the back end now has for its weights.
+        seconds: How long it took in all.
+        waited: How much of it went by until no request was being answered.
+        gap: Largest |log-prob − expected| over the probe's tokens, nats; None without a probe.
+        shift: Largest |log-prob after − before| over them; None without a probe. 0: the same weights as before.
+    """
+
+    version: str
+    seconds: float
+    waited: float
+    gap: float | None = None
+    shift: float | None = None
+
+
+class Gate:
+    """Any number of answers at once, or one change of the weights. A change that waits keeps new answers waiting."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._answering = 0
+        self._changing = False
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Wait while the weights change, then keep them from changing."""
+        with self._condition:
+            while self._changing:
+                self._condition.wait()
+            self._answering += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._answering -= 1
+                self._condition.notify_all()
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Wait until nobody answers any more, and let nobody begin."""
+        with self._condition:
+            while self._changing:
+                self._condition.wait()
+            self._changing = True
+            while self._answering:
+                self._condition.wait()
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._changing = False
+                self._condition.notify_all()
+
+
+def probe_of(model: Any, ids: Sequence[int], tolerance: float = 0.01) -> Probe:
+    """Return a probe of a transformers model (or a peft one around it), which is left as it was.
+
+    Args:
+        model: Any causal language model of transformers' kind.
+        ids: int [n], n ≥ 2.
+        tolerance: See `Probe`.
+    """
+    import torch
+
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            given = torch.tensor([list(ids)], device=next(model.parameters()).device)
+            logps = torch.log_softmax(model(input_ids=given, use_cache=False).logits[0, :-1].float(), -1)
+            found = logps.gather(-1, given[0, 1:, None])[:, 0]
+    finally:
+        model.train(training)
+    return Probe(tuple(ids), tuple(map(float, found)), tolerance)
+
+
+def probe_gap(probe: Probe, found: Sequence[float], before: Sequence[float] | None) -> tuple[float, float | None]:
+    """Return `Taken.gap` and `Taken.shift`.
+
+    Args:
+        probe: What must be.
+        found: float [n - 1], the back end's log-probs now.
+        before: float [n - 1], those before the update; None where they are not known.
+
+    Raises:
+        PolicyError: They differ by more than the probe's tolerance: the weights are not those of the probe.
+    """
+    gap = _largest(probe.logps, found)
+    shift = None if before is None else _largest(before, found)
+    if not gap <= probe.tolerance:  # a NaN is no match either
+        effect = "" if shift is None else f"; the update moved them by up to {shift:.3g}"
+        raise PolicyError(
+            f"the new weights did not arrive as they are: log-probs of the probe differ by up to {gap:.3g}, allowed: "
+            f"{probe.tolerance:g}{effect}. Is it the same model, in a number format as fine as the tolerance asks for?"
+        )
+    return gap, shift
+
+
+def tensor_shapes(folder: str | Path) -> Shapes:
+    """Return the shape of every tensor in a checkpoint, from the headers of its files.
+
+    Args:
+        folder: What transformers' `save_pretrained` wrote.
+
+    Raises:
+        DataError: It is no such folder, or a file of it is missing, torn or not one; says which.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        what = "has no config.json" if folder.is_dir() else "is no folder"
+        raise DataError(f"weights: {str(folder)!r} {what}; give the folder that model.save_pretrained wrote")
+    files = sorted(folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            named = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"weights: {str(index)!r} is no index of tensors ({error!r}); save them anew") from error
+        missing = sorted(named - {file.name for file in files})
+        if missing:
+            raise DataError(f"weights: {str(folder)!r} lacks {', '.join(missing)}, which its index names; save it anew")
+    if not files:
+        raise DataError(f"weights: {str(folder)!r} has no *.safetensors; model.save_pretrained(folder) writes them")
+    return {name: shape for file in files for name, shape in _header(file).items()}
+
+
+def check_same_model(expected: Mapping[str, tuple[int, ...]], got: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that tensors are those of the model that is being served.
+
+    Args:
+        expected: Names and shapes of the tensors that it has. A tied output layer may be there or not.
+        got: Those that are to replace them.
+
+    Raises:
+        DataError: One is missing, too many, or of another shape; names the first.
+    """
+    names = [name for name in sorted({*expected, *got}) if name != TIED or (name in expected and name in got)]
+    for name in names:
+        want, have = expected.get(name), got.get(name)
+        if want != have:
+            raise DataError(
+                f"weights: {name} is {_shape(have)}, and {_shape(want)} in the model that is served; give weights of "
+                "the same model (adapters merged)"
+            )
+
+
+def _header(file: Path) -> Shapes:
+    """Return names and shapes; the format: 8 bytes of length, that many of JSON, then the numbers."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > min(size, HEADER_LIMIT):
+                raise ValueError("its header ends after the file does")
+            entries = json.loads(stream.read(length))
+        entries.pop("__metadata__", None)
+        end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        if end != size:
+            raise ValueError(f"it has {size} bytes of {end}")
+        return {name: tuple(entry["shape"]) for name, entry in entries.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error) as error:
+        raise DataError(f"weights: {str(file)!r} is torn or no file of tensors ({error}); save it anew") from error
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "not there" if shape is None else f"of shape {list(shape)}"
+
+
+def _largest(one: Sequence[float], other: Sequence[float]) -> float:
+    if len(one) != len(other):
+        raise PolicyError(f"probe: it has {len(one)} log-probs, the back end gave {len(other)}; n ids have n - 1")
+    gaps = [abs(a - b) for a, b in zip(one, other, strict=True)]
+    return max(gaps) if all(gap == gap for gap in gaps) else float("nan")
