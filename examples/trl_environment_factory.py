@@ -26,7 +26,7 @@ def trainer(folder, **changes):
     rows = [{"prompt": prompt, **task} for task in itertools.islice(Shop.tasks("train"), 32)]
     settings = dict(
         output_dir=folder, max_steps=2, per_device_train_batch_size=8, num_generations=4, learning_rate=1e-5,
-        max_completion_length=600, max_tool_calling_iterations=6, loss_type="grpo", logging_steps=1,
+        max_completion_length=1200, max_tool_calling_iterations=12, loss_type="grpo", logging_steps=1,
         use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no",
         disable_tqdm=True,
     )  # fmt: skip

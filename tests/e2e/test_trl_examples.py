@@ -1,0 +1,149 @@
+"""A plain GRPOTrainer on the shop, through both of TRL's interfaces: what it trains on is what we would."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.utils import get_json_schema
+
+from examples import trl_environment_factory, trl_rollout_func
+from offline_agent.envs.base import EnvSpec
+from offline_agent.policies.hf import HFPolicy
+from offline_agent.records import Context, Task
+from offline_agent.rendering import Renderer
+from offline_agent.rollouts.attempts import Attempt
+from offline_agent.training.trl_rollout import rollout_func
+
+
+def spans(mask: list[int]) -> list[tuple[int, int]]:
+    """Return the half-open runs of ones."""
+    edges = [0, *(at for at in range(1, len(mask)) if mask[at] != mask[at - 1]), len(mask)]
+    return [(a, b) for a, b in itertools.pairwise(edges) if mask[a]]
+
+
+def replayed(
+    spec: EnvSpec, renderer: Renderer, task: Task, ids: list[int], mask: list[int]
+) -> tuple[dict[str, Any], float | None, bool]:
+    """Play the turns of one of TRL's rows in our episode, for as long as it lasts.
+
+    Returns our token columns, the reward at the end, and whether every turn was played or the episode ended.
+    """
+    episode = spec.open()
+    context, whole = Context(task, spec.system_prompt, episode.tools.schemas, episode.reset(task)), True
+    for start, end in spans(mask):
+        action = renderer.parse(ids[start:end])
+        if action.fault is not None or (action.call is not None and episode.tools.validate(action.call)[0] is None):
+            whole = False  # TRL tells the model of bad calls in other words, and goes on after them
+            break
+        result = episode.step(action)
+        context = context.child(action, result.observation, result.role)
+        if result.terminated:
+            break
+    return renderer.trajectory_columns(context), episode.verdict().score, whole
+
+
+@pytest.mark.slow
+def test_the_class_itself_is_trls_environment_factory(tmp_path: Path) -> None:
+    made = trl_environment_factory.trainer(str(tmp_path), per_device_train_batch_size=4, num_generations=2)
+    spec, renderer = EnvSpec.load("shop"), Renderer(made.processing_class)
+    assert tuple(tool.__name__ for tool in made.tools) == spec.tools.names
+    assert [get_json_schema(tool) for tool in made.tools] == list(spec.tools.schemas)
+
+    batches: list[tuple[Any, ...]] = []
+    generate, score = made._generate, made._generate_and_score_completions
+    tasks = {task.args["instruction"]: task for task in itertools.islice(spec.tasks("train"), 32)}
+
+    def noted(prompts: Any) -> Any:
+        out = generate(prompts)
+        batches.append((prompts, *out[:3], [environment.get_reward().score for environment in made.environments]))
+        return out
+
+    tensors: list[Any] = []
+    made._generate = noted
+    made._generate_and_score_completions = lambda inputs: tensors.append(score(inputs)) or tensors[-1]
+    made.train()
+
+    assert len(batches) == 2
+    assert list(made._logs["rewards"]["Shop"]) == pytest.approx(batches[-1][-1])  # the last batch's
+    assert [record["reward"] for record in made.state.log_history[:2]] == pytest.approx(
+        [sum(scores) / len(scores) for *_, scores in batches]
+    )
+    compared = 0
+    for (prompts, prompt_ids, ids, masks, scores), batch in zip(batches, tensors, strict=True):
+        for row, prompt in enumerate(prompts):
+            task = tasks[prompt[-1]["content"]]
+            start = len(prompt_ids[row])
+            whole = [*prompt_ids[row], *ids[row]]
+            ours, reward, complete = replayed(spec, renderer, task, whole, [0] * start + masks[row])
+            length = len(ours["input_ids"])
+            assert whole[:length] == ours["input_ids"]
+            assert ([0] * start + masks[row])[:length] == ours["action_mask"]
+            assert batch["tool_mask"][row, : len(masks[row])].tolist() == masks[row]
+            if complete:
+                assert scores[row] == reward
+                compared += 1
+    assert compared >= 4
+
+
+def advantages(attempts: list[Attempt]) -> list[float]:
+    """Return (r - mean) / (std + 1e-4) of each attempt in its task's group, with ddof 1."""
+    out = []
+    for attempt in attempts:
+        group = [a.reward for a in attempts if a.task.task_id == attempt.task.task_id]
+        out.append((attempt.reward - statistics.mean(group)) / (statistics.stdev(group) + 1e-4))
+    return out
+
+
+@pytest.mark.slow
+def test_a_plain_trainer_trains_on_the_agent_tokens_of_our_certificates(tmp_path: Path) -> None:
+    spec, policy = EnvSpec.load("shop"), HFPolicy(max_tokens=64)
+    tasks = list(itertools.islice(spec.tasks("train"), 8))
+    expected: list[Counter[Any]] = []
+    trained: list[Counter[Any]] = []
+    gaps: list[float] = []
+    with rollout_func(spec, policy, max_steps=12, seed=1) as play:
+
+        def noted(prompts: Any, trainer: Any) -> dict[str, Any]:
+            out = play(prompts, trainer)
+            rows: Counter[Any] = Counter()
+            for attempt, advantage in zip(play.attempts, advantages(play.attempts), strict=True):
+                row = policy.renderer.trajectory_columns(attempt.context)
+                certified = json.loads(row["certificate"])["sequence"]["spans"]
+                rows[tuple(row["input_ids"]), tuple(map(tuple, certified)), round(advantage, 3)] += 1
+            expected.append(rows)
+            return out
+
+        made = trl_rollout_func.trainer(
+            str(tmp_path), noted, policy, tasks, per_device_train_batch_size=4, num_generations=2, learning_rate=1e-3
+        )
+        loss = made._compute_loss
+
+        def watched(model: Any, inputs: Any) -> Any:
+            mask = inputs["completion_mask"] * inputs["tool_mask"]
+            seen: Counter[Any] = Counter()
+            for row in range(len(mask)):
+                prompt = inputs["prompt_ids"][row][inputs["prompt_mask"][row].bool()].tolist()
+                ids = inputs["completion_ids"][row][inputs["completion_mask"][row].bool()].tolist()
+                trainable = tuple(spans([0] * len(prompt) + mask[row].tolist()))
+                seen[tuple(prompt + ids), trainable, round(float(inputs["advantages"][row]), 3)] += 1
+            trained.append(seen)
+            whole = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+            attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+            with torch.no_grad():
+                logps, _, _ = made._get_per_token_logps_and_entropies(model, whole, attention, mask.size(1))
+            gaps.append(float(((logps - inputs["sampling_per_token_logps"]) * mask).abs().max()))
+            return loss(model, inputs)
+
+        made._compute_loss = watched
+        made.train()
+    policy.close()
+    assert len(trained) == 2 and trained == expected
+    assert any(advantage for batch in trained for *_, advantage in batch)
+    assert max(gaps) < 1e-4  # the second batch was sampled with the weights that the first update left
