@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from offline_agent._config.base import Plugged, Section, key, masked, section
 from offline_agent._config.evaluation import EvaluateConfig
 from offline_agent._config.loop import IterateConfig
+from offline_agent._config.online import RefineGrpoConfig
 from offline_agent._config.sections import BuildPrefsConfig, PolicySection, RunConfig, TasksSection
 from offline_agent._config.training import (
     AnchorSection,
@@ -29,6 +30,7 @@ from offline_agent._config.training import (
     ModelSection,
     OptimizerSection,
     ScratchSection,
+    TrainableConfig,
     TrainConfig,
     TrainDpoConfig,
     TrainSftConfig,
@@ -38,8 +40,9 @@ from offline_agent.errors import ConfigError, did_you_mean
 __all__ = [
     "AnchorSection", "BatchSection", "BuildPrefsConfig", "CheckpointSection", "DpoSection", "EvaluateConfig",
     "GuardSection", "IterateConfig", "Key", "LoraSection", "ModelSection", "OptimizerSection", "Plugged",
-    "PolicySection", "RunConfig", "ScratchSection", "Section", "TasksSection", "TrainConfig", "TrainDpoConfig",
-    "TrainSftConfig", "free_keys", "help_text", "key", "keys", "load", "masked", "section", "to_yaml",
+    "PolicySection", "RefineGrpoConfig", "RunConfig", "ScratchSection", "Section", "TasksSection", "TrainConfig",
+    "TrainDpoConfig", "TrainSftConfig", "TrainableConfig", "free_keys", "help_text", "key", "keys", "load", "masked",
+    "section", "to_yaml",
 ]  # fmt: skip
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -55,7 +55,7 @@ class LoraSection(Section):
     targets: str = key("all-linear", "modules that get adapters, separated by commas")
 
 
-class OptimizerSection(Section):
+class AdamWSection(Section):
     """AdamW and its schedule."""
 
     learning_rate: float = key(3e-4, "highest learning rate", gt=0)
@@ -64,6 +64,11 @@ class OptimizerSection(Section):
     weight_decay: float = key(0.01, "of AdamW", ge=0)
     beta2: float = key(0.98, "of AdamW", gt=0, lt=1)
     clip: float = key(1.0, "largest norm of the gradient", gt=0)
+
+
+class OptimizerSection(AdamWSection):
+    """AdamW and its schedule."""
+
     epochs: float = key(1.0, "passes over the rows", gt=0)
     max_updates: int | None = key(None, "optimizer updates at most; null = as the epochs say", ge=1)
 
@@ -74,13 +79,18 @@ class DpoOptimizerSection(OptimizerSection):
     learning_rate: float = key(1e-4, "highest learning rate", gt=0)
 
 
-class BatchSection(Section):
-    """What one optimizer update sees."""
+class PassSection(Section):
+    """What one forward pass sees."""
 
-    rows: int = key(32, "rows (pairs or trajectories) of one update, over all processes", ge=1)
     tokens: int = key(8192, "most tokens of one forward pass, shared prefixes counted once", ge=64)
     max_length: int | None = key(None, "longer rows are left out and counted; null = what the model was made for", ge=8)
     share_prefixes: Literal["auto", "off"] = key("auto", "compute histories that rows share once; off = each row apart")
+
+
+class BatchSection(PassSection):
+    """What one optimizer update sees."""
+
+    rows: int = key(32, "rows (pairs or trajectories) of one update, over all processes", ge=1)
 
 
 class CheckpointSection(Section):
@@ -97,16 +107,21 @@ class GuardSection(Section):
     max_gradient: float = key(1e4, "an update whose gradient norm, before clipping, is larger stops the run", gt=0)
 
 
-class TrainConfig(RunConfig):
-    """Keys of both trainers."""
+class TrainableConfig(RunConfig):
+    """Keys of everything that trains a model."""
 
     model: ModelSection = section(ModelSection, "the model that is trained")
     lora: LoraSection = section(LoraSection, "low-rank adapters")
+    guard: GuardSection = section(GuardSection, "when training stops")
+    threads: int | None = key(None, "of torch; null = one for a small model on a CPU, else its own", ge=1, free=True)
+
+
+class TrainConfig(TrainableConfig):
+    """Keys of both offline trainers."""
+
     optimizer: OptimizerSection = section(OptimizerSection, "AdamW and its schedule")
     batch: BatchSection = section(BatchSection, "what one optimizer update sees")
     checkpoints: CheckpointSection = section(CheckpointSection, "checkpoints")
-    guard: GuardSection = section(GuardSection, "when training stops")
-    threads: int | None = key(None, "of torch; null = one for a small model on a CPU, else its own", ge=1, free=True)
 
 
 class DemonstrationsSection(Section):

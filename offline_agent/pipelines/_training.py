@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config import TrainConfig
+from offline_agent.config import RefineGrpoConfig, TrainableConfig, TrainConfig
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines._command import Session, copyable
 
@@ -23,7 +23,7 @@ _TOLD_AT_MOST = 200  # rows left out that are listed one by one
 _MEANS = ("loss", "preference", "sft", "anchor", "accuracy", "margin", "entropy", "nll")
 
 
-def load(config: TrainConfig) -> Trainable:
+def load(config: TrainableConfig) -> Trainable:
     """Return model, tokenizer and renderer; raises ConfigError."""
     from offline_agent.training.models import load_trainable
 
@@ -31,7 +31,7 @@ def load(config: TrainConfig) -> Trainable:
     return load_trainable(model.path, model.tokenizer, model.chat_template, model.dtype)
 
 
-def max_length(config: TrainConfig, model: Any) -> int:
+def max_length(config: TrainConfig | RefineGrpoConfig, model: Any) -> int:
     """Return the longest row that is trained on, in tokens.
 
     Raises:

@@ -120,7 +120,7 @@ def copy_weights(source: Any, target: Any) -> None:
             given = found.get(name)
             if given is None or given.shape != weights.shape:
                 got = "nothing" if given is None else str(tuple(given.shape))
-                raise PolicyError(f"weights of {name}: got {got}, allowed: {tuple(weights.shape)}; is it another model?")
+                raise PolicyError(f"weights of {name}: got {got}, allowed: {tuple(weights.shape)}; is it another model")
             weights.copy_(given)
 
 

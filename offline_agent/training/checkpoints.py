@@ -23,10 +23,15 @@ def staging(folder: Path) -> Path:
     return folder / _STAGING
 
 
-def newest(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint under `folder`, None where there is none; torn ones are passed over."""
+def whole(folder: Path) -> list[Path]:
+    """Return the whole checkpoints under `folder`, oldest first; torn ones are passed over."""
     found = [entry for entry in folder.glob("checkpoint-*") if _whole(entry)] if folder.is_dir() else []
-    return max(found, key=number, default=None)
+    return sorted(found, key=number)
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the newest whole checkpoint under `folder`, None where there is none."""
+    return max(whole(folder), key=number, default=None)
 
 
 def number(checkpoint: Path) -> int:

@@ -109,6 +109,46 @@ class DpoSettings:
 
 
 @dataclass(frozen=True)
+class OnlineSettings:
+    """How roll-outs become updates.
+
+    Attributes:
+        rounds: Batches of roll-outs, each played with one version of the weights.
+        passes: Passes over a round's trajectories.
+        minibatches: Updates of one pass; groups are not broken.
+        correction: Importance weights where the sampler's log-probabilities differ from the trainer's; see
+            `objectives.correction_weights`.
+        cap: The largest of them.
+        gamma, lam: Of generalised advantage estimation, a token; with a critic alone, like the following.
+        value_weight: Weight of the value loss.
+        value_clip: How far a value may move in a round; None = any.
+        value_rate: Learning rate of the value head.
+        trunk: Whether the value loss trains the model below the head too.
+        anchor_rows: Replayed trajectories in every update.
+        anchor_weight: Weight of their mean negative log-likelihood a token.
+    """
+
+    rounds: int
+    passes: int = 1
+    minibatches: int = 1
+    correction: Literal["off", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask"] = "off"
+    cap: float = 3.0
+    gamma: float = 1.0
+    lam: float = 0.95
+    value_weight: float = 0.5
+    value_clip: float | None = 0.2
+    value_rate: float = 1e-3
+    trunk: bool = False
+    anchor_rows: int = 0
+    anchor_weight: float = 0.1
+
+    @property
+    def per_round(self) -> int:
+        """Updates of one round."""
+        return self.passes * self.minibatches
+
+
+@dataclass(frozen=True)
 class TrainResult:
     """What a training run did, over all its sessions.
 

@@ -78,6 +78,7 @@ class PackedTrainer:
     accelerator: Any
     model: Any
     _metrics: Any
+    collates = True  # whether the TRL trainer takes a collator
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class PackedTrainer:
         super().__init__(
             model=model,
             args=config,
-            data_collator=_only,
+            **({"data_collator": _only} if self.collates else {}),
             train_dataset=Dataset.from_dict({"update": range(len(plan))}),
             processing_class=tokenizer,
             callbacks=[_Every(settings.every)],
@@ -129,7 +130,7 @@ class PackedTrainer:
         with alone:
             sums = self.learn(model, update, packs, packs[self.accelerator.process_index :: processes])
         if processes > 1:
-            sums = _add_up(sums, [p for p in self.model.parameters() if p.requires_grad], self.accelerator.device)
+            sums = _add_up(sums, self.trained(), self.accelerator.device)
         figures = dict(zip(sums, torch.stack([value.double() for value in sums.values()]).tolist(), strict=True))
         self.guard.loss(figures["loss"], update)
         for name, value in self.figures(update, figures).items():
@@ -156,10 +157,17 @@ class PackedTrainer:
 
     def score(self, model: Any, units: Sequence[Unit], entropy: bool = False) -> tuple[Any, Any]:
         """Return the pack of the units and the scores of its tokens."""
-        sequences = [prefix_sharing.Sequence(*sequence) for unit in units for sequence in unit.sequences]
-        pack = prefix_sharing.pack(sequences).to(self.accelerator.device)
+        pack = self._pack(units)
         with self.compute_loss_context_manager():  # type: ignore[attr-defined]
             return pack, self.scorer(model, pack, entropy=entropy)
+
+    def _pack(self, units: Sequence[Unit]) -> Any:
+        sequences = [prefix_sharing.Sequence(*sequence) for unit in units for sequence in unit.sequences]
+        return prefix_sharing.pack(sequences).to(self.accelerator.device)
+
+    def trained(self) -> list[Tensor]:
+        """Return every tensor that is trained."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def parts(self, update: Update, units: Sequence[Unit], pack: Any, scores: Any) -> Sums:
         """Return this pack's share of everything in `summed`; `loss` with its graph."""
@@ -192,7 +200,11 @@ class PackedTrainer:
         """Keep and pass on an update's record."""
         super().log(logs, start_time)  # type: ignore[misc]
         if "loss" in logs and self.state.is_world_process_zero:
-            self._record(record_of({**logs, "step": self.state.global_step}, self.plan.per_epoch))
+            self.keep(record_of({**logs, "step": self.state.global_step}, self.plan.per_epoch))
+
+    def keep(self, record: dict[str, Any]) -> None:
+        """Pass an update's record on."""
+        self._record(record)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(checkpoints.staging(self.folder) if self._writing else self.folder)

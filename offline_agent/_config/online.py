@@ -1,0 +1,170 @@
+"""The keys of `refine_grpo`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from offline_agent._config.base import Section, key, section
+from offline_agent._config.sections import EnvSection, LimitsSection, TasksSection
+from offline_agent._config.training import AdamWSection, PassSection, TrainableConfig
+
+CORRECTIONS = Literal["off", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask"]
+
+
+class RefineTasks(TasksSection):
+    """Which tasks."""
+
+    split: Literal["train"] = key("train", "the environment's split")
+    n: int | None = key(400, "number of tasks that rounds are drawn from; null = all", ge=1)
+
+
+class RolloutsSection(Section):
+    """What is played in a round, with one version of the weights."""
+
+    tasks: int = key(8, "groups, one task each", ge=1)
+    size: int = key(8, "roll-outs of a group; 16 is markedly more stable than 4", ge=2)
+    temperature: float = key(1.0, "sampling temperature", gt=0)
+    last_temperature: float | None = key(None, "that of the last round, linear in between; null = the same", gt=0)
+    max_steps: int = key(15, "actions in one episode; one that uses them up failed", ge=1)
+    max_tokens: int = key(64, "most tokens of one action; an episode with a longer one is unscored", ge=1)
+    branches: float = key(0.0, "share of a group that branches from another member's history", ge=0, lt=1)
+    credit: Literal["trajectory", "turn"] = key(
+        "trajectory", "turn = every turn gets the value of its action over that of its history, from the branches"
+    )
+    reward: Literal["score", "success"] = key("score", "what an episode is worth: its score, or 1 for success, else 0")
+    choice: Literal["learnability", "uniform"] = key(
+        "learnability", "how tasks are drawn: by p(1-p) of their success rate p, or all alike"
+    )
+    rest: int = key(20, "rounds that a task stays away after its whole group succeeded", ge=0)
+    redraws: int = key(2, "rounds' worth of tasks that may take the place of groups without spread (dynamic)", ge=0)
+    in_flight: int = key(64, "episodes played at once", ge=1, free=True)
+
+
+class ObjectiveSection(Section):
+    """What is maximised."""
+
+    name: str = key("grpo", "grpo, dapo, dr_grpo, rloo, cispo, gspo, starpo_s, reinforce, ppo (docs/objectives.md)")
+    baseline: Literal["mean", "leave_one_out", "none", "value"] | None = key(
+        None, "what is taken off a reward; null = the name's"
+    )
+    scale: Literal["group_std", "batch_std", "none"] | None = key(
+        None, "what an advantage is divided by; null = the name's"
+    )
+    ratio: Literal["token", "sequence"] | None = key(None, "importance ratios; null = the name's")
+    surrogate: Literal["clip", "cispo", "none"] | None = key(None, "what is summed; null = the name's")
+    clip_low: float | None = key(None, "least ratio is 1 - this; null = the name's", ge=0)
+    clip_high: float | None = key(None, "largest ratio is 1 + this; null = the name's", ge=0)
+    average: Literal["trajectory", "token", "budget"] | None = key(None, "over what; null = the name's")
+    budget: int | None = key(
+        None, "agent tokens of average=budget; null = rollouts.max_steps * rollouts.max_tokens", ge=1
+    )
+    kl: float | None = key(None, "weight of K3 against the model as it was given; null = the name's", ge=0)
+    dynamic: bool | None = key(None, "other tasks take the place of groups without spread; null = the name's")
+    keep_spread: float | None = key(
+        None, "share of the groups, of largest spread, that are kept; null = the name's", gt=0
+    )
+    overlong_soft: int | None = key(None, "agent tokens beyond which a trajectory loses reward; null = none", ge=1)
+    overlong_hard: int | None = key(None, "agent tokens at which it has lost 1", ge=1)
+    passes: int = key(1, "passes over a round's trajectories", ge=1)
+    minibatches: int = key(1, "updates of one pass", ge=1)
+
+
+class CriticSection(Section):
+    """The value head of objectives with a critic (ppo)."""
+
+    gamma: float = key(1.0, "discount a token", gt=0, le=1)
+    lam: float = key(0.95, "lambda of generalised advantage estimation", ge=0, le=1)
+    coefficient: float = key(0.5, "weight of the value loss", gt=0)
+    clip: float | None = key(0.2, "how far a value may move in a round; null = any", gt=0)
+    learning_rate: float | None = key(None, "of the value head; null = ten times optimizer.learning_rate", gt=0)
+    trunk: bool = key(False, "whether the value loss also trains the model below the head")
+
+
+class RefineOptimizer(AdamWSection):
+    """AdamW and its schedule."""
+
+    learning_rate: float = key(1e-4, "highest learning rate", gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = key("constant", "what follows the warm-up")
+    warmup: float = key(0.0, "share of the updates in which the rate rises from 0", ge=0, le=1)
+    weight_decay: float = key(0.0, "of AdamW", ge=0)
+
+
+class SamplerSection(Section):
+    """Who samples the actions."""
+
+    name: Literal["hf", "server", "colocated"] = key("hf", "hf: here; server: a vLLM server; colocated: vLLM in here")
+    url: str | None = key(None, "server: the endpoint, e.g. http://localhost:8000/v1")
+    served: str | None = key(None, "server: the served model's name; null = the only one")
+    correction: CORRECTIONS = key(
+        "token_truncate", "importance weights for samplers whose log-probabilities differ from the trainer's"
+    )
+    cap: float = key(3.0, "largest importance weight", gt=0)
+
+
+class WatchSection(Section):
+    """The collapse watch; `training.collapse.WatchSettings` says what each figure is."""
+
+    enabled: bool = key(True, "warn of collapse, and stop where the rules say so; false = keep quiet")
+    window: int = key(5, "observations of a window; the latest is compared with the first", ge=2)
+    patience: int = key(3, "updates in a row that a rule must hold", ge=1)
+    entropy_floor: float = key(0.3, "entropy below this share of its start", gt=0, lt=1)
+    entropy_factor: float = key(3.0, "entropy above this many times its start, without more reward", gt=1)
+    spread_floor: float = key(0.4, "spread of the rewards within groups below this share of its start", gt=0, lt=1)
+    zero_spread_ceiling: float = key(0.8, "share of groups without spread above this", ge=0, le=1)
+    solved: float = key(0.9, "success from which all counts as solved", gt=0, lt=1)
+    gradient_factor: float = key(10.0, "a gradient norm this many times the usual is a spike", gt=1)
+    kl_ceiling: float = key(1.0, "K3 to the reference, nats an agent token, above this", gt=0)
+    length_factor: float = key(3.0, "agent tokens a trajectory above this many times their start", gt=1)
+    truncation_ceiling: float = key(0.5, "share of truncated trajectories above this", ge=0, le=1)
+    invalid_ceiling: float = key(0.3, "share of invalid calls above this", ge=0, le=1)
+    repeat_ceiling: float = key(0.5, "share of repeated calls above this", ge=0, le=1)
+    tool_ceiling: float = key(0.9, "one tool's share of the calls above this, where it was less at first", gt=0, lt=1)
+    reward_drop: float = key(0.4, "mean reward lower than in its best window by this share", gt=0, lt=1)
+    mismatch_ceiling: float = key(0.1, "mean log-probability difference of sampler and trainer above this", gt=0)
+    unscored_ceiling: float = key(0.2, "share of trajectories without a score above this", ge=0, le=1)
+    stop: tuple[str, ...] | None = key(
+        None, "rules that stop the run; null = those after which going on is worthless", strict=False
+    )
+
+
+class RefineCheckpoints(Section):
+    """Checkpoints a stopped run goes on from."""
+
+    every: int = key(5, "rounds between two", ge=1, free=True)
+    keep: int = key(4, "how many are kept", ge=1, free=True)
+
+
+class OfflineSection(Section):
+    """Verified successes of earlier runs beside the roll-outs."""
+
+    rows: int = key(0, "trajectories of filtered/ in every update; 0 = none", ge=0)
+    weight: float = key(0.1, "weight of their mean negative log-likelihood", ge=0)
+    runs: tuple[str, ...] = key((), "run directories whose filtered/ is replayed", strict=False)
+
+
+class RefineGrpoConfig(TrainableConfig):
+    """Keys of `refine_grpo`."""
+
+    env: EnvSection = section(EnvSection, "the environment")
+    limits: LimitsSection = section(LimitsSection, "what an environment may take")
+    tasks: RefineTasks = section(RefineTasks, "which tasks")
+    rounds: int = key(8, "batches of roll-outs, each played with one version of the weights", ge=1)
+    rollouts: RolloutsSection = section(RolloutsSection, "what is played in a round")
+    objective: ObjectiveSection = section(ObjectiveSection, "what is maximised")
+    critic: CriticSection = section(CriticSection, "the value head")
+    optimizer: RefineOptimizer = section(RefineOptimizer, "AdamW and its schedule")
+    batch: PassSection = section(PassSection, "what one forward pass sees")
+    sampler: SamplerSection = section(SamplerSection, "who samples the actions")
+    offline: OfflineSection = section(OfflineSection, "verified successes beside the roll-outs")
+    watch: WatchSection = section(WatchSection, "the collapse watch")
+    checkpoints: RefineCheckpoints = section(RefineCheckpoints, "checkpoints")
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> RefineGrpoConfig:
+        if self.sampler.name == "server" and not self.sampler.url:
+            raise ValueError("sampler.url: sampler.name=server needs the endpoint, e.g. http://localhost:8000/v1")
+        if self.offline.rows and not self.offline.runs:
+            raise ValueError("offline.runs: offline.rows asks for trajectories, but no run directory is named")
+        return self

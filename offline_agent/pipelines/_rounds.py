@@ -1,0 +1,163 @@
+"""Rounds of roll-outs: played through `Episodes`, logged one by one, read back where an earlier session played them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from offline_agent.errors import DataError
+from offline_agent.records import Task
+from offline_agent.rollouts.attempts import Attempt, Journal, from_record
+from offline_agent.rollouts.episodes import Episodes
+from offline_agent.rollouts.game import Ask
+from offline_agent.store import EventLog, RunDirectory
+from offline_agent.training.groups import Groups, Round
+
+ATTEMPTS, ROUNDS = "rollouts", "rounds"
+
+
+class RoundLog:
+    """The event logs of a run's roll-outs: one record an attempt, and one a round when it is over.
+
+    Args:
+        run: The run directory.
+        tasks: The pool.
+
+    Raises:
+        DataError: A record is malformed, or of a task that is not the run's.
+    """
+
+    def __init__(self, run: RunDirectory, tasks: Sequence[Task]) -> None:
+        self._attempts: EventLog = run.events(ATTEMPTS)
+        self._rounds: EventLog = run.events(ROUNDS)
+        self._tasks = {task.task_id: task for task in tasks}
+        self._journal = Journal(self._attempts.append, (), self._tasks)
+        self.rounds: dict[int, dict[str, Any]] = {record["round"]: record for record in self._rounds.read()}
+
+    def add(self, attempt: Attempt) -> None:
+        """Log an attempt that is over."""
+        self._journal.add(attempt)
+        self._journal.attempts.clear()  # they are read back where they are wanted
+
+    def close_round(self, record: Mapping[str, Any]) -> None:
+        """Log that a round is over; one that was logged before is not logged again."""
+        if record["round"] not in self.rounds:
+            self._rounds.append(dict(record))
+            self.rounds[record["round"]] = dict(record)
+
+    def read(self, wanted: Callable[[int], bool]) -> Iterator[Attempt]:
+        """Yield the logged attempts whose number is wanted, in the order of ending."""
+        openings: dict[str, tuple[str, Sequence[Any]]] = {}
+        for record in self._attempts.read():
+            if "attempt" not in record:
+                openings[record["name"]] = (record["system"], record["tools"])
+                continue
+            _, _, task_id, number = record["attempt"]
+            if task_id not in self._tasks:
+                raise DataError(f"the event log's attempt {record['attempt']} is of no task of this run")
+            if wanted(number):
+                yield from_record(record, self._tasks[task_id], openings)
+        self._journal.openings |= openings
+
+
+class Player:
+    """Plays the attempts of rounds; those that an earlier session logged are not played again.
+
+    Args:
+        episodes: Plays.
+        log: Where attempts go and come from.
+        size: Numbers of one round: attempt `n` is of round n // size.
+        first: The first round that will be asked for.
+    """
+
+    def __init__(self, episodes: Episodes, log: RoundLog, size: int, first: int) -> None:
+        self._episodes, self._log = episodes, log
+        self._known = {(a.task.task_id, a.number): a for a in log.read(lambda number: number // size >= first)}
+        self.seconds = 0.0
+
+    def __call__(self, asks: Sequence[Ask], number: int) -> Iterator[Attempt]:
+        """Yield the attempts, in the order of ending."""
+        left = []
+        for ask in asks:
+            known = self._known.pop((ask.task.task_id, ask.number), None)
+            if known is None:
+                left.append(ask)
+            else:
+                yield known
+        started = time.perf_counter()
+        for attempt in self._episodes.play(left):
+            self._log.add(attempt)
+            yield attempt
+        self.seconds += time.perf_counter() - started
+
+
+def remember(groups: Groups, log: RoundLog, first: int) -> int:
+    """Tell what rounds before `first` came to, and return how many steps of the environment they took.
+
+    Raises:
+        DataError: One of them is missing.
+    """
+    steps = 0
+    for number in range(first):
+        record = log.rounds.get(number)
+        if record is None:
+            raise DataError(f"the event log has no round {number}, but a checkpoint comes after it")
+        groups.note(number, {task: (done, judged) for task, done, judged in record["outcomes"]})
+        steps += record["env_steps"]
+    return steps
+
+
+def record_of(made: Round, seconds: float) -> dict[str, Any]:
+    """Return what is logged of a round."""
+    return {
+        "round": made.number,
+        "temperature": made.temperature,
+        "env_steps": made.env_steps,
+        "seconds": round(seconds, 3),
+        "outcomes": [[g.task.task_id, sum(g.successes), len(g.successes)] for g in made.groups],
+        "kept": [g.task.task_id for g in made.kept],
+    }
+
+
+def figures(made: Round, env_steps: int, seconds: float) -> dict[str, Any]:
+    """Return a round's figures for the records of its updates; what nobody can say is left out.
+
+    Args:
+        made: The round.
+        env_steps: Steps of the environment up to its end, all rounds together.
+        seconds: Playing it took.
+    """
+    attempts = list(made.attempts)
+    acted = [attempt for attempt in attempts if attempt.steps]
+    rewards = [reward for group in made.groups for reward in group.scored]
+    successes = [success for group in made.groups for success in group.successes]
+    spreads = [spread for group in made.groups if (spread := group.spread) is not None]
+    calls = sum(attempt.calls for attempt in attempts)
+    tools = Counter(s.action.call.name for attempt in attempts for s in attempt.steps if s.action.call is not None)
+    out: dict[str, Any] = {
+        "groups": len(made.groups),
+        "groups_kept": len(made.kept),
+        "temperature": made.temperature,
+        "env_steps": env_steps,
+        "rollout_seconds": seconds,
+        "unscored": sum(attempt.reward is None for attempt in attempts) / len(attempts),
+        "truncated": sum(attempt.truncated for attempt in attempts) / len(attempts),
+    }
+    if rewards:
+        mean = sum(rewards) / len(rewards)
+        out |= {"reward_mean": mean, "reward_std": (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5}
+    if successes:
+        out["success_mean"] = sum(successes) / len(successes)
+    if spreads:
+        out |= {"zero_spread": sum(not s for s in spreads) / len(spreads), "group_spread": sum(spreads) / len(spreads)}
+    if acted:
+        out["steps"] = sum(len(attempt.steps) for attempt in acted) / len(acted)
+        out["length"] = sum(attempt.generated for attempt in acted) / len(acted)
+    if calls:
+        out["invalid_calls"] = sum(attempt.invalid_calls for attempt in attempts) / calls
+        out["repeated_calls"] = sum(attempt.repeated_calls for attempt in attempts) / calls
+    if tools:
+        out["tools"] = {name: count / sum(tools.values()) for name, count in sorted(tools.items())}
+    return out

@@ -1,0 +1,352 @@
+"""The online stage: the policy plays, and is trained on what it played, round after round.
+
+Run `python -m offline_agent.pipelines.refine_grpo --help` for the keys.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.config import RefineGrpoConfig
+from offline_agent.envs.base import EnvSpec
+from offline_agent.errors import ConfigError, OfflineAgentError
+from offline_agent.pipelines import _rounds, _training
+from offline_agent.pipelines._command import Command, Facts, Session, main
+from offline_agent.pipelines._parts import make_tasks
+from offline_agent.pipelines._refined import ends, export, show
+from offline_agent.records import Task
+from offline_agent.store import hash_json
+from offline_agent.training.collapse import Watch, WatchSettings, checklist
+from offline_agent.training.groups import Groups, GroupSettings
+from offline_agent.training.settings import OnlineSettings, TrainSettings
+
+if TYPE_CHECKING:
+    from offline_agent.training.objectives import Objective
+    from offline_agent.training.online import Played
+    from offline_agent.training.rows import LoadReport, TrajectoryRow
+
+
+@dataclass
+class Parts:
+    """What is trained, and where it plays.
+
+    Attributes:
+        spec, tasks: The environment and the pool of tasks.
+        trainable: Model, tokenizer and renderer.
+        objective: What is maximised.
+        groups, online: How rounds are made, and how they become updates.
+        watch: When to warn; None = never.
+        anchors, replayed: Trajectories of earlier runs beside the roll-outs, and what was left out of them.
+    """
+
+    spec: EnvSpec
+    tasks: list[Task]
+    trainable: _training.Trainable
+    objective: Objective
+    groups: GroupSettings
+    online: OnlineSettings
+    watch: WatchSettings | None
+    anchors: list[TrajectoryRow] = field(default_factory=list)
+    replayed: LoadReport | None = None
+
+
+def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
+    """Load what can be found faulty; see `_command.Command.prepare`."""
+    faults: list[str] = []
+
+    def collect(make: Callable[[], Any]) -> Any:
+        try:
+            return make()
+        except ConfigError as error:
+            faults.extend(error.faults)
+        except OfflineAgentError as error:
+            faults.append(str(error))
+        return None
+
+    spec = collect(lambda: _environment(config))
+    tasks = collect(lambda: make_tasks(spec, config.tasks)) if spec else None
+    objective = collect(lambda: objective_of(config))
+    groups, watch = group_settings(config), watch_settings(config)
+    collect(groups.check)
+    if watch is not None:
+        collect(watch.check)
+    faults.extend(_conflicts(config))
+    trainable = collect(lambda: _training.load(config))
+    if trainable is not None:
+        collect(lambda: _training.max_length(config, trainable[0]))
+    if faults or spec is None or tasks is None:
+        raise ConfigError(faults)
+    parts = Parts(spec, tasks, trainable, objective, groups, online_settings(config), watch)
+    if config.offline.rows:
+        from offline_agent.training.rows import load_trajectories
+
+        longest = _training.max_length(config, trainable[0])
+        found = load_trajectories(config.offline.runs, (), trainable[2], max_length=longest, key="offline")
+        parts.anchors, parts.replayed = found
+    hashes: dict[str, Any] = dict(_training.hashes(trainable))
+    hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in tasks])
+    manifest: dict[str, Any] = {"hashes": hashes, "env": spec.identity, "objective": _plain(objective)}
+    if parts.replayed is not None:
+        manifest["data"] = dict(parts.replayed.hashes)
+        hashes["data"] = hash_json(list(parts.replayed.hashes.values()))
+    tags = {
+        "model": config.model.path or "embedded default",
+        "model_hash": str(hashes["model"]),
+        "environment": spec.name,
+        "objective": objective.name,
+    }
+    return parts, Facts(manifest, tags)
+
+
+def _environment(config: RefineGrpoConfig) -> EnvSpec:
+    arguments = dict(config.env.model_extra or {})
+    return EnvSpec.load(config.env.name, arguments, max_observation_chars=config.limits.max_observation_chars)
+
+
+def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
+    sampler, rollouts = config.sampler, config.rollouts
+    if sampler.name != "hf":
+        yield f"sampler.name: {sampler.name!r} is not built yet; use sampler.name=hf"
+    if rollouts.credit == "turn" and not rollouts.branches:
+        yield "rollouts.credit: turn needs branches to compare with; set rollouts.branches=0.5, or credit=trajectory"
+
+
+def objective_of(config: RefineGrpoConfig) -> Objective:
+    """Return the objective; raises ConfigError."""
+    from offline_agent.training.objectives import OBJECTIVES, objective
+
+    given = config.objective.model_dump(exclude={"name", "passes", "minibatches"}, exclude_none=True)
+    known = OBJECTIVES.get(config.objective.name)
+    average = given.get("average") or (known.average if known is not None else None)
+    if average == "budget" and "budget" not in given:
+        given["budget"] = config.rollouts.max_steps * config.rollouts.max_tokens
+    try:
+        return objective(config.objective.name, **given)
+    except ConfigError as error:
+        raise ConfigError([f"objective: {fault}" for fault in error.faults]) from error
+
+
+def group_settings(config: RefineGrpoConfig) -> GroupSettings:
+    """Return how rounds are made."""
+    names = (
+        "tasks", "size", "temperature", "last_temperature", "choice", "rest", "redraws", "branches", "reward",
+    )  # fmt: skip
+    return GroupSettings(rounds=config.rounds, **{name: getattr(config.rollouts, name) for name in names})
+
+
+def online_settings(config: RefineGrpoConfig) -> OnlineSettings:
+    """Return how rounds become updates."""
+    critic, rate = config.critic, config.critic.learning_rate
+    return OnlineSettings(
+        rounds=config.rounds,
+        passes=config.objective.passes,
+        minibatches=config.objective.minibatches,
+        correction="off" if config.sampler.name == "hf" else config.sampler.correction,
+        cap=config.sampler.cap,
+        gamma=critic.gamma,
+        lam=critic.lam,
+        value_weight=critic.coefficient,
+        value_clip=critic.clip,
+        value_rate=rate if rate is not None else 10 * config.optimizer.learning_rate,
+        trunk=critic.trunk,
+        anchor_rows=config.offline.rows,
+        anchor_weight=config.offline.weight,
+    )
+
+
+def watch_settings(config: RefineGrpoConfig) -> WatchSettings | None:
+    """Return when the watch speaks; None where it is off."""
+    if not config.watch.enabled:
+        return None
+    return WatchSettings(**config.watch.model_dump(exclude={"enabled"}, exclude_none=True))
+
+
+def settings(config: RefineGrpoConfig) -> TrainSettings:
+    """Return the trainer's settings."""
+    optimizer, batch = config.optimizer, config.batch
+    return TrainSettings(
+        **{name: getattr(optimizer, name) for name in type(optimizer).model_fields},
+        tokens=batch.tokens,
+        share=batch.share_prefixes == "auto",
+        every=config.checkpoints.every,
+        keep=config.checkpoints.keep,
+        max_loss=config.guard.max_loss,
+        max_gradient=config.guard.max_gradient,
+        seed=config.seed,
+    )
+
+
+def _plain(objective: Objective) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(objective)
+
+
+# -- run ---------------------------------------------------------------------------------------------------------
+
+
+def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
+    """Play and train, round after round; see `_command.Command.run`."""
+    from offline_agent.policies.hf import HFPolicy
+    from offline_agent.rollouts.episodes import Episodes
+    from offline_agent.search.pool import EnvPool
+    from offline_agent.training import checkpoints
+    from offline_agent.training.models import add_adapters, save_adapter, save_plain, set_threads
+    from offline_agent.training.online import train_online
+
+    config, folder = session.config, session.run.path
+    model, tokenizer, renderer = parts.trainable
+    set_threads(config.threads, model)
+    if parts.replayed is not None:
+        _training.tell(session, parts.replayed)
+    begun, lora, rollouts = _training.hashes(parts.trainable), config.lora, config.rollouts
+    policy = HFPolicy(
+        config.model.path,
+        temperature=rollouts.temperature,
+        max_tokens=rollouts.max_tokens,
+        dtype=config.model.dtype,
+        renderer=renderer,
+        threads=config.threads,
+    )
+    if lora.rank:
+        model = add_adapters(model, lora.rank, lora.alpha, lora.dropout, lora.targets, config.seed)
+    newest = checkpoints.newest(folder / "checkpoints")
+    first = 0 if newest is None else checkpoints.number(newest) // parts.online.per_round
+    log = _rounds.RoundLog(session.run, parts.tasks)
+    engine, pool = policy.engine(), EnvPool(config.limits.workers, config.limits.step_seconds)
+    session.progress.start(parts.online.rounds * parts.online.per_round, "updates")
+    started = time.perf_counter()
+    try:
+        episodes = Episodes(
+            parts.spec, engine, pool, seed=config.seed, max_steps=rollouts.max_steps,
+            temperature=rollouts.temperature, max_tokens=rollouts.max_tokens, in_flight=rollouts.in_flight,
+            reset_seconds=config.limits.reset_seconds,
+        )  # fmt: skip
+        player = _rounds.Player(episodes, log, parts.groups.size, first)
+        groups = Groups(parts.tasks, parts.groups, parts.objective, player, config.seed)
+        stage = _Stage(parts, session, policy, groups, player, log, _rounds.remember(groups, log, first))
+        result = train_online(
+            model, tokenizer, stage.play, parts.anchors, settings(config), parts.online, parts.objective, folder,
+            log=stage.record, watch=stage.look,
+        )  # fmt: skip
+    finally:
+        engine.close()
+        pool.close()
+        policy.close()
+    seconds = time.perf_counter() - started
+    saved = save_plain(model, tokenizer, folder / "model")
+    if lora.rank:
+        save_adapter(model, folder / "adapter")
+    exported = export(parts.trainable[2], session, log)
+    size = sum(weights.numel() for weights in model.parameters())
+    trained = sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
+    return {
+        "pipeline": session.run.manifest["command"],
+        "environment": parts.spec.name,
+        "tasks": len(parts.tasks),
+        "objective": _plain(parts.objective),
+        "model": {"path": str(folder / "model"), "hash": saved, "begun": begun, "parameters": size, "trained": trained},
+        "training": {**_training.of_result(result, seconds), **ends(result)},
+        "rollouts": {**exported, "env_steps": stage.env_steps, "refused_rows": stage.refused},
+        "data": None if parts.replayed is None else _training.of_report(parts.replayed),
+        "findings": [list(finding) for finding in stage.findings],
+        "checklist": [list(line) for line in checklist(result.records)],
+        "warnings": [*(parts.replayed.notes() if parts.replayed else ()), *result.warnings],
+    }
+
+
+@dataclass
+class _Stage:
+    """A run under way: plays rounds, takes records, looks for collapse."""
+
+    parts: Parts
+    session: Session[RefineGrpoConfig]
+    policy: Any
+    groups: Groups
+    player: _rounds.Player
+    log: _rounds.RoundLog
+    env_steps: int
+    refused: int = 0
+    findings: list[tuple[str, int, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._recorder = _training.Recorder(self.session)
+        seen = list(self.session.run.events().read())
+        self._watch = None if self.parts.watch is None else Watch(self.parts.watch)
+        self._told: dict[int, list[Any]] = {}
+        for record in seen:
+            if self._watch is not None:
+                self._told[int(record["update"])] = self._watch(record)
+        self._seen = max(self._told, default=0)
+
+    def play(self, number: int, model: Any) -> Played:
+        """Play a round with the model's weights, and say what is trained on; see `online.Rounds`."""
+        from offline_agent.training.online import Played
+        from offline_agent.training.sampled import sample
+
+        self.policy.take_weights(model)
+        before = self.player.seconds
+        made = self.groups.make(number)
+        seconds = self.player.seconds - before
+        self.env_steps += made.env_steps
+        self.log.close_round(_rounds.record_of(made, seconds))
+        refused: list[tuple[str, str]] = []
+        config, parts = self.session.config, self.parts
+        samples = sample(
+            made,
+            parts.trainable[2],
+            parts.objective,
+            max_length=_training.max_length(config, parts.trainable[0]),
+            credit=config.rollouts.credit,
+            refused=refused,
+        )
+        for name, reason in refused:
+            self.session.run.quarantine("row", name, reason)
+        for attempt in made.attempts:
+            if attempt.reward is None:
+                name = f"round {number}, {attempt.task.task_id}/{attempt.number}"
+                self.session.run.quarantine("attempt", name, str(attempt.verdict.error))
+        self.refused += len(refused)
+        figures = _rounds.figures(made, self.env_steps, seconds)
+        if samples:
+            whole = sum(len(s.input_ids) for s in samples)
+            figures["trained_share"] = sum(s.tokens for s in samples) / whole
+        return Played(samples, made.temperature, figures)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Keep an update's record."""
+        named = {("gradient" if name == "grad_norm" else name): value for name, value in record.items()}
+        self._recorder(named)
+
+    def look(self, record: Mapping[str, Any]) -> int | None:
+        """Tell what is wrong; answer how many updates are sound where the run must stop."""
+        if self._watch is None:
+            return None
+        update = int(record["update"])
+        if update > self._seen:
+            named = {("gradient" if name == "grad_norm" else name): value for name, value in record.items()}
+            self._told[update] = self._watch(named)
+        sound = None
+        for finding in self._told.get(update, ()):
+            self.findings.append((finding.rule, finding.update, finding.text))
+            self.session.say(f"{'stopping' if finding.stops else 'warning'}: update {finding.update}: {finding.text}")
+            if finding.stops:
+                sound = max(0, update - self._watch.settings.patience)
+        return sound
+
+
+COMMAND: Command[RefineGrpoConfig, Parts] = Command(
+    name="refine_grpo",
+    about="Refine a policy online: play rounds of episodes and train on them, by GRPO or another of its family.",
+    config=RefineGrpoConfig,
+    prepare=prepare,
+    run=run,
+    show=show,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(COMMAND))

@@ -1,0 +1,293 @@
+"""Which tasks are played in a round, in which groups, and what became of them. Knows no tokens and no tensors.
+
+A round is played with one version of the weights. Its tasks are drawn by what is known of them: those that are solved
+about half of the time teach most (algorithms §6, p(1-p)); those that failed come back; those that were always solved
+stay away for a while. Groups without spread can be replaced by other tasks' (DAPO), and a group can branch from shared
+histories (in the spirit of Tree-GRPO, Ji et al. 2025, arXiv 2509.21240).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from offline_agent.errors import ConfigError
+from offline_agent.records import Step, Task
+from offline_agent.rollouts.attempts import Attempt
+from offline_agent.rollouts.game import Ask
+from offline_agent.seeding import derive_seed
+from offline_agent.training import advantages
+from offline_agent.training.objectives import Objective
+
+PRIOR = 0.5
+"""Both parameters of the Beta prior of a task's success rate (Jeffreys')."""
+
+Play = Callable[[Sequence[Ask], int], Iterable[Attempt]]
+"""Plays attempts of a round, by its number; in any order."""
+
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """How rounds are made.
+
+    Attributes:
+        tasks: Groups of one round.
+        size: Roll-outs of one group.
+        rounds: How many there will be; the temperature's schedule ends with the last.
+        temperature: Of the first round's samples.
+        last_temperature: Of the last round's, linear in between; None = the same.
+        choice: learnability: tasks are drawn with weight E[p(1-p)] of their success rate p. uniform: all alike.
+        rest: Rounds that a task stays away after its whole group succeeded.
+        redraws: How many times as many tasks as a round has may be played in place of groups without spread.
+        branches: Share of a group that branches from another member's history; 0 = all begin at the beginning.
+        reward: What an attempt is worth: its score in [0, 1], or 1 for success and else 0.
+    """
+
+    tasks: int = 8
+    size: int = 8
+    rounds: int = 100
+    temperature: float = 1.0
+    last_temperature: float | None = None
+    choice: Literal["learnability", "uniform"] = "learnability"
+    rest: int = 20
+    redraws: int = 2
+    branches: float = 0.0
+    reward: Literal["score", "success"] = "score"
+
+    def check(self) -> None:
+        """Raise ConfigError with every fault."""
+        faults = []
+        if self.size < 2:
+            faults.append(f"rollouts.size: got {self.size}, allowed: 2 or more; one has nobody to be compared with")
+        roots = self.roots
+        if self.branches and (roots < 1 or roots == self.size):
+            faults.append(
+                f"rollouts.branches: {self.branches:g} of a group of {self.size} leaves {roots} to branch from and "
+                f"{self.size - roots} branches; allowed: at least one of each"
+            )
+        if faults:
+            raise ConfigError(faults)
+
+    @property
+    def roots(self) -> int:
+        """Members of a group that begin at the beginning."""
+        return self.size - round(self.branches * self.size)
+
+    def temperature_of(self, number: int) -> float:
+        """Return the temperature of a round."""
+        if self.last_temperature is None or self.rounds < 2:
+            return self.temperature
+        share = min(1.0, number / (self.rounds - 1))
+        return self.temperature + share * (self.last_temperature - self.temperature)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The roll-outs of one task in a round.
+
+    Attributes:
+        task: The task.
+        attempts: All of them, in order of their numbers; those that nobody judged too.
+        rewards: Of each; None = unscored.
+        kept: Whether it is trained on.
+    """
+
+    task: Task
+    attempts: tuple[Attempt, ...]
+    rewards: tuple[float | None, ...]
+    kept: bool = True
+
+    @property
+    def scored(self) -> list[float]:
+        """The rewards that are known."""
+        return [reward for reward in self.rewards if reward is not None]
+
+    @property
+    def successes(self) -> list[bool]:
+        """Success of those that were judged."""
+        return [attempt.success for attempt in self.attempts if attempt.success is not None]
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation (ddof 1) of the rewards; None where fewer than two are known."""
+        return advantages.spread(self.rewards, [0] * len(self.rewards)).get(0)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What was played with one version of the weights.
+
+    Attributes:
+        number: From 0.
+        temperature: Of its samples.
+        groups: All that were played, those that are not trained on too, in the order of drawing.
+    """
+
+    number: int
+    temperature: float
+    groups: tuple[Group, ...]
+
+    @property
+    def kept(self) -> list[Group]:
+        """The groups that are trained on."""
+        return [group for group in self.groups if group.kept]
+
+    @property
+    def attempts(self) -> Iterator[Attempt]:
+        """Every attempt."""
+        return (attempt for group in self.groups for attempt in group.attempts)
+
+    @property
+    def env_steps(self) -> int:
+        """Steps of the environment that were executed."""
+        return sum(attempt.tool_calls for attempt in self.attempts)
+
+
+@dataclass
+class _Seen:
+    """What the last group of a task came to, and in which round."""
+
+    round: int
+    successes: int
+    attempts: int
+
+
+@dataclass
+class Groups:
+    """Makes the rounds.
+
+    Args:
+        tasks: The pool; ids are distinct.
+        settings: How.
+        objective: Says which groups are trained on.
+        play: Plays attempts.
+        seed: The run's.
+    """
+
+    tasks: Sequence[Task]
+    settings: GroupSettings
+    objective: Objective
+    play: Play
+    seed: int = 0
+    _seen: dict[str, _Seen] = field(default_factory=dict)
+
+    def make(self, number: int) -> Round:
+        """Play a round; what is drawn depends on the rounds before it, which must have been made or noted."""
+        settings, groups = self.settings, list[Group]()
+        chance = random.Random(derive_seed(self.seed, "round", number))
+        left = settings.tasks
+        most = settings.tasks * (1 + (settings.redraws if self.objective.dynamic else 0))
+        while left and len(groups) < most:
+            drawn = self._draw(min(left, most - len(groups)), {group.task.task_id for group in groups}, number, chance)
+            if not drawn:
+                break
+            groups += self._played(drawn, number)
+            left = sum(not group.spread for group in groups) if self.objective.dynamic else 0
+        made = Round(number, settings.temperature_of(number), tuple(self._chosen(groups)))
+        self.note(made.number, {group.task.task_id: (sum(group.successes), len(group.successes)) for group in groups})
+        return made
+
+    def note(self, number: int, outcomes: Mapping[str, tuple[int, int]]) -> None:
+        """Note what a round came to: successes and judged attempts by task."""
+        for task_id, (successes, attempts) in outcomes.items():
+            if attempts:
+                self._seen[task_id] = _Seen(number, successes, attempts)
+
+    def learnability(self, task_id: str, number: int) -> float:
+        """Return a task's weight in a round: E[p(1-p)] under the Beta posterior of its last group; 0 = it rests."""
+        seen = self._seen.get(task_id) or _Seen(0, 0, 0)
+        if 0 < seen.attempts == seen.successes and number - seen.round <= self.settings.rest:
+            return 0.0
+        a, b = PRIOR + seen.successes, PRIOR + seen.attempts - seen.successes
+        return a * b / ((a + b) * (a + b + 1))
+
+    # -- a round -----------------------------------------------------------------------------------------------------
+
+    def _draw(self, count: int, without: set[str], number: int, chance: random.Random) -> list[Task]:
+        """Draw tasks without putting back; resting ones only where no others are left (Efraimidis and Spirakis)."""
+        free = [task for task in self.tasks if task.task_id not in without]
+        keys = []
+        for task in free:
+            dice = chance.random()
+            weight = self.learnability(task.task_id, number) if self.settings.choice == "learnability" else 1.0
+            keys.append((weight > 0, dice ** (1 / weight) if weight else dice, task))
+        keys.sort(key=lambda entry: entry[:2], reverse=True)
+        return [task for _, _, task in keys[:count]]
+
+    def _played(self, drawn: Sequence[Task], number: int) -> list[Group]:
+        """Play the groups of some tasks: those that begin at the beginning, then those that branch from them."""
+        settings, temperature = self.settings, self.settings.temperature_of(number)
+        first = number * settings.size  # an attempt's number is its own over the whole run
+        wanted = [Ask(task, "sampled", first + i, temperature) for task in drawn for i in range(settings.roots)]
+        done: dict[str, dict[int, Attempt]] = {task.task_id: {} for task in drawn}
+        for attempt in self.play(wanted, number):
+            done[attempt.task.task_id][attempt.number] = attempt
+        if settings.roots < settings.size:
+            branches = [
+                Ask(task, "sampled", first + i, temperature, prefix)
+                for task in drawn
+                for i, prefix in self._branches(task, list(done[task.task_id].values()), number)
+            ]
+            for attempt in self.play(branches, number):
+                done[attempt.task.task_id][attempt.number] = attempt
+        return [self._group(task, [done[task.task_id][n] for n in sorted(done[task.task_id])]) for task in drawn]
+
+    def _branches(
+        self, task: Task, roots: Sequence[Attempt], number: int
+    ) -> Iterator[tuple[int, tuple[Step, ...]]]:
+        """Yield the places in the group and the histories of a task's branches: a turn of a judged attempt each."""
+        chance = random.Random(derive_seed(self.seed, "branches", number, task.task_id))
+        turns = [
+            attempt.steps[:length]
+            for attempt in sorted(roots, key=lambda attempt: attempt.number)
+            if attempt.reward is not None
+            for length in range(len(attempt.steps))
+        ]
+        for place in range(self.settings.roots, self.settings.size):
+            yield place, chance.choice(turns) if turns else ()
+
+    def _group(self, task: Task, attempts: Sequence[Attempt]) -> Group:
+        return Group(task, tuple(attempts), tuple(self._reward(attempt) for attempt in attempts))
+
+    def _reward(self, attempt: Attempt) -> float | None:
+        if self.settings.reward == "score" or attempt.success is None:
+            return attempt.reward
+        return float(attempt.success)
+
+    def _chosen(self, groups: Sequence[Group]) -> Iterator[Group]:
+        rewards = [reward for group in groups for reward in group.rewards]
+        owners = [place for place, group in enumerate(groups) for _ in group.rewards]
+        kept = set(advantages.kept_groups(rewards, owners, self.objective))
+        for place, group in enumerate(groups):
+            yield Group(group.task, group.attempts, group.rewards, place in kept)
+
+
+def branch_advantages(group: Group) -> list[list[float] | None]:
+    """Return A(h, a) of every turn of every member: the mean reward below its action less that below its history.
+
+    Histories are those that members share, so a turn after which nobody else went on the same way gets 0, and the sum
+    over an attempt's turns is its reward less the group's mean. None for a member that nobody judged.
+
+    Args:
+        group: Its members share histories where one branched from another.
+    """
+    below: dict[tuple[object, ...], list[float]] = {}
+    paths = [_path(attempt.steps) for attempt in group.attempts]
+    for path, reward in zip(paths, group.rewards, strict=True):
+        if reward is not None:
+            for length in range(len(path) + 1):
+                below.setdefault(path[:length], []).append(reward)
+    means = {history: sum(rewards) / len(rewards) for history, rewards in below.items()}
+    return [
+        None
+        if reward is None
+        else [means[path[: turn + 1]] - means[path[:turn]] for turn in range(len(path))]
+        for path, reward in zip(paths, group.rewards, strict=True)
+    ]
+
+
+def _path(steps: Sequence[Step]) -> tuple[object, ...]:
+    """Return what makes a history: the sampled ids, or the text where there are none, and what answered them."""
+    return tuple((step.action.token_ids or step.action.text, step.observation) for step in steps)

@@ -1,0 +1,163 @@
+"""The trajectories of a round as token ids, masks and advantages; every row's certificate is checked before it counts.
+
+Knows rendering and rewards, not tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from offline_agent.errors import DataError
+from offline_agent.preferences.export import trajectory_row
+from offline_agent.rendering import Renderer
+from offline_agent.rollouts.attempts import Attempt
+from offline_agent.training import advantages
+from offline_agent.training.groups import Group, Round, branch_advantages
+from offline_agent.training.objectives import Objective
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One trajectory of a round.
+
+    Attributes:
+        name: For messages.
+        task_id: Its task, which is its group.
+        input_ids: int [L].
+        action_mask: int [L]; 1 = sampled by the policy.
+        logps: float [n], the sampler's log-probabilities of the n agent tokens at temperature 1; None = not known.
+        turns: Agent tokens of each turn; their sum is n.
+        reward: What it is worth, overlong shaping included.
+        advantages: float [n]; None where a critic has to be asked first.
+    """
+
+    name: str
+    task_id: str
+    input_ids: tuple[int, ...]
+    action_mask: tuple[int, ...]
+    logps: tuple[float, ...] | None
+    turns: tuple[int, ...]
+    reward: float
+    advantages: tuple[float, ...] | None
+
+    @property
+    def tokens(self) -> int:
+        """Number of agent tokens."""
+        return sum(self.turns)
+
+
+@dataclass(frozen=True)
+class _Row:
+    group: Group
+    place: int
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logps: tuple[float, ...] | None
+    reward: float
+
+    @property
+    def turns(self) -> tuple[int, ...]:
+        """Lengths of the runs of agent tokens; between two turns there always is an observation."""
+        return tuple(sum(1 for _ in run) for own, run in groupby(self.mask) if own)
+
+
+def sample(
+    made: Round,
+    renderer: Renderer,
+    objective: Objective,
+    *,
+    max_length: int,
+    credit: Literal["trajectory", "turn"] = "trajectory",
+    refused: list[tuple[str, str]] | None = None,
+) -> list[Sampled]:
+    """Return what is trained on: the judged attempts of the groups that are kept, in their order.
+
+    Unscored attempts are in no mean and in no loss. So are those whose row fails its certificate, or is longer than the
+    model takes; they are listed in `refused`.
+
+    Args:
+        made: The round.
+        renderer: The policy's.
+        objective: Says how rewards become advantages.
+        max_length: Longest row in tokens.
+        credit: One advantage for the whole trajectory, or one for each turn from the branches of its group.
+        refused: Gets (name, reason) of rows that cannot be trained on.
+    """
+    refused = [] if refused is None else refused
+    rows = [row for group in made.kept for row in _rows(group, made.number, renderer, objective, max_length, refused)]
+    rewards = [row.reward for row in rows]
+    if objective.baseline == "value":
+        credits: list[list[float] | None] = [None] * len(rows)
+        counted = rows
+    else:
+        owners = [row.group.task.task_id for row in rows]
+        whole = advantages.group_advantages(rewards, owners, objective)
+        credits = [None if a is None else [a] * len(row.turns) for a, row in zip(whole, rows, strict=True)]
+        if credit == "turn":
+            credits = _by_turn(rows, objective)
+        counted = [row for row, given in zip(rows, credits, strict=True) if given is not None]
+        credits = [given for given in credits if given is not None]
+    return [
+        Sampled(
+            name=_name(row.group.attempts[row.place], made.number),
+            task_id=row.group.task.task_id,
+            input_ids=row.ids,
+            action_mask=row.mask,
+            logps=row.logps,
+            turns=row.turns,
+            reward=row.reward,
+            advantages=None if given is None else tuple(advantages.over_tokens(given, row.turns)),
+        )
+        for row, given in zip(counted, credits, strict=True)
+    ]
+
+
+def _rows(
+    group: Group,
+    number: int,
+    renderer: Renderer,
+    objective: Objective,
+    max_length: int,
+    refused: list[tuple[str, str]],
+) -> list[_Row]:
+    rows = []
+    for place, (attempt, reward) in enumerate(zip(group.attempts, group.rewards, strict=True)):
+        trajectory = attempt.trajectory()
+        if reward is None or trajectory is None:
+            continue
+        try:
+            row = trajectory_row(trajectory, renderer)
+        except DataError as error:
+            refused.append((_name(attempt, number), str(error)))
+            continue
+        ids, mask = tuple(row["input_ids"]), tuple(row["action_mask"])
+        if len(ids) > max_length:
+            refused.append((_name(attempt, number), f"it has {len(ids)} tokens, allowed: {max_length}"))
+            continue
+        logps = row["logps"]
+        own = None if logps is None else tuple(x for x, kept in zip(logps, mask, strict=True) if kept)
+        shaped = reward + advantages.overlong(sum(mask), objective)
+        rows.append(_Row(group, place, ids, mask, own, shaped))
+    return rows
+
+
+def _by_turn(rows: Sequence[_Row], objective: Objective) -> list[list[float] | None]:
+    """Return A(h, a) of each row's turns, divided as the objective divides; see `groups.branch_advantages`."""
+    found: dict[int, list[list[float] | None]] = {}
+    out: list[list[float] | None] = []
+    rewards = [row.reward for row in rows]
+    spread = advantages.spread(rewards, [row.group.task.task_id for row in rows])
+    whole = advantages.spread(rewards, [0] * len(rows)).get(0)
+    for row in rows:
+        turns = found.setdefault(id(row.group), branch_advantages(row.group))[row.place]
+        scale = {"group_std": spread[row.group.task.task_id], "batch_std": whole, "none": 1.0}[objective.scale]
+        divisor = 1.0 if objective.scale == "none" else (scale or 0.0) + advantages.EPSILON
+        out.append(None if turns is None else [value / divisor for value in turns])
+    return out
+
+
+def _name(attempt: Attempt, number: int) -> str:
+    return f"round {number}, {attempt.task.task_id}/{attempt.number}"
