@@ -20,6 +20,7 @@ ENVIRONMENTS: dict[str, str] = {
 }
 
 POLICIES: dict[str, str] = {
+    "colocated": "offline_agent.policies.colocated:ColocatedPolicy",
     "hf": "offline_agent.policies.hf:HFPolicy",
     "noisy": "offline_agent.policies.scripted:NoisyPolicy",
     "oracle": "offline_agent.policies.scripted:OraclePolicy",

@@ -7,6 +7,7 @@ CPU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,26 @@ class CheckpointWorker:
             DataError: It is not whole, or of another model; the weights are what they were.
         """
         worker: Any = self
-        known: Shapes | None = getattr(worker, "_checkpoint_shapes", None)
-        if known is None:
-            served = Path(worker.vllm_config.model_config.model)
-            known = tensor_shapes(served) if served.is_dir() else None  # a hub name has no folder to compare with
         shapes = tensor_shapes(folder)
-        if known is not None:
-            check_same_model(known, shapes)
-        worker._checkpoint_shapes = shapes
+        _check(worker, shapes)
         worker.reload_weights(weights_path=folder)
         refresh_tied(worker.get_model())
+
+    def take_tensors(self, tensors: Mapping[str, Any]) -> None:
+        """Load tensors of the same process, named as in a checkpoint. Otherwise as `take_checkpoint`."""
+        worker: Any = self
+        _check(worker, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        worker.reload_weights(weights_iterator=iter(tensors.items()))
+        refresh_tied(worker.get_model())
+
+
+def _check(worker: Any, shapes: Shapes) -> None:
+    known: Shapes | None = getattr(worker, "_checkpoint_shapes", None)
+    if known is None:
+        served = Path(worker.vllm_config.model_config.model)
+        known = tensor_shapes(served) if served.is_dir() else shapes  # a hub name has no folder to compare with
+        worker._checkpoint_shapes = known
+    check_same_model(known, shapes)
 
 
 def refresh_tied(model: Any) -> None:

@@ -126,7 +126,8 @@ def probe_gap(probe: Probe, found: Sequence[float], before: Sequence[float] | No
     gap = _largest(probe.logps, found)
     shift = None if before is None else _largest(before, found)
     if not gap <= probe.tolerance:  # a NaN is no match either
-        effect = "" if shift is None else f"; the update moved them by up to {shift:.3g}"
+        moved = f"moved them by up to {shift:.3g}" if shift else "had no effect"
+        effect = "" if shift is None else f"; the update {moved}"
         raise PolicyError(
             f"the new weights did not arrive as they are: log-probs of the probe differ by up to {gap:.3g}, allowed: "
             f"{probe.tolerance:g}{effect}. Is it the same model, in a number format as fine as the tolerance asks for?"

@@ -46,6 +46,8 @@ def answer(path, body):
 
 def make(name, spec, url):
     kind = catalog.resolve("policy", name)
+    if name == "colocated":
+        pytest.importorskip("vllm")  # tests/vllm tries it
     if name in ("oracle", "noisy"):
         return kind(spec.demonstrate)
     return kind(url) if name == "server" else kind()

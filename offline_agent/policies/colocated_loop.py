@@ -1,0 +1,156 @@
+"""One thread that owns an engine: requests join the running batch at any time, everything else waits for its turn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from offline_agent.errors import PolicyError
+
+T = TypeVar("T")
+
+
+class Ask(NamedTuple):
+    """One sequence to sample, or to score.
+
+    Attributes:
+        prompt: int [n], n ≥ 1.
+        temperature: 0 = greedy.
+        max_tokens: Most ids to sample, at least 1.
+        seed: Of the sample.
+        stop: Ids that end it.
+        score: Give the log-probs of the prompt instead of sampling.
+    """
+
+    prompt: tuple[int, ...]
+    temperature: float
+    max_tokens: int
+    seed: int
+    stop: tuple[int, ...]
+    score: bool = False
+
+
+class Reply(NamedTuple):
+    """What came of an `Ask`.
+
+    Attributes:
+        ids: int [m], sampled, the one that ended it included.
+        logps: float [m], at temperature 1; where the prompt was scored [n - 1], of its ids but the first.
+        cached: Ids of the prompt that were not computed anew.
+    """
+
+    ids: tuple[int, ...]
+    logps: tuple[float, ...]
+    cached: int = 0
+
+
+class Core(Protocol):
+    """The engine. Made and called by one thread alone."""
+
+    def add(self, name: str, ask: Ask) -> None:
+        """Let a sequence join the batch."""
+        ...
+
+    def step(self) -> Sequence[tuple[str, Reply]]:
+        """Compute one step for the whole batch; return what it finished."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+class EngineLoop:
+    """The thread.
+
+    Args:
+        make: Makes the engine, in the thread.
+
+    Raises:
+        Exception: What `make` raised.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._condition = threading.Condition()
+        self._queue: list[tuple[Ask | Callable[[Any], Any], Future[Any]]] = []
+        self._closed: str | None = None
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._work, args=(make, ready), name="colocated-engine", daemon=True)
+        self._thread.start()
+        ready.result()
+
+    def ask(self, ask: Ask) -> Reply:
+        """Return what comes of it.
+
+        Raises:
+            PolicyError: The engine failed, refused it, or is closed.
+        """
+        reply: Reply = self._put(ask)
+        return reply
+
+    def run(self, action: Callable[[Any], T]) -> T:
+        """Return what `action` makes of the engine, between two steps. Raises what it raises."""
+        result: T = self._put(action)
+        return result
+
+    def close(self) -> None:
+        """End the thread; whoever still waits gets a `PolicyError`."""
+        with self._condition:
+            self._closed = self._closed or "the policy is closed"
+            self._condition.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _put(self, item: Ask | Callable[[Any], Any]) -> Any:
+        future: Future[Any] = Future()
+        with self._condition:
+            if self._closed is not None:
+                raise PolicyError(self._closed)
+            self._queue.append((item, future))
+            self._condition.notify()
+        return future.result()
+
+    def _work(self, make: Callable[[], Any], ready: Future[None]) -> None:
+        try:
+            core = make()
+        except BaseException as error:  # the caller's to handle
+            ready.set_exception(error)
+            return
+        ready.set_result(None)
+        batch: dict[str, Future[Any]] = {}
+        try:
+            self._serve(core, batch)
+        except Exception as error:  # the engine broke: it may have lost any sequence, so all of them are lost
+            with self._condition:
+                self._closed = f"the engine broke: {type(error).__name__}: {error}. Look at vLLM's log; start anew"
+        with self._condition:
+            left = [future for _, future in self._queue] + list(batch.values())
+            self._queue = []
+        for future in left:
+            future.set_exception(PolicyError(self._closed or "the policy is closed"))
+        core.close()
+
+    def _serve(self, core: Any, batch: dict[str, Future[Any]]) -> None:
+        count = 0
+        while True:
+            with self._condition:
+                while not self._queue and not batch and self._closed is None:
+                    self._condition.wait()
+                if self._closed is not None:
+                    return
+                items, self._queue = self._queue, []
+            for item, future in items:
+                count += 1
+                try:
+                    if isinstance(item, Ask):
+                        core.add(str(count), item)
+                        batch[str(count)] = future
+                    else:
+                        future.set_result(item(core))
+                except Exception as error:  # this caller's alone
+                    future.set_exception(error)
+            if batch:
+                for name, reply in core.step():
+                    batch.pop(name).set_result(reply)
