@@ -147,7 +147,7 @@ OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
 )
 
 
-def objective(name: str, **changes: Any) -> Objective:
+def objective(name: str, /, **changes: Any) -> Objective:
     """Return an objective by name, with some fields changed.
 
     Args:
