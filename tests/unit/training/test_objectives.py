@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import cycle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -611,3 +612,14 @@ def test_what_cannot_be_is_refused_with_every_fault(name: str, changes: dict[str
     assert len(caught.value.faults) == len(words)
     for word in words:
         assert any(word in fault for fault in caught.value.faults), word
+
+
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_the_docs_have_each_name_with_its_constants(name: str) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "objectives.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` ")]
+    made = OBJECTIVES[name]
+    constants = row.split("|")[3]
+    low, high = (f"{value:f}".rstrip("0").rstrip(".") for value in (made.clip_low, made.clip_high))
+    assert f"clip {low} / {high}" in constants and f"kl {made.kl:g}" in constants
+    assert made.average in row.split("|")[2]
