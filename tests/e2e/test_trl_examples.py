@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import statistics
@@ -147,3 +148,22 @@ def test_a_plain_trainer_trains_on_the_agent_tokens_of_our_certificates(tmp_path
     assert len(trained) == 2 and trained == expected
     assert any(advantage for batch in trained for *_, advantage in batch)
     assert max(gaps) < 1e-4  # the second batch was sampled with the weights that the first update left
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_rollouts_plays_the_same_episodes_on_every_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    out = tmp_path / "rollouts.json"
+    importlib.import_module("rollout_throughput").main(["--quick", "--out", str(out)])
+    written = json.loads(out.read_text())
+    assert [row["side"] for row in written["rows"]] == 3 * [
+        "ours", "ours, to the cap", "TRL's environment loop", "serial loop"
+    ]  # fmt: skip
+    for row in written["rows"]:
+        assert row["trajectories/s"] > 0 and row["turns each"] <= 3  # --quick cuts all sides after three turns
+        assert row["trajectories"] == (1 if row["side"] == "serial loop" else 4)
+    assert set(written["facts"]["trajectories per second, ours to theirs"]) == {
+        "tools at 0", "tools at 0.5", "tools at 2"
+    }  # fmt: skip
