@@ -22,6 +22,7 @@ from offline_agent.policies.weights import Gate, Probe, Shapes, Taken, check_sam
 START = "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL"
 EXTENSION = "offline_agent.policies.vllm_worker.CheckpointWorker"
 LOAD = "take_checkpoint"  # the extension's
+UNFINISHED = "the server's weights are not known: an update was broken off. Call take_weights again."
 NO_SUCH_ROUTE = (404, 405)
 FIGURE = re.compile(r"^vllm:prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
@@ -91,17 +92,22 @@ class ServedWeights:
         if self._shapes is not None:
             check_same_model(self._shapes, shapes)
         with self._gate.changing():
-            version, before = f"{path.name}-{uuid.uuid4().hex[:12]}", None
+            fault, self._fault = self._fault, UNFINISHED
             try:
                 self.check()
-                if probe is not None and self._fault is None:
-                    before = self._probed(probe)
+                before = self._probed(probe) if probe is not None and fault is None else None
+            except ConfigError:
+                self._fault = fault
+                raise
+            except PolicyError as error:
+                raise self._failed(path, error) from error
+            version = f"{path.name}-{uuid.uuid4().hex[:12]}"
+            try:
                 waited = self._exchange(path, version, timeout, started)
                 self._version = version
                 gap, shift = (None, None) if probe is None else probe_gap(probe, self._probed(probe), before)
-            except PolicyError as error:
-                self._fault = f"the server's weights are not known: {error} Call take_weights again."
-                raise PolicyError(f"new weights ({path}): {error}") from error
+            except (PolicyError, ConfigError) as error:
+                raise self._failed(path, error) from error
             self._fault, self._shapes = None, shapes
             return Taken(version, perf_counter() - started, waited, gap, shift)
 
@@ -131,6 +137,10 @@ class ServedWeights:
             raise
         self._post("/resume")
         return waited
+
+    def _failed(self, path: Path, error: Exception) -> PolicyError:
+        self._fault = f"the server's weights are not known: {error} Call take_weights again."
+        return PolicyError(f"new weights ({path}): {error}")
 
     def _load(self, path: Path, timeout: float) -> None:
         try:
