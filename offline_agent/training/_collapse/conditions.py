@@ -143,7 +143,7 @@ def gradient(history: History, settings: WatchSettings) -> str | None:
     values, window = history.values("gradient"), history.window
     if len(values) < 2 * window:
         return None
-    # the later history counts too: a run whose first groups had no spread starts with hardly any gradient
+    # later history counts too: a run whose first groups had no spread starts with hardly any gradient
     usual = max(median(values[:window]), median(values[:-window][-_LONG * window :]))
     spikes = [value for value in values[-window:] if usual > 0 and value > settings.gradient_factor * usual]
     if len(spikes) < settings.patience:

@@ -289,12 +289,12 @@ def test_a_figure_that_is_never_measured_silences_only_what_needs_it(name: str) 
 
 def test_what_a_round_repeats_counts_once() -> None:
     """A round that feeds four updates is one bad round, not four."""
-    fault = {"truncated": 0.9}
-    rounds = [run(lambda k: fault if k >= 5 else {}, n=9, seed=3)[i] for i in range(9)]
+    rounds = run(lambda k: {"truncated": 0.9} if k >= 5 else {}, n=14, seed=3)
     updates = [{**record, "update": 4 * i + j} for i, record in enumerate(rounds) for j in range(4)]
-    assert [f.update // 4 for f in findings(updates)] == [f.update - 1 for f in findings(rounds)]
-    separate = [{**record, "env_steps": float(k)} for k, record in enumerate(updates)]
-    assert findings(separate)[0].update < findings(updates)[0].update if findings(updates) else rules(separate)
+    (by_round,), (by_update,) = findings(rounds), findings(updates)
+    assert by_update.update == 4 * (by_round.update - 1)  # the first update of the same round
+    told_apart = [{**record, "env_steps": float(k)} for k, record in enumerate(updates)]
+    assert findings(told_apart)[0].update < by_update.update
 
 
 def test_a_fault_is_said_again_after_it_was_over() -> None:
@@ -306,6 +306,37 @@ def test_a_fault_is_said_again_after_it_was_over() -> None:
     watch = Watch(WatchSettings(), records[:20])
     assert watch.standing == ("truncated",)
     assert Watch(WatchSettings(), records[:40]).standing == ()
+
+
+def test_a_figure_that_jumps_back_to_its_start_has_not_fallen() -> None:
+    """Mostly low with a high value every fourth update: sparse, not collapsed."""
+    assert rules(run(lambda k: {"entropy": 0.65 if k % 4 == 0 else 0.1} if k >= 15 else {}, seed=None)) == []
+
+
+def test_the_best_of_many_windows_is_partly_luck() -> None:
+    """Rewards that jump between two values have lucky windows, after which nothing has fallen."""
+    for seed in range(20):
+        luck = random.Random(seed)
+        drawn = [luck.choice([0.1, 0.5]) for _ in range(60)]
+        jumps = run(lambda k, drawn=drawn: {"reward_mean": drawn[k], "success_mean": drawn[k]}, n=60, seed=None)  # type: ignore[misc]
+        assert "reward" not in rules(jumps)
+
+
+def test_little_spread_near_success_is_no_collapse() -> None:
+    """The same spread is little for rewards of 0.4 on average, and much of what 0.88 leaves room for."""
+    assert rules(run(late(group_spread=0.15), seed=None)) == ["spread"]
+    assert rules(run(late(group_spread=0.15, reward_mean=0.88, success_mean=0.88), seed=None)) == []
+
+
+def test_a_gradient_is_measured_by_what_became_usual() -> None:
+    """After a start without gradient the run's own level is no spike for ever, and a spike above it is one."""
+
+    def wakes(k: int) -> Record:
+        return {"gradient": 0.01 if k < 5 else 0.5 if k < 40 else 20.0}
+
+    records = run(wakes, n=50)
+    assert Watch(WatchSettings(), records[:35]).standing == ()
+    assert [finding.update > 40 for finding in findings(records)] == [False, True]
 
 
 def test_a_short_excursion_is_no_finding() -> None:
