@@ -123,12 +123,14 @@ class Finding:
         update: The update it was said at.
         text: This run's figures, what they mean, what to look at or which key to change.
         stops: Whether the run should stop and keep its last good checkpoint.
+        since: The first of the updates in a row at which its rule held; what a median shows began earlier still.
     """
 
     rule: str
     update: int
     text: str
     stops: bool
+    since: int
 
 
 @dataclass
@@ -137,6 +139,7 @@ class _Standing:
 
     held: int = 0
     free: int = 0
+    since: int = 0
     said: bool = False
 
 
@@ -176,7 +179,7 @@ class Watch:
         update = figures.get("update")
         number = int(update) if isinstance(update, (int, float)) else self._updates
         self._history.add(figures)
-        said = ((rule, self._look(rule)) for rule in RULES)
+        said = ((rule, self._look(rule, number)) for rule in RULES)
         return [self._finding(rule, number, facts) for rule, facts in said if facts is not None]
 
     @property
@@ -184,7 +187,7 @@ class Watch:
         """Rules that were said and are not over."""
         return tuple(name for name, standing in self._standings.items() if standing.said)
 
-    def _look(self, rule: Rule) -> str | None:
+    def _look(self, rule: Rule, update: int) -> str | None:
         """Return the figures where a rule is to be said now."""
         if not self._history.fresh.issuperset(rule.needs):
             return None
@@ -195,6 +198,7 @@ class Watch:
             standing.held, standing.free = 0, 0 if excused else standing.free + 1
             standing.said = standing.said and standing.free < self.settings.window
             return None
+        standing.since = standing.since if standing.held else update
         standing.held, standing.free = standing.held + 1, 0
         if standing.said or standing.held < (1 if rule.at_once else self.settings.patience):
             return None
@@ -203,4 +207,4 @@ class Watch:
 
     def _finding(self, rule: Rule, update: int, facts: str) -> Finding:
         stops = rule.name in self.settings.stop
-        return Finding(rule.name, update, f"{facts}: {rule.meaning}", stops)
+        return Finding(rule.name, update, f"{facts}: {rule.meaning}", stops, self._standings[rule.name].since)

@@ -167,6 +167,8 @@ def test_a_fault_is_said_once_after_it_began(rule: str, seed: int | None) -> Non
     assert len(mine) == 1, found
     assert 16 <= mine[0].update <= 16 + 3 + 5 + 2
     assert mine[0].stops == (rule in WatchSettings().stop)
+    at_once = rule in {"mask", "not_finite", "gradient"}
+    assert mine[0].since == mine[0].update - (0 if at_once else WatchSettings().patience - 1)
     assert {finding.rule for finding in found} - {rule} <= ALONGSIDE.get(rule, set())
 
 
@@ -293,6 +295,7 @@ def test_what_a_round_repeats_counts_once() -> None:
     updates = [{**record, "update": 4 * i + j} for i, record in enumerate(rounds) for j in range(4)]
     (by_round,), (by_update,) = findings(rounds), findings(updates)
     assert by_update.update == 4 * (by_round.update - 1)  # the first update of the same round
+    assert by_update.since == 4 * (by_round.since - 1)
     told_apart = [{**record, "env_steps": float(k)} for k, record in enumerate(updates)]
     assert findings(told_apart)[0].update < by_update.update
 
