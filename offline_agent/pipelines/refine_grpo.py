@@ -335,7 +335,7 @@ class _Stage:
             self.findings.append((finding.rule, finding.update, finding.text))
             self.session.say(f"{'stopping' if finding.stops else 'warning'}: update {finding.update}: {finding.text}")
             if finding.stops:
-                sound = max(0, update - self._watch.settings.patience)
+                sound = max(0, finding.since - 1)
         return sound
 
 

@@ -206,6 +206,8 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
             self._batch, self._number = self._begin(model, turn), turn
         assert self._batch is not None
         update = self._filled(number, part)
+        if self.critic is not None:
+            self.critic.zero_grad()  # the Trainer only knows the model's own
         if not update.rows and not update.anchors:  # nothing to learn: no gradient, so no step
             self._update = update
             for name in ("agent_tokens", "tokens", "raw_tokens"):

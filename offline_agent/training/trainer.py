@@ -103,7 +103,7 @@ class PackedTrainer:
             **({"data_collator": _only} if self.collates else {}),
             train_dataset=Dataset.from_dict({"update": range(len(plan))}),
             processing_class=tokenizer,
-            callbacks=[_Every(settings.every)],
+            callbacks=[_Every(int(config.save_steps))],
             **more,
         )  # type: ignore[call-arg]
         plain = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
