@@ -52,6 +52,11 @@ class VLLMCore:
             raise ConfigError(
                 f"policy.dtype: got {dtype!r}, allowed: {', '.join(DTYPES)}.{did_you_mean(dtype, DTYPES)}"
             )
+        if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+            raise ConfigError(
+                "policy=colocated runs in one training process, and WORLD_SIZE says there are several; use "
+                "policy=server with a vLLM server beside them"
+            )
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = (
             "0"  # the engine in this process, where the trainer's tensors are
         )

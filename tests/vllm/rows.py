@@ -6,9 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-import pyarrow.parquet as parquet
-
 from offline_agent.rendering import Renderer
+from offline_agent.store import read_table
 
 
 def main(run_dir: str, tokenizer: str) -> int:
@@ -16,11 +15,7 @@ def main(run_dir: str, tokenizer: str) -> int:
     renderer = Renderer.load(tokenizer)
     counts: dict[str, int] = {}
     for table in ("trajectories", "filtered", "preferences"):
-        rows = [
-            row
-            for path in sorted(Path(run_dir, table).glob("*.parquet"))
-            for row in parquet.read_table(path).to_pylist()
-        ]
+        rows = [row for path in sorted(Path(run_dir, table).glob("*.parquet")) for row in read_table(path)]
         for row in rows:
             renderer.check_row(row)
             assert row["certificate"] is not None, f"a row of {table} has no token columns"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Try the server policy against a real vLLM on this machine's CPU: the policy contract, then a small search.
+# Try the policies that use vLLM against a real one on this machine's CPU: a server (the policy contract, a small search,
+# roll-outs, new weights), then vLLM in the trainer's own process.
 # Called by `make test-vllm`. Builds .venv-vllm by itself (3.5 GB, once); needs the package and its tests' requirements
 # in the Python that is first on PATH. PORT= and MODEL= can be set; VLLM_CPU_KVCACHE_SPACE (GB) too.
 set -euo pipefail
@@ -45,11 +46,14 @@ fi
 echo "Serving $MODEL at $URL (log: $LOG)"
 # Not `vllm serve`: it looks for a distribution named vllm, and this one is named vllm-cpu.
 # On a CPU the engine dies when a prompt with a seed is prefilled in pieces ("CPU Generator does not use offset").
-VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1} VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 HF_HUB_OFFLINE=1 \
+# The development mode is what lets it take new weights; the extension is ours.
+PYTHONPATH=. VLLM_SERVER_DEV_MODE=1 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1} \
+    VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 HF_HUB_OFFLINE=1 \
     "$VENV/bin/python" -m vllm.entrypoints.openai.api_server \
     --model "$MODEL" --served-model-name default --host 127.0.0.1 --port "$PORT" \
     --dtype float32 --max-model-len 2048 --max-num-seqs 32 --enforce-eager \
     --no-enable-chunked-prefill --max-num-batched-tokens 8192 \
+    --worker-extension-cls offline_agent.policies.vllm_worker.CheckpointWorker \
     --enable-auto-tool-choice --tool-call-parser hermes --enable-prompt-tokens-details >"$LOG" 2>&1 &
 SERVER=$!
 
@@ -72,4 +76,15 @@ python -m offline_agent.pipelines.build_prefs env=shop policy=server policy.url=
     policy.tokenizer="$MODEL" policy.max_tokens=64 tasks.n=4 search.simulations=8 \
     run_dir="$WORK/run" tracking.uri="sqlite:///$WORK/mlflow.db"
 python -m tests.vllm.rows "$WORK/run" "$MODEL"
+
+echo "--- roll-outs, new weights, roll-outs"
+python -m tests.vllm.weights "$URL" default "$MODEL" "$WORK/served"
+kill "$SERVER"
+wait "$SERVER" 2>/dev/null || true
+SERVER=
+
+echo "--- in the trainer's own process"
+LOG=$WORK/colocated.log
+HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 PYTHONPATH=. \
+    "$VENV/bin/python" -m tests.vllm.colocated "$MODEL" "$WORK/handed-over" 2>"$LOG"
 echo "test-vllm: all good"

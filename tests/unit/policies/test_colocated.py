@@ -176,7 +176,7 @@ def test_requests_in_flight_end_with_the_old_weights_and_later_ones_wait(made):
     assert come.wait(30)
     update = threading.Thread(target=policy.take_weights, args=(named(2),))
     update.start()
-    while not policy._gate._changing:
+    while update.is_alive() and not policy._gate._changing:
         time.sleep(0.001)
     running.submit(ProposeRequest(kit.root("late"), (1,)), lambda a: (got.update(late=a), ended.release()))
     assert engine.log == []
@@ -279,10 +279,16 @@ def test_closing_answers_what_is_left(made):
 
 
 def test_what_cannot_be_is_refused_before_it_starts(monkeypatch):
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL"):
+        monkeypatch.setenv(name, "")  # set on the way; put back afterwards
     with pytest.raises(ConfigError, match="sleep=3, slots=0"):
         ColocatedPolicy(make=Engine, sleep=3, slots=0)
     with pytest.raises(ConfigError, match="allowed: float32.*Did you mean 'bfloat16'"):
         ColocatedPolicy(dtype="bfloat1")
+    with monkeypatch.context() as several:
+        several.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ConfigError, match="policy=server"):
+            ColocatedPolicy()
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ConfigError, match=r"offline-agent\[vllm\].*policy=hf"):
         ColocatedPolicy()
