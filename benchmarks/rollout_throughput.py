@@ -7,7 +7,8 @@ history. Tools are slowed down by a sleep of 0, 0.5 or 2 times what the serial l
 starts every round with nothing kept, as after a change of the weights.
 
 TRL cannot be told that an episode is over, so its trajectories are longer: it asks for further turns up to the cap. The
-row "ours, to the cap" plays as many turns, in an environment that never says that it is over.
+row "ours, to the cap" plays as many turns, in an environment that never says that it is over. Seconds are the wall's,
+which want a machine with nothing else to do; processor seconds, of all threads, mean something on a busy one as well.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +35,7 @@ from trl.chat_template_utils import qwen3_template
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.shop import Shop
 from offline_agent.policies.hf import DEFAULT_MODEL, HFPolicy
-from offline_agent.records import Context, Task
+from offline_agent.records import Action, Context, Task
 from offline_agent.rollouts.episodes import Ask, Episodes
 from offline_agent.search.pool import EnvPool
 
@@ -49,6 +51,7 @@ class Side:
     turns: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    processor: float = 0.0
     generating: float = 0.0
     rewards: list[float] = field(default_factory=list)
 
@@ -66,7 +69,17 @@ class Side:
             "mean reward": round(sum(self.rewards) / len(self.rewards), 2),
             "ours is faster by": round(ours.trajectories / ours.seconds / rate, 2),
             "a turn, by": round(ours.turns / ours.seconds / turns, 2),
+            "processor s each": round(self.processor / self.trajectories, 3),
+            "ours needs less by": round(self.processor / self.trajectories * ours.trajectories / ours.processor, 2),
         }
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add what is done in it to the seconds, on the wall and of the processor (all threads)."""
+        wall, processor = time.perf_counter(), time.process_time()
+        yield
+        self.seconds += time.perf_counter() - wall
+        self.processor += time.process_time() - processor
 
 
 def slow_shop(endless: bool) -> Any:
@@ -176,9 +189,8 @@ class Bench:
             EnvSpec(env), engine, pool, seed=seed, max_steps=self.options.max_steps, temperature=1.0,
             in_flight=self.options.in_flight,
         )  # fmt: skip
-        started = time.perf_counter()
-        attempts = list(episodes.play(self.asks))
-        side.seconds += time.perf_counter() - started
+        with side.timed():
+            attempts = list(episodes.play(self.asks))
         side.generating += engine.busy_seconds
         engine.close()
         pool.close()
@@ -189,18 +201,17 @@ class Bench:
 
     def trl(self, side: Side) -> None:
         """Play all episodes in TRL's loop: all generate, then all tools, one after the other."""
-        trainer, timed = self.trainer, trainer_methods(self.trainer)
+        trainer, own = self.trainer, trainer_methods(self.trainer)
 
         def turn(*given: Any, **named: Any) -> Any:
             started = time.perf_counter()
-            out = timed["_generate_single_turn"](*given, **named)
+            out = own["_generate_single_turn"](*given, **named)
             side.generating += time.perf_counter() - started
             return out
 
         def loop(prompts: Any) -> Any:
-            started = time.perf_counter()
-            out = timed["_generate"](prompts)
-            side.seconds += time.perf_counter() - started
+            with side.timed():
+                out = own["_generate"](prompts)
             masks = out[2]
             side.turns += sum(sum(b > a for a, b in itertools.pairwise([0, *mask])) for mask in masks)
             side.tokens += sum(map(sum, masks))
@@ -215,31 +226,32 @@ class Bench:
 
     def serial(self, side: Side) -> None:
         """Play one episode after the other; nothing is kept from turn to turn."""
-        ends = self.renderer.eos_ids
         self.model.eval()
         for ask in self.asks[:: max(1, len(self.asks) // self.options.serial)]:
             episode, context = self._start(ask.task)
-            started = time.perf_counter()
-            while not episode.terminated and context.depth < self.options.max_steps:
-                prompt = self.renderer.context_ids(context)
-                began = time.perf_counter()
-                with torch.inference_mode(), threads(self.plain_threads):
-                    out = self.model.generate(
-                        input_ids=torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                        max_new_tokens=self.options.max_tokens, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-                        eos_token_id=sorted(ends), pad_token_id=self.renderer.end_id,
-                    )  # fmt: skip
-                side.generating += time.perf_counter() - began
-                action = self.renderer.parse(out[0, len(prompt) :].tolist())
-                side.turns += 1
-                side.tokens += len(action.token_ids or ())
-                if action.fault == "no_end":
-                    break
-                result = episode.step(action)
-                context = context.child(action, result.observation, result.role)
-            side.seconds += time.perf_counter() - started
+            with side.timed():
+                while not episode.terminated and context.depth < self.options.max_steps:
+                    action = self._turn(context, side)
+                    if action.fault == "no_end":
+                        break
+                    result = episode.step(action)
+                    context = context.child(action, result.observation, result.role)
             side.trajectories += 1
             side.rewards.append(episode.verdict().score or 0.0)
+
+    def _turn(self, context: Context, side: Side) -> Action:
+        ends, prompt, started = self.renderer.eos_ids, self.renderer.context_ids(context), time.perf_counter()
+        with torch.inference_mode(), threads(self.plain_threads):
+            out = self.model.generate(
+                input_ids=torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=self.options.max_tokens, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                eos_token_id=sorted(ends), pad_token_id=self.renderer.end_id,
+            )  # fmt: skip
+        side.generating += time.perf_counter() - started
+        action = self.renderer.parse(out[0, len(prompt) :].tolist())
+        side.turns += 1
+        side.tokens += len(action.token_ids or ())
+        return action
 
 
 def trainer_methods(trainer: GRPOTrainer) -> dict[str, Any]:
@@ -256,6 +268,8 @@ def measure(bench: Bench, latency: float, repeats: int) -> list[Side]:
         bench.ours(sides[1], bench.endless, repeat)
         bench.trl(sides[2])
         bench.serial(sides[3])
+        took = ", ".join(f"{side.name} {side.seconds:.0f} s" for side in sides)
+        print(f"tools of {latency:.3g} s, round {repeat + 1}: {took}", file=sys.stderr)
     return sides
 
 
@@ -269,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-steps", type=int, default=15)
     parser.add_argument("--max-tokens", type=int, default=64, help="of one turn")
     parser.add_argument("--max-completion", type=int, default=1600, help="TRL's budget for a whole episode")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1, help="rounds at each latency")
     parser.add_argument("--quick", action="store_true", help="a few short episodes: to see that it works")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args(arguments)
@@ -279,6 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         bench = Bench(options, folder)
         rows: list[dict[str, Any]] = []
         faster: dict[str, dict[str, float]] = {}
+        cheaper: dict[str, dict[str, float]] = {}
         turn = 0.0
         for share in LATENCIES:
             sides = measure(bench, share * turn, options.repeats)
@@ -287,11 +302,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             made = [side.row(share, sides[0]) for side in sides]
             rows += made
             faster[f"tools at {share:g}"] = {row["side"]: row["ours is faster by"] for row in made[2:]}
+            cheaper[f"tools at {share:g}"] = {row["side"]: row["ours needs less by"] for row in made[2:]}
     write_result(
         "rollout_throughput",
         rows,
         {
             "trajectories per second, ours to theirs": faster,
+            "trajectories per processor second, ours to theirs": cheaper,
             "seconds of generation of a turn (serial)": round(turn, 4),
             "episodes in a round": len(bench.asks),
             "rounds": options.repeats,
