@@ -178,10 +178,10 @@ def of_result(result: TrainResult, seconds: float) -> dict[str, Any]:
     """Return the summary of what was trained; `first` and `last` are means over a few updates at either end."""
     few = max(1, min(_AT_THE_ENDS, len(result.records) // 2))
     first, last = result.records[:few], result.records[-few:]
-    names = [name for name in _MEANS if name in result.records[0]]
 
     def means(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        return {name: sum(record[name] for record in records) / len(records) for name in names}
+        known = {name: [record[name] for record in records if name in record] for name in _MEANS}
+        return {name: sum(values) / len(values) for name, values in known.items() if values}
 
     return {
         "updates": result.updates,

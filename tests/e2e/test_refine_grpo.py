@@ -1,0 +1,178 @@
+"""The online stage as a user runs it: it finds the better arm, survives kill -9, scores nothing that nobody judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from examples.bandit import Bandit
+from offline_agent.pipelines._command import main
+from offline_agent.pipelines.refine_grpo import COMMAND
+from tests.bandit_kit import ENV, call, warm_started
+
+ROOT = Path(__file__).parents[2]
+KEYS = (
+    "tracking.uri=null", "rollouts.max_steps=1", "rollouts.size=4", "tasks.n=64", "threads=1",
+    "optimizer.learning_rate=2e-3", "checkpoints.every=1",
+)  # fmt: skip
+
+
+class Moody(Bandit):
+    """Raises, hangs or cannot be judged on some machines."""
+
+    def left(self) -> str:
+        """Pull the left arm."""
+        if self._machine % 4 == 0:
+            raise RuntimeError("the arm came off")
+        if self._machine % 4 == 1:
+            time.sleep(3)
+        return self._pull("left")
+
+    def get_reward(self) -> float | None:  # type: ignore[override]
+        """Say nothing of some."""
+        return None if self._machine % 4 == 2 else super().get_reward()
+
+
+class Unlucky(Bandit):
+    """Pays by luck alone, more often on the right."""
+
+    def get_reward(self) -> float:
+        """Draw."""
+        return float(self._arm is not None and random.random() < (0.9 if self._arm == "right" else 0.1))
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return warm_started(tmp_path_factory.mktemp("start"))
+
+
+def refine(run_dir: Path, model: Path, *keys: str, env: str = ENV) -> int:
+    return main(COMMAND, [*KEYS, env, f"model.path={model}", f"run_dir={run_dir}", *keys])
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    return dict(json.loads((run_dir / "summary.json").read_text()))
+
+
+def records(run_dir: Path, shard: str = "0000") -> Iterator[dict[str, Any]]:
+    for line in (run_dir / "events" / f"{shard}.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if "update" in record or "attempt" in record:
+            yield record
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("objective.name=grpo",),
+        ("objective.name=dapo", "objective.minibatches=2"),
+        ("objective.name=rloo", "rollouts.branches=0.5"),
+        ("objective.name=ppo", "objective.passes=2", "critic.learning_rate=0.05"),
+    ],
+    ids=lambda keys: keys[0].split("=")[1],
+)
+def test_the_better_arm_is_found(keys: tuple[str, ...], start: Path, tmp_path: Path) -> None:
+    assert refine(tmp_path / "run", start, "rounds=14", "rollouts.tasks=8", *keys) == 0
+    done = summary(tmp_path / "run")["training"]
+    assert done["rounds_first"]["success_mean"] < 0.75
+    assert done["rounds_last"]["success_mean"] > 0.9
+    call(
+        "evaluate", ENV, f"policy.model={tmp_path / 'run' / 'model'}", "policy.temperature=1", "tasks.n=50",
+        "attempts=2", "greedy=false", "max_steps=1", f"run_dir={tmp_path / 'after'}",
+    )  # fmt: skip
+    assert summary(tmp_path / "after")["modes"]["sampled"]["success"]["mean"] > 0.9
+
+
+@pytest.fixture(scope="module")
+def whole(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    command = [sys.executable, "-m", "offline_agent.pipelines.refine_grpo", *KEYS, ENV, f"model.path={start}"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    given = [*command, "rounds=5", "rollouts.tasks=3", f"run_dir={run_dir}"]
+    done = subprocess.run(given, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "refine_grpo" in done.stdout and "60 episodes" in done.stdout
+    assert done.stderr.splitlines() == [f"refine_grpo: writing to {run_dir}"]  # no foreign bars and warnings
+    return run_dir
+
+
+def test_it_writes_what_others_read(whole: Path, tmp_path: Path) -> None:
+    played = pq.read_table(whole / "trajectories").to_pylist()
+    kept = pq.read_table(whole / "filtered").to_pylist()
+    assert len(played) == 60 and kept and all(row["success"] for row in kept)
+    assert all(json.loads(row["certificate"]) and len(row["input_ids"]) == len(row["action_mask"]) for row in kept)
+    updates = list(records(whole))
+    assert [record["update"] for record in updates] == [1, 2, 3, 4, 5]
+    wanted = {
+        "loss", "reward_mean", "reward_std", "zero_spread", "group_spread", "entropy", "gradient", "length", "steps",
+        "truncated", "invalid_calls", "repeated_calls", "tools", "env_steps", "mismatch", "trained_share", "kl",
+    }  # fmt: skip
+    assert not wanted - updates[0].keys()
+    assert updates[0]["mismatch"] < 1e-4 and updates[-1]["env_steps"] == 60
+    call(
+        "train_sft", f"model.path={whole / 'model'}", f"data.runs=[{whole}]", "optimizer.max_updates=1", "threads=1",
+        f"run_dir={tmp_path / 'sft'}",
+    )  # fmt: skip
+
+
+def test_killed_and_gone_on_with_it_is_the_same_run(whole: Path, start: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "offline_agent.pipelines.refine_grpo", *KEYS, ENV, f"model.path={start}"]
+    command += ["rounds=5", "rollouts.tasks=3", f"run_dir={run_dir}"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    log = run_dir / "events" / "rollouts.jsonl"
+    while process.poll() is None:
+        if log.exists() and log.read_bytes().count(b"\n") >= 20:  # in the middle of round 1
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.002)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for ours, theirs in zip(records(run_dir), records(whole), strict=True):
+        assert ours.pop("tools") == theirs.pop("tools")
+        for name in ("seconds", "rollout_seconds", "crc"):
+            del ours[name], theirs[name]
+        assert ours == pytest.approx(theirs, abs=1e-6)
+    for table in ("trajectories", "filtered"):
+        assert sorted(map(str, pq.read_table(run_dir / table).to_pylist())) == sorted(
+            map(str, pq.read_table(whole / table).to_pylist())
+        )
+
+
+def test_what_nobody_judged_is_scored_by_nobody(start: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    keys = ("rounds=3", "rollouts.tasks=8", "limits.step_seconds=1", "watch.enabled=false")
+    assert refine(run_dir, start, *keys, env="env=tests.e2e.test_refine_grpo:Moody") == 0
+    unscored = [r for r in records(run_dir, "rollouts") if "attempt" in r and r["verdict"]["score"] is None]
+    assert {record["cut_by"] for record in unscored} >= {"time"}
+    assert len(unscored) == summary(run_dir)["rollouts"]["unscored"] > 0
+    reasons = [json.loads(line) for line in (run_dir / "quarantine.jsonl").read_text().splitlines()]
+    assert len([entry for entry in reasons if entry["kind"] == "attempt"]) == len(unscored)
+    for record in records(run_dir):
+        assert record["unscored"] > 0 and 0 <= record["reward_mean"] <= 1
+
+
+def test_faults_are_listed_at_once_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = (
+        "objective.name=grop", "rollouts.credit=turn", "rollouts.branches=0", "watch.patience=9", "watch.window=4",
+        f"model.path={tmp_path / 'none'}", f"run_dir={tmp_path / 'run'}", "tracking.uri=null",
+    )  # fmt: skip
+    assert main(COMMAND, [*keys]) == 2
+    said = capsys.readouterr().err
+    for part in ("'grop'", "grpo", "rollouts.credit", "watch.patience", "none"):
+        assert part in said
+    assert not (tmp_path / "run").exists()
