@@ -95,7 +95,7 @@ def test_trl_normalises_the_same_way(table: list[list[float | None]]) -> None:
     ours = group_advantages(flat, [k for k, row in enumerate(table) for _ in row], like())
     for mine, other, reward in zip(ours, theirs, flat, strict=True):
         assert (mine is None) == (reward is None)
-        assert (mine or 0.0) == pytest.approx(other, rel=1e-9, abs=1e-9)
+        assert (mine or 0.0) == pytest.approx(other, rel=1e-6, abs=1e-9)  # its n / (n - 1) is float32
 
 
 @given(st.lists(numbers, min_size=2, max_size=6), numbers)
