@@ -268,7 +268,8 @@ def branch_advantages(group: Group) -> list[list[float] | None]:
     """Return A(h, a) of every turn of every member: the mean reward below its action less that below its history.
 
     Histories are those that members share, so a turn after which nobody else went on the same way gets 0, and the sum
-    over an attempt's turns is its reward less the group's mean. None for a member that nobody judged.
+    over an attempt's turns is its reward less the group's mean (where the same turns always come to the same). None for
+    a member that nobody judged.
 
     Args:
         group: Its members share histories where one branched from another.
