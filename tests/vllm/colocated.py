@@ -83,8 +83,8 @@ def histories() -> list[Context]:
     for number, wish in enumerate(("Buy a red mug under 20 dollars.", "Find a green lamp.", "Order two blue towels.")):
         context = Context(Task(str(number), "validation", {}), spec.system_prompt, spec.tools.schemas, wish)
         call = ToolCall("search", {"query": wish})
-        later = context.child(Action(call_text("I look.", call), "I look.", call), "2 results: mug 12.00; lamp 9.00")
-        out += [context, later]
+        look = Action(call_text("I look.", call), "I look.", call)
+        out += [context, context.child(look, "2 results: a mug for 12.00 and a lamp for 9.00. " * 8)]
     return out
 
 

@@ -85,6 +85,6 @@ SERVER=
 
 echo "--- in the trainer's own process"
 LOG=$WORK/colocated.log
-HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 PYTHONPATH=. \
+HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=. \
     "$VENV/bin/python" -m tests.vllm.colocated "$MODEL" "$WORK/handed-over" 2>"$LOG"
 echo "test-vllm: all good"
