@@ -27,6 +27,10 @@ class RolloutsSection(Section):
     size: int = key(8, "roll-outs of a group; 16 is markedly more stable than 4", ge=2)
     temperature: float = key(1.0, "sampling temperature", gt=0)
     last_temperature: float | None = key(None, "that of the last round, linear in between; null = the same", gt=0)
+    epsilon: float = key(
+        0.0, "chance of each turn that the tool is drawn at random among those of a few samples", ge=0, le=1
+    )
+    last_epsilon: float | None = key(None, "that of the last round, linear in between; null = the same", ge=0, le=1)
     max_steps: int = key(15, "actions in one episode; one that uses them up failed", ge=1)
     max_tokens: int = key(64, "most tokens of one action; an episode with a longer one is unscored", ge=1)
     branches: float = key(0.0, "share of a group that branches from another member's history", ge=0, lt=1)

@@ -133,7 +133,8 @@ def objective_of(config: RefineGrpoConfig) -> Objective:
 def group_settings(config: RefineGrpoConfig) -> GroupSettings:
     """Return how rounds are made."""
     names = (
-        "tasks", "size", "temperature", "last_temperature", "choice", "rest", "redraws", "branches", "reward",
+        "tasks", "size", "temperature", "last_temperature", "choice", "rest", "redraws", "branches", "epsilon",
+        "last_epsilon", "reward",
     )  # fmt: skip
     return GroupSettings(rounds=config.rounds, **{name: getattr(config.rollouts, name) for name in names})
 

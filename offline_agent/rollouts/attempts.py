@@ -43,6 +43,7 @@ class Attempt:
             what a cache made of them, which depends on what else was in it.
         tool_calls: Steps of the environment executed; those of samples and simulations not chosen included.
         simulations: Samples or simulations at test time among which this one was chosen; None without search.
+        explored: Turns whose action was chosen by tool among several samples (`Ask.epsilon`), from 0.
     """
 
     policy: str
@@ -61,6 +62,7 @@ class Attempt:
     prefilled: int = 0
     tool_calls: int = 0
     simulations: int | None = None
+    explored: tuple[int, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -128,6 +130,7 @@ def to_record(attempt: Attempt, opening: str | None) -> dict[str, Any]:
         "steps": [[action_to_json(s.action), s.key, s.observation, s.role, s.fault] for s in attempt.steps],
         "verdict": attempt.verdict.to_json(),
         **{name: getattr(attempt, name) for name in _PLAIN},
+        **({"explored": list(attempt.explored)} if attempt.explored else {}),
     }
 
 
@@ -152,7 +155,8 @@ def from_record(record: Mapping[str, Any], task: Task, openings: Mapping[str, tu
             for step in steps:
                 context = context.child(step.action, step.observation, step.role)
         verdict = Verdict.from_json(record["verdict"])
-        return Attempt(policy, mode, task, number, context, steps, verdict, **{name: record[name] for name in _PLAIN})
+        more = {name: record[name] for name in _PLAIN} | {"explored": tuple(record.get("explored", ()))}
+        return Attempt(policy, mode, task, number, context, steps, verdict, **more)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"the event log's attempt {record.get('attempt')} is malformed: {error!r}") from error
 

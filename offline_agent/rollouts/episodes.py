@@ -8,6 +8,7 @@ whose answers do not depend on the batch).
 from __future__ import annotations
 
 import queue
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from offline_agent.errors import EnvironmentFault, PolicyError
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
 from offline_agent.records import Context, Step, Verdict
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.rollouts.game import Ask, Broken, Game, Stepped, advance, begin, guarded
+from offline_agent.rollouts.game import DRAWN, Ask, Broken, Game, Stepped, advance, begin, drawn, guarded
 from offline_agent.search.pool import EnvPool
 from offline_agent.seeding import derive_seed, mix
 
@@ -151,6 +152,7 @@ class Episodes:
         for step in game.ask.prefix:
             game.record(step)
         game.tool_calls = len(game.ask.prefix)
+        game.explored += game.ask.explored
         if game.episode.terminated:
             return game.unscored("fault", "the episode was over before the first action")
         self._request(game)
@@ -170,7 +172,10 @@ class Episodes:
                 return
         given = self._temperature if game.ask.temperature is None else game.ask.temperature
         temperature = 0.0 if game.ask.mode == "greedy" else given
-        request = ProposeRequest(context, (mix(game.seed, context.depth),), temperature, self._max_tokens)
+        seeds: tuple[int, ...] = (mix(game.seed, context.depth),)
+        if game.ask.epsilon and _chance(game).random() < game.ask.epsilon:
+            seeds = tuple(mix(game.seed, context.depth + (n << 32)) for n in range(DRAWN))
+        request = ProposeRequest(context, seeds, temperature, self._max_tokens)
         self._engine.submit(request, partial(self._post, self._answered, game))
 
     def _answered(self, game: Game, answer: Answer) -> Attempt | None:
@@ -182,8 +187,13 @@ class Episodes:
             return game.unscored("fault", f"the policy failed: {answer}")
         self._failures = 0
         action, usage = answer.actions[0], answer.usage
+        if len(answer.actions) > 1:
+            assert game.context is not None
+            action = drawn(answer.actions, _chance(game))
+            game.explored.append(game.context.depth)
         game.action = action
-        game.generated += usage.generated if action.token_ids is None else len(action.token_ids)
+        sampled = [len(each.token_ids) for each in answer.actions if each.token_ids is not None]
+        game.generated += sum(sampled) if sampled else usage.generated
         if self._segment is None:
             game.prefilled += usage.prefilled
         self.prefilled += usage.prefilled
@@ -261,6 +271,12 @@ class Episodes:
 
     def _post(self, handle: Handle, game: Game, value: Any) -> None:
         self._inbox.put((handle, game, value))
+
+
+def _chance(game: Game) -> random.Random:
+    """Return what decides whether, and which, tool is drawn in the game's next turn."""
+    assert game.context is not None  # opened
+    return random.Random(derive_seed(game.seed, "tool", game.context.depth))
 
 
 def _ignore(result: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,6 +25,9 @@ class Ask(NamedTuple):
         temperature: Of the others; None = what `Episodes` was given.
         prefix: Steps of another attempt at the task that this one begins with: they are carried out again, and it is
             unscored where the environment answers differently.
+        epsilon: Chance of each turn that a tool is drawn instead of an action: of `DRAWN` sampled actions one is taken,
+            every tool among them with the same chance.
+        explored: Turns of the prefix whose tool was drawn.
     """
 
     task: Task
@@ -31,6 +35,12 @@ class Ask(NamedTuple):
     number: int
     temperature: float | None = None
     prefix: tuple[Step, ...] = ()
+    epsilon: float = 0.0
+    explored: tuple[int, ...] = ()
+
+
+DRAWN = 4
+"""Actions that are sampled where a tool is drawn."""
 
 
 class Stepped(NamedTuple):
@@ -59,6 +69,7 @@ class Game:
         episode: Its environment; None before it opened, and where its thread hangs in it.
         context, steps: The history so far.
         action: The action that is being executed; None while the policy is asked.
+        explored: Turns whose tool was drawn.
         generated, prefilled, tool_calls: See `Attempt`.
         busy: The pool is working on the episode: nobody else may touch it.
         failed: The policy did not answer.
@@ -71,6 +82,7 @@ class Game:
     context: Context | None = None
     steps: list[Step] = field(default_factory=list)
     action: Action | None = None
+    explored: list[int] = field(default_factory=list)
     generated: int = 0
     prefilled: int = 0
     tool_calls: int = 0
@@ -97,12 +109,20 @@ class Game:
         return Attempt(
             self.policy, self.ask.mode, self.ask.task, self.ask.number, self.context, tuple(self.steps), verdict,
             terminated, cut_by is not None, cut_by, end_score, fingerprint, self.generated, self.prefilled,
-            self.tool_calls,
+            self.tool_calls, explored=tuple(self.explored),
         )  # fmt: skip
 
     def unscored(self, cut_by: str, reason: str) -> Attempt:
         """Return the attempt, which something cut that says nothing of success or failure."""
         return self.over(Verdict(None, None, "evaluation", error=reason), False, cut_by)
+
+
+def drawn(actions: Sequence[Action], chance: random.Random) -> Action:
+    """Return one of some sampled actions: every tool among them has the same chance; answers count as one tool."""
+    by_tool: dict[str, list[Action]] = {}
+    for action in actions:
+        by_tool.setdefault(action.call.name if action.call is not None else "", []).append(action)
+    return chance.choice(by_tool[chance.choice(sorted(by_tool))])
 
 
 def begin(spec: EnvSpec, spare: Episode | None, task: Task, prefix: Sequence[Step] = ()) -> tuple[Episode, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from offline_agent.errors import ConfigError
@@ -42,6 +43,8 @@ class GroupSettings:
         rest: Rounds that a task stays away after its whole group succeeded.
         redraws: How many times as many tasks as a round has may be played in place of groups without spread.
         branches: Share of a group that branches from another member's history; 0 = all begin at the beginning.
+        epsilon, last_epsilon: Chance of each turn that a tool is drawn instead of an action, in the first and the last
+            round, linear in between; None = the same.
         reward: What an attempt is worth: its score in [0, 1], or 1 for success and else 0.
     """
 
@@ -54,6 +57,8 @@ class GroupSettings:
     rest: int = 20
     redraws: int = 2
     branches: float = 0.0
+    epsilon: float = 0.0
+    last_epsilon: float | None = None
     reward: Literal["score", "success"] = "score"
 
     def check(self) -> None:
@@ -77,10 +82,15 @@ class GroupSettings:
 
     def temperature_of(self, number: int) -> float:
         """Return the temperature of a round."""
-        if self.last_temperature is None or self.rounds < 2:
-            return self.temperature
-        share = min(1.0, number / (self.rounds - 1))
-        return self.temperature + share * (self.last_temperature - self.temperature)
+        return self._between(self.temperature, self.last_temperature, number)
+
+    def epsilon_of(self, number: int) -> float:
+        """Return the chance of a round's turns that a tool is drawn."""
+        return self._between(self.epsilon, self.last_epsilon, number)
+
+    def _between(self, first: float, last: float | None, number: int) -> float:
+        share = min(1.0, number / max(1, self.rounds - 1))
+        return first if last is None else first + share * (last - first)
 
 
 @dataclass(frozen=True)
@@ -218,35 +228,29 @@ class Groups:
 
     def _played(self, drawn: Sequence[Task], number: int) -> list[Group]:
         """Play the groups of some tasks: those that begin at the beginning, then those that branch from them."""
-        settings, temperature = self.settings, self.settings.temperature_of(number)
-        first = number * settings.size  # an attempt's number is its own over the whole run
-        wanted = [Ask(task, "sampled", first + i, temperature) for task in drawn for i in range(settings.roots)]
+        settings, first = self.settings, number * self.settings.size  # an attempt's number is its own in the whole run
+        ask = partial(Ask, temperature=settings.temperature_of(number), epsilon=settings.epsilon_of(number))
+        wanted = [ask(task, "sampled", first + i) for task in drawn for i in range(settings.roots)]
         done: dict[str, dict[int, Attempt]] = {task.task_id: {} for task in drawn}
         for attempt in self.play(wanted, number):
             done[attempt.task.task_id][attempt.number] = attempt
         if settings.roots < settings.size:
             branches = [
-                Ask(task, "sampled", first + i, temperature, prefix)
+                ask(task, "sampled", first + place, prefix=root.steps[:length], explored=_before(root, length))
                 for task in drawn
-                for i, prefix in self._branches(task, list(done[task.task_id].values()), number)
+                for place, root, length in self._branches(list(done[task.task_id].values()), number)
             ]
             for attempt in self.play(branches, number):
                 done[attempt.task.task_id][attempt.number] = attempt
         return [self._group(task, [done[task.task_id][n] for n in sorted(done[task.task_id])]) for task in drawn]
 
-    def _branches(
-        self, task: Task, roots: Sequence[Attempt], number: int
-    ) -> Iterator[tuple[int, tuple[Step, ...]]]:
-        """Yield the places in the group and the histories of a task's branches: a turn of a judged attempt each."""
-        chance = random.Random(derive_seed(self.seed, "branches", number, task.task_id))
-        turns = [
-            attempt.steps[:length]
-            for attempt in sorted(roots, key=lambda attempt: attempt.number)
-            if attempt.reward is not None
-            for length in range(len(attempt.steps))
-        ]
+    def _branches(self, roots: Sequence[Attempt], number: int) -> Iterator[tuple[int, Attempt, int]]:
+        """Yield the places in the group of a task's branches, and where each leaves which judged attempt."""
+        roots = sorted(roots, key=lambda attempt: attempt.number)
+        turns = [(root, length) for root in roots if root.reward is not None for length in range(len(root.steps))]
+        chance = random.Random(derive_seed(self.seed, "branches", number, roots[0].task.task_id))
         for place in range(self.settings.roots, self.settings.size):
-            yield place, chance.choice(turns) if turns else ()
+            yield place, *(chance.choice(turns) if turns else (roots[0], 0))
 
     def _group(self, task: Task, attempts: Sequence[Attempt]) -> Group:
         return Group(task, tuple(attempts), tuple(self._reward(attempt) for attempt in attempts))
@@ -262,6 +266,10 @@ class Groups:
         kept = set(advantages.kept_groups(rewards, owners, self.objective))
         for place, group in enumerate(groups):
             yield Group(group.task, group.attempts, group.rewards, place in kept)
+
+
+def _before(root: Attempt, length: int) -> tuple[int, ...]:
+    return tuple(turn for turn in root.explored if turn < length)
 
 
 def branch_advantages(group: Group) -> list[list[float] | None]:

@@ -27,7 +27,8 @@ class Sampled:
         name: For messages.
         task_id: Its task, which is its group.
         input_ids: int [L].
-        action_mask: int [L]; 1 = sampled by the policy.
+        action_mask: int [L]; 1 = sampled by the policy as it would have been without exploration. A turn whose tool was
+            drawn is its own words too, but chosen by somebody else, and nothing is learnt from it.
         logps: float [n], the sampler's log-probabilities of the n agent tokens at temperature 1; None = not known.
         turns: Agent tokens of each turn; their sum is n.
         reward: What it is worth, overlong shaping included.
@@ -62,6 +63,12 @@ class _Row:
     def turns(self) -> tuple[int, ...]:
         """Lengths of the runs of agent tokens; between two turns there always is an observation."""
         return tuple(sum(1 for _ in run) for own, run in groupby(self.mask) if own)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The turns that these are, among all of the attempt's."""
+        attempt = self.group.attempts[self.place]
+        return [number for number in range(len(attempt.steps)) if number not in attempt.explored]
 
 
 def sample(
@@ -133,15 +140,26 @@ def _rows(
         except DataError as error:
             refused.append((_name(attempt, number), str(error)))
             continue
-        ids, mask = tuple(row["input_ids"]), tuple(row["action_mask"])
+        ids, mask = tuple(row["input_ids"]), _without(row["action_mask"], attempt.explored)
         if len(ids) > max_length:
             refused.append((_name(attempt, number), f"it has {len(ids)} tokens, allowed: {max_length}"))
             continue
         logps = row["logps"]
         own = None if logps is None else tuple(x for x, kept in zip(logps, mask, strict=True) if kept)
-        shaped = reward + advantages.overlong(sum(mask), objective)
+        if not any(mask):
+            continue  # every turn was drawn: there is nothing to learn from
+        shaped = reward + advantages.overlong(sum(row["action_mask"]), objective)
         rows.append(_Row(group, place, ids, mask, own, shaped))
     return rows
+
+
+def _without(mask: Sequence[int], explored: Sequence[int]) -> tuple[int, ...]:
+    """Return a mask without the turns of those numbers."""
+    out, turn = [], -1
+    for place, own in enumerate(mask):
+        turn += bool(own and (place == 0 or not mask[place - 1]))
+        out.append(own if turn not in explored else 0)
+    return tuple(out)
 
 
 def _by_turn(rows: Sequence[_Row], objective: Objective) -> list[list[float] | None]:
@@ -155,7 +173,7 @@ def _by_turn(rows: Sequence[_Row], objective: Objective) -> list[list[float] | N
         turns = found.setdefault(id(row.group), branch_advantages(row.group))[row.place]
         scale = {"group_std": spread[row.group.task.task_id], "batch_std": whole, "none": 1.0}[objective.scale]
         divisor = 1.0 if objective.scale == "none" else (scale or 0.0) + advantages.EPSILON
-        out.append(None if turns is None else [value / divisor for value in turns])
+        out.append(None if turns is None else [turns[number] / divisor for number in row.numbers])
     return out
 
 
