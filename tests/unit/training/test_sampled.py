@@ -1,0 +1,115 @@
+"""What of a round is trained on: ids, masks, rewards and advantages of the judged attempts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from offline_agent.records import Action, Context, Step, ToolCall, Verdict
+from offline_agent.rendering import Renderer
+from offline_agent.rollouts.attempts import Attempt
+from offline_agent.training.groups import Group, Round
+from offline_agent.training.objectives import objective
+from offline_agent.training.sampled import sample
+from tests.rendering_kit import qwen, root
+
+
+@cache
+def renderer() -> Renderer:
+    return Renderer(qwen())
+
+
+def act(query: str) -> Action:
+    """Return a call as a model would have written it."""
+    call = ToolCall("search", {"query": query})
+    text = f'<tool_call>\n{{"name": "search", "arguments": {{"query": "{query}"}}}}\n</tool_call>'
+    ids = tuple(qwen()(f"{text}<|im_end|>", add_special_tokens=False)["input_ids"])
+    return Action(text, call=call, token_ids=ids, logps=tuple(-0.1 * (n + 1) for n in range(len(ids))))
+
+
+def attempt(number: int, reward: float | None, queries: tuple[str, ...] = ("red", "shoes"), **more: Any) -> Attempt:
+    context: Context = root()
+    steps = []
+    for query in queries:
+        steps.append(Step(act(query), query, f"found {query}"))
+        context = context.child(steps[-1].action, steps[-1].observation)
+    verdict = Verdict(reward, None if reward is None else reward == 1.0, "test", error="no" if reward is None else None)
+    return Attempt(
+        "candidate", "sampled", context.task, number, context, tuple(steps), verdict, True, False, None, **more
+    )
+
+
+def round_of(*attempts: Attempt, kept: bool = True) -> Round:
+    group = Group(attempts[0].task, attempts, tuple(a.reward for a in attempts), kept)
+    return Round(0, 1.0, (group,))
+
+
+def test_rows_are_the_sampled_ids_and_nothing_else_counts() -> None:
+    one, two = sample(round_of(attempt(0, 1.0), attempt(1, 0.0)), renderer(), objective("grpo"), max_length=999)
+    actions = [act(query) for query in ("red", "shoes")]
+    own = [token for token, kept in zip(one.input_ids, one.action_mask, strict=True) if kept]
+    assert own == [*actions[0].token_ids, *actions[1].token_ids]  # type: ignore[misc]
+    assert one.turns == tuple(len(action.token_ids or ()) for action in actions) and one.tokens == sum(one.turns)
+    assert one.logps == (*actions[0].logps, *actions[1].logps)  # type: ignore[misc]
+    assert one.advantages is not None and len(one.advantages) == one.tokens and len(set(one.advantages)) == 1
+    assert one.advantages[0] == pytest.approx(0.5 / (0.5**0.5 + 1e-4))
+    assert two.advantages is not None and two.advantages[0] == pytest.approx(-one.advantages[0])
+
+
+def test_what_nobody_judged_is_in_no_mean_and_no_loss() -> None:
+    made = round_of(attempt(0, 1.0), attempt(1, None), attempt(2, 0.0))
+    found = sample(made, renderer(), objective("grpo"), max_length=999)
+    assert [one.name[-2:] for one in found] == ["/0", "/2"]
+    assert found[0].advantages is not None and found[0].advantages[0] == pytest.approx(0.5 / (0.5**0.5 + 1e-4))
+    alone = round_of(attempt(0, 1.0), attempt(1, None))
+    assert sample(alone, renderer(), objective("grpo"), max_length=999)[0].advantages == (0.0,) * found[0].tokens
+    assert not sample(alone, renderer(), objective("rloo"), max_length=999)  # nobody to compare with
+    assert not sample(round_of(attempt(0, 1.0), kept=False), renderer(), objective("grpo"), max_length=999)
+
+
+def test_rows_that_cannot_be_trained_on_are_listed() -> None:
+    refused: list[tuple[str, str]] = []
+    wrong = attempt(1, 0.0)
+    broken = replace(wrong.steps[0].action, token_ids=act("blue").token_ids)
+    context = root().child(broken, "found red")
+    wrong = replace(wrong, context=context, steps=(Step(broken, "red", "found red"),))
+    made = round_of(attempt(0, 1.0, ("red",)), wrong, attempt(2, 0.0, ("red",) * 30))
+    found = sample(made, renderer(), objective("grpo"), max_length=700, refused=refused)
+    assert len(found) == 1 and [name[-2:] for name, _ in refused] == ["/1", "/2"]
+    assert "allowed: 700" in refused[1][1]
+
+
+def test_nothing_is_learnt_from_turns_whose_tool_was_drawn() -> None:
+    plain, drawn = sample(
+        round_of(attempt(0, 1.0), attempt(1, 0.0, explored=(0,))), renderer(), objective("grpo"), max_length=999
+    )
+    assert drawn.turns == plain.turns[1:] and drawn.logps == act("shoes").logps
+    assert sum(drawn.action_mask) == plain.turns[1] and drawn.input_ids == plain.input_ids
+    every = sample(
+        round_of(attempt(0, 1.0), attempt(1, 0.0, explored=(0, 1))), renderer(), objective("grpo"), max_length=999
+    )
+    assert len(every) == 1
+
+
+def test_long_trajectories_lose_reward_by_their_agent_tokens_alone() -> None:
+    tokens = sum(len(act(query).token_ids or ()) for query in ("red", "shoes"))
+    chosen = objective("dapo", overlong_soft=tokens - 2, overlong_hard=tokens + 2)
+    one, _ = sample(round_of(attempt(0, 1.0), attempt(1, 0.0)), renderer(), chosen, max_length=999)
+    assert one.reward == pytest.approx(0.5)
+
+
+def test_credit_by_turn_is_that_of_the_branches() -> None:
+    made = round_of(attempt(0, 1.0, ("red", "shoes")), attempt(1, 0.0, ("red", "hats")))
+    one, two = sample(made, renderer(), objective("dr_grpo", budget=9), max_length=999, credit="turn")
+    assert one.advantages == (0.0,) * one.turns[0] + (0.5,) * one.turns[1]
+    assert two.advantages == (0.0,) * two.turns[0] + (-0.5,) * two.turns[1]
+    scaled, _ = sample(made, renderer(), objective("grpo"), max_length=999, credit="turn")
+    assert scaled.advantages is not None and scaled.advantages[-1] == pytest.approx(0.5 / (0.5**0.5 + 1e-4))
+
+
+def test_a_critic_is_asked_for_advantages_later() -> None:
+    found = sample(round_of(attempt(0, 1.0), attempt(1, 0.0)), renderer(), objective("ppo"), max_length=999)
+    assert [one.advantages for one in found] == [None, None] and [one.reward for one in found] == [1.0, 0.0]
