@@ -105,6 +105,8 @@ class SamplerSection(Section):
         "token_truncate", "importance weights for samplers whose log-probabilities differ from the trainer's"
     )
     cap: float = key(3.0, "largest importance weight", gt=0)
+    memory: float = key(0.3, "colocated: share of the GPU's memory that vLLM takes", gt=0, le=1)
+    sleep: int = key(0, "colocated: 1 or 2 = what vLLM gives back while the model is trained", ge=0, le=2)
 
 
 class WatchSection(Section):

@@ -18,6 +18,7 @@ from offline_agent.pipelines import _rounds, _training
 from offline_agent.pipelines._command import Command, Facts, Session, main
 from offline_agent.pipelines._parts import make_tasks
 from offline_agent.pipelines._refined import ends, export, show
+from offline_agent.pipelines._sampler import Sampler, make_sampler
 from offline_agent.records import Task
 from offline_agent.store import hash_json
 from offline_agent.training.collapse import Watch, WatchSettings, checklist
@@ -40,6 +41,7 @@ class Parts:
         objective: What is maximised.
         groups, online: How rounds are made, and how they become updates.
         watch: When to warn; None = never.
+        sampler: Plays; None until everything else was found in order.
         anchors, replayed: Trajectories of earlier runs beside the roll-outs, and what was left out of them.
     """
 
@@ -50,6 +52,7 @@ class Parts:
     groups: GroupSettings
     online: OnlineSettings
     watch: WatchSettings | None
+    sampler: Sampler | None = None
     anchors: list[TrajectoryRow] = field(default_factory=list)
     replayed: LoadReport | None = None
 
@@ -87,9 +90,11 @@ def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
         longest = _training.max_length(config, trainable[0])
         found = load_trajectories(config.offline.runs, (), trainable[2], max_length=longest, key="offline")
         parts.anchors, parts.replayed = found
+    parts.sampler = make_sampler(config, trainable[2], tasks[0])
     hashes: dict[str, Any] = dict(_training.hashes(trainable))
     hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in tasks])
     manifest: dict[str, Any] = {"hashes": hashes, "env": spec.identity, "objective": _plain(objective)}
+    manifest["policy"] = dict(parts.sampler.policy.identity)
     if parts.replayed is not None:
         manifest["data"] = dict(parts.replayed.hashes)
         hashes["data"] = hash_json(list(parts.replayed.hashes.values()))
@@ -109,8 +114,13 @@ def _environment(config: RefineGrpoConfig) -> EnvSpec:
 
 def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
     sampler, rollouts = config.sampler, config.rollouts
-    if sampler.name != "hf":
-        yield f"sampler.name: {sampler.name!r} is not built yet; use sampler.name=hf"
+    hot = sorted({t for t in (rollouts.temperature, rollouts.last_temperature) if t not in (1.0, None)}, key=float)  # type: ignore[arg-type]
+    if sampler.name != "hf" and sampler.correction != "off" and hot:
+        yield (
+            f"sampler.correction: {sampler.correction} compares log-probabilities, which {sampler.name} gives at "
+            f"temperature 1, but rollouts.temperature is {', '.join(map(str, hot))}; set it to 1, or "
+            "sampler.correction=off"
+        )
     if rollouts.credit == "turn" and not rollouts.branches:
         yield "rollouts.credit: turn needs branches to compare with; set rollouts.branches=0.5, or credit=trajectory"
 
@@ -192,7 +202,6 @@ def _plain(objective: Objective) -> dict[str, Any]:
 
 def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
     """Play and train, round after round; see `_command.Command.run`."""
-    from offline_agent.policies.hf import HFPolicy
     from offline_agent.rollouts.episodes import Episodes
     from offline_agent.search.pool import EnvPool
     from offline_agent.training import checkpoints
@@ -205,14 +214,8 @@ def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
     if parts.replayed is not None:
         _training.tell(session, parts.replayed)
     begun, lora, rollouts = _training.hashes(parts.trainable), config.lora, config.rollouts
-    policy = HFPolicy(
-        config.model.path,
-        temperature=rollouts.temperature,
-        max_tokens=rollouts.max_tokens,
-        dtype=config.model.dtype,
-        renderer=renderer,
-        threads=config.threads,
-    )
+    assert parts.sampler is not None
+    policy = parts.sampler.policy
     if lora.rank:
         model = add_adapters(model, lora.rank, lora.alpha, lora.dropout, lora.targets, config.seed)
     newest = checkpoints.newest(folder / "checkpoints")
@@ -229,7 +232,7 @@ def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
         )  # fmt: skip
         player = _rounds.Player(episodes, log, parts.groups.size, first)
         groups = Groups(parts.tasks, parts.groups, parts.objective, player, config.seed)
-        stage = _Stage(parts, session, policy, groups, player, log, _rounds.remember(groups, log, first))
+        stage = _Stage(parts, session, tokenizer, groups, player, log, _rounds.remember(groups, log, first))
         result = train_online(
             model, tokenizer, stage.play, parts.anchors, settings(config), parts.online, parts.objective, folder,
             log=stage.record, watch=stage.look,
@@ -266,7 +269,7 @@ class _Stage:
 
     parts: Parts
     session: Session[RefineGrpoConfig]
-    policy: Any
+    tokenizer: Any
     groups: Groups
     player: _rounds.Player
     log: _rounds.RoundLog
@@ -289,9 +292,11 @@ class _Stage:
         from offline_agent.training.online import Played
         from offline_agent.training.sampled import sample
 
-        self.policy.take_weights(model)
+        assert self.parts.sampler is not None
+        self.parts.sampler.give(model, self.tokenizer, self.session.run.path)
         before = self.player.seconds
         made = self.groups.make(number)
+        self.parts.sampler.rest()
         seconds = self.player.seconds - before
         self.env_steps += made.env_steps
         self.log.close_round(_rounds.record_of(made, seconds))
