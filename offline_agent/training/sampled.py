@@ -163,15 +163,19 @@ def _without(mask: Sequence[int], explored: Sequence[int]) -> tuple[int, ...]:
 
 
 def _by_turn(rows: Sequence[_Row], objective: Objective) -> list[list[float] | None]:
-    """Return A(h, a) of each row's turns, divided as the objective divides; see `groups.branch_advantages`."""
+    """Return A(h, a) of each row's turns, divided as the objective divides; see `groups.branch_advantages`.
+
+    Values and deviations are of the same attempts: all that were judged, those with nothing to learn from included.
+    """
     found: dict[int, list[list[float] | None]] = {}
     out: list[list[float] | None] = []
-    rewards = [row.reward for row in rows]
-    spread = advantages.spread(rewards, [row.group.task.task_id for row in rows])
-    whole = advantages.spread(rewards, [0] * len(rows)).get(0)
+    every = [reward for group in {id(row.group): row.group for row in rows}.values() for reward in group.scored]
+    whole = advantages.spread(every, [0] * len(every)).get(0)
     for row in rows:
-        turns = found.setdefault(id(row.group), branch_advantages(row.group))[row.place]
-        scale = {"group_std": spread[row.group.task.task_id], "batch_std": whole, "none": 1.0}[objective.scale]
+        if id(row.group) not in found:
+            found[id(row.group)] = branch_advantages(row.group)
+        turns = found[id(row.group)][row.place]
+        scale = {"group_std": row.group.spread, "batch_std": whole, "none": 1.0}[objective.scale]
         divisor = 1.0 if objective.scale == "none" else (scale or 0.0) + advantages.EPSILON
         out.append(None if turns is None else [turns[number] / divisor for number in row.numbers])
     return out

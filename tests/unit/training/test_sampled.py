@@ -113,3 +113,10 @@ def test_credit_by_turn_is_that_of_the_branches() -> None:
 def test_a_critic_is_asked_for_advantages_later() -> None:
     found = sample(round_of(attempt(0, 1.0), attempt(1, 0.0)), renderer(), objective("ppo"), max_length=999)
     assert [one.advantages for one in found] == [None, None] and [one.reward for one in found] == [1.0, 0.0]
+
+
+def test_credit_is_divided_by_the_deviation_of_the_same_attempts() -> None:
+    members = [attempt(0, 1.0, ("red",)), attempt(1, 1.0, ("blue",)), attempt(2, 0.0, ("hats",), explored=(0,))]
+    found = sample(round_of(*members), renderer(), objective("grpo"), max_length=999, credit="turn")
+    deviation = (2 / 9 * 3 / 2) ** 0.5  # of 1, 1, 0; those that are left are all 1
+    assert [one.advantages[0] for one in found if one.advantages] == pytest.approx([1 / 3 / (deviation + 1e-4)] * 2)
