@@ -7,6 +7,13 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from offline_agent._config.base import Section, key, section
+from offline_agent._config.online import (
+    CriticSection,
+    ObjectiveSection,
+    RefineOptimizer,
+    RolloutsSection,
+    WatchSection,
+)
 from offline_agent._config.sections import BuildPrefsConfig, PolicySection
 from offline_agent._config.training import (
     ALL_KINDS,
@@ -17,6 +24,8 @@ from offline_agent._config.training import (
     Kinds,
     LoraSection,
     OptimizerSection,
+    PassSection,
+    Paths,
 )
 
 
@@ -38,6 +47,20 @@ class DpoStage(Section):
     batch: BatchSection = section(BatchSection, "what one optimizer update sees")
     loss: DpoSection = section(DpoSection, "the preference loss")
     anchor: AnchorSection = section(AnchorSection, "replay of verified successes")
+
+
+class RefineStage(Section):
+    """The online stage at the end of iterations."""
+
+    when: Literal["never", "last", "each"] = key("never", "after which iterations it is gone through")
+    rounds: int = key(20, "batches of roll-outs, each played with one version of the weights", ge=1)
+    rollouts: RolloutsSection = section(RolloutsSection, "what is played in a round")
+    objective: ObjectiveSection = section(ObjectiveSection, "what is maximised")
+    critic: CriticSection = section(CriticSection, "the value head")
+    optimizer: RefineOptimizer = section(RefineOptimizer, "AdamW and its schedule")
+    batch: PassSection = section(PassSection, "what one forward pass sees")
+    replayed: int = key(0, "verified successes of the search beside the roll-outs, in every update; 0 = none", ge=0)
+    watch: WatchSection = section(WatchSection, "the collapse watch")
 
 
 class HeldOutSection(Section):
@@ -79,6 +102,10 @@ class IterateConfig(BuildPrefsConfig):
     iterations: int = key(1, "how often the loop is gone through; a finished run goes on with more", ge=1, free=True)
     sft: SftStage = section(SftStage, "rejection fine-tuning")
     dpo: DpoStage = section(DpoStage, "preference training")
+    refine: RefineStage = section(RefineStage, "the online stage")
+    buffer: Paths = key(
+        (), "run directories of refine_grpo or build_prefs whose verified successes are used too", strict=False
+    )
     lora: LoraSection = section(LoraSection, "low-rank adapters")
     held_out: HeldOutSection = section(HeldOutSection, "what the gate looks at")
     gate: GateSection = section(GateSection, "when a candidate replaces the incumbent")
@@ -97,8 +124,8 @@ class IterateConfig(BuildPrefsConfig):
     def _train_only(self) -> IterateConfig:
         if self.tasks.split != "train":
             raise ValueError(f"tasks.split: iterate learns from it, got {self.tasks.split!r}; allowed: train")
-        if not self.sft.enabled and not self.dpo.enabled:
-            raise ValueError("sft.enabled, dpo.enabled: nothing to train; enable one of them")
+        if not self.sft.enabled and not self.dpo.enabled and self.refine.when == "never":
+            raise ValueError("sft.enabled, dpo.enabled, refine.when: nothing to train; enable one of them")
         if self.dpo.enabled and not set(self.dpo.kinds) & set(self.pairs.kinds):
             raise ValueError(
                 f"dpo.kinds: none of {', '.join(self.dpo.kinds) or 'none'} is built; "

@@ -53,6 +53,7 @@ class Iterations:
         self.plan = Plan(self.config, self.run_dir, session.run.manifest["run_id"])
         self.model = self.plan.start()
         self.built: list[Path] = []  # run directories of build_prefs, oldest first
+        self.played = [Path(run).resolve() for run in self.config.buffer]  # whatever has verified successes
         self.summaries: dict[Path, Mapping[str, Any]] = {}  # of evaluations
         self.told = {record["iteration"] for record in session.run.events().read() if "iteration" in record}
         self.again = f"give the same command again with run_dir={shlex.quote(str(session.run.path))}"
@@ -96,6 +97,7 @@ class Iterations:
         pairs = self._search(one)
         tuned = self._fine_tune(one)
         self._train_on_pairs(one, tuned or before, pairs)
+        self._refine(one, one.candidates[-1] if one.candidates else before)
         decisions = self._judge(one, before)
         record = self._record(one, before, decisions)
         self._promote(one, record)
@@ -114,6 +116,7 @@ class Iterations:
         stage = self.plan.build_prefs(one.number, self.model, file)
         one.built = self._run(stage, one.seconds, {self.model.name: self._weights(self.model)})
         self.built.append(stage.path)
+        self.played.append(stage.path)
         self.session.say(
             f"iterate: iteration {one.number}: {one.built['pairs_total']} pairs of {one.built['tasks_with_pairs']} "
             f"tasks, {one.built['filtered']} verified successes"
@@ -144,6 +147,18 @@ class Iterations:
         if not self.config.dpo.anchor.runs:
             consumed |= self._filtered()
         self._run(stage, one.seconds, consumed if replay is None else {**consumed, "replay": replay})
+        one.candidates.append(Model(stage.label, str(stage.path / "model")))
+
+    def _refine(self, one: _Iteration, model: Model) -> None:
+        """Go through the online stage; what was played there is data for the next iteration."""
+        when, last = self.config.refine.when, one.number == self.config.iterations - 1
+        if when == "never" or (when == "last" and not last):
+            return
+        tasks = self.plan.folder(one.number) / "tasks.jsonl"
+        stage = self.plan.refine(one.number, model, tasks, self._with_successes())
+        found = self._run(stage, one.seconds, {model.name: self._weights(model), **self._filtered()})
+        one.notes += [f"{stage.name}: {text}" for _, _, text in found["findings"]]
+        self.played.append(stage.path)
         one.candidates.append(Model(stage.label, str(stage.path / "model")))
 
     def _replay(self, one: _Iteration, pairs: Path) -> Path | None:
@@ -278,11 +293,12 @@ class Iterations:
         return model_folder(model.path)
 
     def _filtered(self) -> dict[str, Path]:
-        return {f"{run.parent.name}/filtered": run / "filtered" for run in self._with_successes()}
+        made = ((run, "" if run in self.built else f"{run.name}/") for run in self._with_successes())
+        return {f"{run.parent.name}/{name}filtered": run / "filtered" for run, name in made}
 
     def _with_successes(self) -> list[Path]:
-        """Return the runs of build_prefs that found verified successes, the newest first."""
-        return [run for run in reversed(self.built) if json.loads((run / "summary.json").read_bytes())["filtered"]]
+        """Return the runs that have verified successes, the newest first."""
+        return [run for run in reversed(self.played) if json.loads((run / "summary.json").read_bytes())["filtered"]]
 
     def _replaced_tokenizer(self) -> tuple[Path | None, str | None]:
         """Return the tokenizer and template that the configuration gives the first model; trained ones have theirs."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent._config.evaluation import AgainstSection, EvaluateTasks, TestTimeSection
+from offline_agent._config.online import OfflineSection, RefineTasks
 from offline_agent._config.sections import SearchSection
 from offline_agent._config.training import DpoDataSection, SftDataSection
 from offline_agent.config import (
@@ -19,6 +20,7 @@ from offline_agent.config import (
     IterateConfig,
     ModelSection,
     PolicySection,
+    RefineGrpoConfig,
     TasksSection,
     TrainDpoConfig,
     TrainSftConfig,
@@ -122,6 +124,26 @@ class Plan:
             anchor=anchor,
         )
         return Stage("train_dpo", "train_dpo", config)
+
+    def refine(self, iteration: int, model: Model, tasks: Path, runs: Iterable[Path]) -> Stage:
+        """Return the online stage of a model, on the tasks of a file, beside the successes of runs."""
+        stage, found = self.config.refine, tuple(map(str, runs))
+        config = RefineGrpoConfig(
+            **self._common(iteration, "refine_grpo"),
+            **self._training(model),
+            env=self.config.env,
+            limits=self.config.limits,
+            tasks=RefineTasks(n=None, file=str(tasks)),
+            rounds=stage.rounds,
+            rollouts=stage.rollouts.model_copy(update={"max_steps": self.config.search.max_steps}),
+            objective=stage.objective,
+            critic=stage.critic,
+            optimizer=stage.optimizer,
+            batch=stage.batch,
+            offline=OfflineSection(rows=stage.replayed if found else 0, runs=found),
+            watch=stage.watch,
+        )
+        return Stage("refine_grpo", "refine_grpo", config)
 
     def evaluate(self, iteration: int, name: str, model: Model, against: Path | None) -> Stage:
         """Return the evaluation of a model on the held-out tasks: the same tasks and seeds for every model."""

@@ -35,7 +35,7 @@ def export(renderer: Renderer, session: Session[RefineGrpoConfig], log: RoundLog
     from offline_agent.preferences.export import trajectory_rows
 
     refusals: list[Refusal] = []
-    counts = {"attempts": 0, "successes": 0, "unscored": 0}
+    counts = {"attempts": 0, "successes": 0, "unscored": 0, "filtered": 0}
 
     def every() -> Iterator[Attempt]:
         return log.read(lambda number: True)
@@ -44,6 +44,7 @@ def export(renderer: Renderer, session: Session[RefineGrpoConfig], log: RoundLog
         counts["attempts"] += 1
         counts["successes"] += attempt.success is True
         counts["unscored"] += attempt.reward is None
+        counts["filtered"] += attempt.success is True and not attempt.truncated
     for table, wanted in (
         ("trajectories", lambda attempt: True),
         ("filtered", lambda attempt: attempt.success is True and not attempt.truncated),

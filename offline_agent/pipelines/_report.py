@@ -11,7 +11,7 @@ from offline_agent.pipelines._command import copyable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_NAMES = {"train_sft": "fine-tuned", "train_dpo": "preferences"}
+_NAMES = {"train_sft": "fine-tuned", "train_dpo": "preferences", "refine_grpo": "refined"}
 
 
 def percent(figures: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config import IterateConfig, TasksSection, TrainDpoConfig
+from offline_agent.config import IterateConfig, RefineGrpoConfig, TasksSection, TrainDpoConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.pipelines._command import Command, Facts, Session, main
 from offline_agent.pipelines._iterations import Iterations
@@ -57,7 +57,7 @@ def prepare(config: IterateConfig) -> tuple[Parts, Facts]:
         faults.extend(error.faults)
     except OfflineAgentError as error:
         faults.append(str(error))
-    faults += _training_faults(config)
+    faults += [*_training_faults(config), *_online_faults(config)]
     try:
         hashes["model"] = hash_path(_checked(model_folder(config.policy.model)))
     except ConfigError as error:
@@ -89,6 +89,22 @@ def _training_faults(config: IterateConfig) -> Iterator[str]:
     for run in config.dpo.anchor.runs:
         if not (Path(run) / "manifest.json").is_file():
             yield f"dpo.anchor.runs: {run} is no run directory (it has no manifest.json); name one of build_prefs"
+
+
+def _online_faults(config: IterateConfig) -> Iterator[str]:
+    """Yield what the online stage would refuse in the end, and buffers that are not there."""
+    from offline_agent.pipelines import refine_grpo
+
+    for run in config.buffer:
+        if not (Path(run) / "summary.json").is_file() or not (Path(run) / "filtered").is_dir():
+            yield f"buffer: {run} has no summary.json or no filtered/; name a finished refine_grpo or build_prefs run"
+    if config.refine.when == "never":
+        return
+    plan = Plan(config, Path("/"), "")
+    stage = plan.refine(0, plan.start(), Path("/tasks.jsonl"), ()).config
+    assert isinstance(stage, RefineGrpoConfig)
+    for fault in refine_grpo.faults(stage):
+        yield f"refine.{fault}"
 
 
 def _checked(folder: Path) -> Path:

@@ -59,41 +59,38 @@ class Parts:
 
 def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
     """Load what can be found faulty; see `_command.Command.prepare`."""
-    faults: list[str] = []
+    found = faults(config)
 
     def collect(make: Callable[[], Any]) -> Any:
         try:
             return make()
         except ConfigError as error:
-            faults.extend(error.faults)
+            found.extend(error.faults)
         except OfflineAgentError as error:
-            faults.append(str(error))
+            found.append(str(error))
         return None
 
     spec = collect(lambda: _environment(config))
     tasks = collect(lambda: make_tasks(spec, config.tasks)) if spec else None
-    objective = collect(lambda: objective_of(config))
-    groups, watch = group_settings(config), watch_settings(config)
-    collect(groups.check)
-    if watch is not None:
-        collect(watch.check)
-    faults.extend(_conflicts(config))
     trainable = collect(lambda: _training.load(config))
     if trainable is not None:
         collect(lambda: _training.max_length(config, trainable[0]))
-    if faults or spec is None or tasks is None:
-        raise ConfigError(faults)
-    parts = Parts(spec, tasks, trainable, objective, groups, online_settings(config), watch)
+    if found or spec is None or tasks is None:
+        raise ConfigError(found)
+    parts = Parts(
+        spec, tasks, trainable, objective_of(config), group_settings(config), online_settings(config),
+        watch_settings(config),
+    )  # fmt: skip
     if config.offline.rows:
         from offline_agent.training.rows import load_trajectories
 
         longest = _training.max_length(config, trainable[0])
-        found = load_trajectories(config.offline.runs, (), trainable[2], max_length=longest, key="offline")
-        parts.anchors, parts.replayed = found
+        replayed = load_trajectories(config.offline.runs, (), trainable[2], max_length=longest, key="offline")
+        parts.anchors, parts.replayed = replayed
     parts.sampler = make_sampler(config, trainable[2], tasks[0])
     hashes: dict[str, Any] = dict(_training.hashes(trainable))
     hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in tasks])
-    manifest: dict[str, Any] = {"hashes": hashes, "env": spec.identity, "objective": _plain(objective)}
+    manifest: dict[str, Any] = {"hashes": hashes, "env": spec.identity, "objective": _plain(parts.objective)}
     manifest["policy"] = dict(parts.sampler.policy.identity)
     if parts.replayed is not None:
         manifest["data"] = dict(parts.replayed.hashes)
@@ -102,9 +99,21 @@ def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
         "model": config.model.path or "embedded default",
         "model_hash": str(hashes["model"]),
         "environment": spec.name,
-        "objective": objective.name,
+        "objective": parts.objective.name,
     }
     return parts, Facts(manifest, tags)
+
+
+def faults(config: RefineGrpoConfig) -> list[str]:
+    """Return what is wrong with the keys themselves, before anything is loaded."""
+    found = [*_conflicts(config)]
+    watch = watch_settings(config)
+    for check in (lambda: objective_of(config), group_settings(config).check, *([watch.check] if watch else [])):
+        try:
+            check()
+        except ConfigError as error:
+            found += error.faults
+    return found
 
 
 def _environment(config: RefineGrpoConfig) -> EnvSpec:
@@ -255,6 +264,7 @@ def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
         "objective": _plain(parts.objective),
         "model": {"path": str(folder / "model"), "hash": saved, "begun": begun, "parameters": size, "trained": trained},
         "training": {**_training.of_result(result, seconds), **ends(result)},
+        "filtered": exported.pop("filtered"),
         "rollouts": {**exported, "env_steps": stage.env_steps, "refused_rows": stage.refused},
         "data": None if parts.replayed is None else _training.of_report(parts.replayed),
         "findings": [list(finding) for finding in stage.findings],
