@@ -104,6 +104,10 @@ class Verdict:
         if self.score is not None and not 0.0 <= self.score <= 1.0:
             raise ValueError(f"Verdict: score must be in [0, 1], got {self.score!r}")
 
+    def __float__(self) -> float:
+        """Return the score; NaN where there is none, which TRL leaves out as it does None."""
+        return float("nan") if self.score is None else float(self.score)
+
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as a JSON-serialisable dict."""
         return {
