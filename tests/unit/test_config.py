@@ -10,6 +10,7 @@ from offline_agent.config import (
     EvaluateConfig,
     IterateConfig,
     Plugged,
+    RefineGrpoConfig,
     Section,
     TrainDpoConfig,
     TrainSftConfig,
@@ -28,6 +29,7 @@ MODELS = {
     "build_prefs": BuildPrefsConfig,
     "evaluate": EvaluateConfig,
     "iterate": IterateConfig,
+    "refine_grpo": RefineGrpoConfig,
     "train_dpo": TrainDpoConfig,
     "train_sft": TrainSftConfig,
 }
