@@ -247,9 +247,9 @@ def _put(core: Any, source: Any) -> None:
     if isinstance(source, (str, Path)):
         core.take("take_checkpoint", str(Path(source).expanduser().resolve()))
     elif hasattr(source, "named_parameters"):
-        from offline_agent.policies.hf_loading import _plain_weights
+        from offline_agent.policies.hf_loading import plain_weights
 
-        core.take("take_tensors", {name: tensor.detach() for name, tensor in _plain_weights(source)})
+        core.take("take_tensors", {name: tensor.detach() for name, tensor in plain_weights(source)})
     else:
         pairs: Iterable[tuple[str, Any]] = source.items() if hasattr(source, "items") else source
         core.take("take_tensors", {name: tensor.detach() for name, tensor in pairs})

@@ -114,7 +114,7 @@ def copy_weights(source: Any, target: Any) -> None:
     Raises:
         PolicyError: They are not of the same shape.
     """
-    found = dict(_plain_weights(source))
+    found = dict(plain_weights(source))
     with torch.no_grad():
         for name, weights in target.named_parameters():
             given = found.get(name)
@@ -124,7 +124,7 @@ def copy_weights(source: Any, target: Any) -> None:
             weights.copy_(given)
 
 
-def _plain_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def plain_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield names and weights as the plain model has them; adapters are added without touching what they sit on."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for prefix, module in base.named_modules():
