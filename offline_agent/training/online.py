@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from offline_agent.training.rows import TrajectoryRow
     from offline_agent.training.sampled import Sampled
 
+_SMALL = 100_000_000  # weights up to which a copy of the model as it was given is kept though the loss does not need it
 _LOOK = 10  # rounds between two measurements of K3 where the loss does not need it
 
 _SUMMED = (
@@ -186,8 +187,9 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._batch: _Batch | None = None
         self._number = -1
         self._temperature = 1.0
+        self._adapted = hasattr(model, "disable_adapter")
         self._frozen: Any = None
-        if not hasattr(model, "disable_adapter"):
+        if not self._adapted and (objective.kl or sum(w.numel() for w in model.parameters()) < _SMALL):
             self._frozen = copy.deepcopy(model).eval().requires_grad_(False)
             still(self._frozen)
         self.critic = Critic(model) if objective.baseline == "value" else None
@@ -229,9 +231,8 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
             return batch
         if self.critic is not None or (self.online.per_round > 1 and self.objective.surrogate != "none"):
             batch.old, batch.values = self._look(model, batch.units, values=self.critic is not None)
-        if self.objective.kl or number % _LOOK == 0:
-            off = model.disable_adapter() if self._frozen is None else contextlib.nullcontext()
-            with off:
+        if self.objective.kl or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
+            with self.model.disable_adapter() if self._adapted else contextlib.nullcontext():
                 batch.ref, _ = self._look(self._frozen or model, batch.units)
         self._credit(batch)
         return batch
@@ -392,6 +393,9 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         if found:
             self._load_from_checkpoint(str(found[-1]))
             self.warnings.append(f"the weights are those of {found[-1].name}, the newest before the collapse began")
+            return
+        if not self._adapted and self._frozen is None:
+            self.warnings.append("there is no checkpoint from before the collapse began; lower checkpoints.every")
             return
         with torch.no_grad():
             if self._frozen is not None:

@@ -223,3 +223,15 @@ def test_two_processes_have_the_losses_of_one(name: str, tmp_path: Path) -> None
     alone = train(tmp_path / "alone", chosen=objective(name), passes=2)
     assert curve == pytest.approx(alone.curve, abs=1e-5)
     assert agent == alone.agent_tokens
+
+
+def test_no_copy_of_a_large_model_is_kept_where_the_loss_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offline_agent.training.online._SMALL", 0)
+    records: list[dict[str, Any]] = []
+    chosen = objective("grpo", kl=0.0)
+    result = train(tmp_path / "a", chosen=chosen, log=records.append, watch=lambda record: 0)
+    assert "kl" not in records[0] and "lower checkpoints.every" in result.warnings[0]
+    train(tmp_path / "b", log=records.append, rounds=1)
+    assert "kl" in records[-1]
