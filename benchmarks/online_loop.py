@@ -1,0 +1,122 @@
+"""What the online stage gains on held-out tasks, from the offline checkpoint and from the warm start.
+
+Run `python benchmarks/online_loop.py --offline DIR --work DIR` after `offline_loop.py --work DIR`: its models are where
+this begins. Every stage is one command with a run directory of its own; what is there is not run again. `--plan` prints
+the commands and stops. Learns from the train split; is measured on test, where nothing was chosen.
+
+For each seed: `refine_grpo` with each objective from the offline loop's model, with GRPO from the warm start, all with
+the same rounds, tasks and episodes; and `evaluate` of every model on the same test tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from _common import write_result
+from offline_loop import SUITES, Runner, Stage, Successes, Suite, interval
+
+OBJECTIVES = {
+    "grpo": ("objective.name=grpo", "objective.kl=0.0"),
+    "dapo": ("objective.name=dapo",),
+    "rloo": ("objective.name=rloo", "objective.kl=0.0"),
+    "ppo": ("objective.name=ppo", "objective.kl=0.0", "objective.passes=2"),
+}
+COMMON = ("rollouts.reward=success", "optimizer.learning_rate=2e-4", "checkpoints.every=10", "watch.stop=[mask]")
+ROWS = {
+    "warm start": "warm",
+    "warm start → GRPO": "warm-grpo",
+    "offline loop": "offline",
+    **{f"offline loop → {name.upper()}": f"offline-{name}" for name in OBJECTIVES},
+}
+"""What a row of the table is called, and its model."""
+
+
+def stages(suite: Suite, seed: int, options: argparse.Namespace) -> Iterator[Stage]:
+    """Yield the commands of one seed."""
+    folder, made = (options.work / f"seed-{seed}").resolve(), (options.offline / f"seed-{seed}").resolve()
+    own = (*suite.environment, f"seed={seed}")
+    warm = str(made / "warm" / "model") if suite.warm else None
+    models: dict[str, tuple[str | None, tuple[str, ...]]] = {"warm": (warm, ())}
+    models["offline"] = (str(made / "iterate" / "model"), ())
+    pool = (f"tasks.n={options.pool}", f"tasks.offset={seed * options.pool}")
+    size = (f"rounds={options.rounds}", f"rollouts.tasks={options.tasks}", f"rollouts.size={options.size}")
+    ways = [("warm-grpo", "warm", "grpo"), *((f"offline-{n}", "offline", n) for n in OBJECTIVES)]
+    for name, begin, objective in ways:
+        start = models[begin][0]
+        model = (f"model.path={start}",) if start else ()
+        yield Stage(name, "refine_grpo", (*own, *pool, *size, *COMMON, *OBJECTIVES[objective], *model))
+        models[name] = (str(folder / name / "model"), (name,))
+    tasks = ("tasks.split=test", f"tasks.n={options.held_out}", f"attempts={options.attempts}")
+    for name, (path, after) in models.items():
+        policy = (f"policy.model={path}",) if path else ()
+        yield Stage(f"test-{name}", "evaluate", (*own, *tasks, *policy), after)
+
+
+def table(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows of the table, and facts about them."""
+    rows, sampled = [], {}
+    for title, model in ROWS.items():
+        row: dict[str, Any] = {"policy": title}
+        for mode, column in (("sampled", "sampled at 0.7"), ("greedy", "greedy")):
+            successes = Successes()
+            for folder in folders:
+                successes.add(folder / f"test-{model}", mode)
+            values = successes.matrix()
+            low, high = interval(values)
+            row[column], row[f"{column}: 95 %"] = f"{values.mean():.1%}", f"{low:.1%} to {high:.1%}"
+            if mode == "sampled":
+                row["each seed"] = ", ".join(f"{mean:.1%}" for mean in values.mean(1))
+                sampled[title] = values
+        played = [json.loads((f / model / "summary.json").read_text()) for f in folders if (f / model).is_dir()]
+        row["environment steps"] = ", ".join(f"{each['rollouts']['env_steps']:,}" for each in played) or "–"
+        rows.append(row)
+    gains = {}
+    for title in ROWS:
+        begin = "offline loop" if title.startswith("offline loop →") else "warm start"
+        if title == begin:
+            continue
+        gain = 100 * (sampled[title] - sampled[begin])
+        low, high = interval(gain)
+        gains[f"{title} over {begin}, points"] = f"{gain.mean():.1f} ({low:.1f} to {high:.1f})"
+    return rows, {**gains, "seeds": len(folders), "test tasks": sampled["warm start"].shape[1]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--suite", default="shop", choices=sorted(SUITES))
+    parser.add_argument("--offline", type=Path, required=True, help="what offline_loop.py --work wrote")
+    parser.add_argument("--work", type=Path, required=True, help="where the run directories are")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--tasks", type=int, default=16, help="tasks of a round")
+    parser.add_argument("--size", type=int, default=8, help="episodes of a task in a round")
+    parser.add_argument("--pool", type=int, default=1000, help="train tasks of a seed")
+    parser.add_argument("--held-out", type=int, default=200, help="test tasks")
+    parser.add_argument("--attempts", type=int, default=4, help="sampled attempts of each test task")
+    parser.add_argument("--jobs", type=int, default=2, help="commands at once, one thread each")
+    parser.add_argument("--plan", action="store_true", help="print the commands and stop")
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    folders = [(options.work / f"seed-{seed}").resolve() for seed in options.seeds]
+    plans = {
+        folder: list(stages(SUITES[options.suite], seed, options))
+        for seed, folder in zip(options.seeds, folders, strict=True)
+    }
+    if options.plan:
+        for folder, plan in plans.items():
+            for stage in plan:
+                print(shlex.join(stage.command(folder)))
+        return
+    Runner(options.jobs).run(plans)
+    rows, facts = table(folders)
+    facts |= {"commands": "python benchmarks/online_loop.py --plan"}
+    write_result(f"online_loop_{options.suite}", rows, facts, options.out)
+
+
+if __name__ == "__main__":
+    main()
