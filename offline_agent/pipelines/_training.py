@@ -151,10 +151,17 @@ class Recorder:
         if update > self._last:
             self._log.append(dict(record))
             self._last = update
-        figures = {self._prefix + name: value for name, value in record.items() if name != "update"}
-        self._session.tracker.metrics(figures, step=update)
+        self._session.tracker.metrics(dict(self._figures(record)), step=update)
         more = {"accuracy": f"{record['accuracy']:.2f}"} if "accuracy" in record else {}
         self._session.progress.update(update, loss=f"{record['loss']:.4f}", **more)
+
+    def _figures(self, record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Yield a record's figures under tracking's names: a histogram's bars each for itself."""
+        for name, value in record.items():
+            if isinstance(value, Mapping):
+                yield from ((f"{self._prefix}{name}/{bar}", share) for bar, share in value.items())
+            elif name != "update":
+                yield self._prefix + name, value
 
 
 def tell(session: Session[Any], report: LoadReport) -> None:

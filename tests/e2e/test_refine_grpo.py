@@ -100,6 +100,7 @@ def whole(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "offline_agent.pipelines.refine_grpo", *KEYS, ENV, f"model.path={start}"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     given = [*command, "rounds=5", "rollouts.tasks=3", f"run_dir={run_dir}"]
+    given += [f"tracking.uri=sqlite:///{run_dir.parent}/mlflow.db"]
     done = subprocess.run(given, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     assert "refine_grpo" in done.stdout and "60 episodes" in done.stdout
@@ -114,6 +115,11 @@ def test_it_writes_what_others_read(whole: Path, tmp_path: Path) -> None:
     assert all(json.loads(row["certificate"]) and len(row["input_ids"]) == len(row["action_mask"]) for row in kept)
     updates = list(records(whole))
     assert [record["update"] for record in updates] == [1, 2, 3, 4, 5]
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{whole.parent}/mlflow.db")
+    (tracked,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert {"loss", "reward_mean", "tools/left", "tools/right"} <= tracked.data.metrics.keys()
     wanted = {
         "loss", "reward_mean", "reward_std", "zero_spread", "group_spread", "entropy", "gradient", "length", "steps",
         "truncated", "invalid_calls", "repeated_calls", "tools", "env_steps", "mismatch", "trained_share", "kl",
