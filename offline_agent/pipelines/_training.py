@@ -153,6 +153,8 @@ class Recorder:
             self._last = update
         self._session.tracker.metrics(dict(self._figures(record)), step=update)
         more = {"accuracy": f"{record['accuracy']:.2f}"} if "accuracy" in record else {}
+        if "success_mean" in record:  # the loss of a round's first update is 0 by construction
+            more = {"success": f"{record['success_mean']:.0%}", "reward": f"{record['reward_mean']:.3f}"}
         self._session.progress.update(update, loss=f"{record['loss']:.4f}", **more)
 
     def _figures(self, record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
