@@ -10,7 +10,6 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,11 @@ import torch
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
-from offline_agent.errors import ConfigError
 from offline_agent.seeding import derive_seed
-from offline_agent.training import advantages, checkpoints
+from offline_agent.training import checkpoints
 from offline_agent.training.critic import Critic
 from offline_agent.training.objectives import Objective, correction_weights, policy_loss, token_weights, value_loss
+from offline_agent.training.round_batch import Batch, Played, unit_of
 from offline_agent.training.settings import OnlineSettings, TrainResult, TrainSettings
 from offline_agent.training.sft import trajectory_units
 from offline_agent.training.trainer import PackedTrainer, Sums, arguments, still
@@ -30,7 +29,6 @@ from offline_agent.training.updates import Plan, Unit, Update, fill
 
 if TYPE_CHECKING:
     from offline_agent.training.rows import TrajectoryRow
-    from offline_agent.training.sampled import Sampled
 
 _SMALL = 100_000_000  # weights up to which a copy of the model as it was given is kept though the loss does not need it
 _LOOK = 10  # rounds between two measurements of K3 where the loss does not need it
@@ -39,21 +37,6 @@ _SUMMED = (
     "loss", "policy", "entropy", "kl", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "mismatch", "value",
     "anchor",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Played:
-    """What a round gave.
-
-    Attributes:
-        samples: What is trained on; may be empty.
-        temperature: That they were sampled at.
-        figures: Of the round, for the record of each of its updates.
-    """
-
-    samples: Sequence[Sampled]
-    temperature: float
-    figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 Rounds = Callable[[int, Any], Played]
@@ -134,29 +117,6 @@ class OnlinePlan(Plan):
         return Update(number, (), ())
 
 
-@dataclass
-class _Batch:
-    """A round under training; every list is by the samples' places.
-
-    Attributes:
-        played: The round.
-        units: Of the samples.
-        advantages: float32 [n] each.
-        old: [n] each, log-probabilities under the weights that played, at the round's temperature; empty where the
-            ratio is 1 by construction.
-        ref: The same under the reference; empty where nobody asks.
-        values, returns: The critic's, and what it learns; empty without one.
-    """
-
-    played: Played
-    units: list[Unit]
-    advantages: list[Tensor] = field(default_factory=list)
-    old: list[Tensor] = field(default_factory=list)
-    ref: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
-    returns: list[Tensor] = field(default_factory=list)
-
-
 class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
     """TRL's GRPOTrainer over `PackedTrainer`'s updates.
 
@@ -184,7 +144,7 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._anchors = Plan(trajectory_units(anchors, anchor=True), size=online.anchor_rows, seed=more[3].seed) if (
             anchors and online.anchor_rows
         ) else None
-        self._batch: _Batch | None = None
+        self._batch: Batch | None = None
         self._number = -1
         self._temperature = 1.0
         self._adapted = hasattr(model, "disable_adapter")
@@ -222,11 +182,11 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._round_figures()
         return loss
 
-    def _begin(self, model: Any, number: int) -> _Batch:
+    def _begin(self, model: Any, number: int) -> Batch:
         """Play a round and compute what its updates compare with."""
         played = self.rounds(number, model)
         self._temperature = played.temperature
-        batch = _Batch(played, [_unit(sample, place) for place, sample in enumerate(played.samples)])
+        batch = Batch(played, [unit_of(sample, place) for place, sample in enumerate(played.samples)])
         if not batch.units:
             return batch
         if self.critic is not None or (self.online.per_round > 1 and self.objective.surrogate != "none"):
@@ -234,24 +194,8 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         if self.objective.kl or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
             with self.model.disable_adapter() if self._adapted else contextlib.nullcontext():
                 batch.ref, _ = self._look(self._frozen or model, batch.units)
-        self._credit(batch)
+        batch.credit(self.objective, self.online)
         return batch
-
-    def _credit(self, batch: _Batch) -> None:
-        """Fill in advantages, and what a critic learns."""
-        samples = batch.played.samples
-        if self.critic is None:
-            batch.advantages = [torch.tensor(sample.advantages or (), dtype=torch.float32) for sample in samples]
-            return
-        found = []
-        for sample, values in zip(samples, batch.values, strict=True):
-            rewards = advantages.token_rewards([*[0.0] * (len(sample.turns) - 1), sample.reward], sample.turns)
-            estimate, returns = advantages.gae(rewards, values.tolist(), self.online.gamma, self.online.lam)
-            found.append(estimate)
-            batch.returns.append(torch.tensor(returns, dtype=torch.float32))
-        if self.objective.scale == "batch_std":
-            found = advantages.whiten(found)
-        batch.advantages = [torch.tensor(estimate, dtype=torch.float32) for estimate in found]
 
     def _look(self, model: Any, units: Sequence[Unit], values: bool = False) -> tuple[list[Tensor], list[Tensor]]:
         """Return log-probabilities (and values) of the units' agent tokens without gradients, on the CPU.
@@ -279,19 +223,8 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         return logps, [value for unit in units if (value := mine[unit.index][1]) is not None]
 
     def _filled(self, number: int, part: int) -> Update:
-        """Return an update of the round: a share of its trajectories, groups unbroken, in another order each pass."""
         assert self._batch is not None
-        units = self._batch.units
-        passed, place = divmod(part, self.online.minibatches)
-        groups: dict[str, list[Unit]] = {}
-        for unit in units:
-            groups.setdefault(unit.tree, []).append(unit)
-        order = list(groups.values())
-        if self.online.per_round > 1:
-            seed = derive_seed(self.settings.seed, "minibatches", self._number, passed) % 2**63
-            mixed = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed)).tolist()
-            order = [order[i] for i in mixed]
-        rows = [unit for group in order[place :: self.online.minibatches] for unit in group]
+        rows = self._batch.share(part, self.online, derive_seed(self.settings.seed, "minibatches", self._number))
         anchors = self._anchors[number % len(self._anchors)].rows if self._anchors is not None else ()
         return Update(number, tuple(rows), tuple(anchors))
 
@@ -335,7 +268,7 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
 
         logps = scores.logps[rows]
         old = of(batch.old) if batch.old else logps.detach()
-        sampled = self._sampled(places).to(device)
+        sampled = batch.sampled(places).to(device)
         correction = correction_weights(old, sampled, owner, self.online.correction, self.online.cap)
         terms = policy_loss(
             logps, old, of(batch.advantages), owner, weights, self.objective,
@@ -351,15 +284,6 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
             )
             parts["loss"] = parts["loss"] + self.online.value_weight * parts["value"]
         return parts
-
-    def _sampled(self, places: Sequence[int]) -> Tensor:
-        """Return the sampler's log-probabilities; NaN where they are not known at this temperature."""
-        assert self._batch is not None
-        known = self._temperature == 1.0
-        return torch.cat([
-            torch.tensor(sample.logps if known and sample.logps is not None else [float("nan")] * sample.tokens)
-            for sample in (self._batch.played.samples[place] for place in places)
-        ])  # fmt: skip
 
     def figures(self, update: Update, sums: dict[str, float]) -> dict[str, float]:
         """Return the update's metrics; what nobody computed is left out."""
@@ -435,11 +359,3 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
 def _rewarded(completions: Sequence[Any], **_: Any) -> list[float | None]:
     """What TRL asks for and never calls: rewards come with the roll-outs."""
     return [None] * len(completions)
-
-
-def _unit(sample: Sampled, place: int) -> Unit:
-    scored = (0, *sample.action_mask[1:])
-    if sum(scored) != sample.tokens:
-        raise ConfigError(f"{sample.name}: its first token is the policy's, but nothing comes before it to sample from")
-    return Unit(sample.name, place, ((sample.input_ids, scored),), tree=sample.task_id, node="")
-
