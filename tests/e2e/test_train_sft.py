@@ -194,3 +194,33 @@ def test_an_expert_who_never_succeeds(tmp_path: Path, capsys: pytest.CaptureFixt
     keys += ["demonstrations.only_successes=false", "optimizer.max_updates=1"]
     assert train(tmp_path / "all", *keys) == 0
     assert summary(tmp_path / "all")["data"]["kept"] == 3
+
+
+def test_a_new_model_reads_first_and_a_stop_in_between_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = [*NEW, "scratch.reading=2", "optimizer.epochs=1"]
+    assert train(tmp_path / "whole", *keys) == 0
+    read = summary(tmp_path / "whole")["reading"]
+    assert read["updates"] == 6 and read["loss_last"] < read["loss_first"]
+    assert read["agent_tokens"] > 3 * summary(tmp_path / "whole")["training"]["agent_tokens"]  # observations count
+    assert "read before" in capsys.readouterr().out
+
+    from offline_agent.pipelines import _training
+
+    stop = _training.train
+
+    def stopped(*given: Any) -> Any:
+        raise RuntimeError("stopped")
+
+    monkeypatch.setattr(_training, "train", stopped)
+    assert train(tmp_path / "run", *keys) != 0
+    monkeypatch.setattr(_training, "train", stop)
+    assert train(tmp_path / "run", *keys) == 0
+    assert curve(tmp_path / "run") == pytest.approx(curve(tmp_path / "whole"), abs=1e-6)
+    assert summary(tmp_path / "run")["model"]["hash"] == summary(tmp_path / "whole")["model"]["hash"]
+
+
+def test_only_a_new_model_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path / "run", "scratch.reading=1") == 2
+    assert "only a new model reads first" in capsys.readouterr().err
