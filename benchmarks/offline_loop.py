@@ -17,7 +17,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -249,32 +249,45 @@ def table(name: str, folders: Sequence[Path], simulations: int) -> tuple[list[di
     return rows, facts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(about: str | None) -> argparse.ArgumentParser:
+    """Return the arguments that every experiment of this kind takes."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--suite", default="shop", choices=sorted(SUITES))
     parser.add_argument("--work", type=Path, required=True, help="where the run directories are")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--tasks", type=int, default=500, help="train tasks searched in each iteration")
     parser.add_argument("--pool", type=int, default=1000, help="distance of the seeds' first train tasks")
     parser.add_argument("--held-out", type=int, default=200, help="test tasks")
     parser.add_argument("--attempts", type=int, default=4, help="sampled attempts of each test task")
-    parser.add_argument("--simulations", type=int, default=16, help="of the search at test time; 0 = none")
     parser.add_argument("--jobs", type=int, default=2, help="commands at once, one thread each")
     parser.add_argument("--plan", action="store_true", help="print the commands and stop")
     parser.add_argument("--out", type=Path, default=None)
-    options = parser.parse_args()
-    suite = SUITES[options.suite]
+    return parser
+
+
+def carry_out(
+    options: argparse.Namespace, plan: Callable[[Suite, int, Path, argparse.Namespace], Iterable[Stage]]
+) -> list[Path]:
+    """Run every seed's stages, or print their commands and exit; return the seeds' folders."""
     folders = [(options.work / f"seed-{seed}").resolve() for seed in options.seeds]
     plans = {
-        folder: list(stages(suite, seed, folder, options)) for seed, folder in zip(options.seeds, folders, strict=True)
+        folder: list(plan(SUITES[options.suite], seed, folder, options))
+        for seed, folder in zip(options.seeds, folders, strict=True)
     }
     if options.plan:
-        for folder, plan in plans.items():
-            for stage in plan:
+        for folder, found in plans.items():
+            for stage in found:
                 print(shlex.join(stage.command(folder)))
-        return
+        raise SystemExit(0)
     Runner(options.jobs).run(plans)
-    rows, facts = table(options.suite, folders, options.simulations)
+    return folders
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--tasks", type=int, default=500, help="train tasks searched in each iteration")
+    parser.add_argument("--simulations", type=int, default=16, help="of the search at test time; 0 = none")
+    options = parser.parse_args()
+    rows, facts = table(options.suite, carry_out(options, stages), options.simulations)
     facts |= {"train tasks an iteration": options.tasks, "commands": "python benchmarks/offline_loop.py --plan"}
     write_result(f"offline_loop_{options.suite}", rows, facts, options.out)
 

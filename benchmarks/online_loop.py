@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from _common import write_result
-from offline_loop import SUITES, Runner, Stage, Successes, Suite, interval
+from offline_loop import Stage, Successes, Suite, arguments, carry_out, interval
 
 OBJECTIVES = {
     "grpo": ("objective.name=grpo", "objective.kl=0.0"),
@@ -36,9 +35,9 @@ ROWS = {
 """What a row of the table is called, and its model."""
 
 
-def stages(suite: Suite, seed: int, options: argparse.Namespace) -> Iterator[Stage]:
+def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Stage]:
     """Yield the commands of one seed."""
-    folder, made = (options.work / f"seed-{seed}").resolve(), (options.offline / f"seed-{seed}").resolve()
+    made = (options.offline / f"seed-{seed}").resolve()
     own = (*suite.environment, f"seed={seed}")
     warm = str(made / "warm" / "model") if suite.warm else None
     models: dict[str, tuple[str | None, tuple[str, ...]]] = {"warm": (warm, ())}
@@ -87,33 +86,13 @@ def table(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--suite", default="shop", choices=sorted(SUITES))
+    parser = arguments(__doc__)
     parser.add_argument("--offline", type=Path, required=True, help="what offline_loop.py --work wrote")
-    parser.add_argument("--work", type=Path, required=True, help="where the run directories are")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--tasks", type=int, default=16, help="tasks of a round")
     parser.add_argument("--size", type=int, default=8, help="episodes of a task in a round")
-    parser.add_argument("--pool", type=int, default=1000, help="train tasks of a seed")
-    parser.add_argument("--held-out", type=int, default=200, help="test tasks")
-    parser.add_argument("--attempts", type=int, default=4, help="sampled attempts of each test task")
-    parser.add_argument("--jobs", type=int, default=2, help="commands at once, one thread each")
-    parser.add_argument("--plan", action="store_true", help="print the commands and stop")
-    parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
-    folders = [(options.work / f"seed-{seed}").resolve() for seed in options.seeds]
-    plans = {
-        folder: list(stages(SUITES[options.suite], seed, options))
-        for seed, folder in zip(options.seeds, folders, strict=True)
-    }
-    if options.plan:
-        for folder, plan in plans.items():
-            for stage in plan:
-                print(shlex.join(stage.command(folder)))
-        return
-    Runner(options.jobs).run(plans)
-    rows, facts = table(folders)
+    rows, facts = table(carry_out(options, stages))
     facts |= {"commands": "python benchmarks/online_loop.py --plan"}
     write_result(f"online_loop_{options.suite}", rows, facts, options.out)
 

@@ -9,35 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offline_agent.records import Task
+from offline_agent.rollouts.success import Known
 from offline_agent.seeding import derive_seed
 from offline_agent.store import read_tree
-
-PRIOR = 0.5
-"""Both parameters of the Beta prior of a task's success rate (Jeffreys')."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of the policy's success on one task.
-
-    Attributes:
-        successes: Rollouts that succeeded.
-        attempts: Rollouts that were judged, or used up their steps.
-    """
-
-    successes: int
-    attempts: int
-
-    @property
-    def solved(self) -> bool:
-        """Whether every rollout succeeded, and there is one."""
-        return 0 < self.attempts == self.successes
-
-    @property
-    def learnability(self) -> float:
-        """E[p(1-p)] of the rate p under its Beta posterior: ab / ((a+b)(a+b+1)); in (0, 1/4)."""
-        a, b = PRIOR + self.successes, PRIOR + self.attempts - self.successes
-        return a * b / ((a + b) * (a + b + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,25 +37,25 @@ def export(renderer: Renderer, session: Session[RefineGrpoConfig], log: RoundLog
     refusals: list[Refusal] = []
     counts = {"attempts": 0, "successes": 0, "unscored": 0, "filtered": 0}
 
-    def every() -> Iterator[Attempt]:
-        return log.read(lambda number: True)
+    def counted() -> Iterator[Attempt]:
+        for attempt in log.read(lambda number: True):
+            counts["attempts"] += 1
+            counts["successes"] += attempt.success is True
+            counts["unscored"] += attempt.reward is None
+            yield attempt
 
-    for attempt in every():
-        counts["attempts"] += 1
-        counts["successes"] += attempt.success is True
-        counts["unscored"] += attempt.reward is None
-        counts["filtered"] += attempt.success is True and not attempt.truncated
-    for table, wanted in (
-        ("trajectories", lambda attempt: True),
-        ("filtered", lambda attempt: attempt.success is True and not attempt.truncated),
-    ):
-        rows = (
-            row
-            for attempt in every()
-            if wanted(attempt) and (trajectory := attempt.trajectory()) is not None
-            for row in trajectory_rows([trajectory], renderer, refusals)
-        )
-        session.run.write_rows(table, rows, _schemas.TRAJECTORIES)
+    def rows(attempts: Iterable[Attempt]) -> Iterator[dict[str, Any]]:
+        known = (trajectory for attempt in attempts if (trajectory := attempt.trajectory()) is not None)
+        return (row for trajectory in known for row in trajectory_rows([trajectory], renderer, refusals))
+
+    def kept() -> Iterator[dict[str, Any]]:
+        every = log.read(lambda number: True)
+        for row in rows(attempt for attempt in every if attempt.success is True and not attempt.truncated):
+            counts["filtered"] += 1
+            yield row
+
+    session.run.write_rows("trajectories", rows(counted()), _schemas.TRAJECTORIES)
+    session.run.write_rows("filtered", kept(), _schemas.TRAJECTORIES)
     for refusal in refusals:
         session.run.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))
     return counts

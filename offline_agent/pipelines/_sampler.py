@@ -61,13 +61,11 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
         from offline_agent.policies.weights import probe_of
 
         near: Any = ColocatedPolicy(model.path, renderer=renderer, memory=sampler.memory, sleep=sampler.sleep, **common)  # type: ignore[arg-type]
-        return Sampler(
-            near,
-            lambda trained, tokenizer, folder: _done(
-                near.take_weights(trained, probe_of(trained, _ids(tokenizer, task), tolerance))
-            ),
-            near.sleep,
-        )
+
+        def hand_over(trained: Any, tokenizer: Any, folder: Path) -> None:
+            near.take_weights(trained, probe_of(trained, _ids(tokenizer, task), tolerance))
+
+        return Sampler(near, hand_over, near.sleep)
     from offline_agent.policies.server import ServerPolicy
     from offline_agent.training.default_model import SHIPPED
 
@@ -98,7 +96,3 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
 def _ids(tokenizer: Any, task: Task) -> list[int]:
     text = json.dumps({"task": task.task_id, **dict(task.args)}, default=str)
     return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]][:_PROBED]
-
-
-def _done(taken: object) -> None:
-    """Drop what an update of the weights answers."""

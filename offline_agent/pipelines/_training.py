@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config import RefineGrpoConfig, TrainableConfig, TrainConfig
+from offline_agent.config import BatchSection, RefineGrpoConfig, TrainableConfig, TrainConfig
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines._command import Session, copyable
 
@@ -57,21 +57,14 @@ def hashes(trainable: Trainable) -> dict[str, str]:
     }
 
 
-def settings(config: TrainConfig) -> TrainSettings:
-    """Return the trainer's settings."""
+def settings(config: TrainConfig | RefineGrpoConfig) -> TrainSettings:
+    """Return the trainer's settings; the keys of `optimizer` are named as their fields."""
     from offline_agent.training.settings import TrainSettings
 
-    optimizer, batch = config.optimizer, config.batch
+    batch = config.batch
     return TrainSettings(
-        learning_rate=optimizer.learning_rate,
-        schedule=optimizer.schedule,
-        warmup=optimizer.warmup,
-        weight_decay=optimizer.weight_decay,
-        beta2=optimizer.beta2,
-        clip=optimizer.clip,
-        epochs=optimizer.epochs,
-        max_updates=optimizer.max_updates,
-        rows=batch.rows,
+        **config.optimizer.model_dump(),
+        rows=batch.rows if isinstance(batch, BatchSection) else TrainSettings.rows,
         tokens=batch.tokens,
         share=batch.share_prefixes == "auto",
         every=config.checkpoints.every,
@@ -98,7 +91,7 @@ def train(
         report: Of loading them.
         trainer: `training.sft.train_sft`, or what takes the same arguments.
     """
-    from offline_agent.training.models import add_adapters, save_adapter, save_plain, set_threads
+    from offline_agent.training.models import add_adapters, set_threads
 
     config, folder = session.config, session.run.path
     model, tokenizer, _ = trainable
@@ -111,17 +104,32 @@ def train(
     started = time.perf_counter()
     result = trainer(model, tokenizer, rows, chosen, folder, log=Recorder(session), say=session.say)
     seconds = time.perf_counter() - started
-    saved = save_plain(model, tokenizer, folder / "model")
-    if lora.rank:
-        save_adapter(model, folder / "adapter")
-    size = sum(weights.numel() for weights in model.parameters())
-    trained = sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
     return {
         "pipeline": session.run.manifest["command"],
         "data": of_report(report),
-        "model": {"path": str(folder / "model"), "hash": saved, "begun": begun, "parameters": size, "trained": trained},
+        "model": {**save(model, tokenizer, folder), "begun": begun},
         "training": of_result(result, seconds),
         "warnings": [*report.notes(), *result.warnings],
+    }
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
+    """Write a trained model, and its adapters where it has any, into a run directory; return the summary of it.
+
+    Raises:
+        TrainingError: The disk refused.
+    """
+    from offline_agent.training.models import save_adapter, save_plain
+
+    written = save_plain(model, tokenizer, folder / "model")
+    if hasattr(model, "disable_adapter"):
+        save_adapter(model, folder / "adapter")
+    weights = list(model.parameters())
+    return {
+        "path": str(folder / "model"),
+        "hash": written,
+        "parameters": sum(each.numel() for each in weights),
+        "trained": sum(each.numel() for each in weights if each.requires_grad),
     }
 
 

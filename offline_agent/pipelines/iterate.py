@@ -105,6 +105,12 @@ def _online_faults(config: IterateConfig) -> Iterator[str]:
     assert isinstance(stage, RefineGrpoConfig)
     for fault in refine_grpo.faults(stage):
         yield f"refine.{fault}"
+    rollouts = config.refine.rollouts
+    if rollouts.max_steps not in (config.search.max_steps, type(rollouts).model_fields["max_steps"].default):
+        yield (
+            f"refine.rollouts.max_steps: got {rollouts.max_steps}, but here search.max_steps decides it; set that, and "
+            "leave refine.rollouts.max_steps out"
+        )
 
 
 def _checked(folder: Path) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config import RefineGrpoConfig
@@ -23,7 +23,7 @@ from offline_agent.records import Task
 from offline_agent.store import hash_json
 from offline_agent.training.collapse import Watch, WatchSettings, checklist
 from offline_agent.training.groups import Groups, GroupSettings
-from offline_agent.training.settings import OnlineSettings, TrainSettings
+from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
     from offline_agent.training.objectives import Objective
@@ -90,7 +90,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
     parts.sampler = make_sampler(config, trainable[2], tasks[0])
     hashes: dict[str, Any] = dict(_training.hashes(trainable))
     hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in tasks])
-    manifest: dict[str, Any] = {"hashes": hashes, "env": spec.identity, "objective": _plain(parts.objective)}
+    manifest: dict[str, Any] = {"hashes": hashes, "env": spec.identity, "objective": asdict(parts.objective)}
     manifest["policy"] = dict(parts.sampler.policy.identity)
     if parts.replayed is not None:
         manifest["data"] = dict(parts.replayed.hashes)
@@ -185,27 +185,6 @@ def watch_settings(config: RefineGrpoConfig) -> WatchSettings | None:
     return WatchSettings(**config.watch.model_dump(exclude={"enabled"}, exclude_none=True))
 
 
-def settings(config: RefineGrpoConfig) -> TrainSettings:
-    """Return the trainer's settings."""
-    optimizer, batch = config.optimizer, config.batch
-    return TrainSettings(
-        **{name: getattr(optimizer, name) for name in type(optimizer).model_fields},
-        tokens=batch.tokens,
-        share=batch.share_prefixes == "auto",
-        every=config.checkpoints.every,
-        keep=config.checkpoints.keep,
-        max_loss=config.guard.max_loss,
-        max_gradient=config.guard.max_gradient,
-        seed=config.seed,
-    )
-
-
-def _plain(objective: Objective) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(objective)
-
-
 # -- run ---------------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +193,7 @@ def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
     from offline_agent.rollouts.episodes import Episodes
     from offline_agent.search.pool import EnvPool
     from offline_agent.training import checkpoints
-    from offline_agent.training.models import add_adapters, save_adapter, save_plain, set_threads
+    from offline_agent.training.models import add_adapters, set_threads
     from offline_agent.training.online import train_online
 
     config, folder = session.config, session.run.path
@@ -243,32 +222,28 @@ def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
         groups = Groups(parts.tasks, parts.groups, parts.objective, player, config.seed)
         stage = _Stage(parts, session, tokenizer, groups, player, log, _rounds.remember(groups, log, first))
         result = train_online(
-            model, tokenizer, stage.play, parts.anchors, settings(config), parts.online, parts.objective, folder,
-            log=stage.record, watch=stage.look,
+            model, tokenizer, stage.play, parts.anchors, _training.settings(config), parts.online, parts.objective,
+            folder, log=stage.record, watch=stage.look,
         )  # fmt: skip
     finally:
         engine.close()
         pool.close()
         policy.close()
     seconds = time.perf_counter() - started
-    saved = save_plain(model, tokenizer, folder / "model")
-    if lora.rank:
-        save_adapter(model, folder / "adapter")
+    saved = _training.save(model, tokenizer, folder)
     exported = export(parts.trainable[2], session, log)
-    size = sum(weights.numel() for weights in model.parameters())
-    trained = sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
     return {
         "pipeline": session.run.manifest["command"],
         "environment": parts.spec.name,
         "tasks": len(parts.tasks),
-        "objective": _plain(parts.objective),
-        "model": {"path": str(folder / "model"), "hash": saved, "begun": begun, "parameters": size, "trained": trained},
+        "objective": asdict(parts.objective),
+        "model": {**saved, "begun": begun},
         "training": {**_training.of_result(result, seconds), **ends(result)},
         "filtered": exported.pop("filtered"),
         "rollouts": {**exported, "env_steps": stage.env_steps, "refused_rows": stage.refused},
         "data": None if parts.replayed is None else _training.of_report(parts.replayed),
         "findings": [list(finding) for finding in stage.findings],
-        "checklist": [list(line) for line in checklist(result.records)],
+        "checklist": [list(line) for line in checklist(session.run.events().read())],
         "warnings": [*(parts.replayed.notes() if parts.replayed else ()), *result.warnings],
     }
 
@@ -335,8 +310,7 @@ class _Stage:
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Keep an update's record."""
-        named = {("gradient" if name == "grad_norm" else name): value for name, value in record.items()}
-        self._recorder(named)
+        self._recorder(record)
 
     def look(self, record: Mapping[str, Any]) -> int | None:
         """Tell what is wrong; answer how many updates are sound where the run must stop."""
@@ -344,8 +318,7 @@ class _Stage:
             return None
         update = int(record["update"])
         if update > self._seen:
-            named = {("gradient" if name == "grad_norm" else name): value for name, value in record.items()}
-            self._told[update] = self._watch(named)
+            self._told[update] = self._watch(record)
         sound = None
         for finding in self._told.get(update, ()):
             self.findings.append((finding.rule, finding.update, finding.text))

@@ -14,9 +14,9 @@ from time import perf_counter
 from typing import Any
 
 from offline_agent.errors import ConfigError, DataError, PolicyError
-from offline_agent.policies.base import Answer, Done, Engine, ProposeRequest, Usage, as_policy_error
+from offline_agent.policies.base import Answer, Engine, ProposeRequest, Usage, as_policy_error
 from offline_agent.policies.colocated_loop import Ask, EngineLoop, Reply
-from offline_agent.policies.pool import PoolEngine
+from offline_agent.policies.pool import PoolEngine, propose
 from offline_agent.policies.weights import Gate, Probe, Taken, probe_gap
 from offline_agent.records import Action, Context
 from offline_agent.rendering import Renderer
@@ -104,22 +104,7 @@ class ColocatedPolicy:
 
     def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:
         """See `base.Policy.propose`."""
-        engine = self.engine()
-        answers: list[Answer | None] = [None] * len(requests)
-        left = threading.Semaphore(0)
-
-        def keep(index: int) -> Done:
-            def store(answer: Answer) -> None:
-                answers[index] = answer
-                left.release()
-
-            return store
-
-        for index, request in enumerate(requests):
-            engine.submit(request, keep(index))
-        for _ in requests:
-            left.acquire()
-        return [answer if answer is not None else PolicyError("no answer") for answer in answers]
+        return propose(self.engine(), requests)
 
     def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         """See `base.Policy.score`. An empty sequence scores an empty tuple."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 
 from offline_agent.errors import PolicyError
-from offline_agent.policies.base import Answer, Done, Proposals, ProposeRequest, Usage
+from offline_agent.policies.base import Answer, Done, Engine, Proposals, ProposeRequest, Usage
 from offline_agent.records import Action
 
 
@@ -84,6 +84,25 @@ class PoolEngine:
                 self.busy_seconds += perf_counter() - self._busy_since
         if pending is not None:
             pending.done(answer)
+
+
+def propose(engine: Engine, requests: Sequence[ProposeRequest]) -> list[Answer]:
+    """Submit requests to an engine, wait for all of them, and return the answers in their order."""
+    answers: list[Answer | None] = [None] * len(requests)
+    left = threading.Semaphore(0)
+
+    def keep(index: int) -> Done:
+        def store(answer: Answer) -> None:
+            answers[index] = answer
+            left.release()
+
+        return store
+
+    for index, request in enumerate(requests):
+        engine.submit(request, keep(index))
+    for _ in requests:
+        left.acquire()
+    return [answer if answer is not None else PolicyError("no answer") for answer in answers]
 
 
 class _Pending:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from offline_agent.errors import ConfigError, PolicyError
-from offline_agent.policies.base import Answer, Done, Engine, ProposeRequest, Usage
+from offline_agent.policies.base import Answer, Engine, ProposeRequest, Usage
 from offline_agent.policies.chat import chat_action, chat_messages
 from offline_agent.policies.endpoint import Endpoint, Json, Refused, served_model
-from offline_agent.policies.pool import PoolEngine
+from offline_agent.policies.pool import PoolEngine, propose
 from offline_agent.policies.server_weights import ServedWeights
 from offline_agent.policies.weights import Probe, Taken
 from offline_agent.records import Action, Context
@@ -96,22 +95,7 @@ class ServerPolicy:
 
     def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:
         """See `base.Policy.propose`."""
-        engine = self.engine()
-        answers: list[Answer | None] = [None] * len(requests)
-        left = threading.Semaphore(0)
-
-        def keep(index: int) -> Done:
-            def store(answer: Answer) -> None:
-                answers[index] = answer
-                left.release()
-
-            return store
-
-        for index, request in enumerate(requests):
-            engine.submit(request, keep(index))
-        for _ in requests:
-            left.acquire()
-        return [answer if answer is not None else PolicyError("no answer") for answer in answers]
+        return propose(self.engine(), requests)
 
     def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         """See `base.Policy.score`; asks vLLM for the log-probs of a prompt."""

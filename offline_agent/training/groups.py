@@ -18,12 +18,10 @@ from offline_agent.errors import ConfigError
 from offline_agent.records import Step, Task
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.rollouts.game import Ask
+from offline_agent.rollouts.success import Known
 from offline_agent.seeding import derive_seed
 from offline_agent.training import advantages
 from offline_agent.training.objectives import Objective
-
-PRIOR = 0.5
-"""Both parameters of the Beta prior of a task's success rate (Jeffreys')."""
 
 Play = Callable[[Sequence[Ask], int], Iterable[Attempt]]
 """Plays attempts of a round, by its number; in any order."""
@@ -156,15 +154,6 @@ class Round:
 
 
 @dataclass
-class _Seen:
-    """What the last group of a task came to, and in which round."""
-
-    round: int
-    successes: int
-    attempts: int
-
-
-@dataclass
 class Groups:
     """Makes the rounds.
 
@@ -181,7 +170,8 @@ class Groups:
     objective: Objective
     play: Play
     seed: int = 0
-    _seen: dict[str, _Seen] = field(default_factory=dict)
+    # by task: the round of its last group, and what that came to
+    _seen: dict[str, tuple[int, Known]] = field(default_factory=dict)
 
     def make(self, number: int) -> Round:
         """Play a round; what is drawn depends on the rounds before it, which must have been made or noted."""
@@ -203,15 +193,12 @@ class Groups:
         """Note what a round came to: successes and judged attempts by task."""
         for task_id, (successes, attempts) in outcomes.items():
             if attempts:
-                self._seen[task_id] = _Seen(number, successes, attempts)
+                self._seen[task_id] = (number, Known(successes, attempts))
 
     def learnability(self, task_id: str, number: int) -> float:
         """Return a task's weight in a round: E[p(1-p)] under the Beta posterior of its last group; 0 = it rests."""
-        seen = self._seen.get(task_id) or _Seen(0, 0, 0)
-        if 0 < seen.attempts == seen.successes and number - seen.round <= self.settings.rest:
-            return 0.0
-        a, b = PRIOR + seen.successes, PRIOR + seen.attempts - seen.successes
-        return a * b / ((a + b) * (a + b + 1))
+        last, known = self._seen.get(task_id, (0, Known(0, 0)))
+        return 0.0 if known.solved and number - last <= self.settings.rest else known.learnability
 
     # -- a round -----------------------------------------------------------------------------------------------------
 

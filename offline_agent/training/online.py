@@ -189,7 +189,7 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         batch = Batch(played, [unit_of(sample, place) for place, sample in enumerate(played.samples)])
         if not batch.units:
             return batch
-        if self.critic is not None or (self.online.per_round > 1 and self.objective.surrogate != "none"):
+        if self.critic is not None or self.online.per_round > 1:  # else the weights are those that played
             batch.old, batch.values = self._look(model, batch.units, values=self.critic is not None)
         if self.objective.kl or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
             with self.model.disable_adapter() if self._adapted else contextlib.nullcontext():
@@ -232,10 +232,9 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
 
     def score(self, model: Any, units: Sequence[Unit], entropy: bool = False) -> tuple[Any, Any]:
         """See `PackedTrainer.score`; at the round's temperature."""
-        scorer, hidden = self.scorer, self.critic is not None
-        pack = self._pack(units)
+        pack, hidden = self._pack(units), self.critic is not None
         with self.compute_loss_context_manager():
-            return pack, scorer(model, pack, entropy=entropy, temperature=self._temperature, hidden=hidden)
+            return pack, self.scorer(model, pack, entropy=entropy, temperature=self._temperature, hidden=hidden)
 
     def parts(self, update: Update, units: Sequence[Unit], pack: Any, scores: Any) -> Sums:
         """Return this pack's share of the update's loss and figures."""
@@ -304,12 +303,13 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         """Pass an update's record on, with what is no number; stop where the watch says so."""
         assert self._batch is not None
         more = {name: value for name, value in self._batch.played.figures.items() if isinstance(value, Mapping)}
-        record = {**record, **more}
+        record = {("gradient" if name == "grad_norm" else name): value for name, value in record.items()} | more
         super().keep(record)
         sound = self._watch(record) if self._watch is not None else None
         if sound is not None:
             self.sound = sound
             self.control.should_training_stop = True
+            self.control.should_save = False  # a run that is killed now sees this update, and stops, again
 
     def go_back(self, sound: int) -> None:
         """Take the weights of the newest checkpoint of at most `sound` updates; those given where there is none."""
