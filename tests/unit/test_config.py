@@ -207,3 +207,14 @@ def test_the_loop_trains_on_kinds_that_are_built() -> None:
     assert load(IterateConfig, None, ["dpo.kinds=[step]"]).dpo.kinds == ("step",)
     with pytest.raises(ConfigError, match=r"dpo\.kinds: none of minimal is built; pairs\.kinds builds step"):
         load(IterateConfig, None, ["dpo.kinds=[minimal]", "pairs.kinds=[step]"])
+
+
+def test_the_watch_has_the_same_defaults_as_key_and_as_setting() -> None:
+    from dataclasses import asdict
+
+    from offline_agent.training.collapse import WatchSettings
+
+    keys = RefineGrpoConfig().watch.model_dump()
+    settings = asdict(WatchSettings())
+    assert keys.pop("enabled") is True and keys.pop("stop") is None and settings.pop("stop")
+    assert keys == settings

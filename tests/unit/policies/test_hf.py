@@ -418,3 +418,45 @@ def test_bfloat16_works_and_says_what_it_is(folder):
     policy = HFPolicy(folder, dtype="bfloat16", slots=2, max_tokens=5)
     assert policy.identity["dtype"] == "bfloat16"
     assert len(kit.ask(policy, ProposeRequest(kit.start(), (1, 2)))[0].actions) == 2
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_new_weights_answer_and_nothing_of_the_old_ones_is_kept(policy, folder, adapted):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    context = kit.start()
+    before = kit.ask(policy, ProposeRequest(context, (1, 2)))[0].actions
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    if adapted:
+        model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear"))
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if not adapted or "lora_" in name:
+                weights.add_(0.3 * torch.randn_like(weights))
+    kept = {name: weights.clone() for name, weights in model.named_parameters()}
+    assert policy.kept_ids
+    policy.take_weights(model)
+    assert not policy.kept_ids
+    after = kit.ask(policy, ProposeRequest(context, (1, 2)))[0].actions
+    assert after != before
+    ids = policy.renderer.context_ids(context)
+    full = torch.tensor([[*ids, *after[0].token_ids]])
+    logps = torch.log_softmax(model.eval()(full).logits[0, :-1], -1).gather(-1, full[0, 1:, None])[len(ids) - 1 :, 0]
+    assert list(after[0].logps) == pytest.approx(logps.tolist(), abs=1e-4)
+    assert all(torch.equal(weights, kept[name]) for name, weights in model.named_parameters())
+
+
+def test_weights_of_another_model_are_refused(policy, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    kit.save("gpt2", tmp_path)
+    with pytest.raises(PolicyError, match="is it another model"):
+        policy.take_weights(AutoModelForCausalLM.from_pretrained(tmp_path))
+
+
+def test_weights_do_not_change_under_a_request(policy):
+    policy.submit(ProposeRequest(kit.start(), (1,)), lambda answer: None, None)
+    with pytest.raises(PolicyError, match="while requests are being answered"):
+        policy.take_weights(policy.model)

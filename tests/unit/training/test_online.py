@@ -18,7 +18,7 @@ from offline_agent.errors import TrainingError
 from offline_agent.training import checkpoints
 from offline_agent.training.models import add_adapters
 from offline_agent.training.objectives import OBJECTIVES, objective, policy_loss, token_weights
-from offline_agent.training.online import Played
+from offline_agent.training.online import OnlineTrainer, Played
 from tests.online_kit import rounds, samples, train, trainer
 from tests.training_kit import exact, far, model, trajectories
 
@@ -235,3 +235,25 @@ def test_no_copy_of_a_large_model_is_kept_where_the_loss_needs_none(
     assert "kl" not in records[0] and "lower checkpoints.every" in result.warnings[0]
     train(tmp_path / "b", log=records.append, rounds=1)
     assert "kl" in records[-1]
+
+
+def test_a_run_that_was_stopped_and_killed_before_it_ended_stops_again(tmp_path: Path) -> None:
+    def watch(record: Mapping[str, Any]) -> int | None:
+        return 2 if record["update"] == 4 else None
+
+    class Killed(Exception):
+        """Between the stop and the end of the run."""
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(OnlineTrainer, "go_back", lambda self, sound: (_ for _ in ()).throw(Killed))
+        train(tmp_path, rounds=8, watch=watch, more={"keep": 8})
+    again = train(tmp_path, rounds=8, watch=watch, more={"keep": 8})
+    assert (again.resumed_at, again.updates) == (3, 4) and "checkpoint-2" in again.warnings[0]
+
+
+def test_the_sampler_is_compared_with_the_weights_that_played_in_every_update_of_a_round(tmp_path: Path) -> None:
+    records: list[dict[str, Any]] = []
+    chosen = objective("reinforce")
+    train(tmp_path, chosen=chosen, log=records.append, rounds=1, passes=3, more={"learning_rate": 0.05})
+    assert [r["mismatch"] for r in records] == pytest.approx([records[0]["mismatch"]] * 3, rel=1e-5)
+    assert records[0]["gradient"] > 0

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 
+from offline_agent.errors import ConfigError
 from offline_agent.training._sharing.attention import NAME
 from offline_agent.training.prefix_sharing import Scorer, Sequence, pack
 from tests.sharing_kit import FAMILIES, VOCABULARY, apart, close, gradients, loss, model, together, tree
@@ -322,3 +323,34 @@ def test_a_wrapper_for_several_processes_finds_all_weights(tmp_path: Any) -> Non
             close(gradients(llm), known, 1e-5)
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("head", ["scored", "all"])
+@pytest.mark.parametrize("share", [True, False])
+def test_logits_are_divided_by_the_temperature(share: bool, head: str) -> None:
+    llm = model("gemma3_text")  # softcapped: the division comes after
+    scorer, packed = Scorer(llm, share=share), pack(tree(4))
+    scorer.head = head
+    found = together(scorer(llm, packed, temperature=0.6).logps, packed)
+    for sequence, one in zip(tree(4), found, strict=True):
+        ids = torch.tensor(sequence.ids)
+        logps = torch.log_softmax(llm(input_ids=ids[None]).logits[0, :-1].float() / 0.6, -1)
+        known = logps.gather(-1, ids[1:, None])[:, 0][torch.tensor(sequence.scored[1:], dtype=torch.bool)]
+        torch.testing.assert_close(one, known, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_hidden_states_are_those_the_head_sees(share: bool) -> None:
+    llm = model("llama")
+    scorer, packed = Scorer(llm, share=share), pack(tree(4))
+    hidden = scorer(llm, packed, hidden=True).hidden
+    assert hidden is not None and hidden.requires_grad
+    for sequence, row in zip(tree(4), packed.rows, strict=True):
+        known = llm.model(input_ids=torch.tensor([sequence.ids])).last_hidden_state[0, :-1]
+        torch.testing.assert_close(
+            hidden[row], known[torch.tensor(sequence.scored[1:], dtype=torch.bool)], atol=1e-5, rtol=0
+        )
+    assert scorer(llm, packed).hidden is None
+    scorer.head = "all"
+    with pytest.raises(ConfigError, match="critic"):
+        scorer(llm, packed, hidden=True)
