@@ -35,7 +35,7 @@ class Parts:
 def prepare(config: IterateConfig) -> tuple[Parts, Facts]:
     """Look at everything that can be found faulty before hours are spent; see `_command.Command.prepare`."""
     from offline_agent.pipelines._parts import make_environment, make_reward, make_tasks
-    from offline_agent.pipelines.build_prefs import settings_of
+    from offline_agent.pipelines._search import settings_of
     from offline_agent.store import hash_json, hash_path
 
     faults: list[str] = []
