@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, field_validator, model_validator
 
 from offline_agent._config.base import Plugged, Section, key, masked, section
+from offline_agent._config.plan import PlanSection
 from offline_agent.errors import did_you_mean
 
 
@@ -175,6 +176,7 @@ class RunConfig(Section):
     seed: int = key(0, "everything random follows from it", ge=0)
     tracking: TrackingSection = section(TrackingSection, "MLflow")
     launcher: Literal["local", "ray", "slurm"] = key("local", "where it runs", free=True)
+    plan: PlanSection = section(PlanSection, "what a run is expected to cost")
 
     @field_validator("launcher")
     @classmethod
