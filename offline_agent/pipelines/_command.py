@@ -30,7 +30,7 @@ DONE, FAILED, WRONG = 0, 1, 2
 C = TypeVar("C", bound=RunConfig)
 P = TypeVar("P")
 
-_OPTIONS = ("--config", "--help", "--print-config")
+_OPTIONS = ("--config", "--help", "--plan", "--print-config")
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,16 @@ def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
         _print(usage(command))
         return DONE
     try:
-        file, overrides, show_only = _parse(arguments)
+        planned = "--plan" in arguments
+        file, overrides, show_only = _parse([argument for argument in arguments if argument != "--plan"])
         config = configuration.load(command.config, file, overrides)
         if show_only:
             _print(configuration.to_yaml(config).rstrip())
             return DONE
         prepared, facts = command.prepare(config)
+        if planned:
+            del prepared  # a model is loaded by the probe, not twice
+            return _plan(command, config)
     except ConfigError as error:
         return _refuse(command, error)
     except OfflineAgentError as error:
@@ -128,6 +132,7 @@ usage: python -m offline_agent.pipelines.{command.name} [--config FILE] [key=val
 
   --config FILE   YAML with any of the keys below; key=value goes over it
   --print-config  print the resolved configuration and stop
+  --plan          print what the run is expected to cost (tokens, calls, time, disk, rows), and stop; see plan.*
   --help          this
 
 {configuration.help_text(command.config, width)}
@@ -159,6 +164,19 @@ def _parse(arguments: list[str]) -> tuple[str | None, list[str], bool]:
     if faults:
         raise ConfigError(faults)
     return file, overrides, show_only
+
+
+def _plan(command: Command[C, P], config: C) -> int:
+    """Print what the run is expected to cost; nothing is left on the disk."""
+    from offline_agent.pipelines import _plan
+
+    try:
+        with _signals():
+            _print(_plan.plan(command.name, config, _say))
+    except _Stopped as stop:
+        _say(f"{command.name}: stopped by {stop}; nothing was written")
+        return FAILED
+    return DONE
 
 
 def _carry_out(command: Command[C, P], config: C, prepared: P, facts: Facts, arguments: list[str]) -> int:
@@ -214,19 +232,33 @@ def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: Run
         parent=config.tracking.parent,
     )
     try:
+        expectation = _expectation(command, config, run, progress.say)
         summary = command.run(prepared, Session(config, run, tracker, progress, progress.say))
         progress.close()
+        if expectation is not None:
+            summary = {**summary, "expected": expectation.against(summary)}
         run.write_summary(summary)
         run.finish()
         tracker.metrics(dict(_numbers(summary)))
         for name in ("manifest.json", "summary.json"):
             tracker.artifact(run.path / name)
         _print(command.show(summary, run.path))  # before tracking is waited for
+        if expectation is not None:
+            _print(expectation.show(summary["expected"]))
     except BaseException as error:
         progress.close()
         tracker.close("KILLED" if isinstance(error, _Stopped) else "FAILED")
         raise
     tracker.close()
+
+
+def _expectation(command: Command[C, P], config: C, run: RunDirectory, say: Callable[[str], None]) -> Any:
+    """Return what the run is expected to cost, where it was begun with a plan; else None."""
+    from offline_agent.pipelines import _plan
+
+    if config.plan.expect or (run.path / _plan.KEPT).is_file():
+        return _plan.Expectation(command.name, config, run, say)
+    return None
 
 
 def _place(name: str, run_dir: str | None) -> Path:
