@@ -218,6 +218,8 @@ class Step:
         role: Role of the observation.
         fault: Class of the error the policy was told of (`unknown_tool`, `bad_arguments`, `tool_error`, or the
             action's own fault); None when the call went through.
+        reward: What the environment says that the action earned by itself, in [0, 1]; None where it says nothing, and
+            in search trees, which do not ask.
     """
 
     action: Action
@@ -225,6 +227,7 @@ class Step:
     observation: str | None
     role: Role = "tool"
     fault: str | None = None
+    reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ An environment is a plain class with TRL's `environment_factory` contract; nothi
 * `terminated`, set True when the episode is over; `get_reward()`, in [0, 1], at the end.
 
 Optional: attributes `system_prompt`, `name`, `version`, `irreversible`, `replay_only`, `deterministic_verifier`;
-properties `fingerprint`, `achieved_goal`; `__deepcopy__`, `__enter__`, `__exit__`; the class method
+`turn_reward` (class attribute or property: what the last call earned by itself, in [0, 1], or None); properties
+`fingerprint`, `achieved_goal`; `__deepcopy__`, `__enter__`, `__exit__`; the class method
 `demonstrate(task, messages, rng, noise)` (a scripted expert); `_reply(text)` (the scripted user's next turn after an
 answer without a call); `_tools` (a `ToolSet`, where each task has its own); `_answers_differ = False` (the text of a
 final answer has no effect). `tasks` is given the constructor's arguments that it has parameters for.
@@ -64,6 +65,7 @@ class EnvSpec:
         tools: The class's tools. A live episode may have fewer: see `Episode.tools`, which is what a policy is shown.
         demonstrate: The scripted expert `(task args, messages, rng, noise) -> message`; None where there is none.
         deterministic_verifier: The same end state always gets the same verdict.
+        turn_rewards: The class has a `turn_reward`: it says of single calls what they earned.
 
     Raises:
         ConfigError: The class is not fit: every fault found, one line each.
@@ -99,6 +101,7 @@ class EnvSpec:
         self.irreversible = frozenset(getattr(cls, "irreversible", ()))
         self.replay_only = bool(getattr(cls, "replay_only", False))
         self.deterministic_verifier = bool(getattr(cls, "deterministic_verifier", True))
+        self.turn_rewards = inspect.getattr_static(cls, "turn_reward", self) is not self
         self.demonstrate: Callable[..., Any] | None = getattr(cls, "demonstrate", None)
         for tool in sorted(self.irreversible - set(self.tools.names)):
             near = did_you_mean(tool, self.tools.names)

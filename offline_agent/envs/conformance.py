@@ -129,6 +129,7 @@ class _Checker:
         yield "the oracle succeeds", self.oracle
         yield "the empty policy fails", self.empty
         yield "get_reward at any time", self.reward
+        yield "turn rewards are numbers", self.turns
         yield "replay repeats", self.replay
         yield "copies are independent", self.copies
         yield "achieved goals are tasks", self.goals
@@ -253,6 +254,30 @@ class _Checker:
                     if state != episode.fingerprint():
                         yield f"{task.task_id}: get_reward changed the state"
                         break
+
+    def turns(self) -> Iterator[str]:
+        """What single calls earn: in [0, 1], the same whenever it is asked, readable at any time, of some call."""
+        told = False
+        for task in self._some():
+            with opened(self.spec) as episode:
+                if self.spec.turn_rewards:
+                    episode.turn_reward()  # TRL looks at every attribute of a new instance for its tools
+                episode.reset(task)
+                if not self.spec.turn_rewards:
+                    if episode._read("turn_reward", None) is not None:
+                        yield "instances have a turn_reward, the class has none: write `turn_reward = None` in it"
+                        return
+                    raise _NotApplicable("it has no turn_reward")
+                for action in self.player.script(task):
+                    if episode.terminated:
+                        break
+                    result = episode.step(action)
+                    told |= result.reward is not None and result.fault is None and action.call is not None
+                    if result.fault is None and action.call is not None and episode.turn_reward() != result.reward:
+                        yield f"{task.task_id}: asked twice, turn_reward answered differently"
+                        break
+        if not told:
+            yield "turn_reward was None after every call; leave it out where there is nothing to say"
 
     def replay(self) -> Iterator[str]:
         for task in self._some():

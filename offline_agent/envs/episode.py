@@ -40,12 +40,16 @@ class StepResult(NamedTuple):
         role: `tool`, or `user` where the scripted user speaks or a turn without a call is sent back.
         terminated: The episode is over.
         fault: Class of the error the policy was told of; None when the action went through.
+        reward: What the action earned by itself, in [0, 1]: what `turn_reward` says, and 0 where a tool could not do
+            what was asked or the environment did not hear of the action; None where the environment has no such
+            attribute, or cannot say.
     """
 
     observation: str | None
     role: Role
     terminated: bool
     fault: str | None
+    reward: float | None = None
 
 
 _BAD_INPUT = (ValueError, TypeError, LookupError, ToolError)
@@ -120,7 +124,7 @@ class Episode:
                 " run it in a sandbox and set sandboxed=True, or take the tool away"
             )
         try:
-            return self._result(self._call(action.call.name, arguments, _BAD_INPUT), "tool", None)
+            return self._heard(self._call(action.call.name, arguments, _BAD_INPUT), "tool")
         except ToolError as error:
             return self._result(self._reason(error), "tool", error.fault)
         except _BAD_INPUT as error:
@@ -183,6 +187,23 @@ class Episode:
             raise EnvironmentFault(f"{self.spec.name}: achieved_goal must be a dict or None, is {type(value).__name__}")
         return None if value is None else copy.deepcopy(dict(value))
 
+    def turn_reward(self) -> float | None:
+        """Return what the last call that was carried out earned, in [0, 1]; None where the environment does not say.
+
+        Raises:
+            EnvironmentFault: The attribute raised, or is no number in [0, 1].
+        """
+        value = self._read("turn_reward", None) if self.spec.turn_rewards else None
+        if value is None:
+            return None
+        try:
+            reward = float(value)
+        except (TypeError, ValueError):
+            reward = math.nan
+        if not 0.0 <= reward <= 1.0:
+            raise EnvironmentFault(f"{self.spec.name}: turn_reward is {value!r}; allowed: a number in [0, 1], or None")
+        return reward
+
     def close(self) -> None:
         """Free what the environment holds (`__exit__`, where it has one).
 
@@ -202,11 +223,19 @@ class Episode:
             answer = self._call("_reply", {"text": clean_text(action.text)})
         if answer is None:
             self._over = True
-            return StepResult(None, "user", True, None)
-        return self._result(answer, "user", None)
+            return StepResult(None, "user", True, None, self._nothing)
+        return self._heard(answer, "user")
+
+    @property
+    def _nothing(self) -> float | None:
+        return 0.0 if self.spec.turn_rewards else None
+
+    def _heard(self, observation: Any, role: Role) -> StepResult:
+        """Return what the environment answered to an action that it carried out."""
+        return StepResult(self._text(observation), role, self.terminated, None, self.turn_reward())
 
     def _result(self, observation: Any, role: Role, fault: str | None) -> StepResult:
-        return StepResult(self._text(observation), role, self.terminated, fault)
+        return StepResult(self._text(observation), role, self.terminated, fault, self._nothing)
 
     def _call(self, method: str, arguments: Mapping[str, Any], passed: tuple[type[Exception], ...] = ()) -> Any:
         """Call a method of the environment; errors of the classes `passed` come through, all others are wrapped."""

@@ -127,11 +127,17 @@ def to_record(attempt: Attempt, opening: str | None) -> dict[str, Any]:
         "attempt": list(attempt.key),
         "opening": opening,
         "first": first,
-        "steps": [[action_to_json(s.action), s.key, s.observation, s.role, s.fault] for s in attempt.steps],
+        "steps": [_step_to_json(step) for step in attempt.steps],
         "verdict": attempt.verdict.to_json(),
         **{name: getattr(attempt, name) for name in _PLAIN},
         **({"explored": list(attempt.explored)} if attempt.explored else {}),
     }
+
+
+def _step_to_json(step: Step) -> list[Any]:
+    """Return the step's fields in their order; the reward only where there is one."""
+    told = [] if step.reward is None else [step.reward]
+    return [action_to_json(step.action), step.key, step.observation, step.role, step.fault, *told]
 
 
 def from_record(record: Mapping[str, Any], task: Task, openings: Mapping[str, tuple[str, Sequence[Any]]]) -> Attempt:
@@ -147,7 +153,7 @@ def from_record(record: Mapping[str, Any], task: Task, openings: Mapping[str, tu
     """
     try:
         policy, mode, _, number = record["attempt"]
-        steps = tuple(Step(action_from_json(a), key, o, role, fault) for a, key, o, role, fault in record["steps"])
+        steps = tuple(Step(action_from_json(action), *rest) for action, *rest in record["steps"])
         context = None
         if record["opening"] is not None:
             system, tools = openings[record["opening"]]

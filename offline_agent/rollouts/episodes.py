@@ -213,7 +213,7 @@ class Episodes:
         if not isinstance(value, Stepped):
             return self._fault(game, value)
         result, key, verdict, fingerprint = value
-        game.record(Step(action, key, result.observation, result.role, result.fault))
+        game.record(Step(action, key, result.observation, result.role, result.fault, result.reward))
         if verdict is None:
             self._request(game)
             return None

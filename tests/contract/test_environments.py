@@ -22,6 +22,7 @@ ENVIRONMENTS = [
     pytest.param("textworld", {"game": "twc,coin"}, id="textworld-twc-coin", marks=needs_java),
     pytest.param("examples.reach:Reach", {}, id="reach"),
     pytest.param("examples.orders:Orders", {}, id="orders"),
+    pytest.param("examples.machines:Machines", {}, id="machines"),
     pytest.param("tests.unit.envs.hostile:Honest", {}, id="foreign"),
 ]
 

@@ -18,7 +18,8 @@ from offline_agent.records import Message, Verdict
 class TextWorld(Environment):
     """Households, kitchens and mazes in text: CookingWorld, TextWorldCommonsense, CoinCollector and four more.
 
-    The game's own score in [0, 1] is the reward; winning it is success. A final answer gives up.
+    The game's own score in [0, 1] is the reward; winning it is success. A final answer gives up. A call earns by itself
+    what it added to the best score so far: a score that falls and rises again earns nothing twice.
 
     Args:
         game: `cookingworld`, `twc` (TextWorldCommonsense), `coin` (CoinCollector), `mapreader`, `arithmetic`,
@@ -34,6 +35,7 @@ class TextWorld(Environment):
         " commands() lists everything that can be done at the moment. Answering without a call gives the game up."
     )
     replay_only = True  # the state lives in Java
+    turn_reward: float | None = None
     _answers_differ: ClassVar[bool] = False
 
     def __init__(self, game: str | Sequence[str] = "cookingworld", params: str | Mapping[str, str] = "") -> None:
@@ -67,6 +69,7 @@ class TextWorld(Environment):
         self._interface = server().take(game, params)
         self._state = json.loads(self._interface.generateNewGameJSON(seed, fold, False))
         self._moves = 0
+        self._best, self.turn_reward = self._score(), None
         self.terminated = False
         return f"{self._interface.getTaskDescription().strip()}\n\n{self._state['observation'].strip()}"
 
@@ -82,6 +85,8 @@ class TextWorld(Environment):
         state = json.loads(self._interface.stepJSON(said))
         self._state = state
         self._moves += 1
+        self.turn_reward = max(0.0, self._score() - self._best)
+        self._best = max(self._best, self._score())
         self.terminated = bool(state["tasksuccess"] or state["taskfailure"])
         if state["observation"].startswith("Unknown action") and not self.terminated:
             near = did_you_mean(said, state["validActions"])
@@ -90,13 +95,14 @@ class TextWorld(Environment):
 
     def commands(self) -> str:
         """List every command that can be done at the moment."""
+        self.turn_reward = 0.0
         return "\n".join(sorted(self._now["validActions"]))
 
     def get_reward(self) -> Verdict:
         """Return the game's own score."""
         state = self._now
         won = bool(state["tasksuccess"])
-        score = 1.0 if won else min(max(float(state["score"]), 0.0), 1.0)
+        score = self._score()
         evidence = {
             "score": state["score"],
             "score_raw": state["scoreRaw"],
@@ -113,6 +119,11 @@ class TextWorld(Environment):
     ) -> Message:
         """Return the next command of a winning path, or with `noise` a careless one; see `demonstrate.next_turn`."""
         return expert.next_turn(task, messages, rng, noise)
+
+    def _score(self) -> float:
+        """Return the game's score in [0, 1]."""
+        state = self._now
+        return 1.0 if state["tasksuccess"] else min(max(float(state["score"]), 0.0), 1.0)
 
     @property
     def _now(self) -> dict[str, Any]:

@@ -247,3 +247,54 @@ class StaleReset(Honest):
     def reset(self, goal: int) -> str:
         self.goal, self.picked = goal, getattr(self, "picked", [])
         return f"The goal is {goal}."
+
+
+class Earns(Honest):
+    """Says after each call that it earned what it is made with."""
+
+    turn_reward: Any = None
+
+    def __init__(self, earned: Any = 2.0) -> None:
+        self.earned = earned
+
+    def reset(self, goal: int) -> str:
+        self.turn_reward = None
+        return super().reset(goal)
+
+    def pick(self, n: int) -> Any:
+        """Pick a number.
+
+        Args:
+            n: The number, 0 to 9.
+        """
+        said = super().pick(n)
+        self.turn_reward = self.earned
+        return said
+
+
+class EarnsUnsaid(Honest):
+    turn_reward = None
+
+
+class EarnsFickle(Honest):
+    _asked = itertools.count(1)
+
+    @property
+    def turn_reward(self) -> float:
+        return 1 / next(self._asked)
+
+
+class EarnsUndeclared(Honest):
+    def reset(self, goal: int) -> str:
+        self.turn_reward = 0.5
+        return super().reset(goal)
+
+
+class EarnsTooEarly(Honest):
+    """Cannot be asked before it was reset."""
+
+    picked: Any = None
+
+    @property
+    def turn_reward(self) -> float:
+        return len(self.picked) / 3

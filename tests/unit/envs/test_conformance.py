@@ -15,7 +15,9 @@ def failed(cls, seconds=20.0, args=None):
 def test_an_honest_environment_passes():
     report = check_environment(EnvSpec(hostile.Honest), tasks=3)
     assert report.passed, str(report)
-    assert [c.name for c in report.checks if c.passed is None] == ["achieved goals are tasks"]
+    assert [c.name for c in report.checks if c.passed is None] == [
+        "turn rewards are numbers", "achieved goals are tasks",
+    ]  # fmt: skip
     assert str(report).startswith("Honest: passed") and "the oracle succeeds" in str(report)
 
 
@@ -35,6 +37,11 @@ def test_an_honest_environment_passes():
         (hostile.Rewards, "the oracle succeeds", "must be in [0, 1]"),
         (hostile.RewardsNothing, "the empty policy fails", "answering nothing scored 1.0"),
         (hostile.NeverEnds, "the empty policy fails", "did not end"),
+        (hostile.Earns, "turn rewards are numbers", "turn_reward is 2.0; allowed: a number in [0, 1]"),
+        (hostile.EarnsUnsaid, "turn rewards are numbers", "None after every call"),
+        (hostile.EarnsFickle, "turn rewards are numbers", "asked twice"),
+        (hostile.EarnsUndeclared, "turn rewards are numbers", "write `turn_reward = None` in it"),
+        (hostile.EarnsTooEarly, "turn rewards are numbers", "turn_reward raised TypeError"),
         (hostile.OverlappingSplits, "splits are disjoint", "is in 'train' and in 'validation'"),
     ],
 )

@@ -102,6 +102,22 @@ def test_playing_by_hand():
 
 
 @needs_java
+@pytest.mark.parametrize("game", ["cookingworld", "twc", "coin"])
+def test_what_calls_earn_adds_up_to_the_score(game):
+    spec = EnvSpec(TextWorld, {"game": game})
+    for task in _tasks(game):
+        episode = spec.open()
+        episode.reset(task)
+        begun, earned = episode.verdict().score, []
+        for command in server.gold_path(*(task.args[k] for k in ("game", "params", "fold", "seed"))):
+            assert episode.step(Action("c", call=ToolCall("commands", {}))).reward == 0.0
+            earned.append(episode.step(_act(command)).reward)
+            assert begun + sum(earned) == pytest.approx(episode.verdict().score)
+        assert episode.verdict().success and sum(one > 0 for one in earned) > (0 if game == "coin" else 1)
+        episode.close()
+
+
+@needs_java
 def test_many_games_at_once_do_not_touch_each_other():
     spec = EnvSpec(TextWorld, {"game": "coin,twc,mapreader"})
     tasks = list(itertools.islice(spec.tasks("train"), 24))
