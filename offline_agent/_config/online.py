@@ -34,9 +34,16 @@ class RolloutsSection(Section):
     max_steps: int = key(15, "actions in one episode; one that uses them up failed", ge=1)
     max_tokens: int = key(64, "most tokens of one action; an episode with a longer one is unscored", ge=1)
     branches: float = key(0.0, "share of a group that branches from another member's history", ge=0, lt=1)
-    credit: Literal["trajectory", "turn"] = key(
-        "trajectory", "turn = every turn gets the value of its action over that of its history, from the branches"
+    credit: Literal["trajectory", "turn", "turn_reward"] = key(
+        "trajectory",
+        "turn = every turn gets the value of its action over that of its history, from the branches; turn_reward = "
+        "every turn gets what the environment says that it and later ones earned, compared within the group",
     )
+    turn_discount: float = key(1.0, "credit=turn_reward: discount of what later turns earned, a turn", ge=0, le=1)
+    outcome: float = key(
+        1.0, "credit=turn_reward: share of the episode's reward that its last turn earns besides; 0 where the rewards "
+        "of turns add up to it", ge=0,
+    )  # fmt: skip
     reward: Literal["score", "success"] = key("score", "what an episode is worth: its score, or 1 for success, else 0")
     choice: Literal["learnability", "uniform"] = key(
         "learnability", "how tasks are drawn: by p(1-p) of their success rate p, or all alike"

@@ -71,6 +71,12 @@ def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
         return None
 
     spec = collect(lambda: _environment(config))
+    if spec is not None and config.rollouts.credit == "turn_reward" and not spec.turn_rewards:
+        found.append(
+            f"rollouts.credit: turn_reward needs what single calls earn, and environment {spec.name} does not say it: "
+            "give its class an attribute or property turn_reward (a number in [0, 1] after each call), or set "
+            "rollouts.credit=trajectory, or rollouts.credit=turn with rollouts.branches=0.5"
+        )
     tasks = collect(lambda: make_tasks(spec, config.tasks)) if spec else None
     trainable = collect(lambda: _training.load(config))
     if trainable is not None:
@@ -275,7 +281,7 @@ class _Stage:
     def play(self, number: int, model: Any) -> Played:
         """Play a round with the model's weights, and say what is trained on; see `online.Rounds`."""
         from offline_agent.training.online import Played
-        from offline_agent.training.sampled import sample
+        from offline_agent.training.sampled import Credit, sample
 
         assert self.parts.sampler is not None
         self.parts.sampler.give(model, self.tokenizer, self.session.run.path)
@@ -292,7 +298,7 @@ class _Stage:
             parts.trainable[2],
             parts.objective,
             max_length=_training.max_length(config, parts.trainable[0]),
-            credit=config.rollouts.credit,
+            credit=Credit(config.rollouts.credit, config.rollouts.turn_discount, config.rollouts.outcome),
             refused=refused,
         )
         for name, reason in refused:

@@ -65,7 +65,8 @@ class Batch:
             return
         found = []
         for sample, values in zip(samples, self.values, strict=True):
-            rewards = advantages.token_rewards([*[0.0] * (len(sample.turns) - 1), sample.reward], sample.turns)
+            earned = sample.earned or (*[0.0] * (len(sample.turns) - 1), sample.reward)
+            rewards = advantages.token_rewards(earned, sample.turns)
             estimate, returns = advantages.gae(rewards, values.tolist(), online.gamma, online.lam)
             found.append(estimate)
             self.returns.append(torch.tensor(returns, dtype=torch.float32))

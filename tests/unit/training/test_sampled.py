@@ -7,13 +7,16 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from offline_agent.records import Action, Context, Step, ToolCall, Verdict
 from offline_agent.rendering import Renderer
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.training.groups import Group, Round
 from offline_agent.training.objectives import objective
-from offline_agent.training.sampled import sample
+from offline_agent.training.round_batch import Batch, Played
+from offline_agent.training.sampled import Credit, sample
+from offline_agent.training.settings import OnlineSettings
 from tests.rendering_kit import qwen, root
 
 
@@ -30,11 +33,17 @@ def act(query: str) -> Action:
     return Action(text, call=call, token_ids=ids, logps=tuple(-0.1 * (n + 1) for n in range(len(ids))))
 
 
-def attempt(number: int, reward: float | None, queries: tuple[str, ...] = ("red", "shoes"), **more: Any) -> Attempt:
+def attempt(
+    number: int,
+    reward: float | None,
+    queries: tuple[str, ...] = ("red", "shoes"),
+    earned: tuple[float | None, ...] | None = None,
+    **more: Any,
+) -> Attempt:
     context: Context = root()
     steps = []
-    for query in queries:
-        steps.append(Step(act(query), query, f"found {query}"))
+    for query, told in zip(queries, earned or (None,) * len(queries), strict=True):
+        steps.append(Step(act(query), query, f"found {query}", reward=told))
         context = context.child(steps[-1].action, steps[-1].observation)
     verdict = Verdict(reward, None if reward is None else reward == 1.0, "test", error="no" if reward is None else None)
     return Attempt(
@@ -103,10 +112,10 @@ def test_long_trajectories_lose_reward_by_their_agent_tokens_alone() -> None:
 
 def test_credit_by_turn_is_that_of_the_branches() -> None:
     made = round_of(attempt(0, 1.0, ("red", "shoes")), attempt(1, 0.0, ("red", "hats")))
-    one, two = sample(made, renderer(), objective("dr_grpo", budget=9), max_length=999, credit="turn")
+    one, two = sample(made, renderer(), objective("dr_grpo", budget=9), max_length=999, credit=Credit("turn"))
     assert one.advantages == (0.0,) * one.turns[0] + (0.5,) * one.turns[1]
     assert two.advantages == (0.0,) * two.turns[0] + (-0.5,) * two.turns[1]
-    scaled, _ = sample(made, renderer(), objective("grpo"), max_length=999, credit="turn")
+    scaled, _ = sample(made, renderer(), objective("grpo"), max_length=999, credit=Credit("turn"))
     assert scaled.advantages is not None and scaled.advantages[-1] == pytest.approx(0.5 / (0.5**0.5 + 1e-4))
 
 
@@ -117,6 +126,68 @@ def test_a_critic_is_asked_for_advantages_later() -> None:
 
 def test_credit_is_divided_by_the_deviation_of_the_same_attempts() -> None:
     members = [attempt(0, 1.0, ("red",)), attempt(1, 1.0, ("blue",)), attempt(2, 0.0, ("hats",), explored=(0,))]
-    found = sample(round_of(*members), renderer(), objective("grpo"), max_length=999, credit="turn")
+    found = sample(round_of(*members), renderer(), objective("grpo"), max_length=999, credit=Credit("turn"))
     deviation = (2 / 9 * 3 / 2) ** 0.5  # of 1, 1, 0; those that are left are all 1
     assert [one.advantages[0] for one in found if one.advantages] == pytest.approx([1 / 3 / (deviation + 1e-4)] * 2)
+
+
+PLAIN = objective("dr_grpo", budget=9)  # advantages are differences, divided by nothing
+
+
+def test_credit_by_turn_rewards_is_what_the_turn_and_later_ones_earned() -> None:
+    made = round_of(attempt(0, 1.0, earned=(0.5, 0.25)), attempt(1, 0.0, ("red", "hats", "caps"), (0.0, 0.75, 0.5)))
+    one, two = sample(made, renderer(), PLAIN, max_length=999, credit=Credit("turn_reward", outcome=0.0))
+    assert one.earned == (0.5, 0.25) and two.earned == (0.0, 0.75, 0.5)
+    # returns 0.75, 0.25 and 1.25, 1.25, 0.5: the third turn has nothing to be compared with
+    assert one.advantages == (-0.25,) * one.turns[0] + (-0.5,) * one.turns[1]
+    assert two.advantages == (0.25,) * two.turns[0] + (0.5,) * two.turns[1] + (0.0,) * two.turns[2]
+    one, two = sample(made, renderer(), PLAIN, max_length=999, credit=Credit("turn_reward", 0.0, 2.0))
+    assert one.earned == (0.5, 2.25)  # the outcome stands with the last turn; with no discount each turn is for itself
+    assert one.advantages == (0.25,) * one.turns[0] + (0.75,) * one.turns[1]
+
+
+def test_turn_rewards_of_drawn_turns_count_but_nothing_is_learnt_there() -> None:
+    members = (attempt(0, 1.0, earned=(0.5, 0.25), explored=(1,)), attempt(1, 0.0, earned=(0.0, 1.0), explored=(0,)))
+    one, two = sample(round_of(*members), renderer(), PLAIN, max_length=999, credit=Credit("turn_reward", outcome=0.0))
+    assert one.earned == (0.75,) and one.advantages == (-0.125,) * one.turns[0]
+    assert two.earned == (1.0,) and two.advantages == (0.375,) * two.turns[0]
+
+
+def test_a_trajectory_of_which_a_turn_is_not_rewarded_is_left_out_and_not_scored_0() -> None:
+    refused: list[tuple[str, str]] = []
+    made = round_of(attempt(0, 1.0, earned=(0.5, None)), attempt(1, 0.0, earned=(0.0, 0.0)))
+    credit = Credit("turn_reward")
+    (left,) = sample(made, renderer(), PLAIN, max_length=999, credit=credit, refused=refused)
+    assert left.name[-2:] == "/1" and left.advantages == (0.0,) * left.tokens
+    ((name, why),) = refused
+    assert name[-2:] == "/0" and why == "the environment does not say what turn 1 of 2 earned"
+    assert len(sample(made, renderer(), PLAIN, max_length=999)) == 2  # who does not ask does not mind
+
+
+def test_a_critic_learns_what_turns_earned() -> None:
+    made = round_of(attempt(0, 1.0, earned=(0.5, 0.25)), attempt(1, 0.0, earned=(0.0, 0.0)))
+    found = sample(made, renderer(), objective("ppo"), max_length=999, credit=Credit("turn_reward", outcome=0.0))
+    assert [one.advantages for one in found] == [None, None]
+    batch = Batch(Played(found, 1.0), [], values=[torch.zeros(one.tokens) for one in found])
+    batch.credit(objective("ppo", scale="none"), OnlineSettings(1, lam=1.0))
+    first, second = found[0].turns
+    assert batch.returns[0].tolist() == [0.75] * first + [0.25] * second
+
+
+@pytest.mark.parametrize("ids", [(), None])
+@pytest.mark.parametrize("credit", ["trajectory", "turn_reward"])
+def test_an_empty_completion_is_trained_on_or_left_out(ids: tuple[int, ...] | None, credit: Any) -> None:
+    """The turn is over at once: only its end was sampled, or not even that."""
+    end = qwen().convert_tokens_to_ids("<|im_end|>")
+    empty = Action("", fault="empty", detail="say something", token_ids=(end,) if ids is None else ids, logps=(-1.0,))
+    if ids is not None:
+        empty = replace(empty, logps=())
+    one = attempt(0, 0.0, ("red",), (0.0,))
+    context = one.context.child(empty, "Error: say something", "user")  # type: ignore[union-attr]
+    one = replace(
+        one, context=context, steps=(*one.steps, Step(empty, "x", "Error: say something", "user", "empty", 0))
+    )
+    made = round_of(one, attempt(1, 1.0, ("red",), (1.0,)))
+    found = sample(made, renderer(), PLAIN, max_length=999, credit=Credit(credit))
+    assert len(found) == 2
+    assert all(len(each.advantages or ()) == each.tokens == sum(each.action_mask) for each in found)
