@@ -57,10 +57,20 @@ class PolicySection(Plugged):
     _known = field_validator("name")(lambda name: known_name("policy", name))
     name: str = key("hf", "oracle, noisy, random, hf, server, or module:Class of your own (policy=NAME for short)")
     model: str | None = key(None, "hf: a local path or hub name, null = the embedded default; server: the served name")
-    url: str | None = key(None, "server: the endpoint, e.g. http://localhost:8000/v1")
+    url: str | tuple[str, ...] | None = key(
+        None, "server: the endpoint, e.g. http://localhost:8000/v1; or several: [URL,URL], of one model"
+    )
     tokenizer: str | None = key(None, "path or name, where it is not the model's own")
     temperature: float = key(0.7, "sampling temperature; 0 = greedy", ge=0)
     max_tokens: int | None = key(None, "most tokens of one action; null = the policy's own", ge=1)
+
+    @field_validator("url", mode="before")
+    @classmethod
+    def _several(cls, url: Any) -> Any:
+        """Read a list, also one that was typed as a text, as key=value is."""
+        if isinstance(url, str) and ("," in url or url.startswith("[")):
+            return tuple(part.strip(" '\"") for part in url.strip("[] ").split(",") if part.strip())
+        return tuple(url) if isinstance(url, list) else url
 
 
 class BudgetSection(Section):

@@ -26,6 +26,28 @@ class Refused(PolicyError):
         self.status = status
         self.said = said
 
+    @property
+    def by_this_server_alone(self) -> bool:
+        """Whether it says something of the server (no key, no such model or route) rather than of the request."""
+        return self.status in (401, 403, 404, 405, 410)
+
+
+class TimedOut(PolicyError):
+    """The server gave no answer in time."""
+
+
+class Unreachable(PolicyError):
+    """The connection to the server could not be made, or was lost.
+
+    Args:
+        message: What to tell the user.
+        made: Whether it had been made, so that the server may have begun to answer.
+    """
+
+    def __init__(self, message: str, made: bool) -> None:
+        super().__init__(message)
+        self.made = made
+
 
 class Endpoint:
     """A client of one server. Thread-safe.
@@ -68,26 +90,31 @@ class Endpoint:
         client = self._client if timeout is None else self._client.with_options(timeout=timeout)
         return self._call(lambda: client.post(path, body=dict(body), cast_to=object), path, timeout)
 
-    def get(self, path: str) -> Json:
-        """Return the server's JSON object. Raises as `post`."""
-        return self._call(lambda: self._client.get(path, cast_to=object), path)
+    def get(self, path: str, timeout: float | None = None) -> Json:
+        """Return the server's JSON object. Arguments and errors as `post`'s."""
+        client = self._client if timeout is None else self._client.with_options(timeout=timeout)
+        return self._call(lambda: client.get(path, cast_to=object), path, timeout)
 
-    def text(self, path: str) -> str:
-        """Return what the server answers as text. Raises as `post`."""
-        return str(self._answer(lambda: self._client.get(path, cast_to=str), path))
+    def text(self, path: str, timeout: float | None = None) -> str:
+        """Return what the server answers as text. Arguments and errors as `post`'s."""
+        client = self._client if timeout is None else self._client.with_options(timeout=timeout)
+        return str(self._answer(lambda: client.get(path, cast_to=str), path, timeout))
 
     def beside(self) -> Endpoint:
         """Return a client of the routes beside the API (those without `/v1`), which tries everything once."""
         return Endpoint(self.url.removesuffix("/v1"), self._timeout, 0, self._api_key)
 
-    def models(self) -> list[str] | None:
+    def models(self, timeout: float | None = None) -> list[str] | None:
         """Return the names of the served models; None where the server does not tell.
+
+        Args:
+            timeout: Seconds to wait for the answer; None = as for all.
 
         Raises:
             ConfigError: No server answers at the URL.
         """
         try:
-            answer = self.get("/models")
+            answer = self.get("/models", timeout)
         except Refused:
             return None
         except PolicyError as error:
@@ -116,14 +143,15 @@ class Endpoint:
         try:
             return send()
         except openai.APITimeoutError as error:
-            raise PolicyError(
+            raise TimedOut(
                 f"{self.url} gave no answer within {timeout or self._timeout:g} s ({self._tries} tries). Raise "
                 "policy.timeout, or lower policy.concurrency or policy.max_tokens."
             ) from error
         except openai.APIConnectionError as error:
-            raise PolicyError(
+            raise Unreachable(
                 f"no server answers at {self.url} ({error.__cause__ or error}). Is it up? Start one (e.g. "
-                "`python -m vllm.entrypoints.openai.api_server --model MODEL`) or set policy.url."
+                "`python -m vllm.entrypoints.openai.api_server --model MODEL`) or set policy.url.",
+                made=type(error.__cause__).__name__ != "ConnectError",  # httpx's, which is openai's affair
             ) from error
         except openai.APIStatusError as error:
             raise self._status(error, path) from error
@@ -147,13 +175,18 @@ class Endpoint:
         return Refused(error.status_code, said, place)
 
 
-def served_model(endpoint: Endpoint, wanted: str | None) -> str:
+def served_model(endpoint: Endpoint, wanted: str | None, timeout: float | None = None) -> str:
     """Return the name to ask for: `wanted`, or the only one the server has.
+
+    Args:
+        endpoint: The server.
+        wanted: The served name; None = the only one there is.
+        timeout: Seconds to wait for the answer; None = as for all.
 
     Raises:
         ConfigError: No server answers, it does not serve `wanted`, or none was named and there is a choice.
     """
-    names = endpoint.models()
+    names = endpoint.models(timeout)
     if wanted is None:
         if names is not None and len(names) == 1:
             return names[0]

@@ -1,18 +1,19 @@
-"""Any OpenAI-compatible endpoint as a policy; with a tokenizer and vLLM, token ids in and out."""
+"""OpenAI-compatible endpoints as a policy, one or many; with a tokenizer and vLLM, token ids in and out."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.base import Answer, Engine, ProposeRequest, Usage
-from offline_agent.policies.chat import chat_action, chat_messages
-from offline_agent.policies.endpoint import Endpoint, Json, Refused, served_model
+from offline_agent.policies.chat import chat_messages
+from offline_agent.policies.endpoint import Endpoint, Json, served_model
 from offline_agent.policies.pool import PoolEngine, propose
-from offline_agent.policies.server_weights import ServedWeights
+from offline_agent.policies.served import CHAT, COMPLETIONS, Alone, Served
+from offline_agent.policies.server_pool import ServerPool
 from offline_agent.policies.weights import Probe, Taken
 from offline_agent.records import Action, Context
 from offline_agent.rendering import Renderer
@@ -21,42 +22,49 @@ SEED_LIMIT = 2**31 - 1
 """Servers differ in the seeds they take; all take these."""
 
 
-QUIRKS = {
-    "enable-auto-tool-choice": "tools in text",
-    "max_completion_tokens": "max_completion_tokens",
-}
-"""What a server's refusal says, and what to do about it from then on."""
-
-
 class ServerPolicy:
-    """A model behind an endpoint. Every sample is a request of its own, with its own seed.
+    """A model behind endpoints. Every sample is a request of its own, with its own seed.
 
     With `tokenizer`, prompts go to `/completions` as token ids and ids with log-probs come back (vLLM's
     `return_token_ids`). Without it, messages and tools go to `/chat/completions` and text comes back: rows then have no
     token columns, and a separate reasoning field of the answer is not kept.
 
+    Several URLs are servers of the same model, over which requests are spread; see `server_pool`. Which of them answers
+    must make no difference, and the seed goes with every request: vLLM draws a request's tokens from a generator of its
+    own, begun at that seed, so equal logits give equal samples. Logits are equal to the last bit only between servers
+    of the same kind (card, number format, parallelism, version) in batch-invariant mode (VLLM_BATCH_INVARIANT=1);
+    elsewhere they depend a little on what else is in the batch, and now and then a draw falls the other way.
+
     Args:
-        url: The endpoint, e.g. http://localhost:8000/v1.
-        model: The served name; None = the only one there is.
+        url: The endpoint, e.g. http://localhost:8000/v1, or a list of them (a text with commas is one too). A list of
+            one is a pool of one: its failures are waited out.
+        model: The served name, the same everywhere; None = the only one there is.
         tokenizer: Folder or hub name of the model's tokenizer.
         chat_template: Replaces the tokenizer's template; see `Renderer.load`.
         temperature: Where a request names none; 0 = greedy.
         max_tokens: Most ids of one action, where a request names none.
         timeout: Seconds to wait for one answer.
-        retries: How often to try again after 429, 5xx, a time-out or a lost connection.
+        retries: How often to try again after 429, 5xx, a time-out or a lost connection; with several servers, on
+            another one.
         api_key: None = the environment's OPENAI_API_KEY (better: what is configured is stored with the run).
-        concurrency: Most requests at the server at once.
-        batch_invariant: Set it where the server's answers do not depend on its load (vLLM's batch-invariant mode).
+        concurrency: Most requests at one server at once.
+        batch_invariant: Set it where the servers' answers do not depend on their load (vLLM's batch-invariant mode).
+        patience: Several servers: seconds that a request waits while all are out.
+        bound: Several servers: see `servers.Router`.
+        backoff: Several servers: seconds that one is left alone after its first failure; doubled each time, to a
+            minute.
+        probe_tolerance: Several servers with a tokenizer: largest difference, nats, of any log-prob of a fixed text
+            between two that serve the same model. 0.25 lets any two number formats pass.
 
     Raises:
-        ConfigError: There is no URL, no server answers there, or it does not serve the model.
+        ConfigError: There is no URL, no server answers there, or none serves the model.
     """
 
     name = "server"
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | Sequence[str] | None = None,
         model: str | None = None,
         *,
         tokenizer: str | None = None,
@@ -68,22 +76,36 @@ class ServerPolicy:
         api_key: str | None = None,
         concurrency: int = 32,
         batch_invariant: bool = False,
+        patience: float = 300.0,
+        bound: float = 1.25,
+        backoff: float = 1.0,
+        probe_tolerance: float = 0.25,
     ) -> None:
-        if url is None:
+        if not url:
             raise ConfigError("policy=server needs policy.url, e.g. policy.url=http://localhost:8000/v1")
+        urls = addresses(url)
         self.renderer = Renderer.load(tokenizer, chat_template) if tokenizer is not None else None
-        self._endpoint = Endpoint(url, timeout, retries, api_key)
-        self.model = served_model(self._endpoint, model)
+        self._servers: Alone | ServerPool
+        if isinstance(urls, str):
+            served = Served(Endpoint(urls, timeout, retries, api_key), self.renderer)
+            self.model = served.model = served_model(served.endpoint, model)
+            self._servers, self._weights = Alone(served), served.weights
+        else:
+            self._servers = ServerPool(
+                [Served(Endpoint(each, timeout, 0, api_key), self.renderer, strict=True) for each in urls],
+                model, self.renderer, retries=retries, concurrency=concurrency, patience=patience, bound=bound,
+                backoff=backoff, tolerance=probe_tolerance,
+            )  # fmt: skip
+            self.model = self._servers.model
         self.temperature = temperature
         self.max_tokens = max_tokens
         self.batch_invariant = batch_invariant
         self.concurrency = concurrency
-        self._pool = ThreadPoolExecutor(concurrency, "server-policy")
-        self._quirks: set[str] = set()
-        self._weights = ServedWeights(self._endpoint, lambda prompt, ids: self._score(list(prompt), list(ids)))
+        self._pool = ThreadPoolExecutor(concurrency * (1 if isinstance(urls, str) else len(urls)), "server-policy")
+        self._figures: list[dict[str, Any]] | None = None
         self.identity: dict[str, object] = {
             "kind": "server",
-            "url": self._endpoint.url,
+            "url": urls if isinstance(urls, str) else list(urls),
             "model": self.model,
             "mode": "tokens" if self.renderer is not None else "chat",
             "temperature": temperature,
@@ -101,8 +123,12 @@ class ServerPolicy:
         """See `base.Policy.score`; asks vLLM for the log-probs of a prompt."""
         if self.renderer is None:
             raise PolicyError("scoring needs token ids: name policy.tokenizer (and serve with vLLM)")
-        prompt = self.renderer.context_ids(context)
-        return list(self._pool.map(lambda ids: self._scored(prompt, list(ids)), actions))
+        prompt, key = self.renderer.context_ids(context), context.task.task_id
+
+        def scored(ids: Sequence[int]) -> tuple[float, ...]:
+            return self._servers.run(key, lambda served: served.score(self.model, prompt, list(ids)))
+
+        return list(self._pool.map(scored, actions))
 
     def engine(self) -> Engine:
         """See `base.Policy.engine`."""
@@ -110,50 +136,62 @@ class ServerPolicy:
 
     def close(self) -> None:
         """See `base.Policy.close`."""
+        self._figures = self.server_figures()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._weights.close()
-        self._endpoint.close()
+        self._servers.close()
 
     def check_takes_weights(self) -> None:
-        """Check that the server can take new weights; ask before a long run.
+        """Check that every server can take new weights; ask before a long run.
 
         Raises:
-            ConfigError: It cannot; says how to start one that can.
-            PolicyError: It does not answer.
+            ConfigError: One cannot; says how to start one that can.
+            PolicyError: It does not answer. Of several servers, those that are out are not asked.
         """
-        self._weights.check()
+        self._servers.check_takes_weights()
 
     def take_weights(self, folder: str | Path, probe: Probe | None = None, *, timeout: float = 600.0) -> Taken:
-        """Let the server read new weights; no answer that begins after this is from the old ones.
+        """Let every server read new weights; no answer that begins after this is from the old ones.
 
         Waits until no request is being answered: those under way end with the old weights, and those that come in
-        meanwhile wait for the new ones. After a failure every request is answered with a `PolicyError` until this
-        succeeds: call it again with the same folder, for instance once the server has been started anew. Needs the
-        server's development mode; see `server_weights`.
+        meanwhile wait for the new ones. Needs the servers' development mode; see `server_weights`.
+
+        One server: after a failure every request is answered with a `PolicyError` until this succeeds: call it again
+        with the same folder, for instance once the server has been started anew. Several: one that fails, or comes back
+        with other weights, is out until it has read them; a copy of the folder (hard links) lies beside it for that,
+        named `<folder>-kept`, until the next update or `close`.
 
         Args:
-            folder: A checkpoint as `save_pretrained` writes it, adapters merged, which the server finds under the
+            folder: A checkpoint as `save_pretrained` writes it, adapters merged, which the servers find under the
                 same path. It can be deleted afterwards.
             probe: What the new weights must say; see `weights.probe_of`. Without one, weights that had no effect
                 are not noticed.
             timeout: Seconds to wait for the last request to end, and again for the weights to be read.
 
         Raises:
-            ConfigError: The server cannot take weights; nothing has changed.
+            ConfigError: No server can take weights; nothing has changed.
             DataError: The folder is no whole checkpoint, or of another model than the last one; nothing has changed.
-            PolicyError: The server failed or is gone, or its answers are not the probe's.
+            PolicyError: The server failed or is gone, or its answers are not the probe's; of several: all of them.
         """
-        return self._weights.take(folder, None if probe is None else Probe(*probe), timeout)
+        return self._servers.take_weights(folder, None if probe is None else Probe(*probe), timeout)
 
     def cache_figures(self) -> dict[str, int] | None:
-        """Return how many prompt tokens were asked of the server's prefix cache (`queries`) and found there (`hits`).
+        """Return how many prompt tokens were asked of the prefix caches (`queries`) and found there (`hits`).
 
-        Counted since the server was started, over all its clients; None where it does not say (it is no vLLM).
+        Counted since the servers were started, over all their clients; None where they do not say (are no vLLM).
 
         Raises:
             PolicyError: It does not answer.
         """
-        return self._weights.cache_figures()
+        return self._servers.cache_figures()
+
+    def server_figures(self) -> list[dict[str, Any]]:
+        """Return what each server was asked and cost in this session, in the order of the URLs; JSON.
+
+        See `served.Tally`; `cache` has the prefix cache's `queries` and `hits` in tokens (over all its clients), None
+        where the server does not say. Of several servers also `ejections`, and `out`: why one is out, None = it is in.
+        After `close`, the figures as they were then.
+        """
+        return self._servers.figures() if self._figures is None else self._figures
 
     def sample(self, request: ProposeRequest, seed: int) -> tuple[Action, Usage]:
         """Return one action and what it cost.
@@ -165,103 +203,46 @@ class ServerPolicy:
         max_tokens = self.max_tokens if request.max_tokens is None else request.max_tokens
         body: Json = {"model": self.model, "temperature": temperature, "max_tokens": max_tokens}
         body["seed"] = seed & SEED_LIMIT
+        context = request.context
         if self.renderer is None:
-            with self._weights.answering():
-                answer = self._chat(request.context, body)
-            return chat_action(_choice(answer)), _usage(answer)
-        prompt = self.renderer.context_ids(request.context)
-        with self._weights.answering():
-            answer = self._complete(prompt, body)
-        return self._sampled(self.renderer, _choice(answer)), _usage(answer)
-
-    def _complete(self, prompt: list[int], body: Json) -> Json:
-        assert self.renderer is not None
-        # A server may have sampling defaults from the model's files: all of them are set to "none" here.
-        plain = {"n": 1, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-        wanted = {
-            "logprobs": 1,
-            "return_token_ids": True,
-            "skip_special_tokens": False,
-            "stop_token_ids": sorted(self.renderer.eos_ids),
-        }
-        return self._endpoint.post("/completions", {"prompt": prompt, **plain, **wanted, **body})
-
-    def _sampled(self, renderer: Renderer, choice: Json) -> Action:
-        ids = choice.get("token_ids")
-        if not isinstance(ids, list):
-            raise PolicyError(
-                "the server gives no token ids (vLLM from 0.10 on does, for return_token_ids); leave policy.tokenizer "
-                "away to work with text"
-            )
-        if not all(isinstance(token, int) and 0 <= token < renderer.vocab_size for token in ids):
-            raise PolicyError("the server sampled ids that policy.tokenizer does not have: is it the model's own?")
-        found = choice.get("logprobs") or {}
-        logps = found.get("token_logprobs") if isinstance(found, dict) else None
-        known = isinstance(logps, list) and len(logps) == len(ids) and all(map(_finite, logps))
-        if choice.get("finish_reason") == "stop" and (not ids or ids[-1] not in renderer.eos_ids):
-            stop = choice.get("stop_reason")  # some servers leave the id that stopped them out
-            ids, known = [*ids, stop if isinstance(stop, int) else renderer.end_id], False
-        return renderer.parse(ids, [min(0.0, float(p)) for p in logps or ()] if known else None)
-
-    def _chat(self, context: Context, body: Json) -> Json:
-        body = {**body, "messages": chat_messages(context)}
-        if context.tools:
-            body["tools"] = [dict(tool) for tool in context.tools]
-        while True:
-            quirks = frozenset(self._quirks)
-            try:
-                return self._endpoint.post("/chat/completions", _adapted(body, quirks))
-            except Refused as error:
-                new = {quirk for words, quirk in QUIRKS.items() if words in error.said} - quirks
-                if not new:
-                    raise
-                self._quirks |= new
-
-    def _scored(self, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
-        with self._weights.answering():
-            return self._score(prompt, ids)
-
-    def _score(self, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
-        body = {"model": self.model, "temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0}
-        choice = _choice(self._endpoint.post("/completions", {**body, "prompt": prompt + ids}))
-        entries = choice.get("prompt_logprobs")
-        if not isinstance(entries, list) or len(entries) != len(prompt) + len(ids):
-            raise PolicyError("the server gives no log-probs of prompts (vLLM does, for prompt_logprobs)")
-        try:
-            found = [entry[str(token)]["logprob"] for token, entry in zip(ids, entries[len(prompt) :], strict=True)]
-            return tuple(min(0.0, float(value)) for value in found)
-        except (KeyError, TypeError, ValueError) as error:
-            raise PolicyError(f"the server's prompt_logprobs lack an id of the prompt: {error!r}") from error
+            path, body = CHAT, _chat(context, body)
+        else:
+            path, body = COMPLETIONS, _completion(self.renderer, context, body)
+        return self._servers.run(context.task.task_id, lambda served: served.sample(path, body))
 
 
-def _adapted(body: Json, quirks: frozenset[str]) -> Json:
-    body = dict(body)
-    if "tools in text" in quirks and "tools" in body:
-        body["tool_choice"] = "none"  # the tools stay in the prompt, and the call is read from the text
-    if "max_completion_tokens" in quirks:
-        body["max_completion_tokens"] = body.pop("max_tokens")
+def addresses(url: str | Sequence[str]) -> str | tuple[str, ...]:
+    """Return one URL as it is, or several: a list, or a text with commas or in brackets.
+
+    Raises:
+        ConfigError: One is there twice.
+    """
+    if isinstance(url, str):
+        text = url.strip()
+        if "," not in text and not text.startswith("["):
+            return text
+        url = [part.strip(" '\"") for part in text.strip("[]").split(",")]
+    urls = [each.rstrip("/") for each in url if each]
+    twice = sorted({each for each in urls if urls.count(each) > 1})
+    if twice or not urls:
+        raise ConfigError(f"policy.url: {', '.join(twice)} is there twice" if twice else "policy.url: an empty list")
+    return tuple(urls)
+
+
+def _completion(renderer: Renderer, context: Context, body: Json) -> Json:
+    # A server may have sampling defaults from the model's files: all of them are set to "none" here.
+    plain = {"n": 1, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    wanted = {
+        "logprobs": 1,
+        "return_token_ids": True,
+        "skip_special_tokens": False,
+        "stop_token_ids": sorted(renderer.eos_ids),
+    }
+    return {"prompt": renderer.context_ids(context), **plain, **wanted, **body}
+
+
+def _chat(context: Context, body: Json) -> Json:
+    body = {**body, "messages": chat_messages(context)}
+    if context.tools:
+        body["tools"] = [dict(tool) for tool in context.tools]
     return body
-
-
-def _choice(answer: Json) -> Json:
-    choices = answer.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise PolicyError(f"the server's answer has no choices; it has {', '.join(map(str, answer)) or 'nothing'}")
-    return choices[0]
-
-
-def _usage(answer: Json) -> Usage:
-    usage = answer.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
-    details = usage.get("prompt_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-    prompt = _count(usage.get("prompt_tokens"))
-    return Usage(_count(usage.get("completion_tokens")), max(0, prompt - cached), cached)
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)

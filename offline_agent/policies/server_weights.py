@@ -84,8 +84,16 @@ class ServedWeights:
         """Close the connections."""
         self._server.close()
 
-    def take(self, folder: str | Path, probe: Probe | None, timeout: float) -> Taken:
-        """See `ServerPolicy.take_weights`."""
+    def holds(self, version: str) -> bool:
+        """Return whether the server has, as it says itself, the weights of that name, which it was given by us.
+
+        Raises:
+            ConfigError, PolicyError: It does not say.
+        """
+        return self._fault is None and self._version == version and self._named() == version
+
+    def take(self, folder: str | Path, probe: Probe | None, timeout: float, version: str | None = None) -> Taken:
+        """See `ServerPolicy.take_weights`; `version` is the name to give the weights, None = a new one."""
         started = perf_counter()
         path = Path(folder).expanduser().resolve()
         shapes = tensor_shapes(path)
@@ -101,7 +109,7 @@ class ServedWeights:
                 raise
             except PolicyError as error:
                 raise self._failed(path, error) from error
-            version = f"{path.name}-{uuid.uuid4().hex[:12]}"
+            version = version or new_name(path)
             try:
                 waited = self._exchange(path, version, timeout, started)
                 self._version = version
@@ -111,10 +119,10 @@ class ServedWeights:
             self._fault, self._shapes = None, shapes
             return Taken(version, perf_counter() - started, waited, gap, shift)
 
-    def cache_figures(self) -> dict[str, int] | None:
+    def cache_figures(self, timeout: float | None = None) -> dict[str, int] | None:
         """See `ServerPolicy.cache_figures`."""
         try:
-            text = self._server.text("/metrics")
+            text = self._server.text("/metrics", timeout)
         except Refused:
             return None
         found = {"queries": 0, "hits": 0}
@@ -168,7 +176,7 @@ class ServedWeights:
                     raise PolicyError(self._fault)
                 return
             asked = perf_counter()
-            found = self._get("/weight_info").get("weight_version")
+            found = self._named()
             if found != self._version:
                 self._fault = (
                     f"the server has the weights {found!r}, not {self._version!r}: it was started anew, or somebody "
@@ -177,6 +185,9 @@ class ServedWeights:
                 self._asked = asked
                 raise PolicyError(self._fault)
             self._asked = asked
+
+    def _named(self) -> object:
+        return self._get("/weight_info").get("weight_version")
 
     def _probed(self, probe: Probe) -> Sequence[float]:
         return self._score(probe.ids[:1], probe.ids[1:])
@@ -198,3 +209,8 @@ class ServedWeights:
                 f"Start a vLLM (0.31) in its development mode, where only the trainer can reach it: `{START} "
                 f"--worker-extension-cls {EXTENSION}` (the extension where this package is installed beside vLLM)."
             ) from error
+
+
+def new_name(folder: Path) -> str:
+    """Return a name for the weights in a folder that nobody gave before."""
+    return f"{folder.name}-{uuid.uuid4().hex[:12]}"
