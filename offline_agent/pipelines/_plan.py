@@ -67,8 +67,12 @@ class Planner(Protocol):
         """Return what a finished run came to, by the figures' names; None where it cannot be said."""
         ...
 
-    def adopt(self, probe: Path, run: RunDirectory) -> bool:
-        """Take over what the probe did as the run's own; False where nothing can be taken over."""
+    def adopt(self, probe: Seen, run: RunDirectory) -> dict[str, float]:
+        """Take over what the probe did as the run's own, as far as that can be done.
+
+        Returns:
+            What the run need not spend any more, by figure: added to what its own session came to.
+        """
         ...
 
 
@@ -132,7 +136,7 @@ class Expectation:
         try:
             data = json.loads(file.read_bytes())
             self.figures = [Figure.from_json(name, figure) for name, figure in data["figures"].items()]
-            self._spent: dict[str, float | None] = data["spent"]
+            self._spent: dict[str, float] = data["spent"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{file}: not readable ({error!r}). Remove it: the probe is done anew.") from error
 
@@ -141,19 +145,18 @@ class Expectation:
 
         with _seen(self.pipeline, self._planner, self.config, say) as seen:
             figures = self._planner.expected(self.config, seen)
-            spent: dict[str, float | None] = {}
-            if seen is not None and self.config.plan.rates is None and self._planner.adopt(seen.path, self.run):
-                spent = self._planner.actual(self.config, seen)
+            probed = seen is not None and self.config.plan.rates is None
+            spent = self._planner.adopt(seen, self.run) if seen is not None and probed else {}
             write_json(file, {"figures": {one.name: one.to_json() for one in figures}, "spent": spent})
 
     def against(self, summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Return expected beside actual, for summary.json."""
         seen = Seen(self.run.path, summary, True)
         actual = self._planner.actual(self.config, seen)
-        for name in getattr(self._planner, "of_session", ()):  # the probe's share was spent by another process
-            came, before = actual.get(name), self._spent.get(name)
-            if came is not None and before is not None:
-                actual[name] = came + before
+        for name, spent in self._spent.items():
+            came = actual.get(name)
+            if came is not None:
+                actual[name] = came + spent
         return beside(self.figures, actual)
 
     def show(self, figures: Mapping[str, Mapping[str, Any]]) -> Any:

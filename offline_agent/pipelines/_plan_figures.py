@@ -83,9 +83,24 @@ def grown(amount: float, each: Sequence[float], count: float, known: bool = True
 
     Where that figure is 0 throughout, units count alike.
     """
+    if not amount:
+        return exactly(0.0)
     if not sum(each):
         each = [1.0] * len(each)
+        return Estimate(total(each, count, known).times(amount / sum(each)).expected)
     return total(each, count, known).times(amount / sum(each))
+
+
+def rows(amount: float, each: Sequence[float], count: float, known: bool = True) -> Estimate:
+    """Return what a number of rows grows to; as `grown`.
+
+    Of what was seen nowhere there may be some nevertheless: up to 3 in as many units as were seen, with 95 %
+    probability (Hanley & Lippman-Hand 1983, the rule of three).
+    """
+    seen = len(each)
+    if amount:
+        return grown(amount, each, count, known)
+    return Estimate(0.0, 0.0, 3 * max(0.0, count - seen if known else count) / seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +166,7 @@ def table(figures: Mapping[str, Mapping[str, Any]], title: str) -> Any:
 def _between(low: float | None, high: float | None, unit: str) -> str:
     if low is None:
         return "not known" if high is None else f"at most {amount(high, unit)}"
-    return "exact" if low == high else f"{amount(low, unit)} – {amount(high, unit)}"
+    return "no spread" if low == high else f"{amount(low, unit)} – {amount(high, unit)}"
 
 
 def amount(value: float | None, unit: str) -> str:

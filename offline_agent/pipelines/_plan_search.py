@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from offline_agent.store import RunDirectory
 
 _LOOKED_AT = 500  # trees of a large run from which the spread is taken
-_TABLES = {"pairs": "preferences", "filtered": "filtered", "trajectories": "trajectories"}
+_TABLES = {  # and the column that tells rows apart
+    "pairs": ("preferences", "tree_id"),
+    "filtered": ("filtered", "task_id"),
+    "trajectories": ("trajectories", "task_id"),
+}
 
 
 class BuildPrefs:
     """The cost of `build_prefs`; see `_plan.Planner`."""
-
-    of_session = ("prompt_tokens_computed", "prompt_tokens_without_cache", "calls_replayed", "seconds_working")
 
     def probe(self, config: Any) -> Any:
         """See `_plan.Planner`."""
@@ -67,7 +69,11 @@ class BuildPrefs:
             prompts=[one["prefilled"] for one in counters],
             calls=[one["tool_calls"] for one in counters],
             sizes=[float(size) for _, size in trees],
-            rows={name: rows_by(seen.path / table, "task_id", names) for name, table in _TABLES.items()},
+            rows={
+                name: (summary["pairs_total" if name == "pairs" else name] * share,
+                       rows_by(seen.path / table, column, names))
+                for name, (table, column) in _TABLES.items()
+            },
             size=size_of(seen.path) * share,
             without_cache=part(totals["prompt_tokens_without_cache"]),
             computed=part(totals["prompt_tokens_computed"]),
@@ -107,21 +113,24 @@ class BuildPrefs:
             "trajectories": summary["trajectories"],
         }
 
-    def adopt(self, probe: Path, run: RunDirectory) -> bool:
+    def adopt(self, probe: Seen, run: RunDirectory) -> dict[str, float]:
         """Take over the probe's trees: each is a function of the run's seed and its task alone."""
-        target, fresh = run.path / "trees", set()
+        target = run.path / "trees"
         target.mkdir(exist_ok=True)
         before = set(run.tree_ids())
-        for file in sorted((probe / "trees").iterdir()):
+        for file in sorted((probe.path / "trees").iterdir()):
             if not (target / file.name).exists():
                 shutil.copyfile(file, target / f".{file.name}.tmp")
                 (target / f".{file.name}.tmp").rename(target / file.name)
         fresh = set(run.tree_ids()) - before
         log = run.events()
-        for record in records(probe):
+        for record in records(probe.path):
             if record["tree"] in fresh:
                 log.append(record)
-        return True
+        session, totals = probe.summary["this_session"], self._totals(probe)
+        names = ("prompt_tokens_without_cache", "prompt_tokens_computed", "seconds_working")
+        spent = {name: value for name in names if (value := totals[name]) is not None}
+        return {**spent, "calls_replayed": session["calls_replayed"]}  # pairs are built anew, and all of them counted
 
 
 class Evaluate:
@@ -156,14 +165,16 @@ class Evaluate:
         measured = [one for one in seen.summary["this_session"].values() if isinstance(one, Mapping)]
         totals = self._totals(seen)
         names = list(by_task)
-        generation = sum(one["generation_seconds"] for one in measured) if totals["seconds_working"] is not None else 0.0
+        rows_each = [by_task[name]["rows"] for name in names]
+        whole = totals["seconds_working"] is not None
+        generation = sum(one["generation_seconds"] for one in measured) if whole else 0.0
         replays = [one.get("calls_replayed", 0) for one in measured]
         return Found(
             tokens=[by_task[name]["generated_tokens"] for name in names],
             prompts=[by_task[name]["prefilled_tokens"] for name in names],
             calls=[by_task[name]["tool_calls"] for name in names],
             sizes=[by_task[name]["steps"] for name in names],
-            rows={"attempts": [by_task[name]["rows"] for name in names]},
+            rows={"attempts": (sum(rows_each), rows_each)},
             size=size_of(seen.path),
             without_cache=totals["prompt_tokens_without_cache"],
             computed=totals["prompt_tokens_computed"],
@@ -201,9 +212,9 @@ class Evaluate:
             "attempts": summed("rows"),
         }
 
-    def adopt(self, probe: Path, run: RunDirectory) -> bool:
+    def adopt(self, probe: Seen, run: RunDirectory) -> dict[str, float]:
         """Take over nothing: attempts are cheap beside searches."""
-        return False
+        return {}
 
 
 def count_tasks(config: Any) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offline_agent.pipelines._plan_figures import Estimate, Figure, exactly, grown, total, unknown
+from offline_agent.pipelines._plan_figures import Estimate, Figure, exactly, grown, rows, total, unknown
 
 LACKING = "needs a probe (plan.probe=20), a finished run (plan.rates)"
 
@@ -18,7 +18,7 @@ class Found:
     Attributes:
         tokens, prompts, calls: By task: tokens sampled; prompt tokens, each computed once; tool calls.
         sizes: By task: what its disk space grows with.
-        rows: By table, by task: rows.
+        rows: By table: rows in all, and by task as far as they can be told apart.
         size: Bytes on disk.
         without_cache, computed: Prompt tokens of all requests; those that were computed; None where nobody can say.
         replayed: Calls executed to restore states or to check pairs; None where nobody can say.
@@ -32,7 +32,7 @@ class Found:
     prompts: Sequence[float]
     calls: Sequence[float]
     sizes: Sequence[float]
-    rows: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    rows: Mapping[str, tuple[float, Sequence[float]]] = field(default_factory=dict)
     size: float = 0.0
     without_cache: float | None = None
     computed: float | None = None
@@ -116,9 +116,10 @@ def _prompts(plan: Any, tasks: int, found: Found | None) -> Iterator[Figure]:
 
 
 def _rows(plan: Any, tasks: int, found: Found | None) -> Iterator[Figure]:
-    for name, each in ({} if found is None else found.rows).items():
-        if name != "pairs" or plan.pairs is None:
-            yield Figure(name, total(each, tasks, found is not None and found.known), "rows")
+    if found is not None:
+        for name, (amount, each) in found.rows.items():
+            if name != "pairs" or plan.pairs is None:
+                yield Figure(name, rows(amount, each, tasks, found.known), "rows")
     if plan.pairs is not None:
         yield Figure("pairs", Estimate(tasks * plan.pairs), "rows", "plan.pairs a task")
     elif found is None:
@@ -141,7 +142,8 @@ def _seconds(config: Any, tasks: int, found: Found | None, amounts: Mapping[str,
             lacking = "plan.tokens with plan.tokens_per_second, plan.tool_calls with plan.tool_seconds"
             return unknown(name, "seconds", f"{LACKING} or {lacking}")
         longest = max(generation / plan.generators, tools / workers)
-        return Figure(name, Estimate(longest), "seconds", "if generation and tools overlap; the search itself not counted")
+        note = "if generation and tools overlap; the search's own work is not counted"
+        return Figure(name, Estimate(longest), "seconds", note)
     if found.seconds is None:
         return unknown(name, "seconds", "the run was resumed: its seconds are not all known")
     assert generation is not None and tools is not None and growth.expected is not None  # there is a run to go by
