@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 from offline_agent.config import BuildPrefsConfig
@@ -20,10 +21,12 @@ from offline_agent.preferences.hindsight import Hindsight, evaluation_tasks
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.pairs import StepPairs, TrajectoryPairs
 from offline_agent.preferences.refusals import Refusal
-from offline_agent.records import PreferencePair
+from offline_agent.preferences.shelf import PairShelf, Same, Shelf
+from offline_agent.records import Trajectory
 from offline_agent.search.codec import tree_from_json
 from offline_agent.search.rollouts import Rollouts
 from offline_agent.search.tree import SearchTree
+from offline_agent.store import RunDirectory
 
 
 def _miner(parts: Parts, config: BuildPrefsConfig, engine: Engine) -> Miner:
@@ -53,8 +56,24 @@ def _miner(parts: Parts, config: BuildPrefsConfig, engine: Engine) -> Miner:
     )  # fmt: skip
 
 
+class _Refused:
+    """Writes each refusal to the quarantine at once, and counts it."""
+
+    def __init__(self, run: RunDirectory, figures: Figures) -> None:
+        self._run = run
+        self._figures = figures
+
+    def append(self, refusal: Refusal) -> None:
+        """Take one; see `export.Refusals`."""
+        self._run.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))
+        self._figures.refused((refusal,))
+
+
 def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
     """Build every table from the trees on disk, in task order: a resumed run writes what an uninterrupted one does.
+
+    Trees are read one by one. What is not written at once (pairs, until all are known and balanced; filtered
+    trajectories, until their table's turn comes) waits in temporary files in the run directory.
 
     Args:
         parts: Environment, tasks, policy.
@@ -67,36 +86,39 @@ def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figur
     known = parts.policy.identity.get("model_hash")
     model = None if known is None else str(known)
     miner = _miner(parts, config, engine)
+    refused = _Refused(run_dir, figures)
     session.progress.start(len(parts.tasks), "building pairs")
-    pairs: list[PreferencePair] = []
-    refusals: list[Refusal] = []
-    kept: list[Any] = []
+    with closing(PairShelf(run_dir.path)) as pairs:
+        with closing(Shelf[Trajectory](run_dir.path, "filtered")) as filtered:
 
-    def mined_trajectories() -> Iterator[Mapping[str, Any]]:
-        for number, tree in enumerate(_trees(parts, session)):
-            figures.tree(tree)
-            mined = miner.mine(tree)
-            figures.mined(mined)
-            pairs.extend(mined.pairs)
-            kept.extend(mined.filtered)
-            refusals.extend(mined.refusals)
-            yield from trajectory_rows(mined.trajectories, renderer, refusals, model)
-            session.progress.update(number + 1, pairs=len(pairs))
+            def mined_trajectories() -> Iterator[Mapping[str, Any]]:
+                for number, tree in enumerate(_trees(parts, session)):
+                    figures.tree(tree)
+                    mined = miner.mine(tree)
+                    figures.mined(mined)
+                    pairs.add(mined.pairs)
+                    filtered.add(mined.filtered)
+                    for refusal in mined.refusals:
+                        refused.append(refusal)
+                    yield from trajectory_rows(mined.trajectories, renderer, refused, model)
+                    session.progress.update(number + 1, pairs=len(pairs))
 
-    run_dir.write_rows("trajectories", figures.count("trajectories", mined_trajectories()), _schemas.TRAJECTORIES)
-    miner.close()
-    rows = figures.count("filtered", trajectory_rows(kept, renderer, refusals, model))
-    run_dir.write_rows("filtered", rows, _schemas.FILTERED)
-    balanced, dropped = miner.balance(pairs)
-    refusals += dropped
-    rows = figures.count_pairs(pair_rows(balanced, renderer, refusals, model))
-    run_dir.write_rows("preferences", rows, _schemas.PREFERENCES)
-    for refusal in refusals:
-        run_dir.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))
-    figures.refused(refusals)
+            run_dir.write_rows(
+                "trajectories", figures.count("trajectories", mined_trajectories()), _schemas.TRAJECTORIES
+            )
+            miner.close()
+            rows = figures.count("filtered", trajectory_rows(filtered, renderer, refused, model))
+            run_dir.write_rows("filtered", rows, _schemas.FILTERED)
+        balanced = pairs.choose(miner.rules, refused.append)
+        rows = figures.count_pairs(pair_rows(balanced, renderer, refused, model))
+        run_dir.write_rows("preferences", rows, _schemas.PREFERENCES)
     figures.seconds["judging"] = time.perf_counter() - started
 
 
 def _trees(parts: Parts, session: Session[BuildPrefsConfig]) -> Iterator[SearchTree]:
+    same = Same()
     for task in parts.tasks:
-        yield tree_from_json(session.run.read_tree(task.task_id))
+        tree = tree_from_json(session.run.read_tree(task.task_id))
+        for node in tree.nodes:
+            node.context.tools = same.of(node.context.tools)
+        yield tree

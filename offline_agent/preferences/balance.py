@@ -1,52 +1,28 @@
-"""What pairs are kept of all that were found: no doubles, no contradictions, no task, depth or length too heavy."""
+"""What pairs are kept of all that were found: no doubles, no contradictions, no task, depth or length too heavy.
+
+All of it works on the columns of a `FactTable`, so that the pairs themselves can wait on disk.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from offline_agent.errors import ConfigError
+from offline_agent.preferences.facts import KINDS, FactTable, PairFacts, facts_of, mean_length_gap
 from offline_agent.preferences.refusals import Refusal
-from offline_agent.records import Context, PairKind, PreferencePair, Step
+from offline_agent.records import PreferencePair
 
-KINDS: tuple[PairKind, ...] = ("step", "trajectory", "hindsight", "minimal")
+__all__ = ["Balance", "Choice", "PairFacts", "Selection", "balance", "facts_of", "mean_length_gap"]
 
+Ints = NDArray[np.int64]
+Refuse = Callable[[Refusal], object]
+"""Takes each refusal as soon as it is known."""
 
-@dataclass(frozen=True, slots=True)
-class PairFacts:
-    """The few figures of a pair that balancing needs, so that the pair itself can wait on disk.
-
-    Attributes:
-        name: For refusals.
-        kind: Which rule made it.
-        group: The tree it is from, else its task: what the caps per task count.
-        depth: Number of actions in the shared history.
-        digest: Of (prompt, chosen, rejected) as token ids, or as text where there are none.
-        forward, backward: Of (prompt, better, worse) as canonical actions, and of the same pair turned round.
-        chosen_length, rejected_length: Trainable tokens of each side, or characters where there are none.
-        confidence: P(Q_chosen > Q_rejected).
-        gap: Q_chosen − Q_rejected.
-    """
-
-    name: str
-    kind: PairKind
-    group: str
-    depth: int
-    digest: bytes
-    forward: bytes
-    backward: bytes
-    chosen_length: int
-    rejected_length: int
-    confidence: float
-    gap: float
-
-    @property
-    def delta(self) -> int:
-        """How much longer the chosen side is."""
-        return self.chosen_length - self.rejected_length
+_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +40,17 @@ class Selection:
     refusals: tuple[Refusal, ...]
 
 
-def facts_of(pair: PreferencePair) -> PairFacts:
-    """Return the figures of a pair that balancing needs."""
-    chosen, rejected = _content(pair.chosen), _content(pair.rejected)
-    keys = [[step.key for step in side] for side in (pair.chosen, pair.rejected)]
-    prompt = _prompt(pair.prefix)
-    ids = all(step.action.token_ids is not None for step in (*pair.chosen, *pair.rejected))
-    task_id = pair.prefix.task.task_id
-    group = task_id if pair.tree_id is None else pair.tree_id
-    return PairFacts(
-        f"{task_id}/{pair.kind}/node {pair.node_id}/edges {pair.chosen_edge}>{pair.rejected_edge}",
-        pair.kind,
-        group,
-        pair.prefix.depth,
-        _digest([prompt, chosen, rejected]),
-        _digest([prompt, *keys]),
-        _digest([prompt, *keys[::-1]]),
-        _length(pair.chosen, ids),
-        _length(pair.rejected, ids),
-        pair.confidence,
-        pair.q_chosen - pair.q_rejected,
-    )
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which pairs of a table are kept.
+
+    Attributes:
+        kept: int [k], positions in the table, ascending.
+        weights: float [k], 1/√(kept pairs of the task).
+    """
+
+    kept: Ints
+    weights: NDArray[np.float64]
 
 
 class Balance:
@@ -118,125 +84,144 @@ class Balance:
         self.weighted = weighted
 
     def select(self, pairs: Sequence[PairFacts]) -> Selection:
-        """Return which pairs are kept: doubles, contradictions, caps and lengths, in this order."""
+        """Return which pairs are kept: `choose` for facts that are all in memory."""
         refusals: list[Refusal] = []
-        left = self._once(pairs, list(range(len(pairs))), refusals)
-        left = self._consistent(pairs, left, refusals)
-        left = self._capped(pairs, left, refusals)
-        left = self._length_matched(pairs, left, refusals)
-        counts: dict[str, int] = {}
-        for i in left:
-            counts[pairs[i].group] = counts.get(pairs[i].group, 0) + 1
-        weights = tuple(1 / math.sqrt(counts[pairs[i].group]) if self.weighted else 1.0 for i in left)
-        return Selection(tuple(left), weights, tuple(refusals))
+        choice = self.choose(FactTable.of(pairs), refusals.append)
+        return Selection(tuple(choice.kept.tolist()), tuple(choice.weights.tolist()), tuple(refusals))
 
-    def _once(self, pairs: Sequence[PairFacts], left: list[int], refusals: list[Refusal]) -> list[int]:
-        best: dict[bytes, int] = {}
-        for i in left:
-            other = best.get(pairs[i].digest)
-            if other is None or pairs[i].confidence > pairs[other].confidence:
-                best[pairs[i].digest] = i
-        kept = set(best.values())
-        for i in left:
-            if i not in kept:
-                twin = pairs[best[pairs[i].digest]].name
-                refusals.append(_refusal(pairs[i], "the same prompt, chosen and rejected as another pair", twin=twin))
-        return [i for i in left if i in kept]
+    def choose(self, table: FactTable, refuse: Refuse) -> Choice:
+        """Return which pairs are kept: doubles, contradictions, caps and lengths, in this order.
 
-    def _consistent(self, pairs: Sequence[PairFacts], left: list[int], refusals: list[Refusal]) -> list[int]:
-        said = {pairs[i].forward for i in left}
-        out = []
-        for i in left:
-            if pairs[i].backward in said:
-                refusals.append(_refusal(pairs[i], "another pair says the opposite of the same prompt"))
-            else:
-                out.append(i)
-        return out
+        Args:
+            table: The facts of all pairs.
+            refuse: Takes why each of the others was refused, in the order of the rules.
+        """
+        left = self._once(table, refuse)
+        left = self._consistent(table, left, refuse)
+        left = self._capped(table, left, refuse)
+        left = self._length_matched(table, left, refuse)
+        if not self.weighted:
+            return Choice(left, np.ones(len(left)))
+        _, group, counts = np.unique(table.column("group", left), return_inverse=True, return_counts=True)
+        return Choice(left, 1 / np.sqrt(counts[group.reshape(-1)]))
 
-    def _capped(self, pairs: Sequence[PairFacts], left: list[int], refusals: list[Refusal]) -> list[int]:
-        groups: dict[str, list[int]] = {}
-        for i in left:
-            groups.setdefault(pairs[i].group, []).append(i)
+    def _once(self, table: FactTable, refuse: Refuse) -> Ints:
+        """Keep the surest of those that say the same, the first one among equals."""
+        if not len(table):
+            return np.empty(0, np.int64)
+        digest = table.column("digest")
+        order = np.lexsort((-table.column("confidence"), digest[:, 1], digest[:, 0]))
+        run = _runs(digest[order])
+        best = np.empty(len(table), np.int64)
+        best[order] = order[np.searchsorted(run, run)]  # the first of each run
+        kept = best == np.arange(len(table))
+        for i in map(int, np.flatnonzero(~kept)):
+            twin = table.name(int(best[i]))
+            refuse(_refusal(table, i, "the same prompt, chosen and rejected as another pair", twin=twin))
+        return np.flatnonzero(kept)
+
+    def _consistent(self, table: FactTable, left: Ints, refuse: Refuse) -> Ints:
+        said = _among(table.column("backward", left), table.column("forward", left))
+        for i in map(int, left[said]):
+            refuse(_refusal(table, i, "another pair says the opposite of the same prompt"))
+        return left[~said]
+
+    def _capped(self, table: FactTable, left: Ints, refuse: Refuse) -> Ints:
+        kept: list[Ints] = []
+        for members in _groups(table, left):
+            kept.append(np.array(self._cap_group(table, members, refuse), np.int64))
+        return np.sort(np.concatenate(kept)) if kept else left
+
+    def _cap_group(self, table: FactTable, members: Ints, refuse: Refuse) -> list[int]:
+        gap, confidence = table.column("gap", members), table.column("confidence", members)
+        order = members[np.lexsort((-gap, -confidence))]
+        kinds, depths = table.column("kind", order).tolist(), table.column("depth", order).tolist()
+        queues = [[at for at, kind in enumerate(kinds) if kind == number][::-1] for number in range(len(KINDS))]
         kept: list[int] = []
-        for members in groups.values():
-            kept += self._cap_group(pairs, members, refusals)
-        return sorted(kept)
-
-    def _cap_group(self, pairs: Sequence[PairFacts], members: list[int], refusals: list[Refusal]) -> list[int]:
-        queues = {
-            kind: sorted(
-                (i for i in members if pairs[i].kind == kind), key=lambda i: (-pairs[i].confidence, -pairs[i].gap, i)
-            )
-            for kind in KINDS
-        }
-        kept: list[int] = []
-        depths: dict[int, int] = {}
-        while any(queues.values()):
-            for queue in queues.values():
+        taken: dict[int, int] = {}
+        while any(queues):
+            for queue in queues:
                 while queue:
-                    i = queue.pop(0)
-                    depth = pairs[i].depth
+                    at = queue.pop()
+                    i, depth = int(order[at]), depths[at]
                     if len(kept) >= self.per_task:
-                        refusals.append(_refusal(pairs[i], f"more than {self.per_task} pairs of its task"))
-                    elif depths.get(depth, 0) >= self.per_depth:
-                        refusals.append(_refusal(pairs[i], f"more than {self.per_depth} pairs of its task and depth"))
+                        refuse(_refusal(table, i, f"more than {self.per_task} pairs of its task"))
+                    elif taken.get(depth, 0) >= self.per_depth:
+                        refuse(_refusal(table, i, f"more than {self.per_depth} pairs of its task and depth"))
                     else:
-                        depths[depth] = depths.get(depth, 0) + 1
+                        taken[depth] = taken.get(depth, 0) + 1
                         kept.append(i)
                         break
         return kept
 
-    def _length_matched(self, pairs: Sequence[PairFacts], left: list[int], refusals: list[Refusal]) -> list[int]:
+    def _length_matched(self, table: FactTable, left: Ints, refuse: Refuse) -> Ints:
         """Drop pairs of the side that carries the mean, from the bin of the largest |Δ| down, the least sure first."""
-        widest = max((abs(pairs[i].delta) for i in left), default=0)
-
-        def order(i: int) -> tuple[int, float, float, int]:
-            bin_ = min(self.bins - 1, self.bins * abs(pairs[i].delta) // max(widest, 1))
-            return -bin_, pairs[i].confidence, pairs[i].gap, i
-
-        lengths = _Lengths(pairs, left, self.max_length_gap)
-        queue = sorted(left, key=order)
-        while lengths.uneven:
-            size = len(lengths.kept)
-            for i in queue:
-                if lengths.uneven and i in lengths.kept and lengths.helps(i, tipping=False):
-                    lengths.drop(i)
-            if len(lengths.kept) == size:
-                last = next((i for i in queue if i in lengths.kept and lengths.helps(i, tipping=True)), None)
-                if last is None:
-                    break
-                lengths.drop(last)
+        delta = table.delta(left)
+        widest = max(int(np.abs(delta).max(initial=0)), 1)
+        bin_ = np.minimum(self.bins - 1, self.bins * np.abs(delta) // widest)
+        order = np.lexsort((table.column("gap", left), table.column("confidence", left), -bin_))
+        length = table.column("chosen_length", left).astype(np.int64) + table.column("rejected_length", left)
+        lengths = _Lengths(delta[order], length[order], self.max_length_gap)
+        lengths.match()
         reason = f"length matching: |mean Δ| of all pairs would exceed {self.max_length_gap:.0%} of the mean length"
-        refusals += [_refusal(pairs[i], reason, delta=pairs[i].delta) for i in queue if i not in lengths.kept]
-        return [i for i in left if i in lengths.kept]
+        for at in map(int, np.flatnonzero(~lengths.kept)):
+            refuse(_refusal(table, int(left[order[at]]), reason, delta=int(lengths.delta[at])))
+        return np.sort(left[order[lengths.kept]])
 
 
 class _Lengths:
-    """The pairs still kept while lengths are matched, with the sums that the condition is on."""
+    """The pairs still kept while lengths are matched, with the sums that the condition is on.
 
-    def __init__(self, pairs: Sequence[PairFacts], left: Sequence[int], share: float) -> None:
-        self._pairs = pairs
+    Args:
+        delta: int [n], how much longer each pair's chosen side is, in the order in which pairs are dropped.
+        length: int [n], of both sides together.
+        share: Greatest |mean Δ| as a share of the mean length of a side.
+    """
+
+    def __init__(self, delta: Ints, length: Ints, share: float) -> None:
+        self.delta = delta
+        self.kept = np.ones(len(delta), bool)
+        self._length = length
         self._share = share
-        self.kept = set(left)
-        self._delta = sum(pairs[i].delta for i in left)
-        self._length = sum(pairs[i].chosen_length + pairs[i].rejected_length for i in left)
+        self._left = len(delta)
+        self._delta_sum = int(delta.sum())
+        self._length_sum = int(length.sum())
+
+    def match(self) -> None:
+        """Drop until the lengths are even, or until no drop would bring the mean nearer to zero."""
+        while self._uneven:
+            size = self._left
+            self._drop_without_tipping()
+            if self._left == size:
+                nearer = np.abs(self._delta_sum - self.delta) < abs(self._delta_sum)
+                last = np.flatnonzero(nearer & self.kept)[:1].tolist()
+                if not last:
+                    break
+                self._drop(last[0])
 
     @property
-    def uneven(self) -> bool:
+    def _uneven(self) -> bool:
         # |mean Δ| > share · mean length of a side; both means are over the same pairs, so their number cancels.
-        return abs(self._delta) > self._share * self._length / 2 and len(self.kept) > 1
+        return abs(self._delta_sum) > self._share * self._length_sum / 2 and self._left > 1
 
-    def helps(self, i: int, tipping: bool) -> bool:
-        """Whether dropping a pair brings the mean nearer to zero: without tipping it to the other side, or at all."""
-        delta = self._pairs[i].delta
-        if tipping:
-            return abs(self._delta - delta) < abs(self._delta)
-        return delta * self._delta > 0 and abs(delta) <= abs(self._delta)
+    def _drop_without_tipping(self) -> None:
+        """Drop, in order, each pair that brings the mean nearer to zero and does not tip it to the other side."""
+        for start in range(0, len(self.delta), _AT_ONCE):
+            part = self.delta[start : start + _AT_ONCE]
+            # The sum only shrinks, so what does not fit now does not fit later in this round.
+            fits = self.kept[start : start + _AT_ONCE] & (part * np.sign(self._delta_sum) > 0)
+            fits &= np.abs(part) <= abs(self._delta_sum)
+            for at in (np.flatnonzero(fits) + start).tolist():
+                if not self._uneven:
+                    return
+                if abs(int(self.delta[at])) <= abs(self._delta_sum):
+                    self._drop(at)
 
-    def drop(self, i: int) -> None:
-        self.kept.discard(i)
-        self._delta -= self._pairs[i].delta
-        self._length -= self._pairs[i].chosen_length + self._pairs[i].rejected_length
+    def _drop(self, at: int) -> None:
+        self.kept[at] = False
+        self._left -= 1
+        self._delta_sum -= int(self.delta[at])
+        self._length_sum -= int(self._length[at])
 
 
 def balance(pairs: Sequence[PreferencePair], rules: Balance) -> tuple[list[PreferencePair], list[Refusal]]:
@@ -246,38 +231,40 @@ def balance(pairs: Sequence[PreferencePair], rules: Balance) -> tuple[list[Prefe
     return kept, list(selection.refusals)
 
 
-def mean_length_gap(pairs: Iterable[PairFacts]) -> float:
-    """Return |mean Δ| as a share of the mean length of a side; 0 for no pairs."""
-    pairs = list(pairs)
-    length = sum(pair.chosen_length + pair.rejected_length for pair in pairs) / 2
-    return abs(sum(pair.delta for pair in pairs)) / length if length else 0.0
+def _refusal(table: FactTable, i: int, reason: str, **facts: object) -> Refusal:
+    kind = KINDS[int(table.column("kind")[i])]
+    return Refusal("pair", table.name(i), reason, {"pair_kind": kind, **facts})
 
 
-def _refusal(pair: PairFacts, reason: str, **facts: object) -> Refusal:
-    return Refusal("pair", pair.name, reason, {"pair_kind": pair.kind, **facts})
+def _runs(keys: NDArray[np.uint64]) -> Ints:
+    """Return for sorted keys [n, 2] the number of the run of equal ones that each is in; int [n], from 0."""
+    new = np.any(keys[1:] != keys[:-1], axis=1)
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(new)])
 
 
-def _content(steps: Sequence[Step]) -> list[object]:
-    """What a trainer sees of a side: the turns, and the answers between them."""
-    turns = [list(s.action.token_ids) if s.action.token_ids is not None else s.action.text for s in steps]
-    answers = [step.observation for step in steps[:-1]]
-    return [turns, answers]
+def _among(keys: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return which keys [n, 2] are among the known ones [m, 2]; bool [n]."""
+    if not len(keys):
+        return np.zeros(0, bool)
+    both = np.concatenate([known, keys])
+    order = np.lexsort((both[:, 1], both[:, 0]))
+    run = _runs(both[order])
+    holds = np.zeros(int(run[-1]) + 1, bool)
+    holds[run[order < len(known)]] = True
+    found = np.empty(len(both), bool)
+    found[order] = holds[run]
+    return found[len(known) :]
 
 
-def _prompt(prefix: Context) -> list[object]:
-    turns = [[node.action.text if node.action else None, node.role, node.observation] for node in prefix.lineage()]
-    return [prefix.system, [str(schema) for schema in prefix.tools], turns]
-
-
-def _length(steps: Sequence[Step], ids: bool) -> int:
-    if ids:
-        return sum(len(step.action.token_ids or ()) for step in steps)
-    return sum(len(step.action.text) for step in steps)
-
-
-def _text(value: object) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
-
-
-def _digest(value: object) -> bytes:
-    return hashlib.blake2b(_text(value).encode(), digest_size=16).digest()
+def _groups(table: FactTable, left: Ints) -> Iterator[Ints]:
+    """Yield the members of each group, ascending; groups in the order of their first members."""
+    if not len(left):
+        return
+    _, first, inverse = np.unique(table.column("group", left), return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    number = rank[inverse.reshape(-1)]
+    order = np.argsort(number, kind="stable")
+    ends = np.flatnonzero(np.diff(number[order])) + 1
+    for start, end in zip([0, *ends.tolist()], [*ends.tolist(), len(left)], strict=True):
+        yield left[order[start:end]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from offline_agent.errors import DataError
 from offline_agent.preferences.refusals import Refusal
@@ -31,6 +31,14 @@ TRAJECTORY_COLUMNS = (
     "messages", "tools", "task_id", "split", "origin", "reward", "success", "verdict", "steps", "terminated",
     "truncated", "input_ids", "action_mask", "logps", "criticality", "certificate",
 )  # fmt: skip
+
+
+class Refusals(Protocol):
+    """Takes refusals one by one: a list, or what writes each down at once."""
+
+    def append(self, refusal: Refusal, /) -> None:
+        """Take one."""
+
 
 _DEEPEST = 200  # Python's own encoder and the JSON reader of `datasets` give up at about 1000
 
@@ -113,9 +121,9 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash
 
 
 def pair_rows(
-    pairs: Sequence[PreferencePair],
+    pairs: Iterable[PreferencePair],
     renderer: Renderer | None,
-    refusals: list[Refusal],
+    refusals: Refusals,
     model_hash: str | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of the pairs; one that fails its certificate goes to `refusals` instead."""
@@ -128,9 +136,9 @@ def pair_rows(
 
 
 def trajectory_rows(
-    trajectories: Sequence[Trajectory],
+    trajectories: Iterable[Trajectory],
     renderer: Renderer | None,
-    refusals: list[Refusal],
+    refusals: Refusals,
     model_hash: str | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of the trajectories; one that fails its certificate goes to `refusals` instead."""
