@@ -22,6 +22,7 @@ from offline_agent.errors import ConfigError, OfflineAgentError, did_you_mean
 from offline_agent.pipelines._progress import Progress
 
 if TYPE_CHECKING:
+    from offline_agent.pipelines._shards import Spread
     from offline_agent.store import RunDirectory
     from offline_agent.tracking import Tracker
 
@@ -30,7 +31,9 @@ DONE, FAILED, WRONG = 0, 1, 2
 C = TypeVar("C", bound=RunConfig)
 P = TypeVar("P")
 
-_OPTIONS = ("--config", "--help", "--plan", "--print-config")
+_OPTIONS = ("--config", "--help", "--merge", "--plan", "--print-config", "--shard", "--submit")
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_PARTS = ("--merge", "--shard", "--submit")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Command(Generic[C, P]):
             return it with the facts for the manifest.
         run: Do the work; returns the summary, JSON-serialisable.
         show: Turn the summary into what is printed at the end: the text, or anything rich can print.
+        spread: How its tasks are cut into shards that are run apart; None = it is one piece.
     """
 
     name: str
@@ -67,6 +71,7 @@ class Command(Generic[C, P]):
     prepare: Callable[[C], tuple[P, Facts]]
     run: Callable[[P, Session[C]], Mapping[str, Any]]
     show: Callable[[Mapping[str, Any], Path], Any]
+    spread: Spread[C, P] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class Session(Generic[C]):
     say: Callable[[str], None]
 
 
-class _Stopped(BaseException):
+class Stopped(BaseException):
     """SIGTERM or SIGINT: end in good order; the same command goes on later."""
 
 
@@ -101,25 +106,54 @@ def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "--help" in arguments or "-h" in arguments:
-        _print(usage(command))
+        show(usage(command))
         return DONE
     try:
         planned = "--plan" in arguments
-        file, overrides, show_only = _parse([argument for argument in arguments if argument != "--plan"])
+        asked = [argument for argument in arguments if argument in _PARTS]
+        file, overrides, show_only = _parse([given for given in arguments if given not in ("--plan", *_PARTS)])
         config = configuration.load(command.config, file, overrides)
         if show_only:
-            _print(configuration.to_yaml(config).rstrip())
+            show(configuration.to_yaml(config).rstrip())
             return DONE
+        if len(asked) > 1:
+            raise ConfigError(f"{', '.join(asked)}: give one of them")
+        part = asked[0] if asked else None
+        apart = _apart(command, config, part)
         prepared, facts = command.prepare(config)
         if planned:
             del prepared  # a model is loaded by the probe, not twice
             return _plan(command, config)
+        if apart is not None:
+            return apart(command, config, prepared, facts)
     except ConfigError as error:
-        return _refuse(command, error)
+        return refuse(command, error)
     except OfflineAgentError as error:
-        _say(f"{command.name}: {error}")
+        say(f"{command.name}: {error}")
         return FAILED
-    return _carry_out(command, config, prepared, facts, arguments)
+    return _carry_out(command, config, prepared, facts, arguments, part)
+
+
+def _apart(command: Command[C, P], config: C, part: str | None) -> Callable[..., int] | None:
+    """Return what carries the command out in place of this process alone: jobs, or the first of several processes.
+
+    Raises:
+        ConfigError: An option that goes with something else, or there is no Slurm.
+    """
+    from offline_agent.pipelines import _processes
+
+    if _processes.rank():
+        _processes.check(command.name, config)
+        return _processes.follow
+    if config.launcher != "slurm" and part == "--submit":
+        raise ConfigError(f"--submit: got launcher={config.launcher}; it goes with launcher=slurm")
+    if command.spread is None and part in ("--merge", "--shard"):
+        raise ConfigError(f"{part}: {command.name} is not cut into shards; leave it out")
+    if config.launcher != "slurm" or part in ("--merge", "--shard"):
+        return None
+    from offline_agent.pipelines import _slurm
+
+    return _slurm.launcher(command, config, wait=part is None)
 
 
 def usage(command: Command[Any, Any]) -> str:
@@ -132,6 +166,7 @@ usage: python -m offline_agent.pipelines.{command.name} [--config FILE] [key=val
 
   --config FILE   YAML with any of the keys below; key=value goes over it
   --print-config  print the resolved configuration and stop
+  --submit        with launcher=slurm: submit, print the ids of the jobs, and return{_SHARDED if command.spread else ""}
   --plan          print what the run is expected to cost (tokens, calls, time, disk, rows), and stop; see plan.*
   --help          this
 
@@ -139,6 +174,11 @@ usage: python -m offline_agent.pipelines.{command.name} [--config FILE] [key=val
 
 Exit status: 0 done, 1 failed while running, 2 the request was wrong (nothing was written).
 Naming an existing run_dir with the same configuration goes on with that run."""
+
+
+_SHARDED = """
+  --shard         do only what a shard does; the jobs of launcher=slurm are called so
+  --merge         gather what the shards in run_dir made, and finish; can be repeated"""
 
 
 def _parse(arguments: list[str]) -> tuple[str | None, list[str], bool]:
@@ -171,53 +211,63 @@ def _plan(command: Command[C, P], config: C) -> int:
     from offline_agent.pipelines import _plan
 
     try:
-        with _signals():
-            _print(_plan.plan(command.name, config, _say))
-    except _Stopped as stop:
-        _say(f"{command.name}: stopped by {stop}; nothing was written")
+        with signals():
+            show(_plan.plan(command.name, config, say))
+    except Stopped as stop:
+        say(f"{command.name}: stopped by {stop}; nothing was written")
         return FAILED
     return DONE
 
 
-def _carry_out(command: Command[C, P], config: C, prepared: P, facts: Facts, arguments: list[str]) -> int:
+def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDirectory]:
+    """Open the run directory and say so; return it with the configuration that names it. Raises as it does."""
     from offline_agent.store import RunDirectory
 
-    try:
-        config = config.model_copy(update={"run_dir": str(_place(command.name, config.run_dir))})
-        run = RunDirectory.open(
-            config.run_dir or "",
-            config=config.resolved(),
-            facts={"seeds": {"run": config.seed}, **masked(dict(facts.manifest))},
-            command=command.name,
-            free=configuration.free_keys(command.config),
-        )
-    except ConfigError as error:
-        return _refuse(command, error)
-    except OfflineAgentError as error:
-        _say(f"{command.name}: {error}")
-        return FAILED
-    _say(f"{command.name}: {'going on with' if run.resumed else 'writing to'} {run.path}")
+    config = config.model_copy(update={"run_dir": str(_place(command.name, config.run_dir))})
+    run = RunDirectory.open(
+        config.run_dir or "",
+        config=config.resolved(),
+        facts={"seeds": {"run": config.seed}, **masked(dict(facts.manifest))},
+        command=command.name,
+        free=configuration.free_keys(command.config),
+    )
+    say(f"{command.name}: {'going on with' if run.resumed else 'writing to'} {run.path}")
     for warning in run.warnings:
-        _say(f"{command.name}: {warning}")
+        say(f"{command.name}: {warning}")
+    return config, run
+
+
+def _carry_out(
+    command: Command[C, P], config: C, prepared: P, facts: Facts, arguments: list[str], part: str | None
+) -> int:
+    try:
+        config, run = open_run(command, config, facts)
+    except ConfigError as error:
+        return refuse(command, error)
+    except OfflineAgentError as error:
+        say(f"{command.name}: {error}")
+        return FAILED
     same = [argument for argument in arguments if not argument.startswith("run_dir=")]
     again = f"python -m offline_agent.pipelines.{command.name} {shlex.join([*same, f'run_dir={run.path}'])}"
     try:
-        with _signals(), run:
-            _work(command, config, prepared, facts, run)
+        with signals(), run:
+            _work(command, config, prepared, facts, run, part)
     except OfflineAgentError as error:
-        _say(f"{command.name}: {error}")
+        say(f"{command.name}: {error}")
         return FAILED
-    except _Stopped as stop:
-        _say(f"{command.name}: stopped by {stop}. To go on: {again}")
+    except Stopped as stop:
+        say(f"{command.name}: stopped by {stop}. To go on: {again}")
         return FAILED
     except Exception:
         traceback.print_exc()
-        _say(f"{command.name}: a fault of the program (above). What was done is in {run.path}; to go on: {again}")
+        say(f"{command.name}: a fault of the program (above). What was done is in {run.path}; to go on: {again}")
         return FAILED
     return DONE
 
 
-def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: RunDirectory) -> None:
+def _work(
+    command: Command[C, P], config: C, prepared: P, facts: Facts, run: RunDirectory, part: str | None
+) -> None:
     from offline_agent.tracking import open_tracker
 
     progress = Progress(command.name)
@@ -233,7 +283,8 @@ def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: Run
     )
     try:
         expectation = _expectation(command, config, run, progress.say)
-        summary = command.run(prepared, Session(config, run, tracker, progress, progress.say))
+        session = Session(config, run, tracker, progress, progress.say)
+        summary = _run(command, prepared, session, part)
         progress.close()
         if expectation is not None:
             summary = {**summary, "expected": expectation.against(summary)}
@@ -242,14 +293,25 @@ def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: Run
         tracker.metrics(dict(_numbers(summary)))
         for name in ("manifest.json", "summary.json"):
             tracker.artifact(run.path / name)
-        _print(command.show(summary, run.path))  # before tracking is waited for
+        show("shard done" if part == "--shard" else command.show(summary, run.path))  # before tracking is waited for
         if expectation is not None:
-            _print(expectation.show(summary["expected"]))
+            show(expectation.show(summary["expected"]))
     except BaseException as error:
         progress.close()
-        tracker.close("KILLED" if isinstance(error, _Stopped) else "FAILED")
+        tracker.close("KILLED" if isinstance(error, Stopped) else "FAILED")
         raise
     tracker.close()
+
+
+def _run(command: Command[C, P], prepared: P, session: Session[C], part: str | None) -> Mapping[str, Any]:
+    if command.spread is None or part not in ("--shard", "--merge"):
+        return command.run(prepared, session)
+    if part == "--shard":
+        return command.spread.share(prepared, session)
+    from offline_agent.pipelines._shards import merge
+
+    made = merge(command.spread, prepared, session)
+    return {**command.run(prepared, session), "shards": made}
 
 
 def _expectation(command: Command[C, P], config: C, run: RunDirectory, say: Callable[[str], None]) -> Any:
@@ -285,13 +347,26 @@ def _numbers(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into `_Stopped`, so that files are closed in good order."""
+def signals() -> Iterator[None]:
+    """Turn signals that end a job into `Stopped`, so that files are closed in good order.
+
+    A job of Slurm's gets SIGTERM, or SIGUSR1 and SIGUSR2 as it was asked for, often several times over: only the first
+    counts, and leaves a mark for the job's script.
+    """
+    stopped = False
 
     def stop(number: int, frame: object) -> None:
-        raise _Stopped(signal.Signals(number).name)
+        nonlocal stopped
+        if stopped and number != signal.SIGINT:
+            return
+        stopped = True
+        mark = os.environ.get("OFFLINE_AGENT_STOPPED")
+        if mark and number != signal.SIGINT:
+            with contextlib.suppress(OSError):
+                Path(mark).touch()
+        raise Stopped(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in _STOPPING}
     try:
         yield
     finally:
@@ -299,16 +374,16 @@ def _signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _refuse(command: Command[Any, Any], error: ConfigError) -> int:
+def refuse(command: Command[Any, Any], error: ConfigError) -> int:
     count = len(error.faults)
-    _say(f"{command.name}: the request is wrong ({count} fault{'s' * (count > 1)}), nothing was written:")
+    say(f"{command.name}: the request is wrong ({count} fault{'s' * (count > 1)}), nothing was written:")
     for fault in error.faults:
-        _say(f"  {fault}")
-    _say(f"All keys: python -m offline_agent.pipelines.{command.name} --help")
+        say(f"  {fault}")
+    say(f"All keys: python -m offline_agent.pipelines.{command.name} --help")
     return WRONG
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -319,7 +394,7 @@ def copyable(text: str) -> Any:
     return Text(text, no_wrap=True, overflow="ignore")
 
 
-def _print(what: Any) -> None:
+def show(what: Any) -> None:
     try:
         if isinstance(what, str):
             print(what, flush=True)

@@ -14,9 +14,11 @@ from offline_agent.config import BuildPrefsConfig
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines._command import Command, Facts, Session, main
 from offline_agent.pipelines._figures import Figures, show
+from offline_agent.pipelines._gathering import gather_trees
 from offline_agent.pipelines._mine import mine
 from offline_agent.pipelines._parts import Parts, facts_of, make_parts
 from offline_agent.pipelines._search import search, settings_of
+from offline_agent.pipelines._shards import Spread
 
 
 def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
@@ -44,6 +46,19 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
     return figures.summary(parts, session.config)
 
 
+def share(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
+    """Search alone, for a run that mines the trees of all its shards; see `_shards.Spread.share`."""
+    gc.freeze()
+    figures = Figures(session.run.path, len(parts.tasks), session.run.resumed)
+    engine = parts.policy.engine()
+    try:
+        search(parts, session, engine, figures)
+    finally:
+        engine.close()
+        parts.policy.close()
+    return {"tasks": len(parts.tasks), "seconds": figures.seconds, "this_session": figures.session}
+
+
 COMMAND: Command[BuildPrefsConfig, Parts] = Command(
     name="build_prefs",
     about="Search tasks with MCTS over tool calls and write preference pairs and filtered trajectories.",
@@ -51,6 +66,7 @@ COMMAND: Command[BuildPrefsConfig, Parts] = Command(
     prepare=prepare,
     run=run,
     show=show,
+    spread=Spread(tasks=lambda parts: len(parts.tasks), share=share, gather=gather_trees),
 )
 
 if __name__ == "__main__":

@@ -21,8 +21,10 @@ from offline_agent.pipelines import _schemas
 from offline_agent.pipelines._command import Command, Facts, Session, main
 from offline_agent.pipelines._earlier import Earlier, read_earlier
 from offline_agent.pipelines._evaluation_figures import EXTRA, show, summary
+from offline_agent.pipelines._gathering import gather_attempts
 from offline_agent.pipelines._parts import Parts, facts_of, make_parts, make_policy
 from offline_agent.pipelines._probe import trust_copies
+from offline_agent.pipelines._shards import Shard, Spread
 from offline_agent.policies.base import Engine, Policy
 from offline_agent.preferences.export import trajectory_rows
 from offline_agent.preferences.refusals import Refusal
@@ -145,6 +147,13 @@ class _Run:
         self.journal.add(attempt)
         self.tick()
 
+    def figures(self) -> dict[str, Any]:
+        """Return what playing took."""
+        return {
+            "seconds": {name: round(value, 2) for name, value in self.seconds.items()},
+            "this_session": {"resumed": self.session.run.resumed, **self.measured},
+        }
+
     def tick(self) -> None:
         """Draw the progress."""
         done = self.journal.attempts.values()
@@ -155,6 +164,17 @@ class _Run:
 
 def run(prepared: Prepared, session: Evaluation) -> Mapping[str, Any]:
     """Play, search, compare, write; see `_command.Command.run`."""
+    one, parts = _played(prepared, session), prepared.parts
+    played = {label: _ordered(one, label) for label, _ in prepared.players()}
+    _write(one, played)
+    return {
+        **summary(session.config, parts, played, one.journal.openings, prepared.other, prepared.earlier),
+        **one.figures(),
+    }
+
+
+def _played(prepared: Prepared, session: Evaluation) -> _Run:
+    """Play what is not played yet."""
     gc.freeze()  # what is loaded by now lives as long as the run: the collector need not walk it again and again
     config, parts = session.config, prepared.parts
     log = session.run.events()
@@ -178,13 +198,7 @@ def run(prepared: Prepared, session: Evaluation) -> Mapping[str, Any]:
     finally:
         for _, policy in players:
             policy.close()
-    played = {label: _ordered(one, label) for label, _ in players}
-    _write(one, played)
-    return {
-        **summary(config, parts, played, journal.openings, prepared.other, prepared.earlier),
-        "seconds": {name: round(value, 2) for name, value in one.seconds.items()},
-        "this_session": {"resumed": session.run.resumed, **one.measured},
-    }
+    return one
 
 
 def asks(config: EvaluateConfig, tasks: Sequence[Task]) -> list[Ask]:
@@ -296,6 +310,20 @@ def _write(one: _Run, played: Mapping[str, Sequence[Attempt]]) -> None:
                 run_dir.quarantine("attempt", "/".join(map(str, attempt.key)), str(attempt.verdict.error))
 
 
+# -- shards ------------------------------------------------------------------------------------------------------
+
+
+def _share(prepared: Prepared, session: Evaluation) -> Mapping[str, Any]:
+    return {"tasks": len(prepared.parts.tasks), **_played(prepared, session).figures()}
+
+
+def _gather(prepared: Prepared, session: Evaluation, shards: Sequence[Shard]) -> None:
+    config, tasks = session.config, prepared.parts.tasks
+    keys = [(ask.mode, ask.task.task_id, ask.number) for ask in asks(config, tasks)]
+    keys += [("mcts", task.task_id, 0) for task in tasks] if prepared.settings is not None else []
+    gather_attempts(session, shards, [(label, *key) for label, _ in prepared.players() for key in keys])
+
+
 COMMAND: Command[EvaluateConfig, Prepared] = Command(
     name="evaluate",
     about="Play a policy on held-out tasks and report success with intervals; compare two policies on the same tasks.",
@@ -303,6 +331,7 @@ COMMAND: Command[EvaluateConfig, Prepared] = Command(
     prepare=prepare,
     run=run,
     show=show,
+    spread=Spread(tasks=lambda prepared: len(prepared.parts.tasks), share=_share, gather=_gather),
 )
 
 if __name__ == "__main__":

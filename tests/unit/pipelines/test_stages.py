@@ -92,9 +92,9 @@ sys.path.insert(0, {root!r})
 from pathlib import Path
 from tests.unit.pipelines.test_stages import PIPELINE, tiny
 from offline_agent.pipelines import _stages
-from offline_agent.pipelines._command import _signals
+from offline_agent.pipelines._command import signals
 _stages.Stage.command = property(lambda stage: [sys.executable, str(PIPELINE), "--config", str(stage.file)])
-with _signals():
+with signals():
     print(_stages.run_stage(tiny(Path({folder!r}), count=20, pause=0.3), lambda line: None, "again"))
 """
 
@@ -129,9 +129,9 @@ def test_signals_reach_the_stage_which_ends_in_good_order(tmp_path: Path, number
     _begun(tmp_path, process)
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
-    assert "_Stopped" in err, err
+    assert "Stopped: " in err, err
     assert json.loads((tmp_path / "count" / "manifest.json").read_text())["status"] == "failed"
-    assert "_Stopped" in json.loads((tmp_path / "count" / "manifest.json").read_text())["error"]
+    assert "Stopped: " in json.loads((tmp_path / "count" / "manifest.json").read_text())["error"]
     assert not _alive(tmp_path)
 
 
