@@ -32,10 +32,10 @@ def in_process(stage: Stage, say: Callable[[str], None], again: str) -> None:
         raise TrainingError(f"{stage.label} failed")
 
 
-def warm_started(folder: Path) -> Path:
+def warm_started(folder: Path, env: str = ENV) -> Path:
     """Train a new model on players who choose blindly; return its folder."""
     call(
-        "train_sft", ENV, "scratch.layers=2", "scratch.hidden_size=64", "scratch.heads=2", "scratch.key_value_heads=2",
+        "train_sft", env, "scratch.layers=2", "scratch.hidden_size=64", "scratch.heads=2", "scratch.key_value_heads=2",
         "scratch.vocabulary=320", "scratch.max_positions=512", "tasks.n=64", "demonstrations.noise=[1.0]",
         "demonstrations.only_successes=false", "optimizer.epochs=12", "optimizer.learning_rate=5e-3",
         "optimizer.schedule=constant", "batch.rows=8", "checkpoints.every=1000", "threads=1", f"run_dir={folder}",

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples.bandit import Bandit
+from examples.machines import Machines
 from offline_agent.pipelines._command import main
 from offline_agent.pipelines.refine_grpo import COMMAND
 from tests.bandit_kit import ENV, call, warm_started
@@ -93,6 +94,34 @@ def test_the_better_arm_is_found(keys: tuple[str, ...], start: Path, tmp_path: P
         "attempts=2", "greedy=false", "max_steps=1", f"run_dir={tmp_path / 'after'}",
     )  # fmt: skip
     assert summary(tmp_path / "after")["modes"]["sampled"]["success"]["mean"] > 0.9
+
+
+class Silent(Machines):
+    """Says what each call earned, and nothing of the whole."""
+
+    def get_reward(self) -> float:
+        """Call every row half a success."""
+        return 0.5
+
+
+def test_turns_are_learnt_from_what_the_environment_says_they_earned(tmp_path: Path) -> None:
+    env = "env=tests.e2e.test_refine_grpo:Silent"
+    begun = warm_started(tmp_path / "begun", "env=examples.machines:Machines")
+    keys = ("rollouts.max_steps=4", "rollouts.tasks=4", "rounds=7", "watch.enabled=false", "rollouts.outcome=0")
+    assert refine(tmp_path / "run", begun, *keys, "rollouts.credit=turn_reward", env=env) == 0
+    found = list(records(tmp_path / "run"))
+    assert found[0]["tools"]["right"] < 0.7 and found[-1]["tools"]["right"] > 0.9
+    assert all(record["group_spread"] == 0 for record in found)  # the whole teaches nothing
+    played = [r for r in records(tmp_path / "run", "rollouts") if "attempt" in r and len(r["steps"]) == 3]
+    assert {round(3 * step[5], 9) for record in played for step in record["steps"]} == {0.0, 1.0}
+
+
+def test_credit_by_turn_rewards_is_refused_where_the_environment_gives_none(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refine(tmp_path / "run", start, "rollouts.credit=turn_reward") == 2
+    assert "environment Bandit does not say it: give its class an attribute" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture(scope="module")

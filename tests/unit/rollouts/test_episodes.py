@@ -284,6 +284,33 @@ def test_a_journal_gives_back_what_was_logged() -> None:
             assert twin.context.tools == list(attempt.context.tools)
 
 
+class Paid(Paths):
+    """Says of each door at once whether it was right."""
+
+    @property
+    def turn_reward(self) -> float | None:
+        return float(self.path[-1] == self.code[len(self.path) - 1]) / 3 if getattr(self, "path", "") else None
+
+
+def test_what_turns_earned_is_kept_in_the_attempt_the_log_and_the_branches() -> None:
+    spec = EnvSpec(Paid)
+    some, log = tasks(spec, 2), list[dict[str, Any]]()
+    journal = Journal(log.append, (), {task.task_id: task for task in some})
+    played = play(spec, Guess(), asks(some))
+    for attempt in played.values():
+        told = [step.reward for step in attempt.steps]
+        assert sum(told) == pytest.approx(attempt.reward) and (None in told) is False  # type: ignore[arg-type]
+        journal.add(attempt)
+    assert len({attempt.reward for attempt in played.values()}) > 1
+    again = Journal(lambda _: None, json.loads(json.dumps(log)), {task.task_id: task for task in some})
+    assert all(again.attempts[key].steps == attempt.steps for key, attempt in played.items())
+    prefix = next(iter(played.values())).steps[:2]
+    (branch,) = play(spec, Guess(), [Ask(some[0], "branch", 0, prefix=prefix)]).values()
+    assert branch.steps[:2] == prefix and branch.steps[2].reward is not None
+    trajectory = branch.trajectory()
+    assert trajectory is not None and trajectory.steps == branch.steps
+
+
 def test_an_attempt_goes_on_from_another_ones_history() -> None:
     (task,) = tasks(SPEC, 1)
     whole = next(a for a in play(SPEC, Guess(), asks([task], 8)).values() if len(a.steps) >= 2)
