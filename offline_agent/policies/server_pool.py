@@ -161,6 +161,10 @@ class ServerPool:
         if not self._closing.is_set():
             threading.Thread(target=self._revive, args=(name, why), name=f"look at {name}", daemon=True).start()
 
+    def _live(self) -> list[str]:
+        with self._condition:
+            return self._router.live()
+
     def _eject(self, name: str, why: str) -> None:
         with self._condition:
             if self._router.eject(name):
@@ -173,19 +177,26 @@ class ServerPool:
         while True:
             with self._condition:
                 left, update = self._router.wait(name), self._update
-            if self._closing.wait(left):
-                return
+            if self._closing.wait(left) or name in self._live():
+                return  # somebody else took it back
             try:
                 self._look(self._servers[name], update)
             except Exception as error:  # whatever it is, the server stays out, and this is why
-                self._eject(name, str(error) or type(error).__name__)
+                if self._update is update:  # else the older weights may have been deleted meanwhile
+                    self._eject(name, str(error) or type(error).__name__)
                 continue
-            with self._condition:
-                if self._update is update:  # else there are newer weights by now
-                    self._router.restore(name)
-                    self._condition.notify_all()
-                    break
+            if self._restore(name, update):
+                break
         _log.warning("server %s is back", name)
+
+    def _restore(self, name: str, update: Update | None) -> bool:
+        """Take a server back; return whether the weights that it has are still the newest."""
+        with self._condition:
+            if self._update is not update:
+                return False
+            self._router.restore(name)
+            self._condition.notify_all()
+            return True
 
     def _look(self, served: Served, update: Update | None) -> None:
         """Check that a server is sound, and has the weights of the update, which it is given where it has not."""
@@ -239,8 +250,7 @@ class ServerPool:
 
     def check_takes_weights(self) -> None:
         """See `ServerPolicy.check_takes_weights`."""
-        with self._condition:
-            names = self._router.live()
+        names = self._live()
         faults = [error for error in self._each(names, lambda served: served.weights.check()).values() if error]
         wrong = [str(error) for error in faults if isinstance(error, ConfigError)]
         if wrong:
@@ -267,14 +277,14 @@ class ServerPool:
         return Taken(update.version, seconds, waited, max(gaps, default=None), max(shifts, default=None))
 
     def _give(self, update: Update) -> list[Taken]:
-        """Have all servers that are in read the weights; those that fail are out until they have."""
+        """Have the servers that are in read the weights (all of them where none is); who fails is out until it has."""
         with self._condition:
             before, self._update = self._update, update
-            names = self._router.live()
+            names = self._router.live() or list(self._servers)
         results: Mapping[str, Any] = self._each(
             names, lambda served: served.weights.take(update.folder, update.probe, update.timeout, update.version)
         )
-        if names and all(isinstance(result, ConfigError) for result in results.values()):
+        if all(isinstance(result, ConfigError) for result in results.values()):
             with self._condition:
                 self._update = before
             forget(update)
@@ -283,6 +293,9 @@ class ServerPool:
         faults = {name: str(results[name]) for name in names if name not in took}
         for name, why in (faults | self._vote(took)).items():
             self._eject(name, why)
+            took = [each for each in took if each != name]
+        for name in took:
+            self._restore(name, update)
         if before is not None:
             forget(before)
         return [results[name] for name in took]
@@ -301,9 +314,7 @@ class ServerPool:
 
     def cache_figures(self) -> dict[str, int] | None:
         """See `ServerPolicy.cache_figures`."""
-        with self._condition:
-            names = self._router.live()
-        found = list(self._each(names, lambda served: served.weights.cache_figures()).values())
+        found = list(self._each(self._live(), lambda served: served.weights.cache_figures()).values())
         known = [each for each in found if isinstance(each, dict)]
         errors = [each for each in found if isinstance(each, Exception)]
         if errors and not known:

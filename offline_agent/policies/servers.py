@@ -2,8 +2,8 @@
 
 Histories of one tree go to one server, which has them in its prefix cache: rendezvous hashing of the tree's name
 (Thaler & Ravishankar 1998). A server that has more than `bound` times the mean of the requests in flight is passed over
-(bounded loads; Mirrokni et al., arXiv:1608.01350), and one that answers slowly gets fewer. A server that fails is out,
-twice as long each time, until somebody who has looked at it says that it is back.
+(bounded loads; Mirrokni et al., arXiv:1608.01350); one that answers slowly counts as a part of a server. A server that
+fails is out, twice as long each time, until somebody who has looked at it says that it is back.
 """
 
 from __future__ import annotations
@@ -91,17 +91,15 @@ class Router:
         live = [name for name in live if not self._full(name)]
         if not live:
             return None
-        mean = (sum(self._states[name].in_flight for name in live) + 1) / len(live)
-        usual = self._usual(live)
+        weights = self._weights(live)
+        mean = (sum(self._states[name].in_flight for name in live) + 1) / sum(weights.values())
         number = _hash(key)
         order = sorted(live, key=lambda name: _score(number, self._states[name].hash), reverse=True)
-        if self._fits(order[0], self._bound * mean, usual):
+        if self._fits(order[0], self._bound * mean * weights[order[0]]):
             return order[0]
-        for name in order[1:]:  # the second in the order is a tree's second home, and has what it was sent before
-            if self._fits(name, mean, usual):
-                return name
-        room = [name for name in order if self._states[name].in_flight + 1 <= math.ceil(self._bound * mean)]
-        return min(room, key=lambda name: (self._states[name].in_flight + 1) * (self._states[name].seconds or 1.0))
+        # Not merely the least loaded: the second in the order is a tree's second home, and has what it was sent before.
+        # One fits: if all had their shares of in flight + 1 requests or more, there would be more than are in flight.
+        return next(name for name in order if self._fits(name, mean * weights[name]))
 
     def begin(self, name: str) -> int:
         """Note that a request went to a server; return what `end` wants to know of when it began."""
@@ -179,15 +177,14 @@ class Router:
     def _full(self, name: str) -> bool:
         return self._most is not None and self._states[name].in_flight >= self._most
 
-    def _usual(self, live: Sequence[str]) -> float | None:
-        known = [seconds for name in live if (seconds := self._states[name].seconds) is not None]
-        return median(known) if known else None
+    def _weights(self, live: Sequence[str]) -> dict[str, float]:
+        """Return each server's share of the requests: 1, and of a slow one the usual seconds over its own."""
+        known = {name: seconds for name in live if (seconds := self._states[name].seconds) is not None}
+        usual = median(known.values()) if known else 0.0
+        return {name: usual / known[name] if usual and known.get(name, 0.0) > SLOW * usual else 1.0 for name in live}
 
-    def _fits(self, name: str, limit: float, usual: float | None) -> bool:
-        state, allowed = self._states[name], float(math.ceil(limit))
-        if usual is not None and state.seconds is not None and state.seconds > SLOW * usual:
-            allowed = max(1.0, allowed * usual / state.seconds)
-        return state.in_flight + 1 <= allowed
+    def _fits(self, name: str, limit: float) -> bool:
+        return self._states[name].in_flight + 1 <= math.ceil(limit - 1e-9)  # what rounding adds is no request
 
 
 def _hash(text: str) -> int:

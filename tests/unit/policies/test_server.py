@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 import re
 import socket
 import threading
@@ -17,7 +16,7 @@ from offline_agent.policies.server import ServerPolicy
 from offline_agent.records import Action, ToolCall
 from offline_agent.rendering import Renderer, call_text
 from tests import rendering_kit as kit
-from tests.unit.policies.fake_server import FakeServer, holding, serving
+from tests.unit.policies.fake_server import FakeServer, holding, seeded_model, serving
 
 CALL = ToolCall("search", {"query": "red shoes"})
 NO_WAIT = {"retries": 0, "timeout": 60.0}
@@ -33,35 +32,7 @@ def tokenizer_path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(tokenizer_path):
     """Return what answers as a model would: seeded turns, log-probs that depend on position and id."""
-    renderer = Renderer.load(tokenizer_path)
-
-    def logp(position, token):
-        return -((position * 7 + token * 3) % 11) / 10
-
-    def turn(body):
-        seed = 0 if body["temperature"] == 0 else body["seed"]
-        rng = random.Random(json.dumps([body.get("prompt"), body.get("messages"), seed]))
-        return f"I look {rng.randrange(10**6)}.", ToolCall("search", {"query": f"shoes {rng.randrange(100)}"})
-
-    def complete(path, body):
-        thought, call = turn(body)
-        if path == "/chat/completions":
-            function = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
-            message = {"content": thought, "tool_calls": [{"id": "a", "type": "function", "function": function}]}
-            usage = {"prompt_tokens": 50, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 40}}
-            return {"choices": [{"message": message, "finish_reason": "tool_calls"}], "usage": usage}
-        prompt = body["prompt"]
-        if body.get("prompt_logprobs") is not None:
-            entries = [{str(t): {"logprob": logp(i, t)}} for i, t in enumerate(prompt)]
-            return {"choices": [{"token_ids": [0], "prompt_logprobs": [None, *entries[1:]]}]}
-        ids = list(renderer.encode_action(Action(call_text(thought, call), thought, call)))
-        reason = "stop" if len(ids) <= body["max_tokens"] else "length"
-        ids = ids[: body["max_tokens"]]
-        logps = [logp(len(prompt) + index, token) for index, token in enumerate(ids)]
-        choice = {"token_ids": ids, "logprobs": {"token_logprobs": logps}, "finish_reason": reason}
-        return {"choices": [choice], "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}}
-
-    return complete
+    return seeded_model(Renderer.load(tokenizer_path))
 
 
 @pytest.fixture
