@@ -11,6 +11,7 @@ from offline_agent.evaluation import report, test_time
 from offline_agent.pipelines._command import copyable
 from offline_agent.pipelines._earlier import SEARCHES, Earlier
 from offline_agent.pipelines._parts import Parts
+from offline_agent.pipelines._servers import of_servers, tables
 from offline_agent.policies.base import Policy
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.store import hash_json
@@ -53,6 +54,7 @@ def summary(
         "seed": config.seed,
         "modes": _modes(config, candidate),
         "protocol": _protocol(config, parts, played, openings),
+        **of_servers({"candidate": parts.policy, **({} if other is None else {"against": other})}),
     }
     alone = candidate.get("sampled") or candidate.get("greedy")
     for mode in SEARCHES:
@@ -127,6 +129,7 @@ def show(summary: Summary, path: Path) -> RenderableType:
         for row in compared:
             second.add_row(*row)
         parts.append(second)
+    parts += tables(summary)
     where = copyable("\n".join(["", *_where(summary, path)]))
     return Group(*parts, Text("\n".join(["", *_notes(summary)])), where)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config import BuildPrefsConfig
 from offline_agent.pipelines._command import copyable
 from offline_agent.pipelines._parts import Parts
+from offline_agent.pipelines._servers import of_servers, tables
 from offline_agent.preferences.mining import Mined
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.search.critic import PolicyCritic
@@ -155,6 +156,7 @@ class Figures:
             "stopped": dict(sorted(self.stopped.items())),
             "seconds": {name: round(value, 2) for name, value in self.seconds.items()},
             "this_session": self.session,
+            **of_servers({"policy": parts.policy}),
         }  # fmt: skip
 
 
@@ -190,7 +192,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         f"(tasks.offset={summary['offset'] + summary['tasks']} tasks.n=...), look at a pair:\n"
         f"  {_python()} -m offline_agent.pipelines.show {path}"
     )
-    return Group(table, where)
+    return Group(table, *tables(summary), where)
 
 
 def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
