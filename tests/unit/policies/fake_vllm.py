@@ -68,6 +68,10 @@ class FakeVLLM(FakeServer):
         """Be another process: the first weights, under the first name."""
         self.value, self.version, self.paused, self.cache = 0.0, "default", False, {}
 
+    def load(self, folder: Path) -> None:
+        """Take the weights of a checkpoint."""
+        self.value = json.loads((folder / "config.json").read_text())["value"]
+
     def _route(self, path: str, body: dict, count: int) -> tuple[int, Any] | None:
         name = path.partition("?")[0]
         if name in ("/chat/completions", "/completions", "/v1/models"):
@@ -109,7 +113,7 @@ class FakeVLLM(FakeServer):
         self.routes.append(body["method"])
         folder = body["kwargs"]["folder" if body["method"] == "take_checkpoint" else "weights_path"]
         if not self.deaf:
-            self.value = json.loads(Path(folder, "config.json").read_text())["value"]
+            self.load(Path(folder))
         return 200, {"results": [None]}
 
     def _answer(self, path: str, body: dict) -> dict:
