@@ -70,8 +70,10 @@ class BuildPrefs:
             calls=[one["tool_calls"] for one in counters],
             sizes=[float(size) for _, size in trees],
             rows={
-                name: (summary["pairs_total" if name == "pairs" else name] * share,
-                       rows_by(seen.path / table, column, names))
+                name: (
+                    summary["pairs_total" if name == "pairs" else name] * share,
+                    rows_by(seen.path / table, column, names),
+                )
                 for name, (table, column) in _TABLES.items()
             },
             size=size_of(seen.path) * share,

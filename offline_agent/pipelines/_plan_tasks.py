@@ -112,7 +112,7 @@ def _prompts(plan: Any, tasks: int, found: Found | None) -> Iterator[Figure]:
         yield unknown(name, "tokens", f"{LACKING} or plan.prompt_tokens with plan.cached")
     if found is not None:
         once = total(found.prompts, tasks, found.known)
-        yield Figure("prompt_tokens_once", once, "tokens", "with a cache that forgets nothing")
+        yield Figure("prompt_tokens_once", once, "tokens", "with a cache that forgets nothing, each task for itself")
 
 
 def _rows(plan: Any, tasks: int, found: Found | None) -> Iterator[Figure]:
