@@ -140,12 +140,19 @@ def serving_all(*fakes: FakeServer) -> Iterator[list[FakeServer]]:
         yield [stack.enter_context(serving(fake)) for fake in fakes]
 
 
-def seeded_model(renderer: Any, bias: float = 0.0) -> Callable[[str, dict], dict]:
+def looks(rng: random.Random) -> tuple[str, ToolCall]:
+    return f"I look {rng.randrange(10**6)}.", ToolCall("search", {"query": f"shoes {rng.randrange(100)}"})
+
+
+def seeded_model(
+    renderer: Any, bias: float = 0.0, turns: Callable[[random.Random], tuple[str, ToolCall]] = looks
+) -> Callable[[str, dict], dict]:
     """Return what answers as a model would: turns that depend on prompt and seed alone, log-probs on position and id.
 
     Args:
         renderer: The model's.
         bias: Taken off every log-prob: another model.
+        turns: Draws a turn.
     """
 
     def logp(position: int, token: int) -> float:
@@ -153,8 +160,7 @@ def seeded_model(renderer: Any, bias: float = 0.0) -> Callable[[str, dict], dict
 
     def turn(body: dict) -> tuple[str, ToolCall]:
         seed = 0 if body["temperature"] == 0 else body["seed"]
-        rng = random.Random(json.dumps([body.get("prompt"), body.get("messages"), seed]))
-        return f"I look {rng.randrange(10**6)}.", ToolCall("search", {"query": f"shoes {rng.randrange(100)}"})
+        return turns(random.Random(json.dumps([body.get("prompt"), body.get("messages"), seed])))
 
     def complete(path: str, body: dict) -> dict:
         if body.get("prompt_logprobs") is not None:
