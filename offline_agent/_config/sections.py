@@ -8,6 +8,7 @@ from pydantic import ConfigDict, field_validator, model_validator
 
 from offline_agent._config.base import Plugged, Section, key, masked, section
 from offline_agent._config.plan import PlanSection
+from offline_agent._config.ray import RaySection
 from offline_agent._config.slurm import SlurmSection
 from offline_agent.errors import did_you_mean
 
@@ -187,15 +188,9 @@ class RunConfig(Section):
     seed: int = key(0, "everything random follows from it", ge=0)
     tracking: TrackingSection = section(TrackingSection, "MLflow")
     launcher: Literal["local", "ray", "slurm"] = key("local", "where it runs", free=True)
+    ray: RaySection = section(RaySection, "workers of launcher=ray")
     slurm: SlurmSection = section(SlurmSection, "jobs of launcher=slurm")
     plan: PlanSection = section(PlanSection, "what a run is expected to cost")
-
-    @field_validator("launcher")
-    @classmethod
-    def _built(cls, launcher: str) -> str:
-        if launcher == "ray":
-            raise ValueError(f"launcher: {launcher!r} is not built yet; use launcher=local")
-        return launcher
 
     def resolved(self) -> dict[str, Any]:
         """Return every key with its value, as JSON, for manifest and tracking; secrets are masked."""

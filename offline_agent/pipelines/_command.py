@@ -113,13 +113,15 @@ def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
         asked = [argument for argument in arguments if argument in _PARTS]
         file, overrides, show_only = _parse([given for given in arguments if given not in ("--plan", *_PARTS)])
         config = configuration.load(command.config, file, overrides)
+        if os.environ.get("OFFLINE_AGENT_INSIDE_RAY"):  # carried out on a node of the cluster already
+            config = config.model_copy(update={"launcher": "local"})
         if show_only:
             show(configuration.to_yaml(config).rstrip())
             return DONE
         if len(asked) > 1:
             raise ConfigError(f"{', '.join(asked)}: give one of them")
         part = asked[0] if asked else None
-        apart = _apart(command, config, part)
+        apart = _apart(command, config, part, arguments)
         prepared, facts = command.prepare(config)
         if planned:
             del prepared  # a model is loaded by the probe, not twice
@@ -134,11 +136,13 @@ def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
     return _carry_out(command, config, prepared, facts, arguments, part)
 
 
-def _apart(command: Command[C, P], config: C, part: str | None) -> Callable[..., int] | None:
+def _apart(
+    command: Command[C, P], config: C, part: str | None, arguments: list[str]
+) -> Callable[..., int] | None:
     """Return what carries the command out in place of this process alone: jobs, or the first of several processes.
 
     Raises:
-        ConfigError: An option that goes with something else, or there is no Slurm.
+        ConfigError: An option that goes with something else, or there is no Slurm, or no Ray.
     """
     from offline_agent.pipelines import _processes
 
@@ -149,6 +153,10 @@ def _apart(command: Command[C, P], config: C, part: str | None) -> Callable[...,
         raise ConfigError(f"--submit: got launcher={config.launcher}; it goes with launcher=slurm")
     if command.spread is None and part in ("--merge", "--shard"):
         raise ConfigError(f"{part}: {command.name} is not cut into shards; leave it out")
+    if config.launcher == "ray" and part is None:
+        from offline_agent.pipelines import _ray_command
+
+        return _ray_command.launcher(command, config, arguments)
     if config.launcher != "slurm" or part in ("--merge", "--shard"):
         return None
     from offline_agent.pipelines import _slurm
@@ -223,7 +231,7 @@ def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDir
     """Open the run directory and say so; return it with the configuration that names it. Raises as it does."""
     from offline_agent.store import RunDirectory
 
-    config = config.model_copy(update={"run_dir": str(_place(command.name, config.run_dir))})
+    config = config.model_copy(update={"run_dir": str(place(command.name, config.run_dir))})
     run = RunDirectory.open(
         config.run_dir or "",
         config=config.resolved(),
@@ -323,7 +331,7 @@ def _expectation(command: Command[C, P], config: C, run: RunDirectory, say: Call
     return None
 
 
-def _place(name: str, run_dir: str | None) -> Path:
+def place(name: str, run_dir: str | None) -> Path:
     """Return the run directory: as asked, or a new name under `runs/`."""
     if run_dir is not None:
         return Path(run_dir)

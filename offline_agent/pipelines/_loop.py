@@ -172,6 +172,7 @@ class Plan:
             "seed": self.seed(iteration, name) if seed is None else seed,
             "tracking": self.config.tracking.model_copy(update={"parent": self.parent}),
             "launcher": self.config.launcher,
+            "ray": self.config.ray,
             "slurm": self.config.slurm,
         }
 

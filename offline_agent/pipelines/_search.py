@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +10,10 @@ from offline_agent import catalog
 from offline_agent.config import BuildPrefsConfig
 from offline_agent.pipelines._command import Session
 from offline_agent.pipelines._figures import Figures
-from offline_agent.pipelines._parts import Parts
+from offline_agent.pipelines._parts import Config, Parts
 from offline_agent.pipelines._probe import trust_copies
 from offline_agent.policies.base import Engine
+from offline_agent.records import Task
 from offline_agent.search.codec import tree_to_json
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.mcts import SearchSettings, TreeSearch
@@ -82,30 +83,25 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
         return
     trust_copies(session, parts.spec, left)
     settings = settings_of(config, len(parts.tasks), parts.policy.max_tokens, parts.spec.deterministic_verifier)
-    critic = _critic(config, engine)
+    session.progress.start(len(parts.tasks), "searching")
+    if config.launcher == "ray":
+        from offline_agent.pipelines import _ray_search
+
+        _ray_search.search(parts, session, engine, figures, left, logs.records)
+        return
+    made = Searches(parts, config, settings, engine)
     pool = EnvPool(config.limits.workers, config.limits.step_seconds)
-    counts = RestoreCounts()
     done = len(written)
 
     def searches() -> Iterator[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]:
         for task in left:
-            world = Restorer(parts.spec, task, config.search.state_cache, counts)
-            segment = None if parts.policy.renderer is None else parts.policy.renderer.segment
-            one = TreeSearch(
-                task, world, settings, config.seed, critic=critic is not None, reward=parts.reward, segment=segment,
-                log=log.append,
-            )  # fmt: skip
-            yield one, logs.records.pop(task.task_id, ())
+            yield made.new(task, log.append), logs.records.pop(task.task_id, ())
 
     def tick(now: RunCounts) -> None:
         rate = now.generated / now.seconds if now.seconds else 0
         session.progress.update(done, simulations=now.simulations, tokens=now.generated, per_second=f"{rate:.0f}")
 
-    scheduler = Scheduler(
-        engine, pool, critic, config.search.trees_in_flight, config.search.budget.seconds,
-        reset_seconds=config.limits.reset_seconds, tick=tick,
-    )  # fmt: skip
-    session.progress.start(len(parts.tasks), "searching")
+    scheduler = made.scheduler(pool, config.search.budget.seconds, tick)
     try:
         for one in scheduler.run(searches()):
             assert one.tree is not None  # finished
@@ -113,10 +109,53 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
             done += 1
     finally:
         pool.close()
-        figures.searched(scheduler.counts, counts, critic)
+        figures.searched(scheduler.counts, made.counts, made.critic)
 
 
-def _critic(config: BuildPrefsConfig, engine: Engine) -> Critic | None:
+class Searches:
+    """Makes the search of any task of a run.
+
+    Args:
+        parts: Environment, policy, reward.
+        config: Of `build_prefs` or `evaluate`.
+        settings: How to search.
+        engine: The policy's.
+
+    Attributes:
+        counts: What restoring states cost, over all trees.
+        critic: Scores proposals; None = none does.
+    """
+
+    def __init__(self, parts: Parts, config: Config, settings: SearchSettings, engine: Engine) -> None:
+        self.counts = RestoreCounts()
+        self.critic = critic_of(config, engine)
+        self._parts = parts
+        self._config = config
+        self._settings = settings
+        self._engine = engine
+
+    def new(self, task: Task, log: Callable[[dict[str, Any]], None]) -> TreeSearch:
+        """Return a task's search; `log` receives a record per simulation."""
+        parts, config = self._parts, self._config
+        segment = None if parts.policy.renderer is None else parts.policy.renderer.segment
+        return TreeSearch(
+            task, Restorer(parts.spec, task, config.search.state_cache, self.counts), self._settings, config.seed,
+            critic=self.critic is not None, reward=parts.reward, segment=segment, log=log,
+        )  # fmt: skip
+
+    def scheduler(
+        self, pool: EnvPool, seconds: float | None = None, tick: Callable[[RunCounts], None] | None = None
+    ) -> Scheduler:
+        """Return what runs the searches; see `Scheduler`."""
+        config = self._config
+        return Scheduler(
+            self._engine, pool, self.critic, config.search.trees_in_flight, seconds,
+            reset_seconds=config.limits.reset_seconds, tick=tick,
+        )  # fmt: skip
+
+
+def critic_of(config: Config, engine: Engine) -> Critic | None:
+    """Return what scores proposals; None where nothing does."""
     name = config.search.critic
     if name is None:
         return None

@@ -160,7 +160,7 @@ def _run(stage: Stage, say: Say, again: str) -> None:
         stage.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         encoding="utf-8", errors="replace", env={**os.environ, **secrets, "PYTHONPATH": paths},
         start_new_session=True,  # so that Ctrl-C reaches it once, through us
-        preexec_fn=_bound_to(os.getpid()),
+        preexec_fn=bound_to(os.getpid()),
     )  # fmt: skip
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with open(stage.path.with_name(f"{stage.name}.log"), "a", encoding="utf-8", buffering=1) as log:
@@ -215,8 +215,8 @@ def _end(process: subprocess.Popen[str]) -> None:
         raise
 
 
-def _bound_to(parent: int) -> Callable[[], None] | None:
-    """Return what makes a new process end with this one, where the system offers that (Linux)."""
+def bound_to(parent: int) -> Callable[[], None] | None:
+    """Return what makes a new process end with this one (its thread that starts it), where Linux offers that."""
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None)

@@ -96,7 +96,8 @@ class Scheduler:
         """Yield each search when it is finished, in the order of finishing.
 
         Args:
-            searches: Each with the records of its log so far (empty for a new tree); drawn from lazily.
+            searches: Each with the records of its log so far (empty for a new tree); drawn from lazily, and asked again
+                after it had none: an iterator may have more later, as long as a tree is under way.
 
         Raises:
             PolicyError: The policy failed too often in a row.
@@ -113,14 +114,13 @@ class Scheduler:
         self, source: Iterator[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]
     ) -> Iterator[TreeSearch]:
         active, started = 0, time.monotonic()
-        exhausted, last_tick = False, started
+        last_tick = started
         pending: list[TreeSearch] = []
         before = self.counts.seconds
         while True:
-            while not exhausted and active < self._trees:
+            while active < self._trees:
                 entry = next(source, None)
                 if entry is None:
-                    exhausted = True
                     break
                 active += 1
                 search, records = entry

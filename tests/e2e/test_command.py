@@ -56,13 +56,13 @@ def test_help_imports_nothing_heavy() -> None:
 def test_every_fault_at_once_status_2_nothing_written(tmp_path: Path) -> None:
     status, out, err = _call(tmp_path, "--confg", "cuont=3", "count=0")
     assert (status, out) == (2, "") and "--confg: unknown option" in err and "Did you mean '--config'?" in err
-    status, out, err = _call(tmp_path, "cuont=3", "count=0", "seed=x", "launcher=ray")
+    status, out, err = _call(tmp_path, "cuont=3", "count=0", "seed=x", "launcher=rai")
     assert (status, out) == (2, "") and "4 faults" in err
     for line in (
         "cuont: unknown key. Did you mean 'count'?",
         "count: got 0, allowed: integer >= 1.",
         "seed: got 'x', allowed: integer >= 0.",
-        "launcher: 'ray' is not built yet",
+        "launcher: got 'rai', allowed: local | ray | slurm.",
     ):
         assert line in err
     status, _, err = _call(tmp_path, "env.wrong=1", "env.worse=2")

@@ -96,7 +96,7 @@ def test_null_and_lists_and_interpolation() -> None:
 def test_every_fault_is_listed_at_once_with_the_nearest_key() -> None:
     faults = _faults(
         "serch.simulations=3", "simulation=3", "search.simulatons=2", "search.simulations=abc", "search.gamma=2",
-        "tasks.split=tain", "pairs.kinds=[step,stepp]", "launcher=ray", "search=3", "foo", "seed=true",
+        "tasks.split=tain", "pairs.kinds=[step,stepp]", "launcher=rai", "search=3", "foo", "seed=true",
         "pairs.per_node=0", "tasks.n=1.5", "policy.temperature=.nan",
     )  # fmt: skip
     text = "\n".join(faults)
@@ -108,7 +108,7 @@ def test_every_fault_is_listed_at_once_with_the_nearest_key() -> None:
         "search.gamma: got 2, allowed: number > 0 and <= 1.",
         "tasks.split: got 'tain', allowed: train | validation | test. Did you mean 'train'?",
         "pairs.kinds: got 'stepp', allowed: list of step | trajectory | hindsight | minimal. Did you mean 'step'?",
-        "launcher: 'ray' is not built yet; use launcher=local",
+        "launcher: got 'rai', allowed: local | ray | slurm. Did you mean 'ray'?",
         "search: got 3, but it is a section; set search.algorithm=...",
         "'foo': write key=value, e.g. seed=1.",
         "seed: got True, allowed: integer >= 0.",
