@@ -158,8 +158,9 @@ def test_expected_stands_beside_actual() -> None:
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [(None, "rows", "not known"), (1234.6, "rows", "1,235"), (61.0, "seconds", "61.0 s"), (600.0, "seconds", "10.0 min"),
-     (10800.0, "seconds", "3.0 h"), (100, "bytes", "100 B"), (3 * 2**20, "bytes", "3.0 MiB")],
+    [(None, "rows", "not known"), (1234.6, "rows", "1,235"), (61.0, "seconds", "61.0 s"),
+     (600.0, "seconds", "10.0 min"), (10800.0, "seconds", "3.0 h"), (100, "bytes", "100 B"),
+     (3 * 2**20, "bytes", "3.0 MiB")],
 )  # fmt: skip
 def test_amounts_in_words(value: float | None, unit: str, text: str) -> None:
     assert amount(value, unit) == text
