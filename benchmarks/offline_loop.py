@@ -39,7 +39,13 @@ class Suite:
         iterate: Keys of `iterate`.
         dpo: Keys of the two other `train_dpo`; the same as iterate's.
         evaluate: Keys of every `evaluate`.
-        warm: Keys of the `train_sft` that makes the warm start; none = the embedded default is the warm start.
+        warm: Keys of the `train_sft` that makes the warm start, the same for every seed; none = the embedded default
+            is the warm start.
+        tasks: Train tasks searched in each iteration.
+        pool: Distance of the seeds' first train tasks.
+        first: The first seed's; those before it made the warm start.
+        games: Whether tasks are of several games, whose names their ids begin with: each has rows of its own then,
+            and its score stands beside its success.
     """
 
     environment: tuple[str, ...]
@@ -47,8 +53,22 @@ class Suite:
     dpo: tuple[str, ...]
     evaluate: tuple[str, ...]
     warm: tuple[str, ...] = ()
+    tasks: int = 500
+    pool: int = 1000
+    first: int = 0
+    games: bool = False
+
+    def offset(self, seed: int) -> str:
+        """Return the key that says where a seed's train tasks begin."""
+        return f"tasks.offset={self.first + seed * self.pool}"
 
 
+_GAMES = (
+    "env=textworld",
+    "env.game=[cookingworld,coin]",
+    "env.params.cookingworld=numLocations=1,numIngredients=2,numDistractorItems=2,includeDoors=0",
+    "env.params.coin=numLocations=4,numDistractorItems=0,includeDoors=0,limitInventorySize=0",
+)
 _RATES = ("optimizer.learning_rate=5e-4", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
 
 SUITES = {
@@ -71,6 +91,30 @@ SUITES = {
         dpo=_RATES,
         evaluate=("search.value=success",),
     ),
+    "textworld": Suite(
+        environment=_GAMES,
+        iterate=(
+            "search.simulations=12",
+            "search.max_steps=30",
+            "filtered.per_task=4",
+            "filtered.origins=[search,rollout]",
+            "sft.optimizer.learning_rate=5e-4",
+            "sft.optimizer.epochs=2",
+            "dpo.kinds=[step]",
+            "dpo.optimizer.learning_rate=5e-4",
+            "dpo.optimizer.epochs=2",
+            "dpo.loss.sft=0.1",
+            "dpo.anchor.weight=0.5",
+            "held_out.n=60",
+        ),
+        dpo=_RATES,
+        evaluate=("max_steps=30",),
+        warm=("--config", "configs/textworld/train_sft.yaml"),
+        tasks=200,
+        pool=400,
+        first=600,
+        games=True,
+    ),
 }
 
 
@@ -79,7 +123,7 @@ class Stage:
     """One command.
 
     Attributes:
-        name: Its run directory, under the seed's.
+        name: Its run directory, under the seed's; with `../` in front, one that all seeds share.
         pipeline: Which.
         keys: Its arguments.
         after: Names of the stages whose results it reads.
@@ -91,9 +135,12 @@ class Stage:
     after: tuple[str, ...] = ()
 
     def command(self, folder: Path) -> list[str]:
-        keys = [*self.keys, f"run_dir={folder / self.name}", "tracking.uri=null"]
+        keys = [*self.keys, f"run_dir={(folder / self.name).resolve()}", "tracking.uri=null"]
         return [sys.executable, "-m", PIPELINE + self.pipeline, *keys]
 
+
+WARM = "../warm"
+"""The run directory of a suite's own warm start: one for all seeds."""
 
 ROWS = {
     "warm start": "warm",
@@ -112,11 +159,11 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
     warm: tuple[str, ...] = ()
     models: dict[str, str | None] = {"warm": None}
     if suite.warm:
-        yield Stage("warm", "train_sft", (*own, *suite.warm))
-        models["warm"] = str(folder / "warm" / "model")
-        warm = ("warm",)
+        yield Stage(WARM, "train_sft", suite.warm)
+        models["warm"] = str((folder / WARM / "model").resolve())
+        warm = (WARM,)
     start = (f"policy.model={models['warm']}",) if models["warm"] else ()
-    loop = ("iterations=2", f"tasks.n={options.tasks}", f"tasks.offset={seed * options.pool}")
+    loop = ("iterations=2", f"tasks.n={options.tasks or suite.tasks}", suite.offset(seed))
     yield Stage("iterate", "iterate", (*own, *loop, *suite.iterate, *start), warm)
     first = folder / "iterate" / "iteration-0"
     models |= {"rft": str(first / "train_sft" / "model"), "dpo_step": str(first / "train_dpo" / "model")}
@@ -149,20 +196,22 @@ class Runner:
             ((number, folder, stage) for folder, plan in plans.items() for number, stage in enumerate(plan)),
             key=lambda entry: entry[0],
         )
-        done: set[tuple[Path, str]] = set()
-        running: dict[Future[None], tuple[Path, str]] = {}
+        done: set[Path] = set()
+        running: dict[Future[None], Path] = {}
         with ThreadPoolExecutor(self.jobs) as pool:
             while waiting or running:
                 for entry in list(waiting):
                     _, folder, stage = entry
-                    if len(running) < self.jobs and all((folder, name) in done for name in stage.after):
+                    place = (folder / stage.name).resolve()
+                    ready = all((folder / name).resolve() in done for name in stage.after)
+                    if len(running) < self.jobs and ready and place not in running.values():
                         waiting.remove(entry)
-                        running[pool.submit(_run, folder, stage)] = (folder, stage.name)
+                        running[pool.submit(_run, folder, stage)] = place
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in finished:
-                    name = running.pop(future)
+                    place = running.pop(future)
                     future.result()  # a stage that failed ends it all; the same command goes on later
-                    done.add(name)
+                    done.add(place)
 
 
 def _run(folder: Path, stage: Stage) -> None:
@@ -172,7 +221,8 @@ def _run(folder: Path, stage: Stage) -> None:
     print(f"{folder.name}: {stage.name}", flush=True)
     with (folder / f"{stage.name}.log").open("a") as log:
         own = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        code = subprocess.run(stage.command(folder), stdout=log, stderr=log, env=own, check=False).returncode
+        root = Path(__file__).parents[1]  # configurations are named from there
+        code = subprocess.run(stage.command(folder), stdout=log, stderr=log, env=own, cwd=root, check=False).returncode
     if code:
         raise SystemExit(f"{stage.name} ended with status {code}; see {folder / stage.name}.log")
 
@@ -185,17 +235,25 @@ def _done(run_dir: Path) -> bool:
 
 
 @dataclass
-class Successes:
-    """Success per task and seed, of one row and one way of playing; tasks that nobody judged are left out."""
+class Played:
+    """Success and score per task and seed, of one row and one way of playing; what nobody judged is left out.
 
+    Args:
+        game: Tasks whose ids begin with it; "" = all.
+        column: `success` or `reward`.
+    """
+
+    game: str = ""
+    column: str = "success"
     means: list[dict[str, float]] = field(default_factory=list)
 
     def add(self, run_dir: Path, mode: str) -> None:
-        table = pq.read_table(run_dir / "attempts", columns=["policy", "mode", "task_id", "success"]).to_pylist()
-        judged: dict[str, list[bool]] = {}
-        for row in table:
-            if row["policy"] == "candidate" and row["mode"] == mode and row["success"] is not None:
-                judged.setdefault(row["task_id"], []).append(row["success"])
+        columns = ["policy", "mode", "task_id", self.column]
+        judged: dict[str, list[float]] = {}
+        for row in pq.read_table(run_dir / "attempts", columns=columns).to_pylist():
+            mine = row["policy"] == "candidate" and row["mode"] == mode and row["task_id"].startswith(self.game)
+            if mine and row[self.column] is not None:
+                judged.setdefault(row["task_id"], []).append(float(row[self.column]))
         if judged:
             self.means.append({task: sum(each) / len(each) for task, each in judged.items()})
 
@@ -215,25 +273,41 @@ def interval(values: Any, resamples: int = 4000) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def table(name: str, folders: Sequence[Path], simulations: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows of the table, and facts about them."""
+def table(suite: Suite, folders: Sequence[Path], simulations: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows of the table, and facts about them; for each game where there are several."""
+    if not suite.games:
+        return _table("", folders, simulations, {"success": ""})
+    played = pq.read_table(folders[0] / "test-warm" / "attempts", columns=["task_id"])["task_id"].to_pylist()
+    rows: list[dict[str, Any]] = []
+    facts: dict[str, Any] = {}
+    for game in sorted({task.partition("-")[0] for task in played}):
+        own, found = _table(game, folders, simulations, {"success": "won, ", "reward": "score, "})
+        rows += [{"game": game, **row} for row in own]
+        facts[game] = found
+    return rows, facts
+
+
+def _table(
+    game: str, folders: Sequence[Path], simulations: int, columns: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     rows, sampled = [], {}
     for title, model in ROWS.items():
         row: dict[str, Any] = {"policy": title}
         ways = [("sampled", "sampled at 0.7", f"test-{model}"), ("greedy", "greedy", f"test-{model}")]
         if simulations:
             ways.append(("mcts", f"with search ({simulations})", f"search-{model}"))
-        for mode, column, run in ways:
-            successes = Successes()
-            for folder in folders:
-                successes.add(folder / run, mode)
-            values = successes.matrix()
-            low, high = interval(values)
-            row[column] = f"{values.mean():.1%}"
-            row[f"{column}: 95 %"] = f"{low:.1%} to {high:.1%}"
-            if mode == "sampled":
-                row["each seed"] = ", ".join(f"{mean:.1%}" for mean in values.mean(1))
-                sampled[title] = (values, low, high)
+        for column, name in columns.items():
+            for mode, way, run in ways:
+                played = Played(game, column)
+                for folder in folders:
+                    played.add(folder / run, mode)
+                values = played.matrix()
+                low, high = interval(values)
+                row[name + way] = f"{values.mean():.1%}"
+                row[f"{name}{way}: 95 %"] = f"{low:.1%} to {high:.1%}"
+                if (mode, column) == ("sampled", "success"):
+                    row["each seed"] = ", ".join(f"{mean:.1%}" for mean in values.mean(1))
+                    sampled[title] = (values, low, high)
         rows.append(row)
     base, best = sampled["warm start"], sampled[next(title for title, model in ROWS.items() if model == "final")]
     gain = best[0] - base[0]
@@ -242,7 +316,7 @@ def table(name: str, folders: Sequence[Path], simulations: int) -> tuple[list[di
         "gain of the whole loop, points": round(100 * float(gain.mean()), 1),
         "its 95 % interval": f"{100 * low:.1f} to {100 * high:.1f}",
         "intervals apart": bool(best[1] > base[2]),
-        "goal": "at least 25 points, intervals apart" if name == "shop" else None,
+        **({} if game else {"goal": "at least 25 points, intervals apart"}),
         "seeds": len(folders),
         "test tasks": base[0].shape[1],
     }
@@ -255,7 +329,6 @@ def arguments(about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--suite", default="shop", choices=sorted(SUITES))
     parser.add_argument("--work", type=Path, required=True, help="where the run directories are")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--pool", type=int, default=1000, help="distance of the seeds' first train tasks")
     parser.add_argument("--held-out", type=int, default=200, help="test tasks")
     parser.add_argument("--attempts", type=int, default=4, help="sampled attempts of each test task")
     parser.add_argument("--jobs", type=int, default=2, help="commands at once, one thread each")
@@ -284,11 +357,12 @@ def carry_out(
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--tasks", type=int, default=500, help="train tasks searched in each iteration")
+    parser.add_argument("--tasks", type=int, default=None, help="train tasks searched in each iteration; none = the suite's")
     parser.add_argument("--simulations", type=int, default=16, help="of the search at test time; 0 = none")
     options = parser.parse_args()
-    rows, facts = table(options.suite, carry_out(options, stages), options.simulations)
-    facts |= {"train tasks an iteration": options.tasks, "commands": "python benchmarks/offline_loop.py --plan"}
+    suite = SUITES[options.suite]
+    rows, facts = table(suite, carry_out(options, stages), options.simulations)
+    facts |= {"train tasks an iteration": options.tasks or suite.tasks, "commands": "python benchmarks/offline_loop.py --plan"}
     write_result(f"offline_loop_{options.suite}", rows, facts, options.out)
 
 

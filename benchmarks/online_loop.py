@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import write_result
-from offline_loop import Stage, Successes, Suite, arguments, carry_out, interval
+from offline_loop import WARM, Played, Stage, Suite, arguments, carry_out, interval
 
 OBJECTIVES = {
     "grpo": ("objective.name=grpo", "objective.kl=0.0"),
@@ -39,10 +39,10 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
     """Yield the commands of one seed."""
     made = (options.offline / f"seed-{seed}").resolve()
     own = (*suite.environment, f"seed={seed}")
-    warm = str(made / "warm" / "model") if suite.warm else None
+    warm = str((made / WARM / "model").resolve()) if suite.warm else None
     models: dict[str, tuple[str | None, tuple[str, ...]]] = {"warm": (warm, ())}
     models["offline"] = (str(made / "iterate" / "model"), ())
-    pool = (f"tasks.n={options.pool}", f"tasks.offset={seed * options.pool}")
+    pool = (f"tasks.n={suite.pool}", suite.offset(seed))
     size = (f"rounds={options.rounds}", f"rollouts.tasks={options.tasks}", f"rollouts.size={options.size}")
     ways = [("warm-grpo", "warm", "grpo"), *((f"offline-{n}", "offline", n) for n in OBJECTIVES)]
     for name, begin, objective in ways:
@@ -62,7 +62,7 @@ def table(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, Any]
     for title, model in ROWS.items():
         row: dict[str, Any] = {"policy": title}
         for mode, column in (("sampled", "sampled at 0.7"), ("greedy", "greedy")):
-            successes = Successes()
+            successes = Played()
             for folder in folders:
                 successes.add(folder / f"test-{model}", mode)
             values = successes.matrix()
