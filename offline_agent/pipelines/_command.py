@@ -121,7 +121,9 @@ def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
         if len(asked) > 1:
             raise ConfigError(f"{', '.join(asked)}: give one of them")
         part = asked[0] if asked else None
-        apart = _apart(command, config, part, arguments)
+        if planned or config.plan.expect:
+            _check_plan(config, planned)
+        apart = None if planned else _apart(command, config, part, arguments)
         prepared, facts = command.prepare(config)
         if planned:
             del prepared  # a model is loaded by the probe, not twice
@@ -212,6 +214,12 @@ def _parse(arguments: list[str]) -> tuple[str | None, list[str], bool]:
     if faults:
         raise ConfigError(faults)
     return file, overrides, show_only
+
+
+def _check_plan(config: RunConfig, planned: bool) -> None:
+    from offline_agent.pipelines import _plan
+
+    _plan.check(config, planned)
 
 
 def _plan(command: Command[C, P], config: C) -> int:

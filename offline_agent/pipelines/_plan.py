@@ -85,6 +85,18 @@ def planner(pipeline: str) -> Planner:
     return made
 
 
+def check(config: RunConfig, planned: bool) -> None:
+    """Raise ConfigError where nobody is there to probe."""
+    from offline_agent.pipelines import _processes
+
+    if _processes.count() > 1:
+        raise ConfigError("plan: the processes of torchrun cannot probe; give --plan without torchrun")
+    if not planned and config.launcher == "slurm":
+        raise ConfigError(
+            "plan.expect: got true, but with launcher=slurm the jobs begin without a driver; look at --plan beforehand"
+        )
+
+
 def plan(pipeline: str, config: RunConfig, say: Say) -> Any:
     """Return the table of what a run is expected to cost; nothing is left on the disk.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from offline_agent.seeding import derive_seed
 from offline_agent.training.demonstrations import Row, rows
+from offline_agent.training.scratch import untrained
 from offline_agent.training.tokenizer import build_tokenizer
 
 SHIPPED = Path(__file__).parents[1] / "assets" / "default_model"
@@ -47,7 +48,7 @@ class TrainingConfig:
 
     Attributes:
         seed: Of initial weights and demonstrations.
-        hidden_size, intermediate_size, layers, heads: The shape.
+        hidden_size, layers, heads: The shape.
         max_positions: Longest context, in tokens.
         max_steps: Longest demonstration, in actions.
         rounds: What is trained, one after the other.
@@ -60,7 +61,6 @@ class TrainingConfig:
 
     seed: int = 0
     hidden_size: int = 128
-    intermediate_size: int = 384
     layers: int = 4
     heads: int = 4
     max_positions: int = 2048
@@ -77,25 +77,16 @@ class TrainingConfig:
 
 
 def build_model(config: TrainingConfig, tokenizer: Any) -> Any:
-    """Return the untrained model: Llama's shape, tied embeddings."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(config.seed)
-    shape = LlamaConfig(
-        vocab_size=len(tokenizer),
+    """Return the untrained model."""
+    return untrained(
+        tokenizer,
+        layers=config.layers,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.heads,
-        max_position_embeddings=config.max_positions,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        heads=config.heads,
+        key_value_heads=config.heads,
+        max_positions=config.max_positions,
+        seed=config.seed,
     )
-    return LlamaForCausalLM(shape).float()
 
 
 def batches(stream: Iterator[Row], config: TrainingConfig, reading_steps: int) -> Iterator[list[Row]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offline_agent.envs.shop import Shop
-from offline_agent.envs.shop.demonstrate import decide
+from offline_agent.envs.shop.demonstrate import decide, remark
 from offline_agent.envs.tools import ToolSet
 from offline_agent.records import Message
 from offline_agent.seeding import derive_seed
@@ -36,12 +36,12 @@ def conversation(task: Mapping[str, Any], rng: random.Random, noise: float, max_
         {"role": "user", "content": observation},
     ]
     for _ in range(max_steps):
-        decision = decide(shop, observation, rng, noise)
+        said, decision = remark(shop, observation), decide(shop, observation, rng, noise)
         if decision is None:
             break
         name, arguments = decision
         call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "assistant", "content": said, "tool_calls": [call]})
         observation = getattr(shop, name)(**arguments)
         if shop.terminated:
             break

@@ -60,9 +60,40 @@ def new_model(
         ConfigError: The vocabulary has no room, or there is no text.
     """
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = learn_tokenizer(texts, vocabulary, max_positions)
+    model = untrained(
+        tokenizer, layers=layers, hidden_size=hidden_size, heads=heads, key_value_heads=key_value_heads,
+        max_positions=max_positions, seed=seed,
+    )  # fmt: skip
+    return model.to(getattr(torch, dtype)).to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+
+
+def untrained(
+    tokenizer: Any,
+    *,
+    layers: int,
+    hidden_size: int,
+    heads: int,
+    key_value_heads: int,
+    max_positions: int,
+    seed: int,
+) -> Any:
+    """Return a model of Llama's shape with tied embeddings, made to learn copying and comparing soon; float32, CPU.
+
+    Weights are drawn with the deviation 1/√hidden_size: the usual 0.02 is for wide models, and leaves a narrow one's
+    attention even for long. Half of the key heads begin as copies of their query heads, so that equal tokens attend to
+    each other from the start (W_Q W_Kᵀ near a multiple of the identity; Trockman and Kolter, arXiv 2305.09828).
+
+    Args:
+        tokenizer: Its vocabulary, control tokens included.
+        layers, hidden_size, heads, key_value_heads: The shape; the inner width is three times the outer.
+        max_positions: Longest sequence in tokens.
+        seed: Of the weights.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     shape = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -71,6 +102,7 @@ def new_model(
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
         max_position_embeddings=max_positions,
+        initializer_range=hidden_size**-0.5,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -78,8 +110,15 @@ def new_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(shape).to(getattr(torch, dtype))
-    return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+        model = LlamaForCausalLM(shape).float()
+    size, group = hidden_size // heads, heads // key_value_heads
+    with torch.no_grad():
+        for layer in model.model.layers:
+            query, key = layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight
+            for head in range((key_value_heads + 1) // 2):
+                first = head * group * size  # the query heads that share a key head: the first of them is copied
+                key[head * size : (head + 1) * size] = query[first : first + size]
+    return model
 
 
 def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 2048) -> Any:

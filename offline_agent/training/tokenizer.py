@@ -38,6 +38,9 @@ SPEECH = (
     "the visit allowed to nothing Tools what asked fits here"
 )
 
+MARKS = (" yes", " no")
+"""One token with the blank before it: what is said of a word then stands right behind the word."""
+
 
 def build_tokenizer() -> Any:
     """Return a transformers tokenizer (byte-level BPE, chat template with generation markers).
@@ -49,7 +52,8 @@ def build_tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = cutter([*map(re.escape, SCAFFOLDS), "[A-Za-z]+", "[0-9]", r"[\s\S]"])
+    pieces = [*map(re.escape, SCAFFOLDS), rf"(?:{'|'.join(MARKS)})\b", "[A-Za-z]+", "[0-9]", r"[\s\S]"]
+    tokenizer.pre_tokenizer = cutter(pieces)
     trainer = trainers.BpeTrainer(
         vocab_size=100_000,  # merging stops by itself, when every piece below is one token
         min_frequency=1,
@@ -98,6 +102,7 @@ def _lexicon() -> Iterator[str]:
     yield from SCAFFOLDS
     yield from vocabulary()
     yield from SPEECH.split()
+    yield from MARKS
     for name, function in inspect.getmembers(Shop, inspect.isfunction):
         if not name.startswith("_"):
             yield name

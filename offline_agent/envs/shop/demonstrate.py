@@ -39,13 +39,13 @@ def next_turn(
     for message in messages:
         for call in message.get("tool_calls") or ():
             observation = replay(shop, call["function"]["name"], call["function"]["arguments"], observation)
-    call = decide(shop, observation, rng, noise)
+    said, call = remark(shop, observation), decide(shop, observation, rng, noise)
     if call is None:
         return {"role": "assistant", "content": "Nothing here fits."}
     name, arguments = call
     return {
         "role": "assistant",
-        "content": "",
+        "content": said,
         "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}],
     }
 
@@ -58,6 +58,20 @@ def replay(shop: Shop, name: str, arguments: Mapping[str, Any], before: str) -> 
         return str(getattr(shop, name)(**arguments))
     except TypeError:
         return before
+
+
+def remark(shop: Shop, observation: str) -> str:
+    """Return what both customers say of a product they have just opened, e.g. `mild yes, sugarfree yes, double no`.
+
+    Of each attribute and option asked for, in that order, whether the page has it. It is always true, however careless
+    the decision after it: who learns from it learns to look before deciding. Empty anywhere else.
+    """
+    goal, item = shop._goal, shop._item
+    if goal is None or item is None or shop._chosen or observation.startswith("error"):
+        return ""
+    has = {word: word in item.attributes for word in goal.attributes}
+    has |= {value: item.option_of(value) is not None for value in goal.options.values()}
+    return ", ".join(f"{word} {'yes' if there else 'no'}" for word, there in has.items())
 
 
 def decide(shop: Shop, observation: str, rng: random.Random, noise: float) -> Call | None:
