@@ -1,0 +1,307 @@
+"""Searches over a pool of servers while servers, workers and the driver are killed at random: nothing lost or doubled.
+
+Run `python benchmarks/soak.py` (30 minutes; `--minutes 2` for a try; `--launchers local` where there is no Ray). Fake
+model servers are started by this script, each a process of its own. First `build_prefs` runs undisturbed. Then it is
+run again and again, under each launcher in turn, and every few seconds something is killed with SIGKILL: a server
+(started again a little later), a worker of Ray's, or the driver, whose command is then given again. In the end trees,
+pairs and trajectories must be the undisturbed run's to the byte, and the event log must have every simulation once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from _common import write_result
+
+from offline_agent.store import EventLog
+
+HERE = Path(__file__).parent
+TABLES = ("trees", "preferences", "filtered", "trajectories")
+KEYS = [
+    "env=shop", "policy=server", "policy.model=fake", "policy.temperature=1", "policy.batch_invariant=true",
+    "policy.backoff=0.2", "policy.patience=300", "policy.timeout=30", "search.max_steps=6", "limits.workers=2",
+    "tracking.uri=null",
+]  # fmt: skip
+ENVIRONMENT = {
+    **os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")])),
+}  # fmt: skip
+
+
+class Servers:
+    """Fake model servers at fixed ports.
+
+    Args:
+        count: How many.
+        seconds: Of every answer.
+    """
+
+    def __init__(self, count: int, seconds: float) -> None:
+        with contextlib.ExitStack() as stack:
+            sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+            for one in sockets:
+                one.bind(("127.0.0.1", 0))
+            self.ports = [one.getsockname()[1] for one in sockets]
+        self._seconds = seconds
+        self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
+        self._back = [0.0] * count
+        for number in range(count):
+            self._start(number)
+
+    @property
+    def key(self) -> str:
+        """The configuration's key for them."""
+        return f"policy.url=[{','.join(f'http://127.0.0.1:{port}/v1' for port in self.ports)}]"
+
+    def kill(self, number: int, seconds: float) -> bool:
+        """Kill one, to be started again so many seconds later; False where it is dead already."""
+        process = self._processes[number]
+        if process is None:
+            return False
+        process.kill()
+        process.wait()
+        self._processes[number] = None
+        self._back[number] = time.monotonic() + seconds
+        return True
+
+    def mend(self) -> None:
+        """Start those again whose time has come."""
+        for number, process in enumerate(self._processes):
+            if process is None and time.monotonic() >= self._back[number]:
+                self._start(number)
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process is not None:
+                process.kill()
+                process.wait()
+
+    def _start(self, number: int) -> None:
+        command = [sys.executable, str(HERE / "_fake_server.py"), str(self.ports[number]), str(self._seconds)]
+        self._processes[number] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.ports[number]), 1):
+                return
+            time.sleep(0.05)
+        raise SystemExit("a fake server did not start")
+
+
+@dataclass
+class Driver:
+    """A command that is given again whenever it was killed.
+
+    Attributes:
+        command: The command.
+        said: Where its output goes.
+        family: Every process it had, so that none is left behind.
+    """
+
+    command: list[str]
+    said: Path
+    process: subprocess.Popen[bytes] | None = None
+    family: dict[int, psutil.Process] = field(default_factory=dict)
+
+    def start(self) -> None:
+        with open(self.said, "ab") as said:
+            self.process = subprocess.Popen(self.command, stdout=said, stderr=said, env=ENVIRONMENT)
+
+    def look(self) -> list[psutil.Process]:
+        """Return the workers of Ray's that it has now."""
+        assert self.process is not None
+        workers = []
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                self.family[child.pid] = child
+                with contextlib.suppress(psutil.Error):
+                    if any(word.startswith("ray::") and "Worker" in word for word in child.cmdline()[:1]):
+                        workers.append(child)
+        return workers
+
+    def kill(self) -> None:
+        """Kill it, and wait until all it had is gone; what will not go is killed too."""
+        assert self.process is not None
+        self.look()
+        self.process.kill()
+        self.end()
+
+    def end(self) -> None:
+        """Wait until it is gone, with all it had."""
+        assert self.process is not None
+        self.process.wait()
+        _, left = psutil.wait_procs(list(self.family.values()), timeout=15)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=15)
+        self.family.clear()
+
+
+def digests(run_dir: Path) -> dict[str, str]:
+    """Return the hash of every tree and table."""
+    files = [file for table in TABLES for file in sorted((run_dir / table).rglob("*")) if file.is_file()]
+    return {str(file.relative_to(run_dir)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def simulations(run_dir: Path) -> Counter[tuple[str, int]]:
+    """Return how often the event log has each simulation of each tree."""
+    records = EventLog(run_dir / "events" / "0000.jsonl").read()
+    return Counter((record["tree"], record["t"]) for record in records if "tree" in record)
+
+
+@dataclass
+class Soak:
+    """The soak: what it runs, and what it has seen.
+
+    Attributes:
+        arguments: Of the command line.
+        folder: Where runs go.
+        servers: The pool.
+        rng: Draws what is killed, and when.
+        whole: What the undisturbed run left, and the simulations in its log.
+    """
+
+    arguments: argparse.Namespace
+    folder: Path
+    servers: Servers
+    rng: random.Random
+    whole: tuple[dict[str, str], Counter[tuple[str, int]]] = field(default_factory=lambda: ({}, Counter()))
+
+    def command(self, run_dir: Path, *more: str) -> list[str]:
+        keys = [*KEYS, self.servers.key, f"tasks.n={self.arguments.tasks}", "search.simulations=16", *more]
+        return [sys.executable, "-m", "offline_agent.pipelines.build_prefs", *keys, f"run_dir={run_dir}"]
+
+    def undisturbed(self) -> float:
+        """Run once in peace; return the seconds."""
+        run_dir, started = self.folder / "whole", time.monotonic()
+        done = subprocess.run(self.command(run_dir), env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=False)
+        if done.returncode:
+            raise SystemExit("the undisturbed run failed")
+        self.whole = digests(run_dir), simulations(run_dir)
+        return time.monotonic() - started
+
+    def disturbed(self, number: int, launcher: str, kind: str) -> dict[str, Any]:
+        """Run once with kills, and return the row."""
+        run_dir = self.folder / f"run-{number}"
+        keys = [] if launcher == "local" else ["launcher=ray", "ray.workers=2", "ray.deaths=20"]
+        driver = Driver(self.command(run_dir, *keys), self.folder / f"run-{number}.log")
+        kills: Counter[str] = Counter()
+        resumed = gave_up = 0
+        started = time.monotonic()
+        driver.start()
+        following = started + self.rng.uniform(1, self.arguments.every)
+        try:
+            while True:
+                assert driver.process is not None
+                status = driver.process.poll()
+                if status == 0:
+                    break
+                if status is not None:  # nobody killed it: it says why, and goes on where it was
+                    gave_up += 1
+                    driver.end()
+                    if gave_up > 5:
+                        raise SystemExit(f"it gives up again and again:\n{driver.said.read_text()[-3000:]}")
+                    driver.start()
+                    resumed += 1
+                self.servers.mend()
+                workers = driver.look()
+                if time.monotonic() >= following:
+                    what = self.rng.choice(self._victims(workers, kills["driver"]))
+                    kills[what] += self._kill(what, driver, workers)
+                    if what == "driver":
+                        driver.start()
+                        resumed += 1
+                    following = time.monotonic() + self.rng.uniform(0.5, self.arguments.every)
+                time.sleep(0.05)
+        finally:
+            if driver.process is not None and driver.process.poll() is None:
+                driver.kill()
+            driver.end()
+        return {
+            "launcher": launcher, "run": kind, "seconds": round(time.monotonic() - started, 1),
+            **{f"{what}s killed": kills[what] for what in ("server", "worker", "driver")},
+            "resumed": resumed, "of these it stopped itself": gave_up, **self._compare(run_dir),
+        }  # fmt: skip
+
+    def _victims(self, workers: list[psutil.Process], drivers: int) -> list[str]:
+        most = self.arguments.drivers
+        return ["server", "server", *(["worker"] if workers else []), *(["driver"] if drivers < most else [])]
+
+    def _kill(self, what: str, driver: Driver, workers: list[psutil.Process]) -> bool:
+        if what == "server":
+            return self.servers.kill(self.rng.randrange(len(self.servers.ports)), self.rng.uniform(0.5, 5))
+        if what == "worker":
+            with contextlib.suppress(psutil.Error):
+                self.rng.choice(workers).send_signal(signal.SIGKILL)
+                return True
+            return False
+        driver.kill()
+        return True
+
+    def _compare(self, run_dir: Path) -> dict[str, int]:
+        files, logged = digests(run_dir), simulations(run_dir)
+        trees = [name for name in self.whole[0] if name.startswith("trees/")]
+        return {
+            "trees": len(trees),
+            "trees lost": sum(name not in files for name in trees),
+            "trees that differ": sum(name in files and files[name] != self.whole[0][name] for name in trees),
+            "tables that differ": sum(
+                files.get(name) != self.whole[0].get(name) for name in {*files, *self.whole[0]} - set(trees)
+            ),
+            "simulations lost": len(self.whole[1].keys() - logged.keys()),
+            "simulations doubled": sum(count > 1 for count in logged.values()),
+        }
+
+
+def main() -> None:
+    """Soak, print, write; exit with 1 where anything was lost, doubled or different."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--launchers", nargs="+", default=["local", "ray"], choices=["local", "ray"])
+    parser.add_argument("--servers", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.05, help="of every answer")
+    parser.add_argument("--tasks", type=int, default=24)
+    parser.add_argument("--every", type=float, default=6.0, help="most seconds between two kills")
+    parser.add_argument("--drivers", type=int, default=3, help="most kills of the driver in one run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=None, help="another file for the result")
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        servers = Servers(arguments.servers, arguments.seconds)
+        try:
+            soak = Soak(arguments, Path(folder), servers, random.Random(arguments.seed))
+            peace = soak.undisturbed()
+            until = time.monotonic() + 60 * arguments.minutes
+            while time.monotonic() < until or len(rows) < len(arguments.launchers):
+                launcher = arguments.launchers[len(rows) % len(arguments.launchers)]
+                rows.append(soak.disturbed(len(rows), launcher, f"{len(rows) + 1}"))
+                print(rows[-1], file=sys.stderr, flush=True)
+        finally:
+            servers.close()
+    bad = ("trees lost", "trees that differ", "tables that differ", "simulations lost", "simulations doubled")
+    counted = ("servers killed", "workers killed", "drivers killed", "resumed", *bad)
+    facts = {"runs": len(rows), "minutes": round(sum(row["seconds"] for row in rows) / 60, 1)}
+    facts |= {name: sum(row[name] for row in rows) for name in counted}
+    write_result("soak", rows, {**facts, "undisturbed run, s": round(peace, 1)}, arguments.out)
+    if any(facts[name] for name in bad):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
