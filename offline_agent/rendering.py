@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from offline_agent.records import Action, Context, ToolCall
 __all__ = ["Renderer", "Segment", "TEMPLATES", "call_text"]
 
 _CACHED = 512
+_TURNS = 4096  # turns whose parts and ids are remembered: the rows of one tree hold each of its turns many times
 
 
 class Segment(tuple[int, ...]):
@@ -70,6 +72,8 @@ class Renderer:
         self._roots: dict[tuple[str, int], tuple[object, tuple[int, ...], Slot, tuple[int, ...]]] = {}
         self._bridges: dict[tuple[str, bool, str], tuple[tuple[int, ...], Slot, tuple[int, ...]]] = {}
         self._forms: dict[tuple[str, bool], Form] = {}
+        self._parts = lru_cache(_TURNS)(self._style.parse)  # for comparing only: who acts on a call gets one of its own
+        self._encode = lru_cache(_TURNS)(lambda text: tuple(self._tokens.turn(text)))
         check_append_only(self)
 
     @classmethod
@@ -146,7 +150,7 @@ class Renderer:
         """
         if action.token_ids is not None or action.call is None:
             return action.text
-        if self._style.parse(action.text).call == action.call:
+        if self._parts(action.text).call == action.call:
             return action.text
         return self.write(action.thought, action.call)
 
@@ -160,8 +164,8 @@ class Renderer:
 
     def encode_action(self, action: Action) -> tuple[int, ...]:
         """Return the ids, end-of-turn token included (unless it was cut before), of a turn nobody sampled."""
-        ids = self._tokens.turn(self.action_text(action))
-        return tuple(ids) if action.fault == "no_end" else (*ids, self.end_id)
+        ids = self._encode(self.action_text(action))
+        return ids if action.fault == "no_end" else (*ids, self.end_id)
 
     def parse(self, ids: Sequence[int], logps: Sequence[float] | None = None) -> Action:
         """Return the action that sampled ids are; one without an end-of-turn id has the fault `no_end`.
@@ -257,9 +261,13 @@ class Renderer:
         rows.check_row(self, row)
 
     def action_of_span(self, ids: Sequence[int]) -> Action:
-        """Return the action of a masked span: `parse` for ids that are known to be one turn."""
+        """Return the action of a masked span, to be compared: `parse` for ids that are known to be one turn."""
         ended = bool(ids) and ids[-1] in self.eos_ids
-        return self.parse_text(self._tokens.decode(ids[:-1] if ended else ids), ended)
+        text = self._tokens.decode(ids[:-1] if ended else ids)
+        if not ended:
+            return self.parse_text(text, False)
+        parsed = self._parts(text)
+        return Action(text, parsed.thought, parsed.call, parsed.fault, parsed.detail)
 
     def _root_ids(self, context: Context) -> tuple[int, ...]:
         key = (context.system, id(context.tools))

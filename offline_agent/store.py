@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -91,9 +91,7 @@ class RunDirectory:
             else:
                 manifest = begin(dict(config), facts, command)
             run = cls(path, lock, manifest, "resumed" in manifest, warnings)
-            for leftover in path.glob("**/.*.tmp"):  # of writers that were killed; nobody else writes: we hold the lock
-                with contextlib.suppress(OSError):
-                    leftover.unlink()
+            _clear(path)
             run._save_manifest()
             return run
         except BaseException:
@@ -109,7 +107,9 @@ class RunDirectory:
                 EventLog(self.path / "events" / name).create()
                 self.manifest["logs"].append(name)
                 self._save_manifest()
-            log = self._logs[shard] = EventLog(self.path / "events" / name)
+            log = EventLog(self.path / "events" / name)
+            log.index()
+            self._logs[shard] = log
         return log
 
     def write_tree(self, tree_id: str, data: Mapping[str, Any]) -> Path:
@@ -130,7 +130,18 @@ class RunDirectory:
 
     def tree_ids(self) -> list[str]:
         """Return the ids of the trees that are written, sorted."""
-        return sorted(_tree_id(file) for file in (self.path / "trees").glob("*.json.gz"))
+        return sorted(_tree_id(self.path / "trees" / name) for name in self._tree_files())
+
+    def written(self, tree_ids: Iterable[str]) -> set[str]:
+        """Return which of these trees are written; no file is opened."""
+        there = set(self._tree_files())
+        return {tree_id for tree_id in tree_ids if self._tree_path(tree_id).name in there}
+
+    def _tree_files(self) -> Iterator[str]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path / "trees") as entries:
+            for entry in entries:
+                if entry.name.endswith(".json.gz") and not entry.name.startswith("."):
+                    yield entry.name
 
     def _tree_path(self, tree_id: str) -> Path:
         return self.path / "trees" / f"{safe_name(tree_id)}.json.gz"
@@ -228,6 +239,16 @@ def _look(path: Path) -> bool:
         f"run_dir: {path} is not empty and is no run directory (it holds {content[0]!r}). "
         "Name another; nothing was written."
     )
+
+
+def _clear(path: Path) -> None:
+    """Remove what writers left that were killed; nobody else writes: we hold the lock."""
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not os.path.exists(os.path.join(folder, name, _LOCK))]  # others' runs
+        for name in names:
+            if name.startswith(".") and name.endswith(".tmp"):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(folder, name))
 
 
 def _acquire(path: Path) -> int:

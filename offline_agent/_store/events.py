@@ -7,22 +7,21 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from time import monotonic
-from typing import Any, BinaryIO
+from typing import Any
 
+from offline_agent._store import parts
 from offline_agent._store.files import disk_errors, sync_folder
+from offline_agent._store.parts import START, Sealed, lines
 from offline_agent.errors import DataError
 from offline_agent.records import SCHEMA_VERSION
 
+PART_BYTES = 64 << 20
+"""A log that has grown to this size goes on in another file; what is in whole files is not read again for nothing."""
+
 _SYNC_SECONDS = 1.0
-_START = b'{"crc":"'
-_BODY = len(_START) + 9  # 8 hex digits and the closing quote
-_MEND = (
-    "Restore the file from a copy, or name another run_dir to start anew; nothing was changed here. "
-    "The lines before the broken one are sound."
-)
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -30,50 +29,31 @@ def _encode(record: Mapping[str, Any], before: int) -> tuple[bytes, int]:
     body = _dumps(record).encode("ascii")
     crc = zlib.crc32(body, before)
     rest = b"," + body[1:] if len(body) > 2 else b"}"
-    return b'%s%08x"%s\n' % (_START, crc, rest), crc
-
-
-def _check(line: bytes, before: int) -> tuple[bytes, int] | None:
-    """Return the record's JSON and its checksum, or None when the line is broken."""
-    rest = line[_BODY:-1]
-    if not line.startswith(_START) or rest[:1] not in (b",", b"}"):
-        return None
-    body = b"{" + rest[1:] if rest[:1] == b"," else b"{}"
-    crc = zlib.crc32(body, before)
-    return (body, crc) if line[len(_START) : _BODY] == b'%08x"' % crc else None
-
-
-def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (JSON, checksum, end of line in bytes) of every sound line; a last line without its end is dropped."""
-    crc, end = 0, 0
-    for number, line in enumerate(file, 1):
-        if not line.endswith(b"\n"):
-            return
-        found = _check(line, crc)
-        if found is None:
-            raise DataError(
-                f"{path}, line {number}: its checksum does not fit: the line was altered, or a line before it "
-                f"is missing. {_MEND}"
-            )
-        body, crc = found
-        end += len(line)
-        yield body, crc, end
+    return b'%s%08x"%s\n' % (START, crc, rest), crc
 
 
 class EventLog:
     """The log of one shard. Appending is thread-safe; one process at a time may append (`RunDirectory` locks).
 
     A line is `{"crc":"<8 hex digits>", ...the record}`; the first says the schema version. The checksum is the
-    CRC-32 of the record's compact JSON, started from the checksum of the line before.
+    CRC-32 of the record's compact JSON, started from the checksum of the line before. A long log goes on in further
+    files (`<name>~000001.jsonl` …), each with its header and chained to the file before; beside a file that is full
+    lies an index, which says of which trees it has records (`parts`).
 
     Args:
-        path: The file; made at the first append. A torn last line is cut off then.
+        path: The first file; made at the first append. A torn last line is cut off then.
+        part_bytes: Size at which a file is full.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, part_bytes: int = PART_BYTES) -> None:
         self.path = path
+        self._part_bytes = part_bytes
         self._lock = threading.Lock()
         self._fd: int | None = None
+        self._now = path  # the file that is appended to
+        self._number = 0
+        self._before = 0  # checksum at its beginning
+        self._trees: set[str] = set()  # of which it has records
         self._crc = 0
         self._size = 0
         self._synced = monotonic()
@@ -84,7 +64,7 @@ class EventLog:
         """Write one record and hand it to the operating system before returning; on disk within about a second.
 
         Args:
-            record: JSON-serialisable; finite numbers only.
+            record: JSON-serialisable; finite numbers only. One of a tree names it under `tree`.
 
         Raises:
             DataError: The disk refused (the log still ends in a whole line), or what is there is broken.
@@ -94,28 +74,40 @@ class EventLog:
             fd = self._fd
             if fd is None:
                 fd = self._open()
+            if self._size >= self._part_bytes:
+                fd = self._go_on(fd)
             self._put(fd, record)
+            self._trees.add(parts.tree_of(record))
             now = monotonic()
             if now - self._synced >= _SYNC_SECONDS:
                 self._sync(fd, now)
 
-    def read(self) -> Iterator[dict[str, Any]]:
+    def read(self, without: Collection[str] = ()) -> Iterator[dict[str, Any]]:
         """Yield the records, oldest first. A torn last line is dropped; a missing file is an empty log.
+
+        Args:
+            without: Trees whose records are not wanted. Full files that have no others are not read.
 
         Raises:
             DataError: A line is broken, or the log is from another schema version; names file, line and what to do.
         """
-        if not self.path.exists():
-            return
-        with disk_errors(self.path, "reading it"), open(self.path, "rb") as file:
-            first = True
-            for body, _, _ in _lines(self.path, file):
-                record = json.loads(body)
-                if first:
-                    _check_header(self.path, record)
-                    first = False
-                    continue
-                yield record
+        files = parts.files(self.path)
+        crc = 0
+        for number, path in enumerate(files):
+            full = number + 1 < len(files)
+            known = Sealed.load(path) if full and without else None
+            if known is not None and known.before == crc and all(tree in without for tree in known.trees):
+                crc = known.crc
+                continue
+            with disk_errors(path, "reading it"), open(path, "rb") as file:
+                first, before = True, crc
+                for body, crc, _ in lines(path, file, before, full):  # noqa: B007 - it goes on into the next file
+                    record = json.loads(body)
+                    if first:
+                        _check_header(path, record)
+                        first = False
+                    elif not without or parts.tree_of(record) not in without:
+                        yield record
 
     def create(self) -> None:
         """Make the file, durable, with its header; cut off a torn last line where it is there. Raises as `append`."""
@@ -123,6 +115,17 @@ class EventLog:
             if self._fd is None:
                 self._fd = self._open()
         self.close()
+
+    def index(self) -> None:
+        """Make the indexes that are missing or older than their files; such files are read and checked whole.
+
+        Raises:
+            DataError: A line is broken.
+        """
+        with self._lock:
+            crc = 0
+            for path in parts.files(self.path)[:-1]:
+                crc = parts.sealed(path, crc).crc
 
     def close(self) -> None:
         """Make everything durable and close the file; the log can be appended to again."""
@@ -139,40 +142,63 @@ class EventLog:
     def _open(self) -> int:
         if self._broken:
             raise DataError(self._broken)
-        with disk_errors(self.path, "opening it"):
+        files = parts.files(self.path) or [self.path]
+        before = 0
+        for path in files[:-1]:
+            before = parts.sealed(path, before).crc
+        self._now, self._number, self._before = files[-1], len(files) - 1, before
+        with disk_errors(self._now, "opening it"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            crc, end = self._sound_part()
-            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            found = parts.scan(self._now, before)
+            if found.header is not None:
+                _check_header(self._now, json.loads(found.header))
+            fd = os.open(self._now, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             try:
-                os.ftruncate(fd, end)
+                os.ftruncate(fd, found.end)
                 sync_folder(self.path.parent)
             except BaseException:
                 os.close(fd)
                 raise
-        self._crc, self._size = crc, end
-        if end == 0:
+        self._crc, self._size, self._trees = found.crc, found.end, found.trees
+        if found.end == 0:
             try:
-                self._put(fd, {"event_log": self.path.stem, "schema_version": SCHEMA_VERSION})
+                self._put(fd, self._header())
             except BaseException:
                 os.close(fd)
                 raise
         self._fd = fd
         return fd
 
-    def _sound_part(self) -> tuple[int, int]:
-        """Return the last checksum and the length in bytes of the whole lines in the file."""
-        crc, end = 0, 0
-        if self.path.exists():
-            with open(self.path, "rb") as file:
-                for body, line_crc, line_end in _lines(self.path, file):
-                    if end == 0:
-                        _check_header(self.path, json.loads(body))
-                    crc, end = line_crc, line_end
-        return crc, end
+    def _go_on(self, full: int) -> int:
+        """Begin the next file; the one that is full stays in use where that fails."""
+        self._sync(full, monotonic())
+        old, path = self._now, parts.path_of(self.path, self._number + 1)
+        size, crc = self._size, self._crc
+        with disk_errors(path, "making it"):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            self._now, self._size = path, 0
+            self._put(fd, self._header())
+            self._sync(fd, monotonic())
+            sync_folder(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            os.close(fd)
+            self._now, self._size, self._crc, self._fd = old, size, crc, full
+            raise
+        before, trees = self._before, self._trees
+        self._number, self._before, self._trees, self._fd = self._number + 1, crc, set(), fd
+        os.close(full)
+        parts.write_index(old, before, crc, trees)
+        return fd
+
+    def _header(self) -> dict[str, Any]:
+        return {"event_log": self.path.stem, "schema_version": SCHEMA_VERSION}
 
     def _put(self, fd: int, record: Mapping[str, Any]) -> None:
         line, crc = _encode(record, self._crc)
-        with disk_errors(self.path, "appending to it"):
+        with disk_errors(self._now, "appending to it"):
             try:
                 written = os.write(fd, line)
                 while written < len(line):
@@ -189,11 +215,11 @@ class EventLog:
         with contextlib.suppress(OSError):
             os.ftruncate(fd, self._size)
             return
-        self._broken = f"{self.path}: a write failed half-way and could not be undone. Give the same command again."
+        self._broken = f"{self._now}: a write failed half-way and could not be undone. Give the same command again."
         self._fd = None
 
     def _sync(self, fd: int, now: float) -> None:
-        with disk_errors(self.path, "making it durable"):
+        with disk_errors(self._now, "making it durable"):
             os.fsync(fd)
         self._synced = now
         self._dirty = False

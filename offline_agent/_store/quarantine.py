@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -9,6 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from offline_agent._store.files import disk_errors
 from offline_agent.errors import DataError
@@ -18,23 +22,27 @@ from offline_agent.records import SCHEMA_VERSION
 class Quarantine:
     """The file `quarantine.jsonl`. Thread-safe. An entry is known by (kind, name, reason).
 
-    Args:
-        path: The file; read at once where it exists (a torn last line is dropped).
+    Of each entry 64 bits of a hash are kept in memory: among a million entries, two that differ are taken for one in
+    one of 40 million runs.
 
-    Raises:
-        DataError: A line is broken or from another schema version.
+    Args:
+        path: The file; read when the first entry is added (a torn last line is dropped).
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
         self._fd: int | None = None
-        self._seen: set[tuple[str, str, str]] = set()
+        self._seen: Digests | None = None  # None = the file was not read yet
         self._size = 0
-        self.counts: Counter[str] = Counter()
-        for row, end in _rows(path):
-            self._remember(row)
-            self._size = end
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Number of entries of each kind. Raises DataError as `add`."""
+        with self._lock:
+            self._load()
+            return self._counts
 
     def add(self, kind: str, name: str, reason: str, **facts: Any) -> bool:
         """Write an entry, unless it is there already.
@@ -49,10 +57,11 @@ class Quarantine:
             Whether it is new.
 
         Raises:
-            DataError: The disk refused.
+            DataError: The disk refused, or a line that is there is broken or from another schema version.
         """
         with self._lock:
-            if (kind, name, reason) in self._seen:
+            seen, key = self._load(), _key(kind, name, reason)
+            if key in seen:
                 return False
             row = {"schema_version": SCHEMA_VERSION, "kind": kind, "name": name, "reason": reason, **facts}
             line = json.dumps(row, allow_nan=False).encode("ascii") + b"\n"
@@ -64,7 +73,8 @@ class Quarantine:
                 while written < len(line):  # a failed write is overwritten by the next, so no half line stays
                     written += os.pwrite(self._fd, line[written:], self._size + written)
             self._size += len(line)
-            self._remember(row)
+            seen.add(key)
+            self._counts[kind] += 1
             return True
 
     def read(self) -> Iterator[dict[str, Any]]:
@@ -85,9 +95,60 @@ class Quarantine:
             finally:
                 os.close(fd)
 
-    def _remember(self, row: dict[str, Any]) -> None:
-        self._seen.add((row["kind"], row["name"], row["reason"]))
-        self.counts[row["kind"]] += 1
+    def _load(self) -> Digests:
+        if self._seen is None:
+            seen, counts, size = Digests(), Counter[str](), 0
+            for row, end in _rows(self.path):
+                size = end
+                seen.add(_key(row["kind"], row["name"], row["reason"]))
+                counts[row["kind"]] += 1
+            self._seen, self._counts, self._size = seen, counts, size
+        return self._seen
+
+
+class Digests:
+    """A set of 64-bit numbers, most of them in sorted arrays: 8 bytes each, and the newest few in a set."""
+
+    def __init__(self, newest: int = 1 << 15) -> None:
+        self._most = newest
+        self._newest: set[int] = set()
+        self._arrays: list[NDArray[np.uint64]] = []  # each at least twice as long as the one after it
+
+    def add(self, number: int) -> bool:
+        """Add a number; return whether it is new."""
+        if number in self:
+            return False
+        self._newest.add(number)
+        if len(self._newest) >= self._most:
+            self._settle()
+        return True
+
+    def __contains__(self, number: int) -> bool:
+        """Return whether it was added."""
+        if number in self._newest:
+            return True
+        value = np.uint64(number)
+        for array in self._arrays:
+            at = int(np.searchsorted(array, value))
+            if at < len(array) and array[at] == value:
+                return True
+        return False
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._newest) + sum(map(len, self._arrays))
+
+    def _settle(self) -> None:
+        new = np.sort(np.fromiter(self._newest, np.uint64, len(self._newest)))
+        self._newest = set()
+        while self._arrays and len(self._arrays[-1]) < 2 * len(new):
+            new = np.sort(np.concatenate([self._arrays.pop(), new]), kind="stable")
+        self._arrays.append(new)
+
+
+def _key(kind: str, name: str, reason: str) -> int:
+    text = json.dumps([kind, name, reason]).encode("ascii")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
 def _rows(path: Path) -> Iterator[tuple[dict[str, Any], int]]:

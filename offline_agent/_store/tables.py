@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 
 _VERSION_KEY = b"offline_agent.schema_version"
 _ROWS_AT_ONCE = 256
+_SMALL_GROUPS = 64
+_GROUP_BYTES = 16 << 20  # of row groups after the first few: what a file says of each of its groups is held in memory
 
 
 def write_table(path: Path, table: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> Path:
     """Write rows to one Parquet file, a few hundred at a time; the file appears when it is whole.
+
+    Row groups are of 256 rows, after the first few of some megabytes; so memory does not grow with the rows, but for
+    what the file's footer says of each group.
 
     Columns (and nested fields) of type `pyarrow.json_()` take any JSON value, or a string that holds JSON;
     `datasets` hands them back as values, other readers see the JSON text.
@@ -45,11 +50,23 @@ def _stream(file: BinaryIO, table: str, rows: Iterable[Mapping[str, Any]], schem
         {**(schema.metadata or {}), _VERSION_KEY: str(SCHEMA_VERSION).encode(), b"offline_agent.table": table.encode()}
     )
     plain = pa.schema([field.with_type(_storage(field.type)) for field in stamped])
-    stream, start = iter(rows), 0
+    stream, start, groups = iter(rows), 0, 0
+    waiting: list[pa.RecordBatch] = []
     with pq.ParquetWriter(file, stamped, compression="zstd") as writer:
+
+        def write() -> None:
+            whole = pa.Table.from_batches(waiting)
+            writer.write_table(whole, row_group_size=max(1, len(whole)))
+            waiting.clear()
+
         while chunk := list(itertools.islice(stream, _ROWS_AT_ONCE)):
-            writer.write_batch(_batch(table, chunk, start, stamped, plain))
+            waiting.append(_batch(table, chunk, start, stamped, plain))
             start += len(chunk)
+            if groups < _SMALL_GROUPS or sum(batch.nbytes for batch in waiting) >= _GROUP_BYTES:
+                write()
+                groups += 1
+        if waiting:
+            write()
 
 
 def _batch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -68,7 +69,7 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | 
         "prompt": storable(prompt),
         "chosen": storable(chosen.messages()[len(prompt) :]),
         "rejected": storable(rejected.messages()[len(prompt) :]),
-        "tools": _json(list(pair.prefix.tools)),
+        "tools": _tools(pair.prefix.tools),
         "kind": pair.kind,
         "task_id": pair.prefix.task.task_id,
         "split": pair.prefix.task.split,
@@ -101,7 +102,7 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash
     verdict = trajectory.verdict
     row: Row = {
         "messages": storable(trajectory.context.messages()),
-        "tools": _json(list(trajectory.context.tools)),
+        "tools": _tools(trajectory.context.tools),
         "task_id": trajectory.task.task_id,
         "split": trajectory.task.split,
         "origin": trajectory.origin,
@@ -163,6 +164,9 @@ def storable(messages: Sequence[Message]) -> list[Message]:
 
 
 def _clean(value: Any, depth: int) -> Any:
+    kind = type(value)
+    if kind is str and value.isascii():  # nearly everything there is, so first
+        return value
     if depth > _DEEPEST:
         raise DataError(f"a message nests deeper than {_DEEPEST} levels, which readers of the file refuse")
     if isinstance(value, str):
@@ -173,7 +177,7 @@ def _clean(value: Any, depth: int) -> Any:
         return value if -(2**63) <= value < 2**63 else _clean(_as_float(value), depth)
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
+    if kind is dict or isinstance(value, Mapping):
         return {_clean(str(key), depth): _clean(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_clean(item, depth + 1) for item in value]
@@ -196,6 +200,19 @@ def _fill(row: Row, columns: Mapping[str, Any], names: Sequence[str]) -> None:
 
 def _verdict(verdict: Verdict | None) -> str | None:
     return None if verdict is None else _json(verdict.to_json())
+
+
+_written: deque[tuple[Sequence[Mapping[str, Any]], str]] = deque(maxlen=4)
+
+
+def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return tool schemas as JSON; written once for rows in a row that share them."""
+    for known, text in _written:
+        if known is tools:
+            return text
+    text = _json(list(tools))
+    _written.append((tools, text))
+    return text
 
 
 def _json(value: Any) -> str:

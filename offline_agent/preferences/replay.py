@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, Context, Step, Task, Verdict
@@ -57,6 +58,7 @@ class Replayer:
         self._spec = spec
         self._seconds = seconds
         self._episode: Episode | None = None
+        self._worker = _Worker()
         self.count = 0
         self.tool_calls = 0
 
@@ -70,7 +72,7 @@ class Replayer:
         episode = self._episode if self._episode is not None else self._spec.open()
         self._episode = None
         try:
-            answer = _limited(lambda: self._run(episode, task, actions), self._seconds)
+            answer = self._limited(lambda: self._run(episode, task, actions))
         except BaseException:
             # A broken or hanging episode is never used again, and closing it could hang too.
             threading.Thread(target=episode.close, daemon=True).start()
@@ -82,10 +84,21 @@ class Replayer:
         return answer
 
     def close(self) -> None:
-        """Close the episode that is kept open."""
+        """Close the episode that is kept open, and end the thread."""
+        self._worker.close()
+        self._worker = _Worker()
         if self._episode is not None:
             self._episode.close()
             self._episode = None
+
+    def _limited(self, call: Callable[[], Replay]) -> Replay:
+        if self._seconds is None:
+            return call()
+        answer = self._worker.call(call, self._seconds)
+        if answer is None:
+            self._worker = _Worker()
+            raise EnvironmentFault(f"a replay ran past its limit of {self._seconds:g} s; replay_seconds sets another")
+        return answer
 
     def _run(self, episode: Episode, task: Task, actions: Sequence[Action]) -> Replay:
         first = episode.reset(task)
@@ -129,23 +142,44 @@ def without_logps(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(replace(step, action=replace(step.action, logps=None)) for step in steps)
 
 
-def _limited(call: Callable[[], T], seconds: float | None) -> T:
-    if seconds is None:
-        return call()
-    box: list[T] = []
-    errors: list[BaseException] = []
+class _Worker:
+    """A thread that makes one call after the other, so that a call can be given a time limit.
 
-    def work() -> None:
+    One that exceeds its limit takes its thread with it; the next call gets another.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._started = False
+
+    def call(self, call: Callable[[], T], seconds: float) -> T | None:
+        """Return what the call returns, or None where it has not returned within the seconds; pass on what it raises.
+
+        A worker whose call ran past its limit must not be used again.
+        """
+        if not self._started:
+            # Both queues go as arguments: the thread must not keep the worker alive.
+            threading.Thread(target=_serve, args=(self._calls, self._answers), daemon=True).start()
+            self._started = True
+        self._calls.put(call)
         try:
-            box.append(call())
-        except BaseException as error:
-            errors.append(error)
+            value, error = self._answers.get(timeout=seconds)
+        except queue.Empty:
+            self._calls.put(None)
+            return None
+        if error is not None:
+            raise error
+        return cast(T, value)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not box:
-        raise EnvironmentFault(f"a replay ran past its limit of {seconds:g} s; replay_seconds sets another")
-    return box[0]
+    def close(self) -> None:
+        """Let the thread end."""
+        self._calls.put(None)
+
+
+def _serve(calls: queue.SimpleQueue[Any], answers: queue.SimpleQueue[Any]) -> None:
+    while (call := calls.get()) is not None:
+        try:
+            answers.put((call(), None))
+        except BaseException as error:
+            answers.put((None, error))

@@ -251,8 +251,8 @@ def test_a_broken_quarantine_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run" / "quarantine.jsonl"
     path.write_bytes(b"nonsense\n" + path.read_bytes())
     before = path.read_bytes()
-    with pytest.raises(DataError, match=r"quarantine\.jsonl, line 1"):
-        _open(tmp_path / "run")
+    with _open(tmp_path / "run") as run, pytest.raises(DataError, match=r"quarantine\.jsonl, line 1"):
+        run.quarantine("a", "1", "x")
     assert path.read_bytes() == before
 
 
