@@ -75,9 +75,9 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
         EnvironmentFault: The environment hung too often.
     """
     config, run_dir = session.config, session.run
-    written = set(run_dir.tree_ids())
+    written = run_dir.written(task.task_id for task in parts.tasks)
     log = run_dir.events()
-    logs = _Logs.read(log.read(), written) if run_dir.resumed else _Logs()
+    logs = _Logs.read(log.read(without=written), written) if run_dir.resumed else _Logs()
     left = [task for task in parts.tasks if task.task_id not in written]
     if not left:
         return
