@@ -202,7 +202,7 @@ def render(job: Job) -> str:
     return "\n".join(lines) + "\n"
 
 
-def spread(module: str, arguments: Sequence[str], python: str, nodes: int, processes: int) -> str:
+def spread(module: str, arguments: Sequence[str], python: str, nodes: int, processes: int, gpus: int) -> str:
     """Return the command of a pipeline that trains: `torchrun` on every node, which meet on the first.
 
     Args:
@@ -211,6 +211,7 @@ def spread(module: str, arguments: Sequence[str], python: str, nodes: int, proce
         python: The interpreter.
         nodes: How many nodes there are.
         processes: How many processes run on each.
+        gpus: How many GPUs there are on each; without any, the processes talk through gloo.
     """
     plain = shlex.join(["-m", module, *arguments])
     if nodes * processes == 1:
@@ -222,9 +223,11 @@ def spread(module: str, arguments: Sequence[str], python: str, nodes: int, proce
         port = "$((20000 + SLURM_JOB_ID % 20000))"
         where = f"--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint={first}:{port}"
     # torchrun passes on the signals that it is told of, and gives its processes half a minute
-    signals = "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+    told = "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+    if not gpus:
+        told += " ACCELERATE_USE_CPU=true"  # else accelerate takes each process for the only one
     return (
-        f"env {signals} {shlex.quote(python)} -m torch.distributed.run --nnodes={nodes} "
+        f"env {told} {shlex.quote(python)} -m torch.distributed.run --nnodes={nodes} "
         f"--nproc-per-node={processes} {where} {plain}"
     )
 

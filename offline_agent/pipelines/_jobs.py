@@ -6,10 +6,11 @@ The run directories have the last word: what is done there is done, whatever Slu
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from offline_agent.cluster import slurm
 from offline_agent.cluster.slurm import State
@@ -17,6 +18,7 @@ from offline_agent.pipelines._shards import Shard, finished, is_whole, manifest_
 
 FOLDER = "slurm"
 _ORDINARY = {"", "None", "Priority", "Resources", "Dependency", "JobArrayTaskLimit", "BeginTime", "Cleaning"}
+_SECRET = re.compile(r"\$\{oc\.env:(\w+)\}")
 _STOPPED = "Stopped"  # how a manifest begins to say that a signal ended a run
 
 
@@ -207,6 +209,19 @@ def standing(path: Path, command: str, state: State | None, submitted: bool, unh
     return Standing("lost", word + (f", {error}" if error else ""), job, count)
 
 
-def describe(standing: Standing) -> dict[str, Any]:
-    """Return a standing as JSON."""
-    return {name: getattr(standing, name) for name in ("word", "why", "job", "finished")}
+def resume_command(run_dir: Path, command: str) -> str:
+    """Return a command that goes on with a run of `launcher=slurm`: it submits what is neither done nor under way.
+
+    Args:
+        run_dir: The run directory.
+        command: The pipeline that made it.
+    """
+    names = {"merge.yaml": [], "job.yaml": ["launcher=slurm"]}
+    for name, more in names.items():
+        file = run_dir / FOLDER / name
+        if file.is_file():
+            needed = sorted(set(_SECRET.findall(file.read_text(encoding="utf-8"))))
+            set_before = "".join(f"{variable}=... " for variable in needed)
+            plain = ["python", "-m", f"offline_agent.pipelines.{command}", "--config", str(file), *more]
+            return set_before + shlex.join(plain)
+    return f"python -m offline_agent.pipelines.{command} with the same keys and run_dir={run_dir}"

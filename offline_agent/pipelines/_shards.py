@@ -6,6 +6,7 @@ gathering is copying. Gathering can be repeated; it goes through only when every
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter
@@ -162,11 +163,13 @@ def finished(path: Path, command: str) -> int:
                 return sum(entry.name.endswith(".json.gz") for entry in entries)
         except OSError:
             return 0
-    try:
-        with open(path / "events" / "0000.jsonl", "rb") as log:
-            return sum(b'"attempt":' in line[:40] for line in log)
-    except OSError:
-        return 0
+    from offline_agent._store.parts import files
+
+    count = 0
+    for file in files(path / "events" / "0000.jsonl"):
+        with contextlib.suppress(OSError), open(file, "rb") as log:
+            count += sum(b'"attempt":' in line[:40] for line in log)
+    return count
 
 
 # -- gathering ---------------------------------------------------------------------------------------------------
@@ -178,9 +181,10 @@ def merge(spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> dic
     Raises:
         DataError: There are no shards; one is not whole or of another model. Says which, and how to go on.
     """
+    from offline_agent.pipelines._jobs import resume_command
+
     run_dir = session.run.path.resolve()
-    shards = shards_of(run_dir)
-    command = session.run.manifest["command"]
+    shards, command = shards_of(run_dir), session.run.manifest["command"]
     if not shards:
         raise DataError(f"--merge: {run_dir} has no shards; give the command with launcher=slurm first")
     missing = [shard.number for shard in shards if not is_whole(shard.path)]
@@ -188,8 +192,7 @@ def merge(spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> dic
         raise DataError(
             f"--merge: {len(missing)} of {len(shards)} shards are not done: {listed(missing)}; nothing was merged.\n"
             f"  what became of them:  python -m offline_agent.pipelines.status run_dir={session.run.path}\n"
-            f"  to go on:             python -m offline_agent.pipelines.{command} with the same keys, launcher=slurm "
-            f"and run_dir={session.run.path}"
+            f"  to go on:             {resume_command(run_dir, command)}"
         )
     for shard in shards:
         _check(shard, session)

@@ -26,7 +26,7 @@ from offline_agent.config import IterateConfig, RunConfig, TrainableConfig
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError
 from offline_agent.pipelines import _command
 from offline_agent.pipelines._command import Command, Facts
-from offline_agent.pipelines._jobs import Ledger, Standing, View, look
+from offline_agent.pipelines._jobs import Ledger, Standing, View, look, resume_command
 from offline_agent.pipelines._progress import Progress
 from offline_agent.pipelines._shards import FOLDER, cut, listed, manifest_of, shard_config
 from offline_agent.pipelines._stages import portable
@@ -145,7 +145,7 @@ class _Submission:
         several = isinstance(self.config, TrainableConfig)
         nodes = settings.nodes if several else 1
         processes = (settings.processes or settings.gpus or 1) if several else 1
-        line = slurm.spread(self.module, ["--config", str(file)], self.python, nodes, processes)
+        line = slurm.spread(self.module, ["--config", str(file)], self.python, nodes, processes, settings.gpus)
         self._submit("job", line, self._request(nodes=nodes, gpus=0 if controller else settings.gpus))
 
     def _request(self, nodes: int = 1, gpus: int | None = None) -> Request:
@@ -229,7 +229,7 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
     last = view.merge or view.job
     if last is None or last.word != "done":
         say(f"{command.name}: {told_of(view, Ledger(run_dir).folder)}")
-        say(f"To go on: the same command with run_dir={path}; it submits only what is not done.")
+        say(f"To go on, with what is not done alone: {resume_command(run_dir, command.name)}")
         return _command.FAILED
     try:
         summary = json.loads((run_dir / "summary.json").read_bytes())

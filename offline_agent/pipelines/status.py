@@ -1,0 +1,161 @@
+"""What has become of a run: `python -m offline_agent.pipelines.status run_dir=RUN_DIR`.
+
+Shows shards done, running, pending, failed and lost, tasks done, the stages of a loop, and how to go on. It only reads:
+it can be given at any time, from any machine that sees the run directory; without Slurm there it tells what the run
+directory knows.
+
+Exit status: 0 told, 1 the run cannot be read, 2 the request was wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offline_agent.errors import ConfigError, DataError, did_you_mean
+
+if TYPE_CHECKING:
+    from offline_agent.pipelines._jobs import Standing, View
+
+_NAMED = 12
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print what has become of a run; returns the exit status."""
+    if "--help" in arguments or "-h" in arguments:
+        print(__doc__)
+        return 0
+    try:
+        run_dir = _parse(arguments)
+    except ConfigError as error:
+        print(f"status: {error}\n\n{__doc__}", file=sys.stderr)
+        return 2
+    try:
+        for line in status(run_dir):
+            print(line)
+    except DataError as error:
+        print(f"status: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        sys.stderr.close()
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> Path:
+    faults, found = [], None
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name == "run_dir" and equals and value:
+            found = Path(value)
+        else:
+            faults.append(f"{argument}: unknown, allowed: run_dir=RUN_DIR.{did_you_mean(name, ['run_dir'])}")
+    if found is None:
+        faults.append("run_dir: name the run directory, run_dir=RUN_DIR")
+    elif not (found / "manifest.json").is_file():
+        faults.append(f"run_dir: {found} is no run directory: it has no manifest.json")
+    if faults or found is None:
+        raise ConfigError(faults)
+    return found
+
+
+def status(run_dir: Path) -> Iterator[str]:
+    """Yield what has become of a run, line by line.
+
+    Raises:
+        DataError: The manifest, or the note of the shards, is broken.
+    """
+    from offline_agent.pipelines._jobs import resume_command
+    from offline_agent.pipelines._shards import manifest_of
+
+    manifest = manifest_of(run_dir)
+    if manifest is None or "command" not in manifest:
+        raise DataError(f"{run_dir / 'manifest.json'}: not readable as JSON; try again, or restore it from a copy")
+    command, word = str(manifest["command"]), str(manifest.get("status"))
+    view = _view(run_dir, command)
+    yield f"{run_dir}: {command}, {_of_run(word, view)}"
+    if word == "failed" and not view.active:
+        yield f"  ended with {manifest.get('error')}"
+    yield from _jobs(run_dir, view)
+    if command == "iterate":
+        yield from _stages(run_dir)
+    if word != "done":
+        if view.unheard is not None:
+            yield f"Slurm could not be asked: {view.unheard}"
+        if view.active and not _wrong(view):
+            yield "The jobs go on by themselves; the same command waits for them."
+        else:
+            yield f"To go on: {resume_command(run_dir.resolve(), command)}"
+
+
+def _view(run_dir: Path, command: str) -> View:
+    from offline_agent.cluster.slurm import SlurmError
+    from offline_agent.pipelines._jobs import Ledger, look, view
+
+    run_dir = run_dir.resolve()
+    try:
+        return look(run_dir, command)
+    except SlurmError as error:
+        return view(run_dir, command, Ledger(run_dir).read(), {}, unheard=str(error))
+
+
+def _of_run(word: str, view: View) -> str:
+    """Say how a run stands: its manifest says `running` too while jobs wait, and after a machine has died."""
+    if word != "running":
+        return word
+    if view.active:
+        return "under way"
+    return "not done" if view.shards or view.job is not None else "begun, and not ended"
+
+
+def _jobs(run_dir: Path, view: View) -> Iterator[str]:
+    from offline_agent.pipelines._shards import finished
+
+    if view.shards:
+        count = view.count()
+        words = ", ".join(f"{number} {word}" for word, number in count.items() if number)
+        yield f"  shards   {len(view.shards)}: {words}"
+        there, tasks = sum(one.finished for _, one in view.shards), sum(shard.tasks for shard, _ in view.shards)
+        if view.command == "build_prefs":
+            yield f"  tasks    {there} of {tasks} searched"
+        else:
+            yield f"  attempts {there} played, of {tasks} tasks"
+    elif view.command == "build_prefs":
+        yield f"  tasks    {finished(run_dir, view.command)} searched"
+    for kind, one in (("merge", view.merge), ("job", view.job)):
+        if one is not None:
+            yield f"  {kind:8} {_in_words(one)}"
+    told = [(shard, one) for shard, one in view.shards if one.word in ("failed", "lost") or (one.active and one.why)]
+    for shard, one in told[:_NAMED]:
+        yield f"  shard {shard.number:<3}{_in_words(one)}"
+    if len(told) > _NAMED:
+        yield f"  and {len(told) - _NAMED} more"
+
+
+def _in_words(one: Standing) -> str:
+    job = f" (job {one.job})" if one.job is not None and one.word != "done" else ""
+    return f"{one.word}{job}{f': {one.why}' if one.why else ''}"
+
+
+def _wrong(view: View) -> bool:
+    every = [one for one in (view.merge, view.job) if one is not None] + [one for _, one in view.shards]
+    return any(one.word in ("failed", "lost", "new") for one in every)
+
+
+def _stages(run_dir: Path) -> Iterator[str]:
+    """Yield a line for every stage of a loop, and what its jobs do where it is not done."""
+    from offline_agent.pipelines._shards import manifest_of
+
+    found = run_dir.glob("iteration-*/*/manifest.json")
+    begun = sorted(found, key=lambda file: str((manifest_of(file.parent) or {}).get("started")))
+    for path in (file.parent for file in begun):
+        manifest = manifest_of(path) or {}
+        view = _view(path, str(manifest.get("command")))
+        yield f"  {path.parent.name}/{path.name}: {_of_run(str(manifest.get('status')), view)}"
+        if manifest.get("status") != "done":
+            yield from (f"  {line}" for line in _jobs(path, view))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
