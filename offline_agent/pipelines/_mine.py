@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from offline_agent.config import BuildPrefsConfig
-from offline_agent.pipelines import _schemas
+from offline_agent.pipelines import _mined, _schemas
 from offline_agent.pipelines._command import Session
 from offline_agent.pipelines._figures import Figures
 from offline_agent.pipelines._parts import Parts
@@ -72,6 +72,8 @@ class _Refused:
 def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
     """Build every table from the trees on disk, in task order: a resumed run writes what an uninterrupted one does.
 
+    Where an earlier session did so from the same trees with the same code, its figures are taken over instead.
+
     Trees are read one by one. What is not written at once (pairs, until all are known and balanced; filtered
     trajectories, until their table's turn comes) waits in temporary files in the run directory.
 
@@ -82,6 +84,14 @@ def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figur
         figures: Takes what was found.
     """
     started = time.perf_counter()
+    kept = _mined.known(session.run)
+    if kept is None or not figures.take_over(kept):
+        _mine(parts, session, engine, figures)
+        _mined.keep(session.run, figures.of_trees())
+    figures.seconds["judging"] = time.perf_counter() - started
+
+
+def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
     config, run_dir, renderer = session.config, session.run, parts.policy.renderer
     known = parts.policy.identity.get("model_hash")
     model = None if known is None else str(known)
@@ -112,7 +122,6 @@ def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figur
         balanced = pairs.choose(miner.rules, refused.append)
         rows = figures.count_pairs(pair_rows(balanced, renderer, refused, model))
         run_dir.write_rows("preferences", rows, _schemas.PREFERENCES)
-    figures.seconds["judging"] = time.perf_counter() - started
 
 
 def _trees(parts: Parts, session: Session[BuildPrefsConfig]) -> Iterator[SearchTree]:
