@@ -24,6 +24,31 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
+_COUNTERS = ("rows", "pairs", "refusals", "totals", "stopped")
+_MEANS = ("plain", "greedy", "best", "best_scores")
+
+
+class Mean:
+    """A mean that is added to."""
+
+    def __init__(self, total: float = 0.0, count: int = 0) -> None:
+        self._total = total
+        self.count = count
+
+    def add(self, value: float) -> None:
+        """Add one value."""
+        self._total += value
+        self.count += 1
+
+    @property
+    def value(self) -> float | None:
+        """The mean; None before the first value."""
+        return self._total / self.count if self.count else None
+
+    def to_json(self) -> list[float]:
+        """Return its constructor's arguments."""
+        return [self._total, self.count]
+
 
 class Figures:
     """Counts what a run did; every figure of the trees is taken from the trees, so a resumed run shows the same.
@@ -41,14 +66,11 @@ class Figures:
         self.seconds: dict[str, float] = {}
         self.rows: Counter[str] = Counter()
         self.pairs: Counter[str] = Counter()
-        self.paired_tasks: Counter[str] = Counter()
+        self.paired_tasks = 0
         self.refusals: Counter[str] = Counter()
         self.totals: Counter[str] = Counter()
         self.stopped: Counter[str] = Counter()
-        self.plain: list[float] = []
-        self.greedy: list[float] = []
-        self.best: list[float] = []
-        self.best_scores: list[float] = []
+        self.plain, self.greedy, self.best, self.best_scores = Mean(), Mean(), Mean(), Mean()
         self.session: dict[str, Any] = {}
 
     def searched(self, run: RunCounts, restored: RestoreCounts, critic: Any) -> None:
@@ -90,11 +112,11 @@ class Figures:
         self.stopped[str(tree.stopped)] += 1
         for rollout in tree.first_rollouts:
             if rollout["success"] is not None or rollout["cut"] == "max_steps":
-                (self.greedy if rollout["greedy"] else self.plain).append(float(bool(rollout["success"])))
+                (self.greedy if rollout["greedy"] else self.plain).add(float(bool(rollout["success"])))
         if tree.quarantined is None:
             judged = [n.verdict for n in tree.terminals() if n.verdict is not None and n.quarantined is None]
-            self.best.append(float(any(verdict.success for verdict in judged)))
-            self.best_scores.append(max((v.score for v in judged if v.score is not None), default=0.0))
+            self.best.add(float(any(verdict.success for verdict in judged)))
+            self.best_scores.add(max((v.score for v in judged if v.score is not None), default=0.0))
 
     def mined(self, mined: Mined) -> None:
         """Take what mining one tree cost."""
@@ -109,9 +131,11 @@ class Figures:
 
     def count_pairs(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Count pairs by kind on their way to the table."""
+        before = object()
         for row in self.count("preferences", rows):
             self.pairs[row["kind"]] += 1
-            self.paired_tasks[row["tree_id"]] += 1
+            self.paired_tasks += row["tree_id"] != before  # pairs come tree by tree
+            before = row["tree_id"]
             yield row
 
     def refused(self, refusals: Iterable[Refusal]) -> None:
@@ -119,6 +143,26 @@ class Figures:
         for refusal in refusals:
             self.refusals[refusal.kind] += 1
             self.totals["unmatched"] += refusal.reason.startswith("length matching")
+
+    def of_trees(self) -> dict[str, Any]:
+        """Return what was counted in trees and tables as JSON, for `take_over`."""
+        return {
+            **{name: dict(getattr(self, name)) for name in _COUNTERS},
+            **{name: getattr(self, name).to_json() for name in _MEANS},
+            "paired_tasks": self.paired_tasks,
+        }
+
+    def take_over(self, kept: Mapping[str, Any]) -> bool:
+        """Take what an earlier session counted in the same trees and tables; return False where it cannot be read."""
+        try:
+            counters = {name: Counter(kept[name]) for name in _COUNTERS}
+            means = {name: Mean(*kept[name]) for name in _MEANS}
+            paired = int(kept["paired_tasks"])
+        except (KeyError, TypeError, ValueError):
+            return False
+        for name, value in (counters | means | {"paired_tasks": paired}).items():
+            setattr(self, name, value)
+        return True
 
     def summary(self, parts: Parts, config: BuildPrefsConfig) -> dict[str, Any]:
         """Return everything as JSON."""
@@ -135,15 +179,15 @@ class Figures:
                 "simulations", "nodes", "tool_calls", "generated", "prompt_trie", "replays", "replayed_calls",
             )},
             "success": {
-                "plain_greedy": _mean(self.greedy),
-                "plain_sampled": _mean(self.plain),
-                "plain_rollouts": len(self.plain),
-                "best_of_search": _mean(self.best),
-                "best_score_of_search": _mean(self.best_scores),
+                "plain_greedy": self.greedy.value,
+                "plain_sampled": self.plain.value,
+                "plain_rollouts": self.plain.count,
+                "best_of_search": self.best.value,
+                "best_score_of_search": self.best_scores.value,
             },
             "pairs": dict(sorted(self.pairs.items())),
             "pairs_total": self.rows["preferences"],
-            "tasks_with_pairs": len(self.paired_tasks),
+            "tasks_with_pairs": self.paired_tasks,
             "pairs_dropped_by_length_matching": self.totals["unmatched"],
             "trajectories": self.rows["trajectories"],
             "filtered": self.rows["filtered"],
@@ -164,10 +208,6 @@ def _python() -> str:
     """Return how this interpreter is called from here: one in the current folder need not be on the PATH."""
     here, program = Path.cwd(), Path(sys.executable)
     return str(program.relative_to(here)) if program.is_relative_to(here) else "python"
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
