@@ -13,7 +13,7 @@ from offline_agent.policies.hf import DEFAULT_MODEL
 from offline_agent.records import Action, Context, ToolCall
 from offline_agent.rendering import Renderer, call_text
 from tests import rendering_kit as kit
-from tests.unit.policies.fake_server import FakeServer, serving
+from tests.unit.policies.fake_server import FakeServer, serving, serving_all
 
 CALL = ToolCall("search", {"query": "red shoes"})
 
@@ -62,6 +62,16 @@ def test_policies_of_the_catalog(name, spec, contexts):
             assert policy.name == name
         finally:
             policy.close()
+
+
+def test_a_pool_of_servers(contexts):
+    with serving_all(FakeServer(answer), FakeServer(answer), FakeServer(answer)) as fakes:
+        policy = catalog.resolve("policy", "server")([fake.url for fake in fakes], batch_invariant=True)
+        try:
+            assert check_policy(policy, contexts) == []
+        finally:
+            policy.close()
+        assert sum(bool(fake.seen) for fake in fakes) >= 2
 
 
 @pytest.mark.parametrize("name", ["oracle", "noisy", "random"])

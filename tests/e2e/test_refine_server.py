@@ -1,0 +1,180 @@
+"""The online stage with its model behind servers that die and start anew in the middle of a round."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from offline_agent.pipelines._command import main
+from offline_agent.pipelines.refine_grpo import COMMAND
+from tests.bandit_kit import ENV, warm_started
+from tests.unit.policies.fake_server import serving, serving_all
+from tests.unit.policies.fake_vllm import FakeVLLM
+
+KEYS = (
+    ENV, "tracking.uri=null", "rollouts.max_steps=1", "rollouts.size=4", "rollouts.tasks=4", "rollouts.max_tokens=40",
+    "tasks.n=64", "threads=1", "optimizer.learning_rate=2e-3", "checkpoints.every=1", "watch.enabled=false",
+    "sampler.name=server",
+)  # fmt: skip
+
+
+class ModelServer(FakeVLLM):
+    """A fake vLLM with a real model in it, sampled from one request at a time.
+
+    Attributes:
+        sampling: Called with the number of samples so far, before each.
+    """
+
+    def __init__(self, start: Path) -> None:
+        super().__init__()
+        self.start = start
+        self.complete = self.answer
+        self.sampling: Callable[[int], None] = lambda count: None
+        self.samples = 0
+        self.busy = threading.Lock()
+        self.model = AutoModelForCausalLM.from_pretrained(start).eval()
+
+    def load(self, folder: Path) -> None:
+        self.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)  # tied ones are left out
+
+    def start_anew(self) -> None:
+        super().start_anew()
+        self.load(self.start)
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        assert path == "/completions" and not self.paused
+        ids = body["prompt"]
+        if body.get("prompt_logprobs") is not None:
+            found = self.logps(ids)[0]
+            entries = [{str(t): {"logprob": float(row[t])}} for t, row in zip(ids[1:], found, strict=False)]
+            return {"choices": [{"token_ids": [0], "prompt_logprobs": [None, *entries]}]}
+        with self.busy:
+            self.samples += 1
+            count = self.samples
+        self.sampling(count)
+        with self.busy:
+            return self.sample(ids, body)
+
+    @torch.no_grad()
+    def logps(self, ids: list[int]) -> torch.Tensor:
+        return torch.log_softmax(self.model(input_ids=torch.tensor([ids])).logits.float(), -1)
+
+    def sample(self, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
+        draws, out, logps = torch.Generator().manual_seed(body["seed"]), list[int](), list[float]()
+        while len(out) < body["max_tokens"] and (not out or out[-1] not in body["stop_token_ids"]):
+            row = self.logps(prompt + out)[0, -1]
+            out.append(int(torch.multinomial((row / body["temperature"]).softmax(-1), 1, generator=draws)))
+            logps.append(float(row[out[-1]]))
+        reason = "stop" if out[-1] in body["stop_token_ids"] else "length"
+        choice = {"token_ids": out, "logprobs": {"token_logprobs": logps}, "finish_reason": reason}
+        return {"choices": [choice], "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(out)}}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return warm_started(tmp_path_factory.mktemp("start"))
+
+
+def refine(run_dir: Path, start: Path, url: str) -> int:
+    return main(COMMAND, [*KEYS, f"sampler.url={url}", f"model.path={start}", "rounds=4", f"run_dir={run_dir}"])
+
+
+def weights(run_dir: Path) -> str:
+    return hashlib.sha256((run_dir / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def records(run_dir: Path, shard: str = "0000") -> list[dict[str, Any]]:
+    lines = (run_dir / "events" / f"{shard}.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if "update" in record or "attempt" in record]
+
+
+@pytest.fixture(scope="module")
+def sound(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run with one server that nothing happens to."""
+    run_dir = tmp_path_factory.mktemp("sound") / "run"
+    with serving(ModelServer(start)) as server:
+        assert refine(run_dir, start, server.url) == 0
+    assert len(records(run_dir)) == 4 and len(records(run_dir, "rollouts")) == 64
+    return run_dir
+
+
+def off_and_on(*servers: ModelServer) -> None:
+    """Kill servers, and start them with their first weights."""
+    for server in servers:
+        server.running.kill()
+    for server in servers:
+        server.start_anew()
+        server.running.start()
+
+
+@pytest.mark.parametrize("how", ["both start anew", "one dies", "a list of one"])
+def test_a_pool_goes_on_with_the_weights_of_the_round(start: Path, sound: Path, tmp_path: Path, how: str) -> None:
+    with serving_all(ModelServer(start), ModelServer(start)) as servers:
+        first, second = servers
+        fall = {
+            "both start anew": lambda: off_and_on(first, second),
+            "one dies": first.running.kill,
+            "a list of one": lambda: off_and_on(first),
+        }[how]
+
+        def happen(count: int) -> None:
+            if first.samples + second.samples == 25:  # in the second round
+                threading.Thread(target=fall, daemon=True).start()
+                time.sleep(0.2)
+
+        first.sampling = second.sampling = happen
+        given = f"[{first.url}]" if how == "a list of one" else f"{first.url},{second.url}"
+        assert refine(tmp_path / "run", start, given) == 0
+        assert first.samples > 0 and (second.samples > 0) is (how != "a list of one")
+    assert weights(tmp_path / "run") == weights(sound)
+    assert all(attempt["verdict"]["score"] is not None for attempt in records(tmp_path / "run", "rollouts"))
+    assert not list((tmp_path / "run").glob("serving*"))
+
+
+def test_a_server_that_dies_for_good_stops_the_run_which_goes_on_when_it_is_back(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    with serving(ModelServer(start)) as server:
+
+        def happen(count: int) -> None:
+            if count == 20:
+                threading.Thread(target=server.running.kill, daemon=True).start()
+                time.sleep(0.2)
+
+        server.sampling = happen
+        assert refine(run_dir, start, server.url) == 1
+        assert f"no server answers at {server.url.removesuffix('/v1')}" in capsys.readouterr().err
+        before = [record["update"] for record in records(run_dir)]
+        assert before == [1, 2] and (run_dir / "checkpoints").is_dir()
+        server.sampling = lambda count: None
+        server.start_anew()
+        server.running.start()
+        assert refine(run_dir, start, server.url) == 0
+    assert [record["update"] for record in records(run_dir)] == [1, 2, 3, 4]
+    unscored_as_said(run_dir, "no server answers")
+
+
+def test_a_server_that_starts_anew_reads_the_weights_of_the_next_round(start: Path, tmp_path: Path) -> None:
+    with serving(ModelServer(start)) as server:
+        server.sampling = lambda count: server.start_anew() if count == 20 else None
+        assert refine(tmp_path / "run", start, server.url) == 0
+    unscored_as_said(tmp_path / "run", "started anew")
+
+
+def unscored_as_said(run_dir: Path, why: str) -> None:
+    """Check that the rest of the second round has no score and says why, and that all else is scored."""
+    shares = [record["unscored"] for record in records(run_dir)]
+    assert shares[1] > 0.5 and shares[0] == shares[2] == shares[3] == 0
+    lost = [a["verdict"] for a in records(run_dir, "rollouts") if a["verdict"]["score"] is None]
+    assert len(lost) == 16 * shares[1] and any(why in verdict["error"] for verdict in lost)
