@@ -130,8 +130,9 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
         self._ref = torch.zeros(0, 2)
         self._weights: dict[int, Sides] = {}
         super().__init__(*more)
-        if "ref" in getattr(self.model, "peft_config", ()):  # TRL's copy of the adapter, which nobody reads here
-            self.model.delete_adapter("ref")
+        for each in {id(model): model for model in (self.model, self.given)}.values():
+            if "ref" in getattr(each, "peft_config", ()):  # TRL's copy of the adapter, which nobody reads here
+                each.delete_adapter("ref")
 
     def _precompute_ref_logps(self, dataset: Any, *more: Any) -> Any:
         return dataset  # `refer` finds them

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
 from offline_agent.seeding import derive_seed
-from offline_agent.training import checkpoints
+from offline_agent.training import checkpoints, sharding
 from offline_agent.training.critic import Critic
 from offline_agent.training.objectives import Objective, correction_weights, policy_loss, token_weights, value_loss
 from offline_agent.training.round_batch import Batch, Played, unit_of
@@ -141,9 +142,11 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         self.rounds, self.online, self.objective, self._watch = rounds, online, objective, watch
         self.warnings: list[str] = []
         self.sound: int | None = None
-        self._anchors = Plan(trajectory_units(anchors, anchor=True), size=online.anchor_rows, seed=more[3].seed) if (
-            anchors and online.anchor_rows
-        ) else None
+        self._anchors = (
+            Plan(trajectory_units(anchors, anchor=True), size=online.anchor_rows, seed=more[3].seed)
+            if (anchors and online.anchor_rows)
+            else None
+        )
         self._batch: Batch | None = None
         self._number = -1
         self._temperature = 1.0
@@ -172,6 +175,7 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
             self.critic.zero_grad()  # the Trainer only knows the model's own
         if not update.rows and not update.anchors:  # nothing to learn: no gradient, so no step
             self._update = update
+            model.train()  # by which TRL tells whose figures these are
             for name in ("agent_tokens", "tokens", "raw_tokens"):
                 self._metrics["train"][name].append(0.0)
             self._metrics["train"]["seconds"].append(time.perf_counter() - started)
@@ -184,18 +188,29 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
 
     def _begin(self, model: Any, number: int) -> Batch:
         """Play a round and compute what its updates compare with."""
-        played = self.rounds(number, model)
+        played = self._played(number)
         self._temperature = played.temperature
         batch = Batch(played, [unit_of(sample, place) for place, sample in enumerate(played.samples)])
         if not batch.units:
             return batch
         if self.critic is not None or self.online.per_round > 1:  # else the weights are those that played
             batch.old, batch.values = self._look(model, batch.units, values=self.critic is not None)
+        if self.sharded and self._frozen is not None:
+            sharding.shard(self.accelerator, self._frozen)
         if self.objective.kl or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
             with self.model.disable_adapter() if self._adapted else contextlib.nullcontext():
                 batch.ref, _ = self._look(self._frozen or model, batch.units)
         batch.credit(self.objective, self.online)
         return batch
+
+    def _played(self, number: int) -> Played:
+        """Have the first process play, with the weights as they are, and all of them see what it played."""
+        model = self.whole()
+        if self.accelerator.num_processes == 1:
+            return self.rounds(number, model)
+        found = [self.rounds(number, model) if self.accelerator.is_main_process else None]
+        played: Played = broadcast_object_list(found)[0]
+        return played
 
     def _look(self, model: Any, units: Sequence[Unit], values: bool = False) -> tuple[list[Tensor], list[Tensor]]:
         """Return log-probabilities (and values) of the units' agent tokens without gradients, on the CPU.
@@ -206,13 +221,16 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         model.eval()
         mine: dict[int, tuple[Tensor, Tensor | None]] = {}
         processes, place = self.accelerator.num_processes, self.accelerator.process_index
+        packs = fill(units, self.settings.tokens, self.scorer.shares)
         try:
             with torch.no_grad():
-                for pack in fill(units, self.settings.tokens, self.scorer.shares)[place::processes]:
+                for pack in packs[place::processes]:
                     packed, scores = self.score(model, pack)
                     guessed = self.critic(scores.hidden) if values and self.critic is not None else None
                     for unit, row in zip(pack, packed.rows, strict=True):
                         mine[unit.index] = (scores.logps[row].cpu(), None if guessed is None else guessed[row].cpu())
+                for idle in self.idle(packs, packs[place::processes]):
+                    self.score(model, idle)
         finally:
             model.train(mode)
         if processes > 1:
@@ -299,6 +317,15 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
             if isinstance(value, int | float):
                 self._metrics["train"][name].append(float(value))
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """See `PackedTrainer.log`; where the watch stops the run, it stops in all processes."""
+        super().log(logs, start_time)
+        if "loss" in logs and self.accelerator.num_processes > 1:
+            (self.sound,) = broadcast_object_list([self.sound])
+        if self.sound is not None:
+            self.control.should_training_stop = True
+            self.control.should_save = False  # a run that is killed now sees this update, and stops, again
+
     def keep(self, record: dict[str, Any]) -> None:
         """Pass an update's record on, with what is no number; stop where the watch says so."""
         assert self._batch is not None
@@ -308,8 +335,6 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         sound = self._watch(record) if self._watch is not None else None
         if sound is not None:
             self.sound = sound
-            self.control.should_training_stop = True
-            self.control.should_save = False  # a run that is killed now sees this update, and stops, again
 
     def go_back(self, sound: int) -> None:
         """Take the weights of the newest checkpoint of at most `sound` updates; those given where there is none."""
@@ -324,7 +349,7 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         with torch.no_grad():
             if self._frozen is not None:
                 for weights, begun in zip(self.model.parameters(), self._frozen.parameters(), strict=True):
-                    weights.copy_(begun)
+                    sharding.take(weights, begun)
             else:
                 for name, weights in self.model.named_parameters():
                     if "lora_B" in name:
@@ -340,10 +365,20 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
     def create_optimizer(self, *more: Any, **named: Any) -> Any:
         """Add the critic to the optimizer, with a learning rate of its own."""
         optimizer = super().create_optimizer(*more, **named)
+        if not self.sharded:  # else all that is in it has to be the model's, until that is sharded
+            self._add_critic(optimizer)
+        return optimizer
+
+    def create_scheduler(self, *more: Any, **named: Any) -> Any:
+        """Make the schedule, of the critic's learning rate too."""
+        if self.sharded:
+            self._add_critic(self.optimizer.optimizer)
+        return super().create_scheduler(*more, **named)
+
+    def _add_critic(self, optimizer: Any) -> None:
         if self.critic is not None and not any(group.get("critic") for group in optimizer.param_groups):
             group = {"params": list(self.critic.parameters()), "lr": self.online.value_rate, "weight_decay": 0.0}
             optimizer.add_param_group({**group, "critic": True})
-        return optimizer
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)

@@ -204,7 +204,8 @@ class Scorer:
             part = hidden.flatten(0, -2)[source]
             scores = score(logits, part, target, vocabulary, want.entropy, self._limit)
             found.append(Scores(*scores, part if want.hidden else None))
-            return found[-1].logps.sum().reshape(1, 1, 1)  # what a data-parallel wrapper finds all weights through
+            # what wrappers for several processes find all weights through; no view, which sharded modules warn of
+            return found[-1].logps.sum() + part.new_zeros(1, 1, 1)
 
         with _instead_of_head(_inner(model), run):
             model(**inputs, use_cache=False)

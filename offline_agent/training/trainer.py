@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_callback import TrainerState
 
-from offline_agent.errors import TrainingError
-from offline_agent.training import checkpoints, prefix_sharing
+from offline_agent.training import checkpoints, prefix_sharing, sharding
 from offline_agent.training.guard import Guard
 from offline_agent.training.models import quiet
 from offline_agent.training.settings import TrainResult, TrainSettings
@@ -25,6 +27,7 @@ from offline_agent.training.updates import Plan, Unit, Update, fill
 Sums = dict[str, Tensor]
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 _COUNTS = ("agent_tokens", "tokens", "raw_tokens")
+_OPTIMIZER, _SCHEDULER = "optimizer.pt", "scheduler.pt"  # transformers' names
 
 
 def arguments(settings: TrainSettings, folder: Path, updates: int) -> dict[str, Any]:
@@ -63,6 +66,8 @@ class PackedTrainer:
 
     Gradients are those of the whole update's loss for any number of packs and processes: what the loss is divided by
     is known from the rows beforehand, each process takes its share of the packs, and gradients are summed over them.
+    Where weights are sharded (FSDP2) a copy is trained, and the model that was given gets what was learnt in the first
+    process: `rounds` and `result` leave it so.
 
     Args:
         model: A causal language model, or a PeftModel around one.
@@ -77,7 +82,10 @@ class PackedTrainer:
     state: Any
     accelerator: Any
     model: Any
+    optimizer: Any
+    lr_scheduler: Any
     _metrics: Any
+    sharded = False
     collates = True  # whether the TRL trainer takes a collator
 
     def __init__(
@@ -110,12 +118,17 @@ class PackedTrainer:
         plain.__dict__.pop("forward", None)  # TRL's fused head, which nobody calls here
         self.model.config.use_cache = cached  # it is saved with the model, for those who sample from it
         self.remove_callback(PrinterCallback)  # type: ignore[attr-defined]
-        if self.accelerator.distributed_type not in ("NO", "MULTI_GPU", "MULTI_CPU"):
-            raise TrainingError(
-                f"training is spread by {self.accelerator.distributed_type}; allowed: one process, or several with "
-                "torchrun or accelerate launch (data parallel)"
-            )
         self.scorer = prefix_sharing.Scorer(self.model, share=settings.share)
+        self.given = self.model
+        self.is_fsdp_enabled = self.sharded
+        if self.sharded:  # done in place
+            self.model = self.model_wrapped = copy.deepcopy(self.given)
+            self.given.to("cpu")
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Let TRL make everything as for one process: weights are sharded when training begins, not before."""
+        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        self.sharded, self.is_fsdp_enabled = sharding.check(self.accelerator), False
 
     # -- an update -------------------------------------------------------------------------------------------------
 
@@ -126,11 +139,12 @@ class PackedTrainer:
         model.train()
         packs = fill([*update.rows, *update.anchors], self.settings.tokens, self.scorer.shares)
         processes = self.accelerator.num_processes
-        alone = self.accelerator.no_sync(model) if processes > 1 else contextlib.nullcontext()
+        alone = self.accelerator.no_sync(model) if processes > 1 and not self.sharded else contextlib.nullcontext()
         with alone:
             sums = self.learn(model, update, packs, packs[self.accelerator.process_index :: processes])
         if processes > 1:
-            sums = _add_up(sums, self.trained(), self.accelerator.device)
+            whole = [weights for weights in self.trained() if not hasattr(weights, "full_tensor")]
+            sums = _add_up(sums, whole, self.accelerator.device)
         figures = dict(zip(sums, torch.stack([value.double() for value in sums.values()]).tolist(), strict=True))
         self.guard.loss(figures["loss"], update)
         for name, value in self.figures(update, figures).items():
@@ -146,12 +160,25 @@ class PackedTrainer:
         for units in mine:
             pack, scores = self.score(model, units, entropy=True)
             parts = self.parts(update, units, pack, scores)
-            self.accelerator.backward(parts["loss"])
+            self.accelerator.backward(parts["loss"] * self._mean_of)
             counts = (sum(unit.scored for unit in units), pack.tokens, sum(unit.raw_tokens for unit in units))
             parts |= {name: torch.tensor(float(n)) for name, n in zip(_COUNTS, counts, strict=True)}
             for name, value in parts.items():
                 sums[name] = sums[name] + value.detach().to(sums[name].device)
+        for units in self.idle(packs, mine):
+            self.accelerator.backward(0.0 * self.score(model, units)[1].logps.sum())
         return sums
+
+    @property
+    def _mean_of(self) -> int:
+        """Of how many processes' gradients shards get the mean, where the sum is wanted."""
+        return self.accelerator.num_processes if self.sharded else 1
+
+    def idle(self, packs: Sequence[Sequence[Unit]], mine: Sequence[Any]) -> list[list[Unit]]:
+        """Return what this process passes through the model for the others' sake: sharded weights come at each pass."""
+        passes = math.ceil(len(packs) / self.accelerator.num_processes)
+        least = min((unit for units in packs for unit in units), key=lambda unit: unit.raw_tokens, default=None)
+        return [[least]] * (passes - len(mine)) if self.sharded and least is not None else []
 
     summed: tuple[str, ...] = ("loss",)
 
@@ -206,6 +233,58 @@ class PackedTrainer:
         """Pass an update's record on."""
         self._record(record)
 
+    # -- what is saved ---------------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the weights, whole, from the first process."""
+        if not self.sharded:
+            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+            return
+        self.whole()
+        if self.accelerator.is_main_process:
+            with self._as_given():
+                self._save(output_dir)  # type: ignore[attr-defined]
+
+    def whole(self) -> Any:
+        """Return the model that was given, with the present weights where this is the first process."""
+        if self.model is not self.given:
+            sharding.gather(self.model, self.given, keep=self.accelerator.is_main_process)
+        return self.given
+
+    @contextlib.contextmanager
+    def _as_given(self) -> Iterator[None]:
+        trained, self.model, self.is_fsdp_enabled = self.model, self.given, False
+        try:
+            yield
+        finally:
+            self.model, self.is_fsdp_enabled = trained, self.sharded
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.sharded:
+            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+            return
+        main = self.accelerator.is_main_process
+        state = sharding.optimizer_state(self.optimizer.optimizer, keep=main)
+        if main:
+            torch.save(state, Path(output_dir) / _OPTIMIZER)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / _SCHEDULER)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not self.sharded:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+            return
+        with self._as_given():
+            super()._load_from_checkpoint(resume_from_checkpoint, self.given)  # type: ignore[misc]
+        sharding.scatter(self.given, self.model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.sharded or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+            return
+        read = functools.partial(torch.load, map_location="cpu", weights_only=True)
+        sharding.load_optimizer_state(self.optimizer.optimizer, read(Path(checkpoint) / _OPTIMIZER))
+        self.lr_scheduler.load_state_dict(read(Path(checkpoint) / _SCHEDULER))
+
     def _get_output_dir(self, trial: Any) -> str:
         return str(checkpoints.staging(self.folder) if self._writing else self.folder)
 
@@ -248,7 +327,8 @@ class PackedTrainer:
         return [record_of(entry, self.plan.per_epoch) for entry in self.state.log_history if "loss" in entry]
 
     def result(self, done: int, **more: Any) -> TrainResult:
-        """Return what the run did, over all its sessions."""
+        """Return what the run did, over all its sessions; the model that was given has its weights."""
+        self.whole()
         records = self.records()
         agent, computed, raw = (int(sum(record[name] for record in records)) for name in _COUNTS)
         return TrainResult(

@@ -1,0 +1,119 @@
+"""Weights sharded over processes (FSDP2), beside a plain copy of them: to and fro, for models and optimizers.
+
+Every function is called by all processes together, in the same order. What is written to disk is whole and looks as if
+one process had trained, so a run goes on with any number of processes, sharded or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offline_agent.errors import TrainingError
+
+_WRAPPED = "_checkpoint_wrapped_module."  # what activation checkpointing puts into names
+
+
+def check(accelerator: Any) -> bool:
+    """Return whether the model will be sharded.
+
+    Raises:
+        TrainingError: By something that this trainer does not know.
+    """
+    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+    if kind in ("NO", "MULTI_GPU", "MULTI_CPU"):
+        return False
+    what = kind
+    if kind == "FSDP":
+        plugin = accelerator.state.fsdp_plugin
+        kept = type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy"
+        if plugin.fsdp_version == 2 and not kept:
+            return True
+        what = f"FSDP version {plugin.fsdp_version}" + (" with weights kept in main memory" if kept else "")
+    raise TrainingError(
+        f"training is spread by {what}, which was not tried; allowed: one process, or several with torchrun or "
+        "accelerate launch: plain (data parallel), or sharded with --use_fsdp --fsdp_version 2"
+    )
+
+
+def gather(trained: Any, plain: Any, keep: bool) -> None:
+    """Copy trained weights into a plain model of the same kind.
+
+    Args:
+        trained: Sharded, or not.
+        plain: Gets them.
+        keep: Whether this process wants them; it takes part in any case.
+    """
+    for weights, own in _pairs(trained, plain):
+        whole = _whole(weights)
+        if keep:
+            own.copy_(whole)
+
+
+def scatter(plain: Any, trained: Any) -> None:
+    """Copy a plain model's weights, the same in all processes, into the trained one."""
+    for weights, own in _pairs(trained, plain):
+        weights.copy_(_like(own, weights))
+
+
+def shard(accelerator: Any, model: Any) -> None:
+    """Shard a model that is not trained, in place, as the trained one is."""
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        fsdp2_prepare_model(accelerator, model)
+
+
+def take(weights: Tensor, other: Tensor) -> None:
+    """Copy a tensor into another one, however either is sharded."""
+    with torch.no_grad():
+        weights.copy_(_like(_whole(other), weights))
+
+
+def optimizer_state(optimizer: Any, keep: bool) -> dict[str, Any]:
+    """Return an optimizer's state as one process would have it, on the CPU; {} where this one does not keep it."""
+    given = optimizer.state_dict()
+    state = {
+        number: {name: _whole(value).cpu() if isinstance(value, Tensor) else value for name, value in entry.items()}
+        for number, entry in given["state"].items()
+    }
+    return {"state": state, "param_groups": given["param_groups"]} if keep else {}
+
+
+def load_optimizer_state(optimizer: Any, state: dict[str, Any]) -> None:
+    """Take what `optimizer_state` gave, in every process; what belongs to a sharded tensor is sharded like it."""
+    weights = [each for group in optimizer.param_groups for each in group["params"]]
+    for number, entry in state["state"].items():
+        own = weights[int(number)]
+        entry |= {
+            name: _like(value, own) for name, value in entry.items() if getattr(value, "shape", None) == own.shape
+        }
+    optimizer.load_state_dict(state)
+
+
+def _pairs(trained: Any, plain: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the weights of both by their names."""
+    own = dict(plain.named_parameters())
+    with torch.no_grad():
+        for name, weights in trained.named_parameters():
+            yield weights, own[name.replace(_WRAPPED, "")]
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    given = tensor.detach()
+    return given.full_tensor() if hasattr(given, "full_tensor") else given
+
+
+def _like(whole: Tensor, own: Tensor) -> Tensor:
+    """Return a tensor, the same in all processes, on the device and in the shards of another; nothing is sent."""
+    whole = whole.detach().to(own.device, own.dtype)
+    if not hasattr(own, "full_tensor"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    shards: Tensor = distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None)  # type: ignore[attr-defined]
+    return shards

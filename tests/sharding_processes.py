@@ -1,0 +1,57 @@
+"""Several processes of a test on a CPU: data parallel, or sharded as `accelerate launch --use_fsdp` does it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SHARDED = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+}
+
+
+def shard_on_a_cpu() -> None:
+    """Let accelerate's FSDP plugin work over gloo: by itself it only looks for one where there are accelerators."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    made = PartialState.__init__
+
+    def make(self: Any, *args: Any, **named: Any) -> None:
+        made(self, *args, **named)
+        if PartialState._shared_state.get("distributed_type") == DistributedType.MULTI_CPU:
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+    PartialState.__init__ = make  # type: ignore[method-assign]
+
+
+def torchrun(script: str, folder: Path, *arguments: str, sharded: bool = False, processes: int = 2) -> Any:
+    """Run a script in several processes; return what the first printed after `FOUND `, as JSON.
+
+    Args:
+        script: Its text.
+        folder: For the file of it.
+        arguments: Of the script.
+        sharded: With FSDP2.
+        processes: How many.
+    """
+    file = folder / "script.py"
+    begin = "from tests.sharding_processes import shard_on_a_cpu\nshard_on_a_cpu()\n" if sharded else ""
+    file.write_text(begin + script)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    command = [
+        sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone", str(file),
+        *arguments,
+    ]  # fmt: skip
+    done = subprocess.run(command, env=env | (SHARDED if sharded else {}), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
+    return json.loads(line.removeprefix("FOUND "))
