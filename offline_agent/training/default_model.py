@@ -65,11 +65,8 @@ class TrainingConfig:
     heads: int = 4
     max_positions: int = 2048
     max_steps: int = 15
-    rounds: tuple[Round, ...] = (
-        Round(3000, 1500, 2e-3, 600, (0.3, 0.5, 0.7)),
-        Round(1000, 0, 1e-3, 0, (0.2, 0.4)),
-    )
-    batch_tokens: int = 4096
+    rounds: tuple[Round, ...] = (Round(4000, 0, 2e-3, 1200, (0.5, 0.7, 0.9)),)
+    batch_tokens: int = 2048
     reading_tokens: int = 352
     warmup_steps: int = 60
     weight_decay: float = 0.01

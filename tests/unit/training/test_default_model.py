@@ -15,11 +15,10 @@ from offline_agent.rendering import Renderer
 from offline_agent.training import default_model
 from offline_agent.training.default_model import SHIPPED, Round, TrainingConfig, batches, learning_rate, load_config
 from offline_agent.training.demonstrations import Row, conversation, rows
-from offline_agent.training.tokenizer import SCAFFOLDS, build_tokenizer
+from offline_agent.training.tokenizer import MARKS, SCAFFOLDS, build_tokenizer
 
 TINY = TrainingConfig(
     hidden_size=16,
-    intermediate_size=16,
     layers=1,
     heads=2,
     rounds=(Round(2, 0, 2e-3, 1, (0.5,)), Round(9, 1, 1e-3, 0, (0.2, 0.4))),
@@ -46,6 +45,13 @@ def test_words_and_scaffolds_are_one_token_in_every_context(tokenizer):
     for text in SCAFFOLDS:
         assert len(tokenizer.encode(text)) == 1, text
     assert len(tokenizer.encode("$45")) == 3
+
+
+def test_a_mark_stands_right_behind_its_word(tokenizer):
+    assert tokenizer.tokenize("mild yes, double no") == ["mild", "Ġyes", ",Ġ", "double", "Ġno"]
+    for mark in MARKS:
+        assert len(tokenizer.encode(mark)) == 1
+    assert tokenizer.tokenize("error: no such option, nothing")[2:5] == ["no", "Ġ", "such"]
 
 
 def test_an_action_is_few_tokens(renderer):
@@ -78,7 +84,8 @@ def test_training_rows_are_what_the_renderer_writes(tokenizer, renderer):
         for message in messages[2:]:
             if message["role"] == "assistant":
                 function = message["tool_calls"][0]["function"]
-                action = renderer.parse_text(renderer.write("", ToolCall(function["name"], function["arguments"])))
+                call = ToolCall(function["name"], function["arguments"])
+                action = renderer.parse_text(renderer.write(message["content"], call))
                 result = episode.step(action)
                 context = context.child(action, result.observation, result.role)
         columns = renderer.trajectory_columns(context)

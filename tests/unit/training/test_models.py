@@ -248,6 +248,19 @@ def test_a_new_model_is_the_same_for_the_same_seed_and_leaves_chance_alone() -> 
     assert one.config.vocab_size == len(tokenizer) <= 400
 
 
+@pytest.mark.parametrize(("heads", "shared"), [(4, 4), (4, 2), (4, 1), (2, 2)])
+def test_half_of_the_key_heads_begin_by_looking_for_equal_tokens(heads: int, shared: int) -> None:
+    model, _ = new_model(TEXTS, layers=2, hidden_size=32, heads=heads, key_value_heads=shared, vocabulary=400)
+    vectors = torch.nn.functional.normalize(model.get_input_embeddings().weight, dim=-1)
+    for layer in model.model.layers:
+        query = (vectors @ layer.self_attn.q_proj.weight.T).view(len(vectors), shared, heads // shared, -1)[:, :, 0]
+        key = (vectors @ layer.self_attn.k_proj.weight.T).view(len(vectors), shared, -1)
+        scores = torch.einsum("ahd,bhd->hab", query, key)
+        own = scores.diagonal(dim1=1, dim2=2).mean(-1)
+        ahead = own - scores.mean((1, 2)) > scores.std((1, 2))
+        assert ahead.tolist() == [head < (shared + 1) // 2 for head in range(shared)]
+
+
 def test_a_command_is_one_token_a_word_wherever_it_stands() -> None:
     _, tokenizer = tiny()
     words = [token for token in tokenizer.tokenize("You see a red potato, take red potato.") if len(token) > 1]
