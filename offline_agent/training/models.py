@@ -59,7 +59,8 @@ def load_trainable(
             f"model.tokenizer: it has {renderer.vocab_size} ids, the model {size}; give the tokenizer the model was "
             "made with"
         )
-    return model.to("cuda" if torch.cuda.is_available() else "cpu"), renderer.tokenizer, renderer
+    place = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    return model.to(place), renderer.tokenizer, renderer
 
 
 def set_threads(threads: int | None, model: Any) -> None:
