@@ -101,7 +101,7 @@ def test_a_search_comes_to_what_was_expected(monkeypatch: pytest.MonkeyPatch, tm
     assert found["tool_calls"]["actual"] == summary["tool_calls"]
     assert found["pairs"]["actual"] == summary["pairs_total"] and found["trees"]["ratio"] == 1
     assert found["pairs"]["ratio"] == round(summary["pairs_total"] / found["pairs"]["expected"], 4)
-    for name in ("seconds_working", "seconds_mining", "disk", "calls_replayed"):
+    for name in ("seconds_working", "seconds_mining", "disk"):
         assert found[name]["actual"] > 0, name
     for table in ("trees", "preferences", "filtered", "trajectories"):  # the plan changes nothing
         ours, theirs = ({p.name: p.read_bytes() for p in (r / table).iterdir()} for r in (run_dir, plain))
@@ -184,6 +184,20 @@ def test_faults(
     told = capsys.readouterr()
     assert words in told.err and not told.out
     assert [path.name for path in Path.cwd().iterdir()] == ["temporary"]
+
+
+def test_who_cannot_probe_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command("build_prefs"), [*SEARCH, "plan.expect=true", "launcher=slurm"]) == 2
+    assert "plan.expect: got true, but with launcher=slurm" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(command("train_sft"), [*TRAIN, ENV, "--plan"]) == 2
+    assert "give --plan without torchrun" in capsys.readouterr().err
+    assert [path.name for path in Path.cwd().iterdir()] == ["temporary"]
+
+
+def test_a_cluster_need_not_be_there_to_plan_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = planned(monkeypatch, "build_prefs", *SEARCH, "launcher=slurm", "plan.generators=8")
+    assert told["trees"]["expected"] == 12 and told["tool_calls"]["expected"] > 0
 
 
 def test_a_probe_that_fails_says_why_and_leaves_nothing(
