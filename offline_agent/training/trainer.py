@@ -278,9 +278,10 @@ class PackedTrainer:
         sharding.scatter(self.given, self.model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if not self.sharded or checkpoint is None:
+        if self.accelerator.num_processes == 1 or checkpoint is None:
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
             return
+        # transformers would read it onto the process's device: too much for one of several, and no CPU has a number
         read = functools.partial(torch.load, map_location="cpu", weights_only=True)
         sharding.load_optimizer_state(self.optimizer.optimizer, read(Path(checkpoint) / _OPTIMIZER))
         self.lr_scheduler.load_state_dict(read(Path(checkpoint) / _SCHEDULER))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +18,6 @@ from offline_agent.training.online import OnlineTrainer, Played
 from tests.online_kit import rounds, samples, train, trainer
 from tests.training_kit import exact, far, model, trajectories
 
-ROOT = Path(__file__).parents[3]
 CHOSEN = {name: {"budget": 40} if OBJECTIVES[name].average == "budget" else {} for name in OBJECTIVES}
 
 
@@ -191,38 +186,6 @@ def test_the_difference_of_sampler_and_trainer_is_measured_at_temperature_1(tmp_
     assert records[0]["mismatch"] == pytest.approx(float(gaps.mean()), rel=1e-4)
     train(tmp_path / "warm", play=rounds(temperature=0.7), log=records.append, rounds=1)
     assert "mismatch" not in records[-1]
-
-
-TWO = """
-import json, sys
-from pathlib import Path
-from offline_agent.training.objectives import objective
-from tests.online_kit import train
-result = train(Path(sys.argv[1]), chosen=objective(sys.argv[2]), passes=2, more={"tokens": 40})
-import torch.distributed as dist
-if dist.get_rank() == 0:
-    print("CURVE", json.dumps([result.curve, result.agent_tokens]))
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
-def test_two_processes_have_the_losses_of_one(name: str, tmp_path: Path) -> None:
-    script = tmp_path / "two.py"
-    script.write_text(TWO)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script),
-        str(tmp_path / "run"), name,
-    ]  # fmt: skip
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("CURVE "))
-    curve, agent = json.loads(line.removeprefix("CURVE "))
-    alone = train(tmp_path / "alone", chosen=objective(name), passes=2)
-    assert curve == pytest.approx(alone.curve, abs=1e-5)
-    assert agent == alone.agent_tokens
 
 
 def test_no_copy_of_a_large_model_is_kept_where_the_loss_needs_none(

@@ -191,3 +191,14 @@ def test_an_empty_completion_is_trained_on_or_left_out(ids: tuple[int, ...] | No
     found = sample(made, renderer(), PLAIN, max_length=999, credit=Credit(credit))
     assert len(found) == 2
     assert all(len(each.advantages or ()) == each.tokens == sum(each.action_mask) for each in found)
+
+
+def test_an_episode_that_ends_on_an_observation_is_trained_on_up_to_its_last_action() -> None:
+    ended = attempt(0, 1.0)
+    last = ended.steps[-1]
+    bare = replace(last, observation=None)  # the same episode, if its last action had been answered by nothing
+    before = ended.context.parent  # type: ignore[union-attr]
+    silent = replace(ended, number=1, context=before.child(last.action, None), steps=(ended.steps[0], bare))  # type: ignore[union-attr]
+    one, two, _ = sample(round_of(ended, silent, attempt(2, 0.0)), renderer(), objective("grpo"), max_length=999)
+    assert one.input_ids == two.input_ids and one.action_mask == two.action_mask and one.action_mask[-1] == 1
+    assert one.turns == two.turns and one.advantages == two.advantages and one.logps == two.logps

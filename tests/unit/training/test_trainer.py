@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -186,39 +185,6 @@ def test_kill_9_while_a_checkpoint_is_written(tmp_path: Path, whole: Any) -> Non
     result = train(tmp_path)
     assert result.resumed_at == 2
     assert result.curve == pytest.approx(whole[0].curve, abs=1e-6)
-
-
-TWO = """
-import json, sys
-from pathlib import Path
-import torch
-from tests.training_kit import dpo_trainer, model, pairs, trajectories
-from tests.unit.training.test_trainer import train
-result = train(Path(sys.argv[1]), tokens=60, **json.loads(sys.argv[2]))
-import torch.distributed as dist
-if dist.get_rank() == 0:
-    print("CURVE", json.dumps([result.curve, [r["grad_norm"] for r in result.records], result.agent_tokens]))
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_have_the_gradients_of_one(tmp_path: Path, whole: Any) -> None:
-    script = tmp_path / "two.py"
-    script.write_text(TWO)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script),
-        str(tmp_path / "run"), "{}",
-    ]  # fmt: skip
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("CURVE "))
-    curve, norms, agent = json.loads(line.removeprefix("CURVE "))
-    assert curve == pytest.approx(whole[0].curve, rel=1e-4)
-    assert norms == pytest.approx([record["grad_norm"] for record in whole[0].records], rel=1e-3)
-    assert agent == whole[0].agent_tokens
-    assert checkpoints.newest(tmp_path / "run" / "checkpoints") is not None
 
 
 def test_learning_rates_rise_and_fall(tmp_path: Path) -> None:
