@@ -2,9 +2,10 @@
 
 Run `python benchmarks/soak.py` (30 minutes; `--minutes 2` for a try; `--launchers local` where there is no Ray). Fake
 model servers are started by this script, each a process of its own. First `build_prefs` runs undisturbed. Then it is
-run again and again, under each launcher in turn, and every few seconds something is killed with SIGKILL: a server
-(started again a little later), a worker of Ray's, or the driver, whose command is then given again. In the end trees,
-pairs and trajectories must be the undisturbed run's to the byte, and the event log must have every simulation once.
+run again and again, under each launcher in turn, and every few seconds, if it came on since, something is killed with
+SIGKILL: a server (started again a little later), a worker of Ray's, or the driver, whose command is then given again.
+In the end trees, pairs and trajectories must be the undisturbed run's to the byte, and the event log must have every
+simulation once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TABLES = ("trees", "preferences", "filtered", "trajectories")
 KEYS = [
     "env=shop", "policy=server", "policy.model=fake", "policy.temperature=1", "policy.batch_invariant=true",
     "policy.backoff=0.2", "policy.patience=300", "policy.timeout=30", "search.max_steps=6", "limits.workers=2",
-    "tracking.uri=null",
+    "pairs.criticality=none", "pairs.hindsight=none", "tracking.uri=null",
 ]  # fmt: skip
 ENVIRONMENT = {
     **os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0",
@@ -204,7 +205,7 @@ class Soak:
         resumed = gave_up = 0
         started = time.monotonic()
         driver.start()
-        following = started + self.rng.uniform(1, self.arguments.every)
+        following, seen = started + self.rng.uniform(1, self.arguments.every), 0
         try:
             while True:
                 assert driver.process is not None
@@ -220,7 +221,8 @@ class Soak:
                     resumed += 1
                 self.servers.mend()
                 workers = driver.look()
-                if time.monotonic() >= following:
+                if time.monotonic() >= following and (now := self._progress(run_dir)) != seen:
+                    seen = now if now >= 0 else seen
                     what = self.rng.choice(self._victims(workers, kills["driver"]))
                     kills[what] += self._kill(what, driver, workers)
                     if what == "driver":
@@ -237,6 +239,15 @@ class Soak:
             **{f"{what}s killed": kills[what] for what in ("server", "worker", "driver")},
             "resumed": resumed, "of these it stopped itself": gave_up, **self._compare(run_dir),
         }  # fmt: skip
+
+    def _progress(self, run_dir: Path) -> int:
+        """Return the size of the event log: nothing is killed twice on the way to the same point; -1 = all searched."""
+        with contextlib.suppress(OSError):
+            if len(list((run_dir / "trees").glob("*.json.gz"))) == self.arguments.tasks:
+                return -1
+        with contextlib.suppress(OSError):
+            return sum(file.stat().st_size for file in (run_dir / "events").glob("*.jsonl"))
+        return 0
 
     def _victims(self, workers: list[psutil.Process], drivers: int) -> list[str]:
         most = self.arguments.drivers

@@ -111,6 +111,10 @@ def test_a_cache_forgets_the_tree_used_longest_ago(cluster: Any) -> None:
     assert server.lookup("two", [((), 50)]) == 0  # 120 tokens: the first tree has to go
     assert server.held == 50 and server.lookup("two", [((), 50)]) == 50
     assert server.lookup("one", first) == 0
+    server = cluster.Server(1, room=100)
+    for tree in ("one", "two", "one", "three"):
+        server.lookup(tree, [((), 45)])
+    assert list(server.trees) == ["one", "three"]
 
 
 def test_seconds_are_those_of_like_lengths(cluster: Any) -> None:
