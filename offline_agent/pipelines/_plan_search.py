@@ -164,7 +164,7 @@ class Evaluate:
 
     def _found(self, seen: Seen) -> Found:
         by_task = _attempts(seen.path)
-        measured = [one for one in seen.summary["this_session"].values() if isinstance(one, Mapping)]
+        measured = _players(seen.summary["this_session"])
         totals = self._totals(seen)
         names = list(by_task)
         rows_each = [by_task[name]["rows"] for name in names]
@@ -188,7 +188,7 @@ class Evaluate:
 
     def _totals(self, seen: Seen) -> dict[str, float | None]:
         session, seconds = seen.summary["this_session"], seen.summary["seconds"]
-        measured = [one for one in session.values() if isinstance(one, Mapping)]
+        measured = _players(session)
         whole = not session["resumed"]
         computed = sum(one["prompt_tokens_computed"] for one in measured)
         reused = sum(one["prompt_tokens_reused"] for one in measured)
@@ -269,6 +269,10 @@ def _trees(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
     for file in sorted((path / "trees").glob("*.json.gz")):
         yield read_tree(file), file.stat().st_size
+
+
+def _players(session: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [session[label] for label in ("candidate", "against") if label in session]
 
 
 def _threads(path: Path) -> int:
