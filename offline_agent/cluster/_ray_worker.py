@@ -183,8 +183,12 @@ class Hand(Protocol):
         """
         ...
 
-    def figures(self) -> dict[str, Any]:
-        """Return counts since the present phase began; called from another thread than `work`."""
+    def figures(self, last: bool) -> dict[str, Any]:
+        """Return counts since the present phase began; called from another thread than `work`, and often.
+
+        Args:
+            last: For the last time: what takes a while to find out may be left for this.
+        """
         ...
 
     def stop(self) -> None:
@@ -235,7 +239,7 @@ class Worker:
         over = not self._thread.is_alive()
         if over:
             messages += self._outbox.take(0)
-        return Reply(messages, self._hand.figures(), over, self._failure)
+        return Reply(messages, self._hand.figures(last), over, self._failure)
 
     def stop(self) -> None:
         """Ask what does the work to end in good order."""

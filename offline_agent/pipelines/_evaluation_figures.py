@@ -11,7 +11,7 @@ from offline_agent.evaluation import report, test_time
 from offline_agent.pipelines._command import copyable
 from offline_agent.pipelines._earlier import SEARCHES, Earlier
 from offline_agent.pipelines._parts import Parts
-from offline_agent.pipelines._servers import of_servers, tables
+from offline_agent.pipelines._servers import Elsewhere, of_servers, tables
 from offline_agent.policies.base import Policy
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.store import hash_json
@@ -32,6 +32,7 @@ def summary(
     openings: Openings,
     other: Policy | None = None,
     earlier: Earlier | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> dict[str, Any]:
     """Return the figures as JSON.
 
@@ -42,6 +43,7 @@ def summary(
         openings: System prompts and tools that attempts began with.
         other: The policy the candidate is compared with, played in this run.
         earlier: The earlier evaluation it is compared with.
+        elsewhere: What other processes asked of the policies' servers; see `of_servers`.
     """
     how = (config.confidence, config.resamples, config.seed)
     candidate = report.by_mode(attempt for attempt in played["candidate"] if attempt.mode != EXTRA)
@@ -54,7 +56,7 @@ def summary(
         "seed": config.seed,
         "modes": _modes(config, candidate),
         "protocol": _protocol(config, parts, played, openings),
-        **of_servers({"candidate": parts.policy, **({} if other is None else {"against": other})}),
+        **of_servers({"candidate": parts.policy, **({} if other is None else {"against": other})}, elsewhere),
     }
     alone = candidate.get("sampled") or candidate.get("greedy")
     for mode in SEARCHES:

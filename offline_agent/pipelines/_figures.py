@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config import BuildPrefsConfig
 from offline_agent.pipelines._command import copyable
 from offline_agent.pipelines._parts import Parts
-from offline_agent.pipelines._servers import of_servers, tables
+from offline_agent.pipelines._servers import Elsewhere, of_servers, tables
 from offline_agent.preferences.mining import Mined
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.search.critic import PolicyCritic
@@ -72,6 +72,7 @@ class Figures:
         self.stopped: Counter[str] = Counter()
         self.plain, self.greedy, self.best, self.best_scores = Mean(), Mean(), Mean(), Mean()
         self.session: dict[str, Any] = {}
+        self.servers_elsewhere: Elsewhere = {}
 
     def searched(self, run: RunCounts, restored: RestoreCounts, critic: Any) -> None:
         """Take what this process measured while it searched."""
@@ -200,7 +201,7 @@ class Figures:
             "stopped": dict(sorted(self.stopped.items())),
             "seconds": {name: round(value, 2) for name, value in self.seconds.items()},
             "this_session": self.session,
-            **of_servers({"policy": parts.policy}),
+            **of_servers({"policy": parts.policy}, self.servers_elsewhere),
         }  # fmt: skip
 
 

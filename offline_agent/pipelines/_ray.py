@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,7 @@ C = TypeVar("C", bound=RunConfig)
 N = TypeVar("N")
 
 _EXAMPLES = 20
+_SERVERS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,26 @@ def workers(crew: Crew, phases: Sequence[str]) -> list[dict[str, Any]]:
     return list(lines.values())
 
 
-def counts(crew: Crew, phase: str, name: str) -> list[dict[str, Any]]:
+class Servers:
+    """What a worker asked of its policy's servers; asking takes a request of its own, so it is done now and then.
+
+    Args:
+        policy: The policy, with or without servers.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        self._ask = getattr(policy, "server_figures", None)
+        self._asked = time.monotonic()
+        self._known: dict[str, Any] = {}
+
+    def figures(self, last: bool) -> dict[str, Any]:
+        """Return `servers`, for the figures of a `Hand`; nothing where there are none."""
+        if self._ask is not None and (last or time.monotonic() - self._asked > _SERVERS_SECONDS):
+            self._known = {"servers": self._ask()}
+            self._asked = time.monotonic()
+        return self._known
+
+
+def counts(crew: Crew, phase: str, name: str) -> list[Any]:
     """Return the counts of a name that the workers of a phase sent, of each process one."""
     return [part[name] for one in crew.figures(phase) for part in one["counts"] if part.get(name)]

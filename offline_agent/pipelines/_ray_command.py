@@ -170,7 +170,7 @@ class Runner:
             for job in feed:
                 send(job.number, "done", self._run(partial(send, job.number, "record")))
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self, last: bool) -> dict[str, Any]:
         """Return nothing: the run directory has it all."""
         return {}
 

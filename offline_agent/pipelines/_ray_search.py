@@ -116,25 +116,19 @@ class Searcher:
         policy, spec = parts.policy, parts.spec
         settings = settings_of(config, len(parts.tasks), policy.max_tokens, spec.deterministic_verifier)
         pool = EnvPool(config.limits.workers, config.limits.step_seconds)
-        self._policy = policy
+        self._servers = _ray.Servers(policy)
         self._forest = Forest(parts, config, settings, policy.engine(), pool)
 
     def work(self, phase: str, feed: Feed, send: Send, elapsed: float) -> None:
         """See `Hand.work`; results are trees as JSON."""
         self._forest.work(feed, send, elapsed, tree_to_json)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self, last: bool) -> dict[str, Any]:
         """See `Hand.figures`."""
-        return {**self._forest.figures(), **servers(self._policy)}
+        return {**self._forest.figures(), **self._servers.figures(last)}
 
     def stop(self) -> None:
         """Do nothing: what is on its way is in the records."""
-
-
-def servers(policy: Any) -> dict[str, Any]:
-    """Return what a policy's servers counted, where it has any."""
-    figures = getattr(policy, "server_figures", None)
-    return {} if figures is None else {"servers": figures()}
 
 
 def search(
@@ -209,4 +203,5 @@ def _count(figures: Figures, config: BuildPrefsConfig, engine: Engine, crew: Cre
             for name, value in part.items():
                 setattr(critic, name, getattr(critic, name) + value)
     figures.searched(run, _ray.added(RestoreCounts, _ray.counts(crew, SEARCH, "restored")), critic)
+    figures.servers_elsewhere = {"policy": _ray.counts(crew, SEARCH, "servers")}
     figures.session["ray"] = {"workers": _ray.workers(crew, [SEARCH]), "tasks_handed_again": crew.handed_again}

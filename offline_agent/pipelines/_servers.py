@@ -6,15 +6,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Figures = Mapping[str, Sequence[Mapping[str, Any]]]
+Elsewhere = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
 
 
-def of_servers(policies: Mapping[str, Any]) -> dict[str, Any]:
+def of_servers(policies: Mapping[str, Any], elsewhere: Elsewhere | None = None) -> dict[str, Any]:
     """Return `servers` for a summary: by the policies' labels, what `ServerPolicy.server_figures` says.
 
     Policies that have no servers are left out; nothing where none has.
+
+    Args:
+        policies: By their labels.
+        elsewhere: By label, what other processes of the run say of the same servers: it is added.
     """
     found = {label: policy.server_figures() for label, policy in policies.items() if hasattr(policy, "server_figures")}
+    for label, others in (elsewhere or {}).items():
+        for other in others:
+            found[label] = [_sum(*pair) for pair in zip(found[label], other, strict=True)]
     return {"servers": found} if found else {}
+
+
+def _sum(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Add counts; the cache's are over all clients anyway, and whether a server is out is for this process to say."""
+    added = {name: value + theirs[name] for name, value in ours.items() if isinstance(value, int) and name in theirs}
+    return {**ours, **added, "last_error": ours.get("last_error") or theirs.get("last_error")}
 
 
 def tables(summary: Mapping[str, Any]) -> list[Any]:

@@ -35,6 +35,7 @@ from offline_agent.rollouts.episodes import Ask, Episodes
 from offline_agent.search.pool import EnvPool
 from offline_agent.search.restore import RestoreCounts
 from offline_agent.search.settings import SearchSettings
+from offline_agent.store import EventLog
 
 Evaluation = Session[EvaluateConfig]
 
@@ -141,6 +142,7 @@ class _Run:
     journal: Journal
     seconds: dict[str, float] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
+    servers: dict[str, list[Any]] = field(default_factory=dict)
 
     def added(self, attempt: Attempt) -> None:
         """Log an attempt; say how it goes."""
@@ -168,7 +170,7 @@ def run(prepared: Prepared, session: Evaluation) -> Mapping[str, Any]:
     played = {label: _ordered(one, label) for label, _ in prepared.players()}
     _write(one, played)
     return {
-        **summary(session.config, parts, played, one.journal.openings, prepared.other, prepared.earlier),
+        **summary(session.config, parts, played, one.journal.openings, prepared.other, prepared.earlier, one.servers),
         **one.figures(),
     }
 
@@ -187,6 +189,11 @@ def _played(prepared: Prepared, session: Evaluation) -> _Run:
     session.progress.start(len(players) * (searched + len(asks(config, parts.tasks))), "attempts")
     try:
         for label, policy in players:
+            if config.launcher == "ray":
+                from offline_agent.pipelines import _ray_evaluate
+
+                _ray_evaluate.play(one, label, policy, asks(config, parts.tasks))
+                continue
             engine, pool = policy.engine(), EnvPool(config.limits.workers, config.limits.step_seconds)
             try:
                 _play(one, label, policy, engine, pool)
@@ -241,12 +248,7 @@ def _search(one: _Run, label: str, policy: Policy, engine: Engine, pool: EnvPool
     if not left:
         return
     trust_copies(one.session, parts.spec, left)
-    log = one.session.run.events("search" if label == "candidate" else f"search-{label}")
-    names = {task.task_id for task in left}
-    logged: dict[str, list[dict[str, Any]]] = {}
-    for record in log.read() if one.session.run.resumed else ():
-        if record["tree"] in names:
-            logged.setdefault(record["tree"], []).append(record)
+    log, logged = search_log(one.session, label, left)
     counts, search = RestoreCounts(), config.search
     for attempt in test_time.search_trees(
         parts.spec, left, engine, pool, settings, policy=label, seed=config.seed, reward=parts.reward,
@@ -262,6 +264,17 @@ def _search(one: _Run, label: str, policy: Policy, engine: Engine, pool: EnvPool
         "calls_replayed": counts.replayed,
         "states_copied": counts.copies,
     }
+
+
+def search_log(session: Evaluation, label: str, left: Sequence[Task]) -> tuple[EventLog, dict[str, list[Any]]]:
+    """Return the log of a policy's searches, and what it knows of the tasks that are left."""
+    log = session.run.events("search" if label == "candidate" else f"search-{label}")
+    names = {task.task_id for task in left}
+    logged: dict[str, list[Any]] = {}
+    for record in log.read() if session.run.resumed else ():
+        if record["tree"] in names:
+            logged.setdefault(record["tree"], []).append(record)
+    return log, logged
 
 
 def _critic(config: EvaluateConfig, engine: Engine) -> Any:
