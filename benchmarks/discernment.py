@@ -52,7 +52,7 @@ class Page:
 def pages(tokenizer: Any, tasks: int, noise: float) -> Iterator[Page]:
     """Yield the pages met by a demonstrator of this carelessness, from the first validation tasks."""
     tools = list(ToolSet.of(Shop).schemas)
-    yes, no = (tokenizer.convert_tokens_to_ids(tokenizer.tokenize(mark)[0]) for mark in MARKS)
+    yes, no = mark_ids(tokenizer)
     for number, task in enumerate(Shop.tasks("validation")):
         if number == tasks:
             return
@@ -77,6 +77,12 @@ def pages(tokenizer: Any, tasks: int, noise: float) -> Iterator[Page]:
             )
 
 
+def mark_ids(tokenizer: Any) -> tuple[int, int]:
+    """Return the tokens of ` yes` and ` no`."""
+    yes, no = (tokenizer.convert_tokens_to_ids(tokenizer.tokenize(mark)[0]) for mark in MARKS)
+    return yes, no
+
+
 def _ids(tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], **more: Any) -> list[int]:
     encoded = tokenizer.apply_chat_template(list(messages), tools=list(tools), return_dict=True, **more)
     ids: list[int] = encoded["input_ids"]
@@ -84,12 +90,12 @@ def _ids(tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[
 
 
 @torch.no_grad()
-def look(model: Any, found: Sequence[Page], mark_ids: tuple[int, int]) -> dict[str, Any]:
+def look(model: Any, found: Sequence[Page], tokenizer: Any) -> dict[str, Any]:
     """Return the figures of one model."""
+    yes, no = mark_ids(tokenizer)
     right: dict[str, list[bool]] = defaultdict(list)
     back: dict[bool, list[float]] = defaultdict(list)
     remarks: list[float] = []
-    yes, no = mark_ids
     for page in found:
         ids = torch.tensor([[*page.prompt, *page.turn]])
         logps = torch.log_softmax(model(ids).logits[0, len(page.prompt) - 1 : -1].float(), -1)
@@ -121,9 +127,8 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(options.models[0])
     found = list(pages(tokenizer, options.tasks, options.noise))
-    mark_ids = tuple(tokenizer.convert_tokens_to_ids(tokenizer.tokenize(mark)[0]) for mark in MARKS)
     rows = [
-        {"model": path.name, **look(AutoModelForCausalLM.from_pretrained(path).eval(), found, mark_ids)}
+        {"model": path.name, **look(AutoModelForCausalLM.from_pretrained(path).eval(), found, tokenizer)}
         for path in options.models
     ]
     facts = {"validation tasks": options.tasks, "product pages": len(found), "carelessness": options.noise}

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,14 @@ def learning_rate(step: int, part: Round, warmup: int) -> float:
     return part.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
-def train(config: TrainingConfig, out: Path, log_every: int = 50, save_every: int = 250, first_round: int = 0) -> None:
+def train(
+    config: TrainingConfig,
+    out: Path,
+    log_every: int = 50,
+    save_every: int = 250,
+    first_round: int = 0,
+    build: Callable[[TrainingConfig, Any], Any] = build_model,
+) -> None:
     """Train and write model, tokenizer and configuration into `out`, after each round and every `save_every` updates.
 
     Args:
@@ -150,9 +157,10 @@ def train(config: TrainingConfig, out: Path, log_every: int = 50, save_every: in
         log_every: A line is printed after so many updates.
         save_every: See above.
         first_round: Where to begin: rounds before it are taken as done, and `out` must hold their result.
+        build: Makes the untrained model, for comparisons.
     """
     tokenizer = build_tokenizer()
-    model = build_model(config, tokenizer)
+    model = build(config, tokenizer)
     if first_round:
         model = type(model).from_pretrained(out).train()
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(tokenizer)} tokens", flush=True)
