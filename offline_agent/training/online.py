@@ -168,7 +168,7 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         number = inputs["update"].number
         turn, part = divmod(number, self.online.per_round)
         if self._number != turn:
-            self._batch, self._number = self._begin(model, turn), turn
+            self._batch, self._number = self._begin(self.model, turn), turn
         assert self._batch is not None
         update = self._filled(number, part)
         if self.critic is not None:

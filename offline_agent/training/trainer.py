@@ -136,12 +136,11 @@ class PackedTrainer:
         """Add the gradients of one update and return its loss; raises TrainingError before a bad one does harm."""
         started = time.perf_counter()
         update = self._update = inputs["update"]
+        model = self.model  # not the wrapper of data parallelism, which wants as many passes of every process
         model.train()
         packs = fill([*update.rows, *update.anchors], self.settings.tokens, self.scorer.shares)
         processes = self.accelerator.num_processes
-        alone = self.accelerator.no_sync(model) if processes > 1 and not self.sharded else contextlib.nullcontext()
-        with alone:
-            sums = self.learn(model, update, packs, packs[self.accelerator.process_index :: processes])
+        sums = self.learn(model, update, packs, packs[self.accelerator.process_index :: processes])
         if processes > 1:
             whole = [weights for weights in self.trained() if not hasattr(weights, "full_tensor")]
             sums = _add_up(sums, whole, self.accelerator.device)
