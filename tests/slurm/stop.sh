@@ -9,11 +9,15 @@ for _ in $(seq 40); do # slurmstepd would outlive the daemons
     [ -z "$(squeue --noheader 2>/dev/null)" ] && break
     sleep 0.25
 done
-for pid in "$folder/node.pid" "$folder/controller.pid" "$folder/munge/pid"; do
-    [ -e "$pid" ] && number=$(cat "$pid") && kill "$number" 2>/dev/null
-done
-for _ in $(seq 40); do
-    ls "$folder"/*.pid "$folder"/munge/pid >/dev/null 2>&1 || break
+daemons=$(cat "$folder/node.pid" "$folder/controller.pid" "$folder/munge/pid" 2>/dev/null)
+kill $daemons 2>/dev/null
+for _ in $(seq 80); do
+    running=""
+    for number in $daemons; do
+        # one that has ended and that nobody has waited for counts as ended
+        grep -qs "^State:[[:space:]]*[^Z]" "/proc/$number/status" && running=$number
+    done
+    [ -z "$running" ] && break
     sleep 0.25
 done
 rm -rf "$folder"

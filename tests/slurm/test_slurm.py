@@ -1,0 +1,134 @@
+"""Pipelines on a real Slurm of one node: arrays that lose and requeue jobs, merges, training, a loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.slurm_kit import HOLD, Slurm, content, manifest, one_node, until
+
+TABLES = ("preferences", "trajectories", "filtered")
+QUIET = "tracking.uri=null"
+JOBS = ["launcher=slurm", "slurm.cpus=1", "slurm.memory=100M", "slurm.poll_seconds=0.3"]
+SEARCH = [
+    QUIET, "env=tests.slurm_kit:HeldShop", "policy=noisy", "policy.noise=0.4", "tasks.n=6", "search.simulations=6",
+    "limits.workers=1", "limits.step_seconds=3600", "limits.reset_seconds=3600",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    with one_node() as conf:
+        yield Slurm(conf)
+
+
+def records(run: Path) -> int:
+    log = run / "events" / "0000.jsonl"
+    return len(log.read_bytes().splitlines()) if log.exists() else 0
+
+
+def test_a_search_that_loses_one_shard_and_has_another_requeued_makes_the_same_trees(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    local, run, hold = tmp_path / "local", tmp_path / "run", tmp_path / "hold"
+    hold.touch()
+    arguments = [*SEARCH, *JOBS, "slurm.shards=3", f"run_dir={run}"]
+    status, out, err = slurm.run("build_prefs", *arguments, "--submit", **{HOLD: str(hold)})
+    assert status == 0, err
+    kinds = dict(line.split() for line in out.splitlines())
+    assert set(kinds) == {"shards", "merge"}
+    array, merge = kinds["shards"], kinds["merge"]
+    assert slurm.jobs()[merge] == "PENDING"  # it waits for the shards
+    slurm.done("build_prefs", *SEARCH, f"run_dir={local}")
+
+    shards = [run / "shards" / f"{number:04}" for number in range(3)]
+    until(lambda: all(records(shard) > 3 for shard in shards[:2]), "the first two shards search")
+    assert "under way" in slurm.done("status", f"run_dir={run}")
+    slurm.ask("scancel", f"{array}_0")
+    slurm.ask("scancel", "--signal=USR1", f"{array}_1")
+    until(lambda: slurm.jobs()[f"{array}_1"] == "PENDING", "the second shard is requeued")
+    hold.unlink()
+    until(lambda: len(manifest(shards[1]).get("resumed", ())) == 1, "the second shard goes on")
+    log = next((run / "slurm").glob("*-shards-0-0001.log")).read_text()
+    assert "stopped by SIGUSR1" in log and "requeued" in log and "going on with" in log
+    until(lambda: not {"PENDING", "RUNNING", "COMPLETING"} & set(slurm.jobs().values()), "all jobs end")
+    assert slurm.jobs()[merge] == "CANCELLED"
+
+    told = slurm.done("status", f"run_dir={run}")
+    assert "3: 2 done, 1 lost" in told and "shard 0  lost" in told and "CANCELLED" in told and "To go on: " in told
+    status, out, err = slurm.run("build_prefs", "--merge", "--config", str(run / "slurm" / "merge.yaml"))
+    assert (status, out) == (1, "") and "1 of 3 shards are not done: 0; nothing was merged" in err
+    assert not any((run / table).exists() for table in (*TABLES, "summary.json"))
+
+    before = {shard: manifest(shard)["ended"] for shard in shards[1:]}
+    status, out, err = slurm.run("build_prefs", *arguments)
+    assert status == 0, err
+    assert "submitting again what failed or was lost: 0" in err and "build_prefs: noisy in" in out
+    assert {shard: manifest(shard)["ended"] for shard in shards[1:]} == before  # they were not run again
+    whole = content(run, "trees", *TABLES)
+    assert len(whole) == 6 + 3 and whole == content(local, "trees", *TABLES)
+    assert (run / "quarantine.jsonl").read_bytes() == (local / "quarantine.jsonl").read_bytes()
+    assert json.loads((run / "summary.json").read_text())["shards"]["count"] == 3
+
+    slurm.done("build_prefs", "--merge", "--config", str(run / "slurm" / "merge.yaml"))
+    assert content(run, "trees", *TABLES) == whole  # a merge can be repeated
+    told = slurm.done("status", f"run_dir={run}")
+    assert "3: 3 done" in told and "6 of 6 searched" in told and "To go on" not in told
+
+
+def test_an_evaluation_in_shards_says_what_it_says_in_one_piece(slurm: Slurm, tmp_path: Path) -> None:
+    keys = [QUIET, "policy=noisy", "policy.noise=0.4", "tasks.n=4", "attempts=2", "test_time.algorithm=mcts"]
+    keys += ["test_time.simulations=4"]
+    slurm.done("evaluate", *keys, f"run_dir={tmp_path / 'local'}")
+    slurm.done("evaluate", *keys, *JOBS, "slurm.shards=2", f"run_dir={tmp_path / 'run'}")
+    here, there = (content(tmp_path / name, "attempts", "trajectories") for name in ("local", "run"))
+    assert len(here) == 2 and here == there
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("local", "run")]
+    assert summaries[0]["modes"] == summaries[1]["modes"] and summaries[1]["shards"]["count"] == 2
+
+
+def test_training_in_two_processes_is_requeued_and_learns_what_one_process_learns(slurm: Slurm, tmp_path: Path) -> None:
+    keys = [QUIET, "tasks.n=16", "batch.rows=4", "batch.tokens=400", "optimizer.epochs=3", "checkpoints.every=1"]
+    run, alone = tmp_path / "run", tmp_path / "alone"
+    jobs = [*JOBS, "slurm.processes=2", "slurm.cpus=2", f"run_dir={run}"]
+    assert slurm.done("train_sft", *keys, *jobs, "--submit").startswith("job ")
+    until(lambda: len(list((run / "checkpoints").glob("checkpoint-*"))) > 0, "a checkpoint is written")
+    slurm.ask("scancel", "--signal=USR1", f"--name={next((run / 'slurm').glob('*.sh')).stem}")
+    slurm.done("train_sft", *keys, *jobs)  # waits for the job that is under way
+    slurm.done("train_sft", *keys, f"run_dir={alone}")
+    log = next((run / "slurm").glob("*.log")).read_text()
+    assert "requeued" in log and len(list((run / "slurm").glob("*.sh"))) == 1
+    assert len(manifest(run)["resumed"]) == 2  # the job after the submission, and the job once more
+    curves = [[json.loads(line) for line in (path / "events/0000.jsonl").open()][1:] for path in (run, alone)]
+    losses = [[record["loss"] for record in curve] for curve in curves]
+    assert len(losses[0]) == 12 and losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert json.loads((run / "summary.json").read_text())["training"]["resumed_at"] >= 1
+    assert not list(run.glob(".stopped-*")) and (run / "model" / "config.json").is_file()
+
+
+def test_a_loop_is_a_job_that_submits_its_stages(slurm: Slurm, tmp_path: Path) -> None:
+    keys = [
+        QUIET, "tasks.n=4", "search.simulations=6", "search.max_steps=4", "held_out.n=2", "held_out.attempts=1",
+        "sft.optimizer.max_updates=1", "dpo.enabled=false", "sft.batch.rows=4", "threads=1",
+    ]  # fmt: skip
+    run = tmp_path / "run"
+    arguments = [*keys, *JOBS, "slurm.shards=2", f"run_dir={run}"]
+    out = slurm.done("iterate", *arguments, "--submit")
+    assert out.startswith("job ") and len(out.split()) == 2
+    until(lambda: manifest(run / "iteration-0" / "evaluate_incumbent").get("command"), "the first stage begins")
+    assert "iteration-0/evaluate_incumbent" in slurm.done("status", f"run_dir={run}")
+    until(lambda: slurm.jobs()[out.split()[1]] not in ("PENDING", "RUNNING", "COMPLETING"), "the controller ends")
+    log = next((run / "slurm").glob("*.log")).read_text()
+    assert manifest(run)["status"] == "done", log
+    stages = [path.parent for path in (run / "iteration-0").glob("*/manifest.json")]
+    assert {stage.name for stage in stages} >= {"evaluate_incumbent", "build_prefs"}
+    for stage in stages:
+        assert manifest(stage)["status"] == "done" and list((stage / "slurm").glob("*.sh")), stage
+        if stage.name != "train_sft":
+            assert len(list((stage / "shards").glob("*/manifest.json"))) == 2
+    assert pq.read_table(run / "iteration-0" / "evaluate_incumbent" / "attempts").num_rows > 0
+    assert (run / "model" / "config.json").is_file()
