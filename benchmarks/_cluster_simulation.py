@@ -396,6 +396,7 @@ class Setting:
         driver_seconds: The driver's work for each answer.
         room: Tokens of each server's cache.
         most: Most requests at one server at once; those beyond its slots wait there.
+        bound: See `Router`.
         routing: `affine` (the project's router), `random` (among those with a free slot).
     """
 
@@ -409,6 +410,7 @@ class Setting:
     driver_seconds: float = 0.0
     room: int = 200_000
     most: int | None = None
+    bound: float = 1.25
     routing: str = "affine"
 
 
@@ -449,7 +451,7 @@ def simulate(setting: Setting, latencies: Latencies, seed: int = 0) -> Outcomes:
     servers = {f"server-{number}": Server(setting.slots, setting.room) for number in range(setting.servers)}
     router = None
     if setting.routing == "affine":
-        router = Router(list(servers), most=setting.most or setting.slots, clock=lambda: clock.now)
+        router = Router(list(servers), most=setting.most or setting.slots, bound=setting.bound, clock=lambda: clock.now)
     cluster = Cluster(clock, servers, router, latencies, seed)
     pool = Workers(clock, setting.trees * setting.leaves, setting.tool_seconds)
     scheduler = Scheduler(cluster, pool, trees_in_flight=setting.trees)  # type: ignore[arg-type]

@@ -35,6 +35,7 @@ from offline_agent.records import Action
 
 SERVERS = (1, 2, 4, 8, 16, 32, 64)
 GOAL, REAL_GOAL = 0.9, 1.7
+CONCURRENCY = 32  # policy.concurrency as it is by default: most requests at one server
 
 
 class Recorder:
@@ -172,7 +173,7 @@ def simulated(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
         wanted = per_server * servers if trees is None else trees
         setting = Setting(
             servers, slots, wanted, arguments.leaves, max(wanted * 2, per_server * servers * 2),
-            arguments.simulations, arguments.ratio * mean, **{"driver_seconds": driver, "most": 2 * slots, **more},
+            arguments.simulations, arguments.ratio * mean, **{"driver_seconds": driver, "most": CONCURRENCY, **more},
         )  # fmt: skip
         found = simulate(setting, latencies)
         assert found.asked == found.answered, "a sample was lost"
@@ -193,11 +194,12 @@ def simulated(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], dict
         run("default", servers)
     most = SERVERS[-1]
     run("search.trees_in_flight=64 as it is by default", most, trees=64)
-    run("one server's slots of requests at each, no more", most, most=slots)
-    run("routed at random", most, routing="random")
+    run(f"policy.concurrency={4 * CONCURRENCY}: none waits before it is routed", most, most=4 * CONCURRENCY)
+    run("sent at random to a server with a free slot", most, routing="random")
     run("a driver that costs nothing", most, driver_seconds=0.0)
     facts |= {
         "slots of a server": slots,
+        "policy.concurrency": CONCURRENCY,
         "tools / sample": arguments.ratio,
         "simulated / measured samples/s of one server": round(rows[0]["samples/s"] / facts["measured samples/s"], 3),
         "servers that one driver could feed": round(1 / (driver * rows[0]["samples/s"])),
