@@ -73,6 +73,7 @@ class Renderer:
         self._bridges: dict[tuple[str, bool, str], tuple[tuple[int, ...], Slot, tuple[int, ...]]] = {}
         self._forms: dict[tuple[str, bool], Form] = {}
         self._parts = lru_cache(_TURNS)(self._style.parse)  # for comparing only: who acts on a call gets one of its own
+        self._texts = lru_cache(_TURNS)(self._tokens.decode)
         self._encode = lru_cache(_TURNS)(lambda text: tuple(self._tokens.turn(text)))
         check_append_only(self)
 
@@ -263,7 +264,7 @@ class Renderer:
     def action_of_span(self, ids: Sequence[int]) -> Action:
         """Return the action of a masked span, to be compared: `parse` for ids that are known to be one turn."""
         ended = bool(ids) and ids[-1] in self.eos_ids
-        text = self._tokens.decode(ids[:-1] if ended else ids)
+        text = self._texts(tuple(ids[:-1] if ended else ids))
         if not ended:
             return self.parse_text(text, False)
         parsed = self._parts(text)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from offline_agent import catalog
 from offline_agent.config import BuildPrefsConfig, EvaluateConfig, PolicySection, TasksSection
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.judges.rewards import CompositeReward
+from offline_agent.pipelines._tasks import TaskList, hash_tasks
 from offline_agent.policies.base import Policy
 from offline_agent.records import Task
-from offline_agent.store import hash_json
 
 Config = BuildPrefsConfig | EvaluateConfig
+
+S = TypeVar("S", bound=Sequence[Task])
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Parts:
     """What a search needs, made from the configuration."""
 
     spec: EnvSpec
-    tasks: list[Task]
+    tasks: Sequence[Task]
     policy: Policy
     reward: CompositeReward | None
 
@@ -40,7 +42,7 @@ def make_parts(config: Config) -> Parts:
     faults: list[str] = []
     spec = _collect(faults, lambda: make_environment(config))
     reward = _collect(faults, lambda: make_reward(config))
-    tasks = _collect(faults, lambda: make_tasks(spec, config.tasks)) if spec else None
+    tasks = _collect(faults, lambda: _make_tasks(spec, config.tasks, TaskList)) if spec else None
     chosen = _collect(faults, lambda: _policy_arguments(config.policy))  # looked at even where the rest is wrong
     policy = _collect(faults, lambda: make_policy(config.policy, spec)) if chosen and spec and not faults else None
     if faults or spec is None or tasks is None or policy is None:
@@ -78,9 +80,13 @@ def make_tasks(spec: EnvSpec, section: TasksSection) -> list[Task]:
     Raises:
         ConfigError: A faulty task file, or no task at all.
     """
+    return _make_tasks(spec, section, list)
+
+
+def _make_tasks(spec: EnvSpec, section: TasksSection, make: Callable[[Iterable[Task]], S]) -> S:
     source = spec.tasks(section.split) if section.file is None else _from_file(spec, Path(section.file), section.split)
     end = None if section.n is None else section.offset + section.n
-    tasks = list(itertools.islice(source, section.offset, end))
+    tasks = make(itertools.islice(source, section.offset, end))
     if not tasks:
         raise ConfigError(
             f"tasks: none left: {spec.name} has no {section.split} task from number {section.offset} on; "
@@ -89,18 +95,18 @@ def make_tasks(spec: EnvSpec, section: TasksSection) -> list[Task]:
     return tasks
 
 
-def _from_file(spec: EnvSpec, path: Path, split: str) -> Any:
+def _from_file(spec: EnvSpec, path: Path, split: str) -> Iterator[Task]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file):
+                if line.strip():
+                    try:
+                        entry = json.loads(line)
+                    except ValueError as error:
+                        raise ConfigError(f"tasks.file: {path}, line {number + 1} is no JSON: {error}") from error
+                    yield spec.task(entry, split, number)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"tasks.file: cannot read {path}: {error}") from error
-    for number, line in enumerate(lines):
-        if line.strip():
-            try:
-                entry = json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"tasks.file: {path}, line {number + 1} is no JSON: {error}") from error
-            yield spec.task(entry, split, number)
 
 
 def make_policy(section: PolicySection, spec: EnvSpec) -> Policy:
@@ -128,7 +134,7 @@ def facts_of(parts: Parts) -> dict[str, Any]:
     """Return what the manifest says of the parts: identities, hashes, and whether a resume is exact to the byte."""
     renderer = parts.policy.renderer
     hashes: dict[str, Any] = {
-        "task_set": hash_json([[task.task_id, task.split, dict(task.args)] for task in parts.tasks]),
+        "task_set": hash_tasks(parts.tasks),
     }
     model = parts.policy.identity.get("model_hash")
     if model is not None:

@@ -5,8 +5,9 @@ All of it works on the columns of a `FactTable`, so that the pairs themselves ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,11 +94,12 @@ class Balance:
         """Return which pairs are kept: doubles, contradictions, caps and lengths, in this order.
 
         Args:
-            table: The facts of all pairs.
+            table: The facts of all pairs; its keys are let go of.
             refuse: Takes why each of the others was refused, in the order of the rules.
         """
         left = self._once(table, refuse)
         left = self._consistent(table, left, refuse)
+        table.let_go_of_keys()
         left = self._capped(table, left, refuse)
         left = self._length_matched(table, left, refuse)
         if not self.weighted:
@@ -107,35 +109,37 @@ class Balance:
 
     def _once(self, table: FactTable, refuse: Refuse) -> Ints:
         """Keep the surest of those that say the same, the first one among equals."""
-        if not len(table):
-            return np.empty(0, np.int64)
-        digest = table.column("digest")
-        order = np.lexsort((-table.column("confidence"), digest[:, 1], digest[:, 0]))
-        run = _runs(digest[order])
-        best = np.empty(len(table), np.int64)
-        best[order] = order[np.searchsorted(run, run)]  # the first of each run
-        kept = best == np.arange(len(table))
-        for i in map(int, np.flatnonzero(~kept)):
-            twin = table.name(int(best[i]))
-            refuse(_refusal(table, i, "the same prompt, chosen and rejected as another pair", twin=twin))
-        return np.flatnonzero(kept)
+        order = np.lexsort((-table.column("confidence"), table.key("digest", 1), table.key("digest", 0)))
+        first = np.zeros(len(table), bool)  # of a run of equal ones
+        first[:1] = True
+        for word in (0, 1):
+            ranked = table.key("digest", word)[order]
+            first[1:] |= ranked[1:] != ranked[:-1]
+        best = order[first]
+        twins = order[~first]
+        best_of = np.repeat(best, np.diff(np.append(np.flatnonzero(first), len(table))))[~first]
+        again = np.argsort(twins)
+        for i, twin in zip(map(int, twins[again]), map(int, best_of[again]), strict=True):
+            refuse(_refusal(table, i, "the same prompt, chosen and rejected as another pair", twin=table.name(twin)))
+        return np.sort(best)
 
     def _consistent(self, table: FactTable, left: Ints, refuse: Refuse) -> Ints:
-        said = _among(table.column("backward", left), table.column("forward", left))
+        said = _among(table, left)
         for i in map(int, left[said]):
             refuse(_refusal(table, i, "another pair says the opposite of the same prompt"))
         return left[~said]
 
     def _capped(self, table: FactTable, left: Ints, refuse: Refuse) -> Ints:
         kept: list[Ints] = []
+        columns = {name: table.column(name) for name in ("kind", "depth", "confidence", "gap")}
         for members in _groups(table, left):
-            kept.append(np.array(self._cap_group(table, members, refuse), np.int64))
+            own = {name: column[members] for name, column in columns.items()}
+            kept.append(np.array(self._cap_group(table, members, own, refuse), np.int64))
         return np.sort(np.concatenate(kept)) if kept else left
 
-    def _cap_group(self, table: FactTable, members: Ints, refuse: Refuse) -> list[int]:
-        gap, confidence = table.column("gap", members), table.column("confidence", members)
-        order = members[np.lexsort((-gap, -confidence))]
-        kinds, depths = table.column("kind", order).tolist(), table.column("depth", order).tolist()
+    def _cap_group(self, table: FactTable, members: Ints, own: Mapping[str, NDArray[Any]], refuse: Refuse) -> list[int]:
+        best = np.lexsort((-own["gap"], -own["confidence"]))
+        order, kinds, depths = members[best].tolist(), own["kind"][best].tolist(), own["depth"][best].tolist()
         queues = [[at for at, kind in enumerate(kinds) if kind == number][::-1] for number in range(len(KINDS))]
         kept: list[int] = []
         taken: dict[int, int] = {}
@@ -143,7 +147,7 @@ class Balance:
             for queue in queues:
                 while queue:
                     at = queue.pop()
-                    i, depth = int(order[at]), depths[at]
+                    i, depth = order[at], depths[at]
                     if len(kept) >= self.per_task:
                         refuse(_refusal(table, i, f"more than {self.per_task} pairs of its task"))
                     elif taken.get(depth, 0) >= self.per_depth:
@@ -232,28 +236,27 @@ def balance(pairs: Sequence[PreferencePair], rules: Balance) -> tuple[list[Prefe
 
 
 def _refusal(table: FactTable, i: int, reason: str, **facts: object) -> Refusal:
-    kind = KINDS[int(table.column("kind")[i])]
-    return Refusal("pair", table.name(i), reason, {"pair_kind": kind, **facts})
+    return Refusal("pair", table.name(i), reason, {"pair_kind": table.kind(i), **facts})
 
 
-def _runs(keys: NDArray[np.uint64]) -> Ints:
-    """Return for sorted keys [n, 2] the number of the run of equal ones that each is in; int [n], from 0."""
-    new = np.any(keys[1:] != keys[:-1], axis=1)
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(new)])
-
-
-def _among(keys: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return which keys [n, 2] are among the known ones [m, 2]; bool [n]."""
-    if not len(keys):
-        return np.zeros(0, bool)
-    both = np.concatenate([known, keys])
-    order = np.lexsort((both[:, 1], both[:, 0]))
-    run = _runs(both[order])
-    holds = np.zeros(int(run[-1]) + 1, bool)
-    holds[run[order < len(known)]] = True
-    found = np.empty(len(both), bool)
-    found[order] = holds[run]
-    return found[len(known) :]
+def _among(table: FactTable, left: Ints) -> NDArray[np.bool_]:
+    """Return of which of these pairs the opposite is said by one of them; bool [n]."""
+    backward = table.key("backward", 0)[left]
+    # By the first half of the keys almost all are sorted out; the whole is compared of the few that are left.
+    known = np.sort(table.key("forward", 0)[left])
+    maybe = np.zeros(len(left), bool)
+    for start in range(0, len(left), _AT_ONCE):
+        part = backward[start : start + _AT_ONCE]
+        at = np.minimum(np.searchsorted(known, part), len(known) - 1)
+        maybe[start : start + _AT_ONCE] = known[at] == part
+    found = np.flatnonzero(maybe)
+    if len(found):
+        wanted = np.unique(backward[found])
+        forward = table.column("forward", left)
+        at = np.minimum(np.searchsorted(wanted, forward[:, 0]), len(wanted) - 1)
+        said = set(map(tuple, forward[wanted[at] == forward[:, 0]].tolist()))
+        maybe[found] = [tuple(key) in said for key in table.column("backward", left[found]).tolist()]
+    return maybe
 
 
 def _groups(table: FactTable, left: Ints) -> Iterator[Ints]:

@@ -16,14 +16,13 @@ from offline_agent.records import Context, PairKind, PreferencePair, Step
 KINDS: tuple[PairKind, ...] = ("step", "trajectory", "hindsight", "minimal")
 
 _DIGEST = 16
-_COLUMNS = np.dtype(
+_BLOCK = 1 << 12
+_KEYS = np.dtype([("digest", np.uint64, (2,)), ("forward", np.uint64, (2,)), ("backward", np.uint64, (2,))])
+_FIGURES = np.dtype(
     [
         ("kind", np.uint8),
         ("group", np.uint64),  # of the group's name
         ("depth", np.int32),
-        ("digest", np.uint64, (2,)),
-        ("forward", np.uint64, (2,)),
-        ("backward", np.uint64, (2,)),
         ("chosen_length", np.int32),
         ("rejected_length", np.int32),
         ("confidence", np.float64),
@@ -77,7 +76,8 @@ class FactTable:
 
     def __init__(self, name: Callable[[int], str]) -> None:
         self.name = name
-        self._rows = np.empty(1024, _COLUMNS)
+        self._keys: list[NDArray[Any]] = []  # in blocks, so that growing copies nothing
+        self._figures: list[NDArray[Any]] = []
         self._count = 0
         self._group: tuple[str, int] = ("", _group(""))
 
@@ -87,22 +87,36 @@ class FactTable:
 
     def add(self, facts: PairFacts) -> None:
         """Add one pair's facts, its name excepted."""
-        if self._count == len(self._rows):
-            grown = np.empty(len(self._rows) * 3 // 2, _COLUMNS)
-            grown[: self._count] = self._rows
-            self._rows = grown
+        at = self._count % _BLOCK
+        if not at:
+            self._keys.append(np.zeros(_BLOCK, _KEYS))
+            self._figures.append(np.zeros(_BLOCK, _FIGURES))
         if facts.group != self._group[0]:  # pairs come tree by tree
             self._group = (facts.group, _group(facts.group))
-        self._rows[self._count] = (
-            KINDS.index(facts.kind), self._group[1], facts.depth, _words(facts.digest), _words(facts.forward),
-            _words(facts.backward), facts.chosen_length, facts.rejected_length, facts.confidence, facts.gap,
+        self._keys[-1][at] = _words(facts.digest), _words(facts.forward), _words(facts.backward)
+        self._figures[-1][at] = (
+            KINDS.index(facts.kind), self._group[1], facts.depth, facts.chosen_length, facts.rejected_length,
+            facts.confidence, facts.gap,
         )  # fmt: skip
         self._count += 1
 
+    def kind(self, i: int) -> PairKind:
+        """Return which rule made pair i."""
+        return KINDS[int(self._figures[i // _BLOCK]["kind"][i % _BLOCK])]
+
     def column(self, name: str, at: NDArray[np.int64] | None = None) -> NDArray[Any]:
-        """Return a column, a field of `PairFacts`, of all pairs or of those at the positions given."""
-        column = self._rows[name][: self._count]
+        """Return a copy of a column, a field of `PairFacts`, of all pairs or of those at the positions given."""
+        kind, blocks = (_KEYS, self._keys) if name in (_KEYS.names or ()) else (_FIGURES, self._figures)
+        column = np.concatenate([block[name] for block in blocks] or [np.empty(0, kind)[name]])[: self._count]
         return column if at is None else column[at]
+
+    def key(self, name: str, word: int) -> NDArray[np.uint64]:
+        """Return a copy of the first (0) or second (1) 64 bits of `digest`, `forward` or `backward` of all pairs."""
+        return np.concatenate([block[name][:, word] for block in self._keys] or [np.empty(0, np.uint64)])[: self._count]
+
+    def let_go_of_keys(self) -> None:
+        """Free `digest`, `forward` and `backward`, more than half of the memory; they cannot be asked for again."""
+        self._keys.clear()
 
     def delta(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how much longer the chosen side of each of these pairs is; int [n]."""

@@ -1,0 +1,281 @@
+"""A run directory of 100,000 trees and a million pairs: memory over time, seconds, bytes on disk.
+
+Run `python benchmarks/big_run.py --work DIR`; it takes hours and about 15 GB in DIR, which it removes at its end.
+
+A real search with the scripted policy grows some hundred trees on the shop. They are repeated under other task ids and
+with other requests, trees and event log, until there are enough; the last few are left unfinished. Then come, each in a
+process of its own: opening that directory as a resume does; the whole command, which finishes the search, mines every
+tree, balances, and writes token columns with certificates; and the same command once more, which only summarises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import offline_agent
+from offline_agent.config import BuildPrefsConfig, free_keys, load
+from offline_agent.pipelines import build_prefs
+from offline_agent.store import RunDirectory, hash_json
+
+TOKENIZER = Path(offline_agent.__file__).parent / "assets" / "default_model"
+KEYS = ["env=shop", "policy=noisy", f"policy.tokenizer={TOKENIZER}", "tracking.uri=null", "limits.workers=2"]
+UNFINISHED = 20
+SPARE = 1.03  # more trees than the first ones promise pairs for
+
+
+def command(run_dir: Path, *keys: str) -> list[str]:
+    """Return the command line of the main job."""
+    return [sys.executable, "-m", "offline_agent.pipelines.build_prefs", *KEYS, *keys, f"run_dir={run_dir}"]
+
+
+def measured(arguments: list[str], folder: Path) -> dict[str, Any]:
+    """Run a command and return what it took.
+
+    Returns:
+        `wall` and `cpu` in seconds; `peak`, the most resident memory in MB; `curve`: [seconds, resident MB, GB in the
+        folder beside trees and event log], about 50 points.
+    """
+    before, started = _processor(), time.perf_counter()
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
+    peak, last, curve = 0.0, 0.0, []
+    while process.poll() is None:
+        now = time.perf_counter() - started
+        with contextlib.suppress(OSError, StopIteration):
+            status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            peak = max(peak, _megabytes(status, "VmHWM"))
+            if not curve or now - last >= max(1.0, now / 50):
+                last = now
+                tables = [entry for entry in folder.glob("*") if entry.name not in ("trees", "events")]
+                spilled = [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]
+                curve.append([round(now), round(_megabytes(status, "VmRSS")), round(size(*tables, *spilled) / 1e9, 2)])
+        time.sleep(0.05)
+    if process.returncode:
+        sys.exit(f"{' '.join(arguments)} ended with status {process.returncode}")
+    return {"wall": time.perf_counter() - started, "cpu": _processor() - before, "peak": peak, "curve": curve}
+
+
+def _processor() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _megabytes(status: list[str], name: str) -> float:
+    return int(next(line for line in status if line.startswith(name)).split()[1]) / 1000
+
+
+def size(*paths: Path) -> int:
+    """Return the bytes that files, and the files in folders, take on disk."""
+    files = [file for path in paths for file in ([path] if path.is_file() else path.glob("*"))]
+    total = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            total += file.stat().st_blocks * 512
+    return total
+
+
+# -- the directory ---------------------------------------------------------------------------------------------
+
+
+def repeat(source: Path, target: Path, tasks: Path, trees: int, keys: list[str]) -> None:
+    """Make a run directory that was killed near its end: trees and log of another, under other names and requests.
+
+    Args:
+        source: The run with the trees that are repeated.
+        target: The run directory.
+        tasks: The file of tasks; written.
+        trees: Number of tasks; the last few get records and no tree.
+        keys: Of the command that is to go on with it.
+    """
+    with RunDirectory.open(source, **_opening(source, [], resumed=True)) as run:
+        kept = {name: run.read_tree(name) for name in run.tree_ids()}
+        records: dict[str, list[Any]] = {name: [] for name in kept}
+        for record in run.events().read():
+            records[record["tree"]].append(record)
+    names = sorted(kept)
+    with open(tasks, "w", encoding="utf-8") as file:
+        for number in range(trees):
+            args = kept[names[number % len(names)]]["graph"]["task"]["args"]
+            request = {"task_id": f"big-{number:06}", "instruction": _request(number, args["instruction"])}
+            file.write(json.dumps({**args, **request}) + "\n")
+    # Nothing here is measured, so nothing needs to be forced to the disk.
+    with mock.patch("os.fsync"), RunDirectory.open(target, **_opening(target, keys)) as run:
+        log = run.events()
+        for number in range(trees):
+            name = names[number % len(names)]
+            own = records[name] if number < trees - UNFINISHED else records[name][: len(records[name]) // 2]
+            for record in own:
+                log.append({**record, "tree": f"big-{number:06}"})
+            if number < trees - UNFINISHED:
+                run.write_tree(f"big-{number:06}", _renamed(kept[name], number))
+
+
+def _request(number: int, instruction: str) -> str:
+    return f"Order {number:06}. {instruction}"
+
+
+def _renamed(tree: dict[str, Any], number: int) -> dict[str, Any]:
+    graph = tree["graph"]
+    request = _request(number, graph["task"]["args"]["instruction"])
+    task = {**graph["task"], "task_id": f"big-{number:06}", "args": {**graph["task"]["args"], "instruction": request}}
+    nodes = [{**tree["nodes"][0], "observation": request}, *tree["nodes"][1:]]
+    return {**tree, "nodes": nodes, "graph": {**graph, "tree_id": f"big-{number:06}", "task": task}}
+
+
+def _opening(run_dir: Path, keys: list[str], resumed: bool = False) -> dict[str, Any]:
+    """Return the arguments with which the command opens its run directory."""
+    if resumed:
+        manifest = json.loads((run_dir / "manifest.json").read_text())
+        return {"config": manifest["config"], "facts": {"hashes": {}}, "command": manifest["command"]}
+    config = load(BuildPrefsConfig, None, [*KEYS, *keys, f"run_dir={run_dir}"])
+    _, facts = build_prefs.prepare(config)
+    return {
+        "config": config.resolved(),
+        "facts": {"seeds": {"run": config.seed}, **facts.manifest},
+        "command": "build_prefs",
+        "free": free_keys(BuildPrefsConfig),
+    }
+
+
+# -- what is measured in this process, started anew for it ---------------------------------------------------------
+
+
+def open_it(run_dir: Path, out: Path) -> None:
+    """Open a run directory as a resume does, and write down what that took and found."""
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    steps: dict[str, float] = {}
+
+    def timed(name: str, call: Callable[[], Any]) -> Any:
+        started = time.perf_counter()
+        answer = call()
+        steps[name] = round(time.perf_counter() - started, 2)
+        return answer
+
+    arguments = {"config": manifest["config"], "facts": {"hashes": {}}, "command": manifest["command"]}
+    run = timed("open", lambda: RunDirectory.open(run_dir, **arguments))
+    with run:
+        names = timed("list trees", run.tree_ids)
+        left = timed("log of unfinished trees", lambda: list(run.events().read(without=set(names))))
+    found = {"trees": len(names), "unfinished": len({record["tree"] for record in left})}
+    out.write_text(json.dumps({"steps": steps, **found}))
+
+
+def check(run_dir: Path, out: Path) -> None:
+    """Count the rows and the different ones among them, reading a few at a time."""
+    import pyarrow.parquet as pq
+
+    from offline_agent._store.quarantine import Digests
+
+    seen, rows = Digests(), 0
+    with pq.ParquetFile(run_dir / "preferences" / "0000.parquet") as file:
+        for batch in file.iter_batches(512, columns=["prompt_ids", "chosen_ids", "rejected_ids"]):
+            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                rows += 1
+                seen.add(int(hash_json(row)[:16], 16))
+    out.write_text(json.dumps({"rows": rows, "different": len(seen)}))
+
+
+def _here(what: str, run_dir: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    out = folder / f"{what}.json"
+    took = measured([sys.executable, __file__, "--step", what, "--work", str(run_dir), "--out", str(out)], run_dir)
+    return took, json.loads(out.read_text())
+
+
+# -- the whole -----------------------------------------------------------------------------------------------------
+
+
+def run(arguments: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Carry out every step in a folder; return the table and the facts."""
+    source, target, tasks = folder / "first", folder / "run", folder / "tasks.jsonl"
+    rows: list[dict[str, Any]] = []
+
+    def row(name: str, took: dict[str, Any], note: str) -> None:
+        line = {"step": name, "seconds": round(took["wall"], 1), "processor s": round(took["cpu"], 1)}
+        rows.append({**line, "peak MB": round(took["peak"]), "what": note})
+        print(rows[-1], file=sys.stderr, flush=True)
+
+    took = measured(command(source, f"tasks.n={arguments.first}"), source)
+    first = json.loads((source / "summary.json").read_text())
+    pairs = first["pairs_total"]
+    row("the first trees", took, f"{arguments.first} tasks searched and mined: {pairs} pairs")
+    trees = max(arguments.trees, round(SPARE * arguments.pairs * arguments.first / pairs))
+    keys = [f"tasks.file={tasks}", f"tasks.n={trees}"]
+    tasks.write_text("")
+    started = time.perf_counter()
+    repeat(source, target, tasks, trees, keys)
+    rows.append({"step": "repeating them", "seconds": round(time.perf_counter() - started, 1)})
+    disk = {"trees": size(target / "trees"), "event log": size(target / "events")}
+    took, found = _here("open", target, folder)
+    assert found["trees"] == trees - UNFINISHED and found["unfinished"] == UNFINISHED, found
+    steps = ", ".join(f"{name} {seconds} s" for name, seconds in found["steps"].items())
+    row("opening", took, f"{found['trees']:,} trees, {found['unfinished']} unfinished; {steps}")
+    build = measured(command(target, *keys), target)
+    summary = json.loads((target / "summary.json").read_text())
+    row("finishing and mining", build, f"{summary['pairs_total']:,} pairs of {summary['tasks']:,} trees")
+    took = measured(command(target, *keys), target)
+    again = json.loads((target / "summary.json").read_text())
+    for one in (summary, again):
+        for session in ("resumed", "seconds", "this_session"):
+            one.pop(session)
+    assert again == summary
+    row("the same command again", took, "opened, resumed and summarised; the summary is the same")
+    took, counted = _here("check", target, folder)
+    assert counted["rows"] == counted["different"] == summary["pairs_total"], counted
+    row("reading them", took, f"{counted['rows']:,} rows, all different by their ids")
+    for name in ("preferences", "trajectories", "filtered", "quarantine.jsonl"):
+        disk[name] = size(target / name)
+    return rows, {
+        "goal": "1,000,000 pairs under 1 GB of resident memory; 100,000 trees opened, resumed, summarised in seconds",
+        "pairs": summary["pairs_total"],
+        "pairs by kind": summary["pairs"],
+        "candidates refused": summary["refused"],
+        "trees": trees,
+        "trajectories": summary["trajectories"],
+        "GB on disk": {name: round(value / 1e9, 2) for name, value in disk.items()},
+        "peak MB while a million pairs were made": round(build["peak"]),
+        "memory over time (s, MB resident, GB of tables and temporary files)": list(_thinned(build["curve"], 24)),
+    }
+
+
+def _thinned(curve: list[Any], most: int) -> Iterator[Any]:
+    step = max(1, -(-len(curve) // most))
+    yield from curve[::step]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=1_000_000, help="at least so many pairs")
+    parser.add_argument("--trees", type=int, default=100_000, help="at least so many trees")
+    parser.add_argument("--first", type=int, default=200, help="trees that are really searched")
+    parser.add_argument("--work", type=Path, help="folder to work in; what is made there is removed")
+    parser.add_argument("--out", type=Path, help="file for the result")
+    parser.add_argument("--step", choices=("open", "check"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.step:
+        {"open": open_it, "check": check}[arguments.step](arguments.work, arguments.out)
+        return
+    sys.path.insert(0, str(Path(__file__).parent))
+    from _common import write_result
+
+    folder = Path(tempfile.mkdtemp(prefix="big_run-", dir=arguments.work))
+    try:
+        rows, facts = run(arguments, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    write_result("big_run", rows, facts, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
