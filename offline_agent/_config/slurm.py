@@ -25,12 +25,18 @@ class SlurmSection(Section):
     time: str | None = key(
         None, "limit of one job: minutes, H:MM:SS or D-H:MM:SS (in quotes in YAML); null = the partition's", free=True
     )
-    cpus: int = key(2, "cores of a shard, or of each node of a training job", ge=1, free=True)
-    memory: str | None = key(None, "of each node, e.g. 32G; null = the partition's default", free=True)
-    gpus: int = key(0, "of a shard, or of each node of a training job", ge=0, free=True)
+    cpus: int = key(2, "cores of a job", ge=1, free=True)
+    memory: str | None = key(None, "of a job, on each node, e.g. 32G; null = the partition's default", free=True)
+    gpus: int = key(0, "of a job", ge=0, free=True)
     nodes: int = key(1, "of a training job", ge=1, free=True)
+    train_cpus: int | None = key(None, "cores of a training job on each node; null = slurm.cpus", ge=1, free=True)
+    train_memory: str | None = key(None, "of a training job on each node; null = slurm.memory", free=True)
+    train_gpus: int | None = key(None, "of a training job on each node; null = slurm.gpus", ge=0, free=True)
     processes: int | None = key(
-        None, "of a training job on each node; null = one for each of slurm.gpus, or a single one", ge=1, free=True
+        None, "of a training job on each node; null = one for each of its GPUs, or a single one", ge=1, free=True
+    )
+    sharded: bool = key(
+        False, "a training job shards the weights over its processes (FSDP2) in place of a copy in each", free=True
     )
     setup: tuple[str, ...] = key((), "shell lines before the command, e.g. [module load cuda]", strict=False, free=True)
     arguments: tuple[str, ...] = key(

@@ -202,7 +202,9 @@ def render(job: Job) -> str:
     return "\n".join(lines) + "\n"
 
 
-def spread(module: str, arguments: Sequence[str], python: str, nodes: int, processes: int, gpus: int) -> str:
+def spread(
+    module: str, arguments: Sequence[str], python: str, nodes: int, processes: int, gpus: int, sharded: bool = False
+) -> str:
     """Return the command of a pipeline that trains: `torchrun` on every node, which meet on the first.
 
     Args:
@@ -212,6 +214,7 @@ def spread(module: str, arguments: Sequence[str], python: str, nodes: int, proce
         nodes: How many nodes there are.
         processes: How many processes run on each.
         gpus: How many GPUs there are on each; without any, the processes talk through gloo.
+        sharded: Shard the weights over all processes.
     """
     plain = shlex.join(["-m", module, *arguments])
     if nodes * processes == 1:
@@ -226,6 +229,9 @@ def spread(module: str, arguments: Sequence[str], python: str, nodes: int, proce
     told = "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
     if not gpus:
         told += " ACCELERATE_USE_CPU=true"  # else accelerate takes each process for the only one
+    if sharded:  # what `accelerate launch --use_fsdp --fsdp_version 2` sets
+        told += " ACCELERATE_USE_FSDP=true FSDP_VERSION=2 FSDP_AUTO_WRAP_POLICY=TRANSFORMER_BASED_WRAP"
+        told += " FSDP_RESHARD_AFTER_FORWARD=true"
     return (
         f"env {told} {shlex.quote(python)} -m torch.distributed.run --nnodes={nodes} "
         f"--nproc-per-node={processes} {where} {plain}"

@@ -94,9 +94,9 @@ class _Reader:
 
         self._log = EventLog(path)
 
-    def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the records."""
-        return self._log.read()
+    def read(self, *given: Any) -> Iterator[dict[str, Any]]:
+        """Yield the records; see `EventLog.read`."""
+        return self._log.read(*given)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Do nothing."""

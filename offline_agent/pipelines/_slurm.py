@@ -15,7 +15,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,18 +142,27 @@ class _Submission:
         controller = isinstance(self.config, IterateConfig)
         config = self._absolute() if controller else self._absolute().model_copy(update={"launcher": "local"})
         self._write(file, config, [])
-        several = isinstance(self.config, TrainableConfig)
-        nodes = settings.nodes if several else 1
-        processes = (settings.processes or settings.gpus or 1) if several else 1
-        line = slurm.spread(self.module, ["--config", str(file)], self.python, nodes, processes, settings.gpus)
-        self._submit("job", line, self._request(nodes=nodes, gpus=0 if controller else settings.gpus))
+        request = self._request()
+        if controller:
+            request = replace(request, gpus=0)
+        line = shlex.join([self.python, "-m", self.module, "--config", str(file)])
+        if isinstance(self.config, TrainableConfig):
+            request = replace(
+                request, nodes=settings.nodes, cpus=settings.train_cpus or settings.cpus,
+                memory=settings.train_memory or settings.memory,
+                gpus=settings.gpus if settings.train_gpus is None else settings.train_gpus,
+            )  # fmt: skip
+            line = slurm.spread(
+                self.module, ["--config", str(file)], self.python, request.nodes,
+                settings.processes or request.gpus or 1, request.gpus, settings.sharded,
+            )  # fmt: skip
+        self._submit("job", line, request)
 
-    def _request(self, nodes: int = 1, gpus: int | None = None) -> Request:
+    def _request(self) -> Request:
         s = self.config.slurm
         return Request(
-            partition=s.partition, account=s.account, qos=s.qos, time=s.time, cpus=s.cpus, memory=s.memory,
-            gpus=s.gpus if gpus is None else gpus, nodes=nodes, signal_seconds=s.signal_seconds, requeues=s.requeues,
-            setup=s.setup, arguments=s.arguments,
+            partition=s.partition, account=s.account, qos=s.qos, time=s.time, cpus=s.cpus, memory=s.memory, gpus=s.gpus,
+            signal_seconds=s.signal_seconds, requeues=s.requeues, setup=s.setup, arguments=s.arguments,
         )  # fmt: skip
 
     def _absolute(self) -> Any:
