@@ -132,7 +132,7 @@ class ServerPool:
             with self._condition:
                 if self._router.end(name, not why, seconds, began):
                     self._fell(name, why)
-                self._condition.notify_all()
+                self._condition.notify()  # room for one more
 
     def _wait(self, waited: float) -> float:
         """Wait for a change; return the seconds in which all servers were out."""
@@ -158,6 +158,7 @@ class ServerPool:
     def _fell(self, name: str, why: str) -> None:
         """Note why a server was taken out, and have it looked at until it is back; the lock is held."""
         self._reasons[name] = why
+        self._condition.notify_all()  # who waits for room may have to wait for a server now
         if not self._closing.is_set():
             threading.Thread(target=self._revive, args=(name, why), name=f"look at {name}", daemon=True).start()
 
@@ -173,7 +174,7 @@ class ServerPool:
 
     def _revive(self, name: str, why: str) -> None:
         """Look at a server that is out until it is sound."""
-        _log.warning("server %s is out: %s", name, why)
+        _log.warning("server %s is out: %s", masked(name), masked(why))
         while True:
             with self._condition:
                 left, update = self._router.wait(name), self._update
@@ -187,7 +188,7 @@ class ServerPool:
                 continue
             if self._restore(name, update):
                 break
-        _log.warning("server %s is back", name)
+        _log.warning("server %s is back", masked(name))
 
     def _restore(self, name: str, update: Update | None) -> bool:
         """Take a server back; return whether the weights that it has are still the newest."""
@@ -224,7 +225,7 @@ class ServerPool:
         faults |= self._vote([url for url in found if url not in faults])
         if len(faults) == len(self._servers):
             raise ConfigError(list(faults.values()))
-        self._each([url for url in found if url not in faults], lambda served: served.look_at_cache())
+        self._each(list(found), lambda served: served.look_at_cache())
         for url, why in faults.items():
             self._eject(url, why)
 
