@@ -36,7 +36,8 @@ TABLES = ("trees", "preferences", "filtered", "trajectories")
 KEYS = [
     "env=shop", "policy=server", "policy.model=fake", "policy.temperature=1", "policy.batch_invariant=true",
     "policy.backoff=0.2", "policy.patience=300", "policy.timeout=30", "search.max_steps=6", "limits.workers=2",
-    "pairs.criticality=none", "pairs.hindsight=none", "tracking.uri=null",
+    "pairs.criticality=none", "pairs.hindsight=none", "pairs.min_visits=1", "pairs.confidence=0.5",
+    "pairs.min_gap=0.01", "pairs.length_tolerance=1", "tracking.uri=null",
 ]  # fmt: skip
 ENVIRONMENT = {
     **os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0",
@@ -251,7 +252,7 @@ class Soak:
 
     def _victims(self, workers: list[psutil.Process], drivers: int) -> list[str]:
         most = self.arguments.drivers
-        return ["server", "server", *(["worker"] if workers else []), *(["driver"] if drivers < most else [])]
+        return ["server", "server", *(["worker"] * 2 if workers else []), *(["driver"] if drivers < most else [])]
 
     def _kill(self, what: str, driver: Driver, workers: list[psutil.Process]) -> bool:
         if what == "server":
