@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -72,6 +73,14 @@ class PoisonShop(SlowShop):
         return super().reset(**task)
 
 
+def patiently(start: Callable[[], Any]) -> Any:
+    """Start something of Ray's, which gives up after 30 s on a busy machine: try again."""
+    for _ in range(9):
+        with contextlib.suppress(Exception):
+            return start()
+    return start()
+
+
 class TwoRaylets:
     """A cluster on this machine: a head and a node, each with one raylet and two CPUs."""
 
@@ -80,10 +89,9 @@ class TwoRaylets:
         from ray.cluster_utils import Cluster
 
         self._node_arguments = {"num_cpus": 2, "object_store_memory": 200 << 20}
-        self.cluster = Cluster(
-            initialize_head=True, head_node_args={**self._node_arguments, "include_dashboard": False}
-        )
-        self.second = self.cluster.add_node(**self._node_arguments)
+        head = {**self._node_arguments, "include_dashboard": False}
+        self.cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
+        self.mend()
         self.address = str(self.cluster.address)
 
     def kill_second(self) -> None:
@@ -92,7 +100,7 @@ class TwoRaylets:
 
     def mend(self) -> None:
         """Put a second raylet there again."""
-        self.second = self.cluster.add_node(**self._node_arguments)
+        self.second = patiently(lambda: self.cluster.add_node(**self._node_arguments))
 
     def workers(self, second: bool = False) -> list[psutil.Process]:
         """Return the processes of crews' workers; with `second`, those under the second raylet alone."""

@@ -31,6 +31,7 @@ __all__ = [
 
 _OBJECT_STORE = 200 << 20  # bytes; what passes through it is small
 _PROBE_SECONDS = 5.0
+_TRIES = 4
 
 
 def check(address: str | None) -> None:
@@ -79,7 +80,7 @@ def connected(address: str | None, cpus: float = 1.0) -> Iterator[None]:
     how = {"address": "local", **ours} if address is None else {"address": address}
     try:
         with _handlers_kept():
-            ray.init(**how, log_to_driver=False, logging_level="ERROR")
+            _init(ray, {**how, "log_to_driver": False, "logging_level": "ERROR"}, _TRIES if address is None else 1)
     except Exception as error:  # Ray raises RuntimeError, ConnectionError, ValueError … for what is wrong there
         with contextlib.suppress(Exception):
             ray.shutdown()
@@ -94,6 +95,19 @@ def connected(address: str | None, cpus: float = 1.0) -> Iterator[None]:
     finally:
         with _handlers_kept():
             ray.shutdown()
+
+
+def _init(ray: Any, how: dict[str, Any], tries: int) -> None:
+    """Call `ray.init`; it gives a new Ray half a minute to start, which is too short on a busy machine."""
+    for left in reversed(range(tries)):
+        try:
+            ray.init(**how)
+            return
+        except Exception as error:
+            if "timed out" not in str(error) or not left:
+                raise
+            with contextlib.suppress(Exception):
+                ray.shutdown()
 
 
 def fitting(cpus: float, gpus: float) -> int:
