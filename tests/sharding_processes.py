@@ -33,8 +33,10 @@ def shard_on_a_cpu() -> None:
     PartialState.__init__ = make  # type: ignore[method-assign]
 
 
-def torchrun(script: str, folder: Path, *arguments: str, sharded: bool = False, processes: int = 2) -> Any:
-    """Run a script in several processes; return what the first printed after `FOUND `, as JSON.
+def launch(
+    script: str, folder: Path, *arguments: str, sharded: bool = False, processes: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in several processes, to the end.
 
     Args:
         script: Its text.
@@ -51,7 +53,13 @@ def torchrun(script: str, folder: Path, *arguments: str, sharded: bool = False, 
         sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone", str(file),
         *arguments,
     ]  # fmt: skip
-    done = subprocess.run(command, env=env | (SHARDED if sharded else {}), capture_output=True, text=True, check=False)
+    more = SHARDED if sharded else {}
+    return subprocess.run(command, env=env | more, capture_output=True, text=True, check=False)
+
+
+def torchrun(script: str, folder: Path, *arguments: str, sharded: bool = False) -> Any:
+    """Run a script in two processes; return what the first printed after `FOUND `, as JSON; see `launch`."""
+    done = launch(script, folder, *arguments, sharded=sharded)
     assert done.returncode == 0, done.stderr[-6000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
     return json.loads(line.removeprefix("FOUND "))

@@ -15,12 +15,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from examples.bandit import Bandit
 from examples.machines import Machines
 from offline_agent.pipelines._command import main
 from offline_agent.pipelines.refine_grpo import COMMAND
+from offline_agent.training import checkpoints
 from tests.bandit_kit import ENV, call, warm_started
+from tests.sharding_processes import launch
 
 ROOT = Path(__file__).parents[2]
 KEYS = (
@@ -162,6 +166,19 @@ def test_it_writes_what_others_read(whole: Path, tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def same_run(run_dir: Path, whole: Path, gap: float) -> None:
+    """Hold a run's records and tables against another's."""
+    for ours, theirs in zip(records(run_dir), records(whole), strict=True):
+        assert ours.pop("tools") == theirs.pop("tools")
+        for name in ("seconds", "rollout_seconds", "crc"):
+            del ours[name], theirs[name]
+        assert ours == pytest.approx(theirs, abs=gap)
+    for table in ("trajectories", "filtered"):
+        assert sorted(map(str, pq.read_table(run_dir / table).to_pylist())) == sorted(
+            map(str, pq.read_table(whole / table).to_pylist())
+        )
+
+
 def test_killed_and_gone_on_with_it_is_the_same_run(whole: Path, start: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "offline_agent.pipelines.refine_grpo", *KEYS, ENV, f"model.path={start}"]
@@ -178,15 +195,36 @@ def test_killed_and_gone_on_with_it_is_the_same_run(whole: Path, start: Path, tm
     assert process.returncode == -signal.SIGKILL
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for ours, theirs in zip(records(run_dir), records(whole), strict=True):
-        assert ours.pop("tools") == theirs.pop("tools")
-        for name in ("seconds", "rollout_seconds", "crc"):
-            del ours[name], theirs[name]
-        assert ours == pytest.approx(theirs, abs=1e-6)
-    for table in ("trajectories", "filtered"):
-        assert sorted(map(str, pq.read_table(run_dir / table).to_pylist())) == sorted(
-            map(str, pq.read_table(whole / table).to_pylist())
-        )
+    same_run(run_dir, whole, 1e-6)
+
+
+TOGETHER = """
+import os, signal, sys
+from offline_agent.pipelines._command import main
+from offline_agent.pipelines.refine_grpo import COMMAND
+from offline_agent.training.online import OnlineTrainer
+step, kill = OnlineTrainer.training_step, int(sys.argv[1])
+def training_step(self, model, inputs, num_items_in_batch=None):
+    if inputs["update"].number == kill and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, model, inputs, num_items_in_batch)
+OnlineTrainer.training_step = training_step
+sys.exit(main(COMMAND, sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_is_killed_and_others_go_on_with_sharded_weights(whole: Path, start: Path, tmp_path: Path) -> None:
+    """Two processes, data parallel, of which one is killed; then two that shard the weights: one process's run."""
+    run_dir = tmp_path / "run"
+    keys = [*KEYS, ENV, f"model.path={start}", "rounds=5", "rollouts.tasks=3", f"run_dir={run_dir}"]
+    died = launch(TOGETHER, tmp_path, "2", *keys)
+    assert died.returncode != 0 and checkpoints.newest(run_dir / "checkpoints").name == "checkpoint-2"  # type: ignore[union-attr]
+    done = launch(TOGETHER, tmp_path, "-1", *keys, sharded=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    same_run(run_dir, whole, 1e-5)
+    for name, weights in load_file(whole / "model" / "model.safetensors").items():
+        assert torch.allclose(load_file(run_dir / "model" / "model.safetensors")[name], weights, atol=1e-5)
 
 
 def test_what_nobody_judged_is_scored_by_nobody(start: Path, tmp_path: Path) -> None:
@@ -200,6 +238,27 @@ def test_what_nobody_judged_is_scored_by_nobody(start: Path, tmp_path: Path) -> 
     assert len([entry for entry in reasons if entry["kind"] == "attempt"]) == len(unscored)
     for record in records(run_dir):
         assert record["unscored"] > 0 and 0 <= record["reward_mean"] <= 1
+
+
+class Even(Bandit):
+    """Pays the same for everything."""
+
+    def get_reward(self) -> float:
+        """Pay half."""
+        return 0.5
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_groups_without_spread_teach_nothing_and_the_run_goes_on(name: str, start: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    keys = ("rounds=2", "rollouts.tasks=2", f"objective.name={name}", "objective.kl=0", "watch.enabled=false")
+    assert refine(run_dir, start, *keys, env="env=tests.e2e.test_refine_grpo:Even") == 0
+    for record in records(run_dir):
+        assert record["zero_spread"] == 1 and record["groups_kept"] == (2 if name == "grpo" else 0)
+        assert record["loss"] == pytest.approx(0, abs=1e-6)
+    assert summary(run_dir)["rollouts"]["attempts"] == (16 if name == "grpo" else 48)  # others came in their place
+    begun, left = (load_file(folder / "model.safetensors") for folder in (start, run_dir / "model"))
+    assert all(torch.equal(left[key], weights) for key, weights in begun.items())
 
 
 def test_faults_are_listed_at_once_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

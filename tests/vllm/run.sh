@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Try the policies that use vLLM against a real one on this machine's CPU: a server (the policy contract, a small search,
-# roll-outs, new weights), then vLLM in the trainer's own process.
+# roll-outs, new weights, the online stage), then vLLM in the trainer's own process.
 # Called by `make test-vllm`. Builds .venv-vllm by itself (3.5 GB, once); needs the package and its tests' requirements
 # in the Python that is first on PATH. PORT= and MODEL= can be set; VLLM_CPU_KVCACHE_SPACE (GB) too.
 set -euo pipefail
@@ -36,6 +36,13 @@ if [ ! -f "$VENV/.installed-$VERSION" ]; then
     # What comes with it does not fit the CPU build of torch and breaks the import ("torchvision::nms does not exist").
     "$VENV/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
     touch "$VENV/.installed-$VERSION"
+fi
+if [ ! -f "$VENV/.trains-$VERSION" ]; then
+    echo "Installing beside it what the trainer needs, in this Python's versions; what is there stays as it is"
+    "$VENV/bin/python" -m pip freeze --disable-pip-version-check | grep -v ' @ ' >"$VENV/.pins"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c "$VENV/.pins" \
+        $(python -m pip freeze --disable-pip-version-check | grep -E '^(accelerate|datasets|omegaconf|peft|trl)==')
+    touch "$VENV/.trains-$VERSION"
 fi
 
 if (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; then
@@ -79,6 +86,12 @@ python -m tests.vllm.rows "$WORK/run" "$MODEL"
 
 echo "--- roll-outs, new weights, roll-outs"
 python -m tests.vllm.weights "$URL" default "$MODEL" "$WORK/served"
+
+echo "--- the online stage"
+python -m offline_agent.pipelines.refine_grpo env=shop model.path="$MODEL" sampler.name=server sampler.url="$URL" \
+    sampler.served=default rounds=3 rollouts.tasks=4 rollouts.size=4 tasks.n=16 optimizer.learning_rate=1e-3 \
+    watch.enabled=false run_dir="$WORK/refined" tracking.uri="sqlite:///$WORK/mlflow.db"
+python -m tests.vllm.online "$WORK/refined" "$MODEL"
 kill "$SERVER"
 wait "$SERVER" 2>/dev/null || true
 SERVER=
@@ -87,4 +100,15 @@ echo "--- in the trainer's own process"
 LOG=$WORK/colocated.log
 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=. \
     "$VENV/bin/python" -m tests.vllm.colocated "$MODEL" "$WORK/handed-over" 2>"$LOG"
+
+echo "--- the online stage, in the trainer's own process"
+# Not the shop: with llvmlite loaded (bm25s brings it), vLLM 0.31 on a CPU fails while it looks for its kernels.
+python -c "import sys; from pathlib import Path; from tests.bandit_kit import warm_started; warm_started(Path(sys.argv[1]))" \
+    "$WORK/bandit"
+HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=. \
+    "$VENV/bin/python" -m offline_agent.pipelines.refine_grpo env=examples.bandit:Bandit \
+    model.path="$WORK/bandit/model" sampler.name=colocated rounds=3 rollouts.tasks=4 rollouts.size=4 \
+    rollouts.max_steps=1 tasks.n=16 optimizer.learning_rate=2e-3 watch.enabled=false run_dir="$WORK/alone" \
+    tracking.uri=null 2>"$LOG"
+python -m tests.vllm.online "$WORK/alone" "$WORK/bandit/model"
 echo "test-vllm: all good"
