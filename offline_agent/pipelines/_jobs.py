@@ -198,7 +198,7 @@ def standing(path: Path, command: str, state: State | None, submitted: bool, unh
     if not submitted:
         return Standing("new", "", None, count)
     manifest = manifest_of(path) or {}
-    error = str(manifest.get("error", ""))
+    error = str(manifest.get("error") or "")
     if unheard is not None:
         return Standing("unknown", "Slurm does not answer", job, count)
     if manifest.get("status") == "failed" and not error.startswith(_STOPPED):
