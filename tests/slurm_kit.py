@@ -20,7 +20,7 @@ from tests.engines_kit import require
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "tests" / "slurm"
 HOLD = "HELD_SHOP_FILE"
-PATIENCE = 400.0  # seconds that anything may take on a machine that is busy with other things
+PATIENCE = 1800.0  # seconds that anything may take on a machine that is busy with other things
 
 
 class HeldShop(Shop):

@@ -1,0 +1,32 @@
+"""Signals of a batch system: a run ends in good order once, and leaves a mark for the job's script."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_command import ENVIRONMENT, _start
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_counts_and_a_batch_systems_leaves_a_mark(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "stopped"
+    monkeypatch.setitem(ENVIRONMENT, "OFFLINE_AGENT_STOPPED", str(mark))
+    process = _start(tmp_path, "run_dir=r", "pause=30", "tracking.uri=null")
+    while not (tmp_path / "r" / "events" / "0000.jsonl").exists() and process.poll() is None:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    process.send_signal(number)
+    if number != signal.SIGINT:
+        process.send_signal(signal.SIGTERM)  # to the step and to the script, which passes it on
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in err and err.count("stopped by") == 1, err
+    manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
+    assert manifest["status"] == "failed" and manifest["error"].startswith("Stopped: ")
+    assert mark.exists() == (number != signal.SIGINT)

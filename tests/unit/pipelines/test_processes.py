@@ -1,0 +1,72 @@
+"""Processes that follow the first: what they read, what they do not write, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from offline_agent.config import BuildPrefsConfig, RefineGrpoConfig, TrainDpoConfig, TrainSftConfig, load
+from offline_agent.errors import ConfigError, DataError
+from offline_agent.pipelines import _processes
+from offline_agent.pipelines._processes import Follower, check, rank
+from offline_agent.store import RunDirectory, read_table
+
+
+def test_a_process_alone_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("RANK", "3")  # left over from something else
+    assert rank() == 0
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert rank() == 3
+
+
+def test_what_several_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check("train_sft", load(TrainSftConfig, None, ["run_dir=r"]))
+    check("refine_grpo", load(RefineGrpoConfig, None, ["run_dir=r"]))
+    check("train_dpo", load(TrainDpoConfig, None, ["run_dir=r", "data.runs=[x]"]))
+    for name, config, says in (
+        ("build_prefs", load(BuildPrefsConfig, None, ["run_dir=r"]), "build_prefs runs in one process"),
+        ("train_sft", load(TrainSftConfig), "run_dir: name it; 2 processes must meet there"),
+        ("train_dpo", load(TrainDpoConfig, None, ["run_dir=r"]), "data.runs: name runs with pairs"),
+        (
+            "train_sft",
+            load(TrainSftConfig, None, ["run_dir=r", "scratch.layers=2", "scratch.reading=1"]),
+            "scratch.reading: a new model reads in one process",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            check(name, config)
+
+
+def test_a_follower_reads_the_run_and_writes_beside_it(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    with RunDirectory.open(tmp_path / "run", config={}, facts={}, command="train_sft") as run:
+        run.events().append({"update": 1})
+        follower = Follower(run.path, beside, run.manifest)
+        before = (run.path / "events" / "0000.jsonl").read_bytes()
+        log = follower.events()
+        assert [record["update"] for record in log.read()] == [1]
+        log.append({"update": 2})
+        assert not follower.quarantine("row", "a", "b") and not (run.path / "quarantine.jsonl").exists()
+        assert (run.path / "events" / "0000.jsonl").read_bytes() == before
+        assert list(follower.events("none").read()) == [] and not (run.path / "events" / "none.jsonl").exists()
+        table = follower.write_rows("demonstrations", [{"n": 1}], pa.schema([("n", pa.int64())]))
+        assert list(read_table(table)) == [{"n": 1}] and not (run.path / "demonstrations").exists()
+        (follower.path / "checkpoints" / "file").touch()
+        assert (run.path / "checkpoints" / "file").exists()  # these are shared
+
+
+def test_a_follower_waits_for_the_first_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_processes, "_PATIENCE", 0.3)
+    with pytest.raises(DataError, match="did not begin it"):
+        _processes._opened(tmp_path, "train_sft")
+    (tmp_path / "manifest.json").write_text(json.dumps({"command": "train_sft", "run_id": "x"}))
+    assert _processes._opened(tmp_path, "train_sft")["run_id"] == "x"
+    with pytest.raises(DataError, match="did not begin it"):
+        _processes._opened(tmp_path, "train_dpo")
