@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from offline_agent.pipelines import _plan, _stages
+from offline_agent.pipelines import _command, _plan, _stages
 from offline_agent.pipelines._command import main
 from offline_agent.store import EventLog
 from tests.bandit_kit import ENV, QUIET, command, in_process, warm_started
@@ -196,8 +196,11 @@ def test_who_cannot_probe_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_a_cluster_need_not_be_there_to_plan_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = planned(monkeypatch, "build_prefs", *SEARCH, "launcher=slurm", "plan.generators=8")
+    asked: list[str] = []
+    monkeypatch.setattr(_command, "_apart", lambda command, config, *more: asked.append(config.launcher))
+    told = planned(monkeypatch, "build_prefs", *SEARCH, "launcher=slurm", "plan.generators=8", "plan.probe=2")
     assert told["trees"]["expected"] == 12 and told["tool_calls"]["expected"] > 0
+    assert asked == ["local"]  # the probe's own
 
 
 def test_a_probe_that_fails_says_why_and_leaves_nothing(
