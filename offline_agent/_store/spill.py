@@ -43,6 +43,10 @@ class Spill(_Temporary):
         name: Of the file, for messages.
     """
 
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder, name)
+        self._size = 0
+
     def add(self, piece: bytes) -> None:
         """Add a piece.
 
@@ -53,6 +57,7 @@ class Spill(_Temporary):
         with disk_errors(self.path, "writing to it"):
             self._file.write(_HEAD.pack(len(packed), zlib.crc32(packed)))
             self._file.write(packed)
+        self._size += _HEAD.size + len(packed)
 
     def read(self) -> Iterator[bytes]:
         """Yield the pieces. Nothing may be added before the last was read.
@@ -61,10 +66,8 @@ class Spill(_Temporary):
             DataError: What was written is not there any more.
         """
         with disk_errors(self.path, "reading it"):
-            self._file.flush()
-            end = self._file.seek(0, os.SEEK_END)
             self._file.seek(0)
-            while self._file.tell() < end:
+            while self._file.tell() < self._size:
                 head = self._file.read(_HEAD.size)
                 length, crc = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
                 packed = self._file.read(length)

@@ -53,10 +53,10 @@ class TaskList(Sequence[Task]):
 
 def hash_tasks(tasks: Iterable[Task]) -> str:
     """Return 32 hex digits that identify tasks: `hash_json` of [task_id, split, args] of each, made one by one."""
-    total = hashlib.blake2b(digest_size=16)
+    total = hashlib.blake2b(b"[", digest_size=16)
     for number, task in enumerate(tasks):
         entry = [task.task_id, task.split, dict(task.args)]
         text = json.dumps(entry, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        total.update((("," if number else "[") + text).encode("ascii"))
+        total.update(("," * (number > 0) + text).encode("ascii"))
     total.update(b"]")
     return total.hexdigest()

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from offline_agent._store import tables
 from offline_agent._store.tables import read_table, write_table
 from offline_agent.errors import DataError
 from offline_agent.pipelines._schemas import FILTERED, PREFERENCES, TRAJECTORIES
@@ -62,6 +63,18 @@ def test_rows_come_back(tmp_path: Path) -> None:
     assert found[0]["prompt"][0] == {"role": "user", "content": "find"}
     assert found[0]["ref_chosen_logps"] == [-0.5] and found[0]["ref_rejected_logps"] is None
     assert pq.read_schema(path).metadata[b"offline_agent.schema_version"] == b"1"
+
+
+def test_row_groups_grow_with_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_SMALL_GROUPS", 3)
+    monkeypatch.setattr(tables, "_GROUP_BYTES", 1 << 18)
+    rows = (preference(task_id=str(number), tools="x" * 100) for number in range(3000))
+    path = write_table(tmp_path / "p.parquet", "preferences", rows, PREFERENCES)
+    about = pq.read_metadata(path)
+    groups = [about.row_group(number).num_rows for number in range(about.num_row_groups)]
+    assert groups[:3] == [256] * 3 and min(groups[3:-1]) >= 512 and sum(groups) == 3000
+    assert [row["task_id"] for row in read_table(path)] == [str(number) for number in range(3000)]
+    assert write_table(tmp_path / "none.parquet", "preferences", [], PREFERENCES).exists()
 
 
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""Mining that is killed: in every phase, with what waits on disk half written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_build_prefs import ALL, ENV, build, digests
+
+KEYS = ["tasks.n=4", "search.simulations=12"]
+
+KILLED = """
+import itertools, os, signal, sys
+from offline_agent.pipelines import _mine, _mined, build_prefs
+from offline_agent.pipelines._command import main
+from offline_agent.preferences.balance import Balance
+from offline_agent.preferences.shelf import PairShelf
+
+phase, *arguments = sys.argv[1:]
+count = itertools.count()
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def after(owner, name, number, last=None):
+    real = getattr(owner, name)
+    def call(*args, **kwargs):
+        if next(count) == number:
+            last(*args) if last else None
+            die()
+        return real(*args, **kwargs)
+    setattr(owner, name, call)
+
+def rows(name, table, number):
+    real = getattr(_mine, name)
+    def some(*args, **kwargs):
+        for row in real(*args, **kwargs):
+            if table is None or list(args[0].__class__.__mro__)[0].__name__ == table:
+                if next(count) == number:
+                    die()
+            yield row
+    setattr(_mine, name, some)
+
+def tear(shelf, pairs):
+    spill = shelf._pairs._spill
+    spill._file.flush()
+    os.truncate(spill.path, spill.path.stat().st_size - 5)
+
+if phase == "trees":
+    after(PairShelf, "add", 3, tear)
+elif phase == "filtered":
+    rows("trajectory_rows", "Shelf", 1)
+elif phase == "choosing":
+    after(Balance, "choose", 0)
+elif phase == "refusing":
+    real = _mine._Refused.append
+    def append(self, refusal):
+        real(self, refusal)
+        if refusal.kind == "pair" and next(count) == 2:
+            die()
+    _mine._Refused.append = append
+elif phase == "preferences":
+    rows("pair_rows", None, 2)
+elif phase == "keeping":
+    after(_mined, "keep", 0)
+elif phase == "mining at all":
+    after(_mine, "_mine", 0)
+sys.exit(main(build_prefs.COMMAND, arguments))
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    done = build(run_dir, *KEYS)
+    assert done.returncode == 0, done.stderr
+    return run_dir
+
+
+def killed(run_dir: Path, phase: str) -> int:
+    from tests.e2e.test_build_prefs import KEYS as USUAL
+
+    command = [sys.executable, "-c", KILLED, phase, *USUAL, *KEYS, f"run_dir={run_dir}"]
+    return subprocess.run(command, env=ENV, capture_output=True).returncode
+
+
+def test_killed_in_every_phase_it_ends_the_same(whole: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    left = {}
+    for phase in ("trees", "filtered", "choosing", "refusing", "preferences", "keeping"):
+        assert killed(run_dir, phase) == -signal.SIGKILL, phase
+        left[phase] = sorted({file.name.split(".")[1] for file in run_dir.rglob(".*.tmp")})
+        assert not (run_dir / "mined.json").exists()
+    assert left["trees"] == ["0000", "filtered", "names", "pairs"] and left["preferences"] == ["0000", "names", "pairs"]
+    assert left["keeping"] == []
+    assert build(run_dir, *KEYS).returncode == 0
+    assert not list(run_dir.rglob(".*.tmp")) and (run_dir / "mined.json").exists()
+    assert digests(run_dir, *ALL) == digests(whole, *ALL)
+    assert (run_dir / "quarantine.jsonl").read_bytes() == (whole / "quarantine.jsonl").read_bytes()
+    assert killed(run_dir, "mining at all") == 0  # it does not come to that
+    os.utime(next((run_dir / "trees").iterdir()))
+    assert killed(run_dir, "mining at all") == -signal.SIGKILL
+    assert json.loads((run_dir / "manifest.json").read_text())["resumed"]
