@@ -138,9 +138,7 @@ def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
     return _carry_out(command, config, prepared, facts, arguments, part)
 
 
-def _apart(
-    command: Command[C, P], config: C, part: str | None, arguments: list[str]
-) -> Callable[..., int] | None:
+def _apart(command: Command[C, P], config: C, part: str | None, arguments: list[str]) -> Callable[..., int] | None:
     """Return what carries the command out in place of this process alone: jobs, or the first of several processes.
 
     Raises:
@@ -148,8 +146,9 @@ def _apart(
     """
     from offline_agent.pipelines import _processes
 
+    if _processes.count() > 1:
+        _processes.check(command.name, config, _processes.count())
     if _processes.rank():
-        _processes.check(command.name, config)
         return _processes.follow
     if config.launcher != "slurm" and part == "--submit":
         raise ConfigError(f"--submit: got launcher={config.launcher}; it goes with launcher=slurm")
@@ -281,9 +280,7 @@ def _carry_out(
     return DONE
 
 
-def _work(
-    command: Command[C, P], config: C, prepared: P, facts: Facts, run: RunDirectory, part: str | None
-) -> None:
+def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: RunDirectory, part: str | None) -> None:
     from offline_agent.tracking import open_tracker
 
     progress = Progress(command.name)

@@ -38,17 +38,23 @@ def count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def check(name: str, config: RunConfig) -> None:
-    """Raise ConfigError where the pipeline cannot be run by several processes."""
+def check(name: str, config: RunConfig, processes: int) -> None:
+    """Raise ConfigError where the pipeline cannot be run by several processes.
+
+    Args:
+        name: The pipeline's.
+        config: Its configuration.
+        processes: How many train together.
+    """
     faults = []
     if not isinstance(config, TrainableConfig):
-        faults.append(f"{name} runs in one process, but WORLD_SIZE={count()}; start it without torchrun")
+        faults.append(f"{name} runs in one process, but WORLD_SIZE={processes}; start it without torchrun")
     if config.run_dir is None:
-        faults.append(f"run_dir: name it; {count()} processes must meet there")
+        faults.append(f"run_dir: name it; {processes} processes must meet there")
     if isinstance(config, TrainDpoConfig) and not (config.data.runs or config.data.files):
         faults.append("data.runs: name runs with pairs; several processes do not search first")
     if isinstance(config, TrainSftConfig) and config.scratch.reading:
-        faults.append("scratch.reading: a new model reads in one process; start it without torchrun")
+        faults.append("scratch.reading: a new model reads in one process; train it so, and go on from its model")
     if faults:
         raise ConfigError(faults)
 

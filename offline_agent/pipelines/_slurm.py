@@ -24,7 +24,7 @@ from offline_agent.cluster import slurm
 from offline_agent.cluster.slurm import Job, Request, SlurmError
 from offline_agent.config import IterateConfig, RunConfig, TrainableConfig
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError
-from offline_agent.pipelines import _command
+from offline_agent.pipelines import _command, _processes
 from offline_agent.pipelines._command import Command, Facts
 from offline_agent.pipelines._jobs import Ledger, Standing, View, look, resume_command
 from offline_agent.pipelines._progress import Progress
@@ -48,6 +48,8 @@ def launcher(command: Command[Any, Any], config: RunConfig, wait: bool) -> Calla
         ConfigError: There is no Slurm here.
     """
     slurm.check()
+    if isinstance(config, TrainableConfig) and (together := _processes_of(config)) > 1:
+        _processes.check(command.name, config.model_copy(update={"run_dir": config.run_dir or "new"}), together)
     if isinstance(config, IterateConfig) and wait:
         return None
     return partial(_launch, wait=wait)
@@ -154,7 +156,7 @@ class _Submission:
             )  # fmt: skip
             line = slurm.spread(
                 self.module, ["--config", str(file)], self.python, request.nodes,
-                settings.processes or request.gpus or 1, request.gpus, settings.sharded,
+                _processes_of(self.config) // request.nodes, request.gpus, settings.sharded,
             )  # fmt: skip
         self._submit("job", line, request)
 
@@ -191,6 +193,13 @@ class _Submission:
 
     def _say(self, text: str) -> None:
         _command.say(f"{self.command.name}: {text}")
+
+
+def _processes_of(config: TrainableConfig) -> int:
+    """Return how many processes train together, over all nodes."""
+    asked = config.slurm
+    gpus = asked.gpus if asked.train_gpus is None else asked.train_gpus
+    return asked.nodes * (asked.processes or gpus or 1)
 
 
 def _ids(view: View) -> str:

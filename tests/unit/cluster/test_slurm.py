@@ -101,6 +101,7 @@ def test_a_job_that_a_signal_stopped_is_requeued_if_slurm_lets_it_run(
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_job_that_ends_by_itself_is_not_requeued(program: Program, tmp_path: Path, status: int) -> None:
     program("srun", STEP)
+    program("squeue", "echo RUNNING")
     called = program("scontrol", "")
     (tmp_path / ".stopped-17").touch()  # of an earlier start
     file = script(job(tmp_path, f"bash -c 'exit {status}'"), tmp_path)

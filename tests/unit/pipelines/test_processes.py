@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from offline_agent.cluster import slurm
 from offline_agent.config import BuildPrefsConfig, RefineGrpoConfig, TrainDpoConfig, TrainSftConfig, load
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.pipelines import _processes
+from offline_agent.pipelines import _processes, build_prefs, train_dpo
+from offline_agent.pipelines._command import main
 from offline_agent.pipelines._processes import Follower, check, rank
 from offline_agent.store import RunDirectory, read_table
 
@@ -22,11 +24,10 @@ def test_a_process_alone_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rank() == 3
 
 
-def test_what_several_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    check("train_sft", load(TrainSftConfig, None, ["run_dir=r"]))
-    check("refine_grpo", load(RefineGrpoConfig, None, ["run_dir=r"]))
-    check("train_dpo", load(TrainDpoConfig, None, ["run_dir=r", "data.runs=[x]"]))
+def test_what_several_processes_cannot_do_is_refused() -> None:
+    check("train_sft", load(TrainSftConfig, None, ["run_dir=r"]), 2)
+    check("refine_grpo", load(RefineGrpoConfig, None, ["run_dir=r"]), 2)
+    check("train_dpo", load(TrainDpoConfig, None, ["run_dir=r", "data.runs=[x]"]), 2)
     for name, config, says in (
         ("build_prefs", load(BuildPrefsConfig, None, ["run_dir=r"]), "build_prefs runs in one process"),
         ("train_sft", load(TrainSftConfig), "run_dir: name it; 2 processes must meet there"),
@@ -38,7 +39,7 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyP
         ),
     ):
         with pytest.raises(ConfigError, match=says):
-            check(name, config)
+            check(name, config, 2)
 
 
 def test_a_follower_reads_the_run_and_writes_beside_it(tmp_path: Path) -> None:
@@ -70,3 +71,23 @@ def test_a_follower_waits_for_the_first_process(tmp_path: Path, monkeypatch: pyt
     assert _processes._opened(tmp_path, "train_sft")["run_id"] == "x"
     with pytest.raises(DataError, match="did not begin it"):
         _processes._opened(tmp_path, "train_dpo")
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_every_process_refuses_it_before_anything_is_written(
+    tmp_path: Path, rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    assert main(build_prefs.COMMAND, [f"run_dir={tmp_path / 'run'}"]) == 2
+    assert "build_prefs runs in one process, but WORLD_SIZE=2" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_job_of_several_processes_is_refused_when_it_is_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(slurm, "check", lambda: None)
+    keys = ["launcher=slurm", "slurm.train_gpus=2", f"run_dir={tmp_path / 'run'}"]
+    assert main(train_dpo.COMMAND, keys) == 2
+    assert "data.runs: name runs with pairs" in capsys.readouterr().err and not (tmp_path / "run").exists()
