@@ -357,12 +357,13 @@ def carry_out(
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--tasks", type=int, default=None, help="train tasks searched in each iteration; none = the suite's")
+    parser.add_argument("--tasks", type=int, default=None, help="train tasks searched in each iteration")
     parser.add_argument("--simulations", type=int, default=16, help="of the search at test time; 0 = none")
     options = parser.parse_args()
     suite = SUITES[options.suite]
     rows, facts = table(suite, carry_out(options, stages), options.simulations)
-    facts |= {"train tasks an iteration": options.tasks or suite.tasks, "commands": "python benchmarks/offline_loop.py --plan"}
+    facts |= {"train tasks an iteration": options.tasks or suite.tasks}
+    facts |= {"commands": "python benchmarks/offline_loop.py --plan"}
     write_result(f"offline_loop_{options.suite}", rows, facts, options.out)
 
 
