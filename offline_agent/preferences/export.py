@@ -164,11 +164,15 @@ def storable(messages: Sequence[Message]) -> list[Message]:
 
 
 def _clean(value: Any, depth: int) -> Any:
-    kind = type(value)
-    if kind is str and value.isascii():  # nearly everything there is, so first
-        return value
     if depth > _DEEPEST:
         raise DataError(f"a message nests deeper than {_DEEPEST} levels, which readers of the file refuse")
+    if type(value) is dict:  # nearly everything there is, and nearly all in it is plain text
+        return {
+            key if type(key) is str and key.isascii() else _clean(str(key), depth): item
+            if type(item) is str and item.isascii()
+            else _clean(item, depth + 1)
+            for key, item in value.items()
+        }
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, bool) or value is None:
@@ -177,7 +181,7 @@ def _clean(value: Any, depth: int) -> Any:
         return value if -(2**63) <= value < 2**63 else _clean(_as_float(value), depth)
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if kind is dict or isinstance(value, Mapping):
+    if isinstance(value, Mapping):
         return {_clean(str(key), depth): _clean(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_clean(item, depth + 1) for item in value]
