@@ -107,19 +107,28 @@ def test_samples_are_those_of_one_server_and_none_is_asked_for_twice(three: list
     alone.close()
 
 
-def test_a_tree_goes_to_one_server_and_to_the_next_when_that_is_full(three: list[FakeServer]) -> None:
-    with pool(three, concurrency=2) as policy:
-        at_home = home(policy, three)
-        for seed in range(6):
-            ask(policy, seeds=(seed,))
-        assert posts(at_home) == 6
+def test_a_tree_goes_to_one_server(three: list[FakeServer]) -> None:
+    with pool(three) as policy:
+        for number in range(6):
+            at_home = home(policy, three, number)
+            before = posts(at_home)
+            for seed in range(3):
+                ask(policy, number, (seed,))
+            assert posts(at_home) == before + 3
+
+
+def test_servers_are_filled_and_what_has_no_room_waits(three: list[FakeServer]) -> None:
+    with pool(three, concurrency=2, backoff=10 * WAIT) as policy:
+        three[0].misbehave = lambda path, body, count: (500, {}) if count >= 0 else None
+        for number in range(12):
+            ask(policy, number)
         held = threading.Event()
-        for fake in three:
+        for fake in three[1:]:
             fake.misbehave = holding(held, "")
         got: list[Any] = []
-        asking = threading.Thread(target=lambda: got.append(ask(policy, seeds=tuple(range(10, 18)))))
+        asking = threading.Thread(target=lambda: got.append(ask(policy, seeds=tuple(range(10, 18)))), daemon=True)
         asking.start()
-        until(lambda: sum(fake.now for fake in three) == 6)  # two each, and two that wait
+        until(lambda: sum(fake.now for fake in three) == 4)  # two each; two threads wait for room
         held.set()
         asking.join(WAIT)
         assert len(got[0].actions) == 8 and max(fake.most for fake in three) == 2
