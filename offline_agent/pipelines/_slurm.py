@@ -223,7 +223,7 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
 
     run_dir, progress = path.resolve(), Progress(command.name)
     progress.start(None, "waiting for jobs")
-    told, total = False, None
+    told, counted = False, False
     try:
         while True:
             try:
@@ -235,9 +235,9 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
                 told = True
                 time.sleep(config.slurm.poll_seconds)
                 continue
-            if total is None:
-                total = sum(shard.tasks for shard, _ in view.shards)
-                progress.start(total or None, "waiting for jobs")
+            if not counted and command.name == "build_prefs":  # of an evaluation only attempts are seen
+                progress.start(sum(shard.tasks for shard, _ in view.shards), "waiting for jobs")
+            counted = True
             progress.update(sum(standing.finished for _, standing in view.shards), **_figures(view))
             if not view.active:
                 break

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
+from offline_agent.pipelines._command import Stopped, signals
 from tests.e2e.test_command import ENVIRONMENT, _start
 
 
@@ -30,3 +32,15 @@ def test_the_first_signal_counts_and_a_batch_systems_leaves_a_mark(
     manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
     assert manifest["status"] == "failed" and manifest["error"].startswith("Stopped: ")
     assert mark.exists() == (number != signal.SIGINT)
+
+
+def test_what_ends_in_good_order_is_not_stopped_again() -> None:
+    with pytest.raises(Stopped, match="SIGUSR1"), signals():
+        try:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(5)
+        except Stopped:
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(os.getpid(), number)
+            time.sleep(0.1)
+            raise

@@ -98,8 +98,8 @@ def test_training_in_two_processes_is_requeued_and_learns_what_one_process_learn
     assert slurm.done("train_sft", *keys, *jobs, "--submit").startswith("job ")
     until(lambda: len(list((run / "checkpoints").glob("checkpoint-*"))) > 0, "a checkpoint is written")
     slurm.ask("scancel", "--signal=USR1", f"--name={next((run / 'slurm').glob('*.sh')).stem}")
-    slurm.done("train_sft", *keys, *jobs)  # waits for the job that is under way
     slurm.done("train_sft", *keys, f"run_dir={alone}")
+    until(lambda: manifest(run).get("status") == "done", "the job goes on and ends")
     log = next((run / "slurm").glob("*.log")).read_text()
     assert "requeued" in log and len(list((run / "slurm").glob("*.sh"))) == 1
     assert len(manifest(run)["resumed"]) == 2  # the job after the submission, and the job once more

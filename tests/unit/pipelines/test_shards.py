@@ -150,7 +150,10 @@ def test_an_evaluation_in_shards_is_the_same_and_misses_no_attempt(
     assert "1 attempts are in no shard, e.g. candidate/" in capsys.readouterr().err
     assert not (run / "attempts").exists()
     log.write_bytes(whole)
-    assert main(evaluate.COMMAND, again) == 0 and main(evaluate.COMMAND, again) == 0
+    assert main(evaluate.COMMAND, again) == 0
+    gathered = (run / "events" / "0000.jsonl").read_bytes()
+    assert main(evaluate.COMMAND, again) == 0
+    assert (run / "events" / "0000.jsonl").read_bytes() == gathered  # nothing is gathered twice
     assert content(run) == content(local)
 
 
