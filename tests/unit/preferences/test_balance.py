@@ -85,6 +85,15 @@ def test_lengths_of_the_other_sign_too() -> None:
     assert mean_length_gap(kept) <= 0.05 and {p.delta > 0 for p in kept} == {True, False}
 
 
+def test_a_pair_that_makes_lengths_even_goes_before_one_that_tips_them() -> None:
+    pairs = [
+        facts(0, chosen_length=17, confidence=0.90),
+        facts(1, chosen_length=15, confidence=0.91),
+        facts(2, rejected_length=17, confidence=0.99),
+    ]
+    assert Balance(max_length_gap=0, bins=1).select(pairs).kept == (0, 2)
+
+
 def test_matched_lengths_drop_nothing() -> None:
     pairs = [facts(0, chosen_length=12, rejected_length=10), facts(1, chosen_length=10, rejected_length=12)]
     assert Balance().select(pairs).kept == (0, 1)
