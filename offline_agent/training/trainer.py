@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ from offline_agent.training.updates import Plan, Unit, Update, fill
 Sums = dict[str, Tensor]
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 _COUNTS = ("agent_tokens", "tokens", "raw_tokens")
-_OPTIMIZER, _SCHEDULER = "optimizer.pt", "scheduler.pt"  # transformers' names
 
 
 def arguments(settings: TrainSettings, folder: Path, updates: int) -> dict[str, Any]:
@@ -61,7 +58,7 @@ def arguments(settings: TrainSettings, folder: Path, updates: int) -> dict[str, 
     }
 
 
-class PackedTrainer:
+class PackedTrainer(sharding.Sharded):
     """Goes in front of a TRL trainer in the order of bases.
 
     Gradients are those of the whole update's loss for any number of packs and processes: what the loss is divided by
@@ -82,10 +79,7 @@ class PackedTrainer:
     state: Any
     accelerator: Any
     model: Any
-    optimizer: Any
-    lr_scheduler: Any
     _metrics: Any
-    sharded = False
     collates = True  # whether the TRL trainer takes a collator
 
     def __init__(
@@ -119,16 +113,7 @@ class PackedTrainer:
         self.model.config.use_cache = cached  # it is saved with the model, for those who sample from it
         self.remove_callback(PrinterCallback)  # type: ignore[attr-defined]
         self.scorer = prefix_sharing.Scorer(self.model, share=settings.share)
-        self.given = self.model
-        self.is_fsdp_enabled = self.sharded
-        if self.sharded:  # done in place
-            self.model = self.model_wrapped = copy.deepcopy(self.given)
-            self.given.to("cpu")
-
-    def create_accelerator_and_postprocess(self) -> None:
-        """Let TRL make everything as for one process: weights are sharded when training begins, not before."""
-        super().create_accelerator_and_postprocess()  # type: ignore[misc]
-        self.sharded, self.is_fsdp_enabled = sharding.check(self.accelerator), False
+        self.begin_sharding()
 
     # -- an update -------------------------------------------------------------------------------------------------
 
@@ -231,59 +216,6 @@ class PackedTrainer:
     def keep(self, record: dict[str, Any]) -> None:
         """Pass an update's record on."""
         self._record(record)
-
-    # -- what is saved ---------------------------------------------------------------------------------------------
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the weights, whole, from the first process."""
-        if not self.sharded:
-            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
-            return
-        self.whole()
-        if self.accelerator.is_main_process:
-            with self._as_given():
-                self._save(output_dir)  # type: ignore[attr-defined]
-
-    def whole(self) -> Any:
-        """Return the model that was given, with the present weights where this is the first process."""
-        if self.model is not self.given:
-            sharding.gather(self.model, self.given, keep=self.accelerator.is_main_process)
-        return self.given
-
-    @contextlib.contextmanager
-    def _as_given(self) -> Iterator[None]:
-        trained, self.model, self.is_fsdp_enabled = self.model, self.given, False
-        try:
-            yield
-        finally:
-            self.model, self.is_fsdp_enabled = trained, self.sharded
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.sharded:
-            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
-            return
-        main = self.accelerator.is_main_process
-        state = sharding.optimizer_state(self.optimizer.optimizer, keep=main)
-        if main:
-            torch.save(state, Path(output_dir) / _OPTIMIZER)
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / _SCHEDULER)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if not self.sharded:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
-            return
-        with self._as_given():
-            super()._load_from_checkpoint(resume_from_checkpoint, self.given)  # type: ignore[misc]
-        sharding.scatter(self.given, self.model)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self.accelerator.num_processes == 1 or checkpoint is None:
-            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-            return
-        # transformers would read it onto the process's device: too much for one of several, and no CPU has a number
-        read = functools.partial(torch.load, map_location="cpu", weights_only=True)
-        sharding.load_optimizer_state(self.optimizer.optimizer, read(Path(checkpoint) / _OPTIMIZER))
-        self.lr_scheduler.load_state_dict(read(Path(checkpoint) / _SCHEDULER))
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(checkpoints.staging(self.folder) if self._writing else self.folder)

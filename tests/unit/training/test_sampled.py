@@ -151,6 +151,9 @@ def test_turn_rewards_of_drawn_turns_count_but_nothing_is_learnt_there() -> None
     one, two = sample(round_of(*members), renderer(), PLAIN, max_length=999, credit=Credit("turn_reward", outcome=0.0))
     assert one.earned == (0.75,) and one.advantages == (-0.125,) * one.turns[0]
     assert two.earned == (1.0,) and two.advantages == (0.375,) * two.turns[0]
+    three = attempt(0, 1.0, ("red", "hats", "caps"), (0.5, 0.25, 0.125), explored=(1,))
+    (one,) = sample(round_of(three), renderer(), PLAIN, max_length=999, credit=Credit("turn_reward", outcome=0.0))
+    assert one.earned == (0.75, 0.125) and len(one.turns) == 2  # what a drawn turn earned stands with the one before it
 
 
 def test_a_trajectory_of_which_a_turn_is_not_rewarded_is_left_out_and_not_scored_0() -> None:
