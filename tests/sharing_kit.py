@@ -104,5 +104,5 @@ def close(found: dict[str, torch.Tensor], known: dict[str, torch.Tensor], relati
     assert found.keys() == known.keys() and known
     biggest = max(float(grad.abs().max()) for grad in known.values())
     for name, grad in known.items():
-        scale = max(float(grad.abs().max()), 1e-3 * biggest)
+        scale = max(float(grad.abs().max()), 1e-2 * biggest)  # some are zero but for rounding, e.g. over equal tokens
         assert float((found[name] - grad).abs().max()) <= relative * scale, name

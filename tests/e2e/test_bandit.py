@@ -26,14 +26,14 @@ def evaluate(model: Path, run_dir: Path, *keys: str) -> dict[str, Any]:
 def test_the_better_arm_is_found(tmp_path: Path) -> None:
     start = warm_started(tmp_path / "start")
     before = evaluate(start, tmp_path / "before")["modes"]["sampled"]
-    assert 0.35 < before["success"]["mean"] < 0.65 and before["invalid_call_rate"] < 0.1
+    assert 0.2 < before["success"]["mean"] < 0.8 and before["invalid_call_rate"] < 0.1
 
     call(
         "build_prefs", ENV, f"policy.model={start}", "policy.temperature=1", "tasks.n=32", "search.simulations=8",
         "search.max_steps=1", f"run_dir={tmp_path / 'search'}",
     )  # fmt: skip
     pairs = pq.read_table(tmp_path / "search" / "preferences").to_pylist()
-    assert len(pairs) >= 20 and {pair["kind"] for pair in pairs} == {"step"}
+    assert len(pairs) >= 10 and {pair["kind"] for pair in pairs} == {"step"}
     assert all('"right"' in str(pair["chosen"]) and '"left"' in str(pair["rejected"]) for pair in pairs)
 
     call(

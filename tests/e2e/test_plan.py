@@ -74,6 +74,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Path:
 
 def test_as_a_user_types_it(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    environment["COLUMNS"] = "200"  # names of figures are not broken
     done = subprocess.run(
         [sys.executable, "-m", "offline_agent.pipelines.build_prefs", "--plan", *SEARCH, f"run_dir={tmp_path}/run"],
         capture_output=True, text=True, env=environment, cwd=tmp_path, check=False,
