@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from _common import write_result
-from offline_loop import WARM, Played, Stage, Suite, arguments, carry_out, interval
+from _experiment import Seed, Stage, arguments, carry_out, interval, matrix
+from offline_loop import SUITES, WARM, Suite
 
 OBJECTIVES = {
     "grpo": ("objective.name=grpo", "objective.kl=0.0"),
@@ -56,23 +57,30 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
         yield Stage(f"test-{name}", "evaluate", (*own, *tasks, *policy), after)
 
 
-def table(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows of the table, and facts about them."""
+def played(folder: Path) -> dict[str, Any]:
+    """Return the environment steps of each of a seed's trainings."""
+    steps = {}
+    for model in ROWS.values():
+        summary = folder / model / "summary.json"
+        if summary.exists():
+            steps[model] = json.loads(summary.read_text())["rollouts"]["env_steps"]
+    return {"environment steps": steps}
+
+
+def table(seeds: Sequence[Seed], game: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows of the table, and facts about them; of one game where tasks are of several."""
     rows, sampled = [], {}
     for title, model in ROWS.items():
-        row: dict[str, Any] = {"policy": title}
+        row: dict[str, Any] = {"game": game, "policy": title} if game else {"policy": title}
         for mode, column in (("sampled", "sampled at 0.7"), ("greedy", "greedy")):
-            successes = Played()
-            for folder in folders:
-                successes.add(folder / f"test-{model}", mode)
-            values = successes.matrix()
+            values = matrix(seeds, f"test-{model}", mode, game=game)
             low, high = interval(values)
             row[column], row[f"{column}: 95 %"] = f"{values.mean():.1%}", f"{low:.1%} to {high:.1%}"
             if mode == "sampled":
                 row["each seed"] = ", ".join(f"{mean:.1%}" for mean in values.mean(1))
                 sampled[title] = values
-        played = [json.loads((f / model / "summary.json").read_text()) for f in folders if (f / model).is_dir()]
-        row["environment steps"] = ", ".join(f"{each['rollouts']['env_steps']:,}" for each in played) or "–"
+        steps = [seed.facts["environment steps"].get(model) for seed in seeds]
+        row["environment steps"] = ", ".join(f"{each:,}" for each in steps if each) or "–"
         rows.append(row)
     gains = {}
     for title in ROWS:
@@ -82,19 +90,29 @@ def table(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, Any]
         gain = 100 * (sampled[title] - sampled[begin])
         low, high = interval(gain)
         gains[f"{title} over {begin}, points"] = f"{gain.mean():.1f} ({low:.1f} to {high:.1f})"
-    return rows, {**gains, "seeds": len(folders), "test tasks": sampled["warm start"].shape[1]}
+    return rows, {**gains, "seeds": len(seeds), "test tasks": sampled["warm start"].shape[1]}
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    """Run, print, write."""
+    parser = arguments(__doc__, SUITES)
     parser.add_argument("--offline", type=Path, required=True, help="what offline_loop.py --work wrote")
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--tasks", type=int, default=16, help="tasks of a round")
     parser.add_argument("--size", type=int, default=8, help="episodes of a task in a round")
     options = parser.parse_args()
-    rows, facts = table(carry_out(options, stages))
-    facts |= {"commands": "python benchmarks/online_loop.py --plan"}
-    write_result(f"online_loop_{options.suite}", rows, facts, options.out)
+    suite, name = SUITES[options.suite], f"online_loop_{options.suite}"
+    settings = {"rounds": options.rounds, "episodes a round": f"{options.tasks} × {options.size}"}
+    settings |= {"test tasks": options.held_out, "attempts": options.attempts}
+    seeds = carry_out(name, options, lambda seed, folder: stages(suite, seed, folder, options), settings, played)
+    rows: list[dict[str, Any]] = []
+    facts: dict[str, Any] = {}
+    for game in sorted({task.partition("-")[0] for task in seeds[0].tasks}) if suite.games else [""]:
+        own, found = table(seeds, game)
+        rows += own
+        facts |= {game: found} if game else found
+    command = f"python benchmarks/online_loop.py --suite {options.suite} --offline DIR --work DIR --plan"
+    write_result(name, rows, {**facts, **settings, "commands": command}, options.results / f"{name}.json")
 
 
 if __name__ == "__main__":

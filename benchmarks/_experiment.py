@@ -1,0 +1,234 @@
+"""Experiments over seeds: commands run as soon as what they need is done, and what each seed came to is kept.
+
+A seed that is finished leaves one small file, so that seeds may be run one at a time and on different machines; the
+tables are made of these files. Knows nothing of what the commands are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from _common import RESULTS
+
+PIPELINE = "offline_agent.pipelines."
+COLUMNS = ("success", "reward")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command.
+
+    Attributes:
+        name: Its run directory, under the seed's; with `../` in front, one that all seeds share.
+        pipeline: Which.
+        keys: Its arguments.
+        after: Names of the stages whose results it reads.
+    """
+
+    name: str
+    pipeline: str
+    keys: tuple[str, ...]
+    after: tuple[str, ...] = ()
+
+    def command(self, folder: Path) -> list[str]:
+        """Return its command line; `folder` is the seed's."""
+        keys = [*self.keys, f"run_dir={(folder / self.name).resolve()}", "tracking.uri=null"]
+        return [sys.executable, "-m", PIPELINE + self.pipeline, *keys]
+
+
+@dataclass
+class Seed:
+    """What one seed's evaluations came to.
+
+    Attributes:
+        seed: Its number.
+        settings: What it was run with; seeds of other settings are not put into one table.
+        tasks: The held-out tasks.
+        runs: For each evaluation and each way of playing, by column: the mean over a task's attempts, in the order of
+            `tasks`; None where none of them was judged.
+        facts: Whatever else a table says of single runs.
+    """
+
+    seed: int
+    settings: Mapping[str, Any]
+    tasks: list[str] = field(default_factory=list)
+    runs: dict[str, dict[str, dict[str, list[float | None]]]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, name: str, run_dir: Path) -> None:
+        """Take what an evaluation's candidate did."""
+        rows = pq.read_table(run_dir / "attempts", columns=["policy", "mode", "task_id", *COLUMNS]).to_pylist()
+        rows = [row for row in rows if row["policy"] == "candidate"]
+        tasks = sorted({row["task_id"] for row in rows})
+        if self.tasks and tasks != self.tasks:
+            raise SystemExit(f"{run_dir} was evaluated on other tasks than the seed's evaluations before it")
+        self.tasks = tasks
+        found: dict[tuple[str, str, str], list[float]] = {}
+        for row in rows:
+            for column in COLUMNS:
+                if row[column] is not None:
+                    found.setdefault((row["mode"], column, row["task_id"]), []).append(float(row[column]))
+        self.runs[name] = {
+            mode: {column: [_mean(found.get((mode, column, task))) for task in tasks] for column in COLUMNS}
+            for mode in sorted({row["mode"] for row in rows})
+        }
+
+
+def _mean(values: list[float] | None) -> float | None:
+    return round(sum(values) / len(values), 6) if values else None
+
+
+def matrix(seeds: Sequence[Seed], run: str, mode: str, column: str = "success", game: str = "") -> Any:
+    """Return the means [seed, task] of the tasks that every seed has judged.
+
+    Args:
+        seeds: With the same settings.
+        run: The evaluation.
+        mode: The way of playing.
+        column: `success` or `reward`.
+        game: Tasks whose ids begin with it; "" = all.
+    """
+    each = []
+    for seed in seeds:
+        means = zip(seed.tasks, seed.runs[run][mode][column], strict=True)
+        each.append({task: mean for task, mean in means if mean is not None and task.startswith(game)})
+    tasks = sorted(set.intersection(*map(set, each)))
+    return np.array([[means[task] for task in tasks] for means in each])
+
+
+def interval(values: Any, resamples: int = 4000) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of values[seed, task]: seeds and tasks are both drawn again."""
+    rng = np.random.default_rng(0)
+    seeds, tasks = values.shape
+    means = [
+        values[rng.integers(seeds, size=seeds)][:, rng.integers(tasks, size=tasks)].mean() for _ in range(resamples)
+    ]
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def arguments(about: str | None, suites: Iterable[str]) -> argparse.ArgumentParser:
+    """Return the arguments that every experiment of this kind takes."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", default="shop", choices=sorted(suites))
+    parser.add_argument("--work", type=Path, required=True, help="where the run directories are")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--held-out", type=int, default=200, help="test tasks")
+    parser.add_argument("--attempts", type=int, default=4, help="sampled attempts of each test task")
+    parser.add_argument("--jobs", type=int, default=2, help="commands at once, one thread each")
+    parser.add_argument("--plan", action="store_true", help="print the commands and stop")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where tables and finished seeds are kept")
+    return parser
+
+
+def carry_out(
+    name: str,
+    options: argparse.Namespace,
+    plan: Callable[[int, Path], Iterable[Stage]],
+    settings: Mapping[str, Any],
+    facts: Callable[[Path], dict[str, Any]] = lambda folder: {},
+) -> list[Seed]:
+    """Run what is not there of every seed's stages, or print their commands and exit; return what seeds came to.
+
+    Args:
+        name: Of the experiment: a finished seed is kept as `<results>/<name>/seed-<n>.json`.
+        options: Of the command line.
+        plan: Gives the stages of a seed, whose folder is the second argument.
+        settings: What must be the same for seeds of one table.
+        facts: Gives what else is kept of a seed, from its folder.
+
+    Raises:
+        SystemExit: A command failed; or a seed that is kept was run with other settings.
+    """
+    files = {seed: options.results / name / f"seed-{seed}.json" for seed in options.seeds}
+    kept = {seed: Seed(**json.loads(path.read_text())) for seed, path in files.items() if path.exists()}
+    for seed, one in kept.items():
+        if one.settings != dict(settings):
+            raise SystemExit(
+                f"{files[seed]} was made with {one.settings}, asked for is {dict(settings)}; give the same, or remove "
+                "that file, or choose another folder with --results"
+            )
+    plans = {}
+    for seed in options.seeds:
+        if seed not in kept or options.plan:
+            folder = (options.work / f"seed-{seed}").resolve()
+            plans[folder] = (seed, list(plan(seed, folder)))
+    if options.plan:
+        for folder, (_, found) in plans.items():
+            for stage in found:
+                print(shlex.join(stage.command(folder)))
+        raise SystemExit(0)
+
+    def keep(folder: Path) -> None:
+        seed, found = plans[folder]
+        one = kept[seed] = Seed(seed, dict(settings), facts=facts(folder))
+        for stage in found:
+            if stage.pipeline == "evaluate":
+                one.add(stage.name, folder / stage.name)
+        files[seed].parent.mkdir(parents=True, exist_ok=True)
+        files[seed].write_text(json.dumps(asdict(one)) + "\n")
+        print(f"seed {seed}: kept as {files[seed]}", flush=True)
+
+    _run_all({folder: found for folder, (_, found) in plans.items()}, options.jobs, keep)
+    return [kept[seed] for seed in options.seeds]
+
+
+def _run_all(plans: Mapping[Path, Sequence[Stage]], jobs: int, finished: Callable[[Path], None]) -> None:
+    """Run the stages of all seeds, `jobs` at once, each as soon as those it needs are done."""
+    # the first stages of every seed come before the second of any: the long ones begin early
+    waiting = sorted(
+        ((number, folder, stage) for folder, plan in plans.items() for number, stage in enumerate(plan)),
+        key=lambda entry: entry[0],
+    )
+    left = {folder: len(plan) for folder, plan in plans.items()}
+    done: set[Path] = set()
+    running: dict[Future[None], tuple[Path, Path]] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        while waiting or running:
+            for entry in list(waiting):
+                _, folder, stage = entry
+                place = (folder / stage.name).resolve()
+                ready = all((folder / name).resolve() in done for name in stage.after)
+                if len(running) < jobs and ready and place not in (there for there, _ in running.values()):
+                    waiting.remove(entry)
+                    running[pool.submit(_run, folder, stage)] = place, folder
+            ended, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in ended:
+                place, folder = running.pop(future)
+                future.result()  # a stage that failed ends it all; the same command goes on later
+                done.add(place)
+                left[folder] -= 1
+                if not left[folder]:
+                    finished(folder)
+
+
+def _run(folder: Path, stage: Stage) -> None:
+    if _done(folder / stage.name):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"{folder.name}: {stage.name}", flush=True)
+    with (folder / f"{stage.name}.log").open("a") as log:
+        own = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        root = Path(__file__).parents[1]  # configurations are named from there
+        code = subprocess.run(stage.command(folder), stdout=log, stderr=log, env=own, cwd=root, check=False).returncode
+    if code:
+        raise SystemExit(f"{stage.name} ended with status {code}; see {folder / stage.name}.log")
+
+
+def _done(run_dir: Path) -> bool:
+    try:
+        return json.loads((run_dir / "manifest.json").read_text()).get("status") == "done"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,114 @@
+"""Experiments over seeds: what runs when, what is kept of a seed, and what may be put together."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+import _experiment as experiment
+from _experiment import Seed, Stage
+
+
+def attempts(run_dir: Path, rows: list[tuple[str, str, str, bool | None, float | None]]) -> None:
+    names = ("policy", "mode", "task_id", "success", "reward")
+    (run_dir / "attempts").mkdir(parents=True)
+    table = pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows])
+    pq.write_table(table, run_dir / "attempts" / "0000.parquet")
+
+
+def test_a_seed_keeps_means_of_the_candidate_and_nothing_for_what_nobody_judged(tmp_path: Path) -> None:
+    rows = [
+        ("candidate", "sampled", "a-1", True, 1.0),
+        ("candidate", "sampled", "a-1", False, 0.5),
+        ("candidate", "sampled", "b-1", None, None),
+        ("candidate", "greedy", "a-1", True, 1.0),
+        ("candidate", "greedy", "b-1", False, 0.0),
+        ("baseline", "greedy", "a-1", False, 0.0),
+    ]
+    attempts(tmp_path, rows)
+    seed = Seed(0, {})
+    seed.add("test", tmp_path)
+    assert seed.tasks == ["a-1", "b-1"]
+    assert seed.runs["test"]["sampled"] == {"success": [0.5, None], "reward": [0.75, None]}
+    assert seed.runs["test"]["greedy"] == {"success": [1.0, 0.0], "reward": [1.0, 0.0]}
+
+
+def test_tables_take_tasks_that_every_seed_has_judged() -> None:
+    def seed(number: int, *means: float | None) -> Seed:
+        return Seed(number, {}, ["a-1", "a-2", "b-1"], {"test": {"greedy": {"success": list(means)}}})
+
+    seeds = [seed(0, 1.0, 0.0, 0.25), seed(1, 0.5, None, 0.75)]
+    assert experiment.matrix(seeds, "test", "greedy").tolist() == [[1.0, 0.25], [0.5, 0.75]]
+    assert experiment.matrix(seeds, "test", "greedy", game="b").tolist() == [[0.25], [0.75]]
+
+
+class Commands:
+    """Stands in for running a stage: writes what an evaluation leaves, and notes the order."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def __call__(self, folder: Path, stage: Stage) -> None:
+        self.ran.append(f"{folder.name}/{stage.name}")
+        if stage.pipeline == "evaluate":
+            attempts(folder / stage.name, [("candidate", "greedy", "t-1", True, 1.0)])
+
+
+def plan(seed: int, folder: Path) -> Iterator[Stage]:
+    yield Stage("../warm", "train_sft", ())
+    yield Stage("loop", "iterate", (), ("../warm",))
+    yield Stage("test", "evaluate", (f"seed={seed}",), ("loop",))
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> argparse.Namespace:
+    arguments = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results"), "--seeds", "0", "1"]
+    return experiment.arguments(None, ["shop"]).parse_args(arguments)
+
+
+def test_stages_wait_for_what_they_need_and_seeds_are_kept(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = Commands()
+    monkeypatch.setattr(experiment, "_run", commands)
+    seeds = experiment.carry_out("x", options, plan, {"tasks": 1}, lambda folder: {"folder": folder.name})
+    assert [seed.seed for seed in seeds] == [0, 1]
+    for number in (0, 1):
+        order = [commands.ran.index(f"seed-{number}/{name}") for name in ("loop", "test")]
+        assert order == sorted(order) and commands.ran.index("seed-0/../warm") < order[0]
+        kept = json.loads((options.results / "x" / f"seed-{number}.json").read_text())
+        assert kept["facts"] == {"folder": f"seed-{number}"} and kept["tasks"] == ["t-1"]
+    before = list(commands.ran)
+    assert experiment.carry_out("x", options, plan, {"tasks": 1}) == seeds
+    assert commands.ran == before  # nothing of a kept seed is run again
+
+
+def test_seeds_of_other_settings_are_not_put_together(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "_run", Commands())
+    experiment.carry_out("x", options, plan, {"tasks": 1})
+    with pytest.raises(SystemExit, match=r"seed-0.json was made with \{'tasks': 1\}, asked for is \{'tasks': 2\}"):
+        experiment.carry_out("x", options, plan, {"tasks": 2})
+
+
+def test_a_stage_that_fails_ends_it_and_keeps_nothing(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path, stage: Stage) -> Any:
+        raise SystemExit(f"{stage.name} ended with status 1")
+
+    monkeypatch.setattr(experiment, "_run", fail)
+    with pytest.raises(SystemExit, match="ended with status 1"):
+        experiment.carry_out("x", options, plan, {})
+    assert not (options.results / "x").exists()
