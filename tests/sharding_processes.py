@@ -34,7 +34,7 @@ def shard_on_a_cpu() -> None:
 
 
 def launch(
-    script: str, folder: Path, *arguments: str, sharded: bool = False, processes: int = 2
+    script: str, folder: Path, *arguments: str, sharded: bool = False, processes: int = 2, joined: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Run a script in several processes, to the end.
 
@@ -44,11 +44,13 @@ def launch(
         arguments: Of the script.
         sharded: With FSDP2.
         processes: How many.
+        joined: Tell accelerate beforehand to join processes without an accelerator.
     """
     file = folder / "script.py"
     begin = "from tests.sharding_processes import shard_on_a_cpu\nshard_on_a_cpu()\n" if sharded else ""
     file.write_text(begin + script)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env |= {"ACCELERATE_USE_CPU": "true"} if joined else {}
     command = [
         sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone", str(file),
         *arguments,

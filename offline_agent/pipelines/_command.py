@@ -148,6 +148,7 @@ def _apart(command: Command[C, P], config: C, part: str | None, arguments: list[
 
     if _processes.count() > 1:
         _processes.check(command.name, config, _processes.count())
+        _processes.join()
     if _processes.rank():
         return _processes.follow
     if config.launcher != "slurm" and part == "--submit":

@@ -59,6 +59,17 @@ def check(name: str, config: RunConfig, processes: int) -> None:
         raise ConfigError(faults)
 
 
+def join() -> None:
+    """Have accelerate join the processes over gloo where there is no accelerator.
+
+    Without being told, it takes each process on such a machine for the only one.
+    """
+    import torch
+
+    if not torch.accelerator.is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+
+
 class Follower:
     """A run directory, as `RunDirectory`, for a process that follows: reads the run, writes beside it.
 

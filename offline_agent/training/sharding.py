@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,14 @@ def check(accelerator: Any) -> bool:
     """Return whether the model will be sharded.
 
     Raises:
-        TrainingError: By something that this trainer does not know.
+        TrainingError: By something that this trainer does not know; or each process takes itself for the only one.
     """
+    meant = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != meant:
+        raise TrainingError(
+            f"WORLD_SIZE says that {meant} processes train together, but accelerate joined {accelerator.num_processes} "
+            "of them, so each would train by itself; on machines without an accelerator set ACCELERATE_USE_CPU=true"
+        )
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in ("NO", "MULTI_GPU", "MULTI_CPU"):
         return False

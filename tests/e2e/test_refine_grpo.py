@@ -218,7 +218,7 @@ def test_a_worker_is_killed_and_others_go_on_with_sharded_weights(whole: Path, s
     """Two processes, data parallel, of which one is killed; then two that shard the weights: one process's run."""
     run_dir = tmp_path / "run"
     keys = [*KEYS, ENV, f"model.path={start}", "rounds=5", "rollouts.tasks=3", f"run_dir={run_dir}"]
-    died = launch(TOGETHER, tmp_path, "2", *keys)
+    died = launch(TOGETHER, tmp_path, "2", *keys, joined=False)  # the command joins them by itself
     assert died.returncode != 0 and checkpoints.newest(run_dir / "checkpoints").name == "checkpoint-2"  # type: ignore[union-attr]
     done = launch(TOGETHER, tmp_path, "-1", *keys, sharded=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -18,7 +18,7 @@ from offline_agent.training.models import add_adapters
 from offline_agent.training.objectives import objective
 from offline_agent.training.settings import TrainResult
 from tests import online_kit
-from tests.sharding_processes import torchrun
+from tests.sharding_processes import launch, torchrun
 from tests.training_kit import model
 from tests.unit.training.test_trainer import train
 
@@ -141,6 +141,8 @@ class CPUOffloadPolicy:
 class Spread:
     """An accelerator of a kind."""
 
+    num_processes = 1
+
     def __init__(self, kind: Any, plugin: Any = None) -> None:
         self.distributed_type = kind
         self.state = type("State", (), {"fsdp_plugin": plugin})
@@ -156,3 +158,21 @@ def test_what_was_not_tried_is_refused_by_name() -> None:
     ):
         with pytest.raises(TrainingError, match=f"{said}, which was not tried; allowed: one process"):
             sharding.check(spread)
+
+
+def test_processes_that_each_take_themselves_for_the_only_one_are_refused(tmp_path: Path) -> None:
+    alone = """
+import sys
+from pathlib import Path
+from offline_agent.errors import TrainingError
+from tests.training_kit import model
+from tests.unit.training.test_trainer import train
+try:
+    train(Path(sys.argv[1]), trained=model())
+except TrainingError as error:
+    sys.exit(f"refused: {error}")
+"""
+    done = launch(alone, tmp_path, str(tmp_path), joined=False)
+    assert done.returncode != 0
+    assert "refused: WORLD_SIZE says that 2 processes train together, but accelerate joined 1 of them" in done.stderr
+    assert "set ACCELERATE_USE_CPU=true" in done.stderr and not list((tmp_path / "checkpoints").glob("*"))
