@@ -121,11 +121,13 @@ def search(
     time_limit: float | None = 20.0,
     live_states: int = 256,
     records: Mapping[str, Sequence[dict[str, Any]]] | None = None,
+    logs: dict[str, list[dict[str, Any]]] | None = None,
     seed: int = 5,
     **options: Any,
 ) -> Run:
-    """Search the tasks to the end and return what came out."""
+    """Search the tasks to the end and return what came out; `logs` is filled even where the search fails."""
     run, logged = Run(), {} if records is None else records
+    run.logs = run.logs if logs is None else logs
     pool = EnvPool(workers, time_limit if workers else None)
     engine = policy.engine()
     critic = options.pop("critic", None)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import DataError
+from offline_agent.policies.base import ProposeRequest
 from offline_agent.records import Context, Task, Trajectory
 from offline_agent.search.codec import ticket_from_record, ticket_to_record
 from offline_agent.search.commit import Committer
@@ -94,6 +95,12 @@ class TreeSearch:
         root.state, root.seed = opening.state, self._seed
         root.greedy = True
         root.group = self._root_group = self._new_root_group(root, self._seed, self.settings.proposals)
+
+    def first_request(self) -> ProposeRequest:
+        """Return a request for an action after the first observation."""
+        assert self.tree is not None  # opened
+        root, settings = self.tree.root, self.settings
+        return ProposeRequest(root.context, (root.seed,), settings.temperature, settings.max_tokens)
 
     def abandon(self, reason: str) -> None:
         """Record that the world could not be opened; the tree stays empty and quarantined."""

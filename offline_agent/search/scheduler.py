@@ -9,46 +9,19 @@ import gc
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from offline_agent.errors import PolicyError
-from offline_agent.policies.base import Engine, InlineEngine, Proposals, ProposeRequest
-from offline_agent.records import Action, Context
+from offline_agent.policies.base import Engine, InlineEngine
+from offline_agent.search.desk import Critic, Desk, RunCounts, Sent
 from offline_agent.search.mcts import TreeSearch
 from offline_agent.search.pool import EnvPool, attempt
 from offline_agent.search.restore import Opening
-from offline_agent.search.simulation import ASK, EXECUTE, WAIT, WAKE
+from offline_agent.search.simulation import ASK, CRITICISE, EXECUTE, WAIT, WAKE
 from offline_agent.search.solo import Direct
 from offline_agent.search.ticket import EMPTY, Ticket
 
-FREE = Proposals(()).usage  # of answers that say nothing about their cost
-
 __all__ = ["Critic", "EnvPool", "RunCounts", "Scheduler"]
-
-Critic = Callable[[Context, Sequence[Action], int], Sequence[float | None]]
-"""Scores each action in [0, 1], or None where it has no opinion; the last argument is a seed."""
-
-
-@dataclass
-class RunCounts:
-    """What a run cost and met, over all trees; wall-clock figures included, so it is not part of any tree."""
-
-    requests: int = 0
-    generated: int = 0
-    prefilled: int = 0
-    cached: int = 0
-    policy_errors: int = 0
-    faults: int = 0
-    hung: int = 0
-    simulations: int = 0
-    trees: int = 0
-    seconds: float = 0.0
-    seconds_waiting: float = 0.0
-    generation_seconds: float = 0.0
-    tool_seconds: float = 0.0
-    fault_examples: list[str] = field(default_factory=list)
 
 
 class Scheduler:
@@ -61,7 +34,7 @@ class Scheduler:
         trees_in_flight: Trees searched at once.
         reset_seconds: Time limit of opening and resetting an environment; None = the pool's own.
         seconds: Wall-clock budget; no simulation is issued after it.
-        most_policy_errors: Failures of the policy in a row after which the run stops (and can be resumed).
+        most_policy_errors: Failures of the policy in a row after which the run stops (and can be resumed); see `desk`.
         tick: Called about every half second with the counts, for progress.
     """
 
@@ -78,17 +51,14 @@ class Scheduler:
     ) -> None:
         self._engine = engine
         self._pool = pool
-        self._critic = critic
         self._trees = trees_in_flight
         self._seconds = seconds
         self._reset_seconds = reset_seconds
-        self._most_policy_errors = most_policy_errors
         self._tick = tick
         self._inbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-        self._errors_in_a_row = 0
-        self._last_error = ""
         self.counts = RunCounts()
-        self._inline = self._inline_ask(engine.answer) if isinstance(engine, InlineEngine) else None
+        self._desk = Desk(engine, pool, critic, self.counts, most_policy_errors, self._post)
+        self._inline = self._desk.at_once(engine.answer) if isinstance(engine, InlineEngine) else None
 
     def run(
         self, searches: Iterable[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]
@@ -139,15 +109,15 @@ class Scheduler:
                 self.counts.seconds_waiting += time.perf_counter() - waiting
             if target is not None:
                 if type(target) is Ticket:
-                    if value is not None:
-                        self._note_answer(value)
                     self._advance(target, value, pending)
+                elif type(target) is Sent:
+                    for ticket, answer in self._desk.take(target, value):
+                        self._advance(ticket, answer, pending)
+                    self._desk.go_on()
                 else:
                     self._start(target[0], target[1], value, pending)
                 while pending:
                     search = pending.pop()
-                    if self._errors_in_a_row and self._errors_in_a_row == self.counts.policy_errors:
-                        self._give_up()  # it has never answered: an empty tree would look like a result
                     active -= 1
                     self.counts.trees += 1
                     self._pool.submit(search.world.close, _ignore)
@@ -173,12 +143,13 @@ class Scheduler:
         self, search: TreeSearch, records: Sequence[Mapping[str, Any]], value: Any, over: list[TreeSearch]
     ) -> None:
         if not isinstance(value, Opening):
-            self._fault(str(value))
+            self.counts.fault(str(value))
             search.abandon(str(value))
         else:
             if self._inline is not None and not self._pool.workers:
                 search.direct = Direct(self._inline, search.world.execute)
             search.open(value)
+            self._desk.expect(search.first_request())
             search.replay(records)
             if self._seconds is not None and self.counts.seconds > self._seconds:
                 search.stop_for_time()
@@ -209,8 +180,7 @@ class Scheduler:
             kind = request[0]
             if kind == ASK:
                 if inline is None:
-                    self.counts.requests += 1
-                    self._engine.submit(request[1], partial(self._answered, ticket))
+                    self._desk.send(ticket, request)
                     return
                 value = inline(request[1])
             elif kind == EXECUTE:
@@ -231,72 +201,21 @@ class Scheduler:
                     return
                 value = slot.value
             else:
-                assert self._critic is not None  # CRITICISE: the tree was made with a critic
-                job = partial(self._critic, request[1], request[2], request[3])
-                self._pool.submit(job, partial(self._criticised, ticket, len(request[2])))
+                assert kind == CRITICISE
+                self._desk.send(ticket, request)
                 return
-
-    def _inline_ask(self, answer_at_once: Callable[[ProposeRequest], Any]) -> Callable[[ProposeRequest], Any]:
-        """Return a call that asks an engine that answers at once, and counts."""
-        counts, note = self.counts, self._note_answer
-
-        def ask(request: ProposeRequest) -> Any:
-            counts.requests += 1
-            answer = answer_at_once(request)
-            if type(answer) is not Proposals or answer[1] is not FREE or self._errors_in_a_row:
-                note(answer)
-            return answer
-
-        return ask
-
-    def _note_answer(self, answer: Any) -> None:
-        counts = self.counts
-        if type(answer) is Proposals:
-            self._errors_in_a_row = 0
-            usage = answer.usage
-            if usage.generated:
-                counts.generated += usage.generated
-                counts.prefilled += usage.prefilled
-                counts.cached += usage.cached
-        elif isinstance(answer, PolicyError):
-            counts.policy_errors += 1
-            self._errors_in_a_row += 1
-            self._last_error = str(answer)
-            self._fault(f"policy: {answer}")
-            if self._errors_in_a_row >= self._most_policy_errors:
-                self._give_up()
-
-    def _give_up(self) -> None:
-        raise PolicyError(
-            f"the policy failed {self._errors_in_a_row} times in a row, the last time with: {self._last_error}. "
-            "Nothing is lost: run the same command again to go on"
-        )
-
-    def _answered(self, ticket: Ticket, answer: Proposals | PolicyError) -> None:
-        self._inbox.put((ticket, answer))
-
-    def _criticised(self, ticket: Ticket, n: int, scores: Any) -> None:
-        if isinstance(scores, Exception) or len(scores) != n:
-            self._fault(f"critic: {scores}")
-            scores = [None] * n  # no opinion: the search goes on with its own values
-        self._inbox.put((ticket, scores))
 
     def _finish(self, ticket: Ticket, over: list[TreeSearch]) -> None:
         search, counts = ticket.search, self.counts
         if ticket.value is not None:
             counts.simulations += 1
         if ticket.cut in ("fault", "unscored"):
-            self._fault(ticket.error or ticket.cut)
+            counts.fault(ticket.error or ticket.cut)
         if self._seconds is not None and self.counts.seconds > self._seconds:
             search.stop_for_time()
         self._launch(search.finish(ticket))
         if search.finished:
             over.append(search)
-
-    def _fault(self, text: str) -> None:
-        self.counts.faults += 1
-        if len(self.counts.fault_examples) < 20 and text not in self.counts.fault_examples:
-            self.counts.fault_examples.append(text)
 
 
 def _ignore(result: Any) -> None:

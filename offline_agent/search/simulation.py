@@ -25,7 +25,8 @@ ASK = 0  # (ASK, ProposeRequest)                  answered with `Proposals` or a
 EXECUTE = 1  # (EXECUTE, state, action)           answered with an `Outcome` or an `EnvironmentFault`
 WAIT = 2  # (WAIT, slot)                          answered with the slot's value, once another simulation filled it
 WAKE = 3  # (WAKE, slot)                          answered at once; those who wait for the slot go on
-CRITICISE = 4  # (CRITICISE, context, actions, seed)  answered with one score in [0, 1] or None per action
+CRITICISE = 4  # (CRITICISE, context, actions, seed)  answered with one score in [0, 1] or None per action,
+#                                                or with None where the policy failed the critic
 
 
 def simulate(ticket: Ticket, opening: Opening, rules: Rules) -> Generator[Request, Any, None]:
@@ -79,8 +80,14 @@ def _expand(
     fresh = sort_drawn(ticket, answer.actions, canonical)
     if rules.critic:
         actions = {edge.key: edge.actions[0] for edge in node.edges} | {key: e[3] for key, e in fresh.items()}
-        scores = yield (CRITICISE, node.context, list(actions.values()), mix(node.seed, -2 - len(actions)))
-        ticket.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
+        question = (CRITICISE, node.context, list(actions.values()), mix(node.seed, -2 - len(actions)))
+        scores = yield question
+        for _ in range(RETRIES):
+            if scores is not None:
+                break
+            scores = yield question
+        if scores is not None:
+            ticket.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
     return pick(ticket, fresh)
 
 
