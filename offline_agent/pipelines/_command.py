@@ -1,13 +1,10 @@
-"""The frame of every command: arguments, help, exit statuses, run directory, tracking, progress, closing summary."""
+"""The frame of every command: exit statuses, run directory, tracking, progress, closing summary."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import shlex
-import shutil
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +15,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from offline_agent import config as configuration
 from offline_agent.config import RunConfig, masked
-from offline_agent.errors import ConfigError, OfflineAgentError, did_you_mean
+from offline_agent.errors import ConfigError, OfflineAgentError
+from offline_agent.pipelines._arguments import parse, usage
 from offline_agent.pipelines._progress import Progress
+from offline_agent.pipelines._signals import Stopped, signals
+from offline_agent.pipelines._terminal import say, show
 
 if TYPE_CHECKING:
     from offline_agent.pipelines._shards import Spread
@@ -30,10 +30,6 @@ DONE, FAILED, WRONG = 0, 1, 2
 
 C = TypeVar("C", bound=RunConfig)
 P = TypeVar("P")
-
-_OPTIONS = ("--config", "--help", "--merge", "--plan", "--print-config", "--shard", "--submit")
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_PARTS = ("--merge", "--shard", "--submit")
 
 
 @dataclass(frozen=True)
@@ -93,10 +89,6 @@ class Session(Generic[C]):
     say: Callable[[str], None]
 
 
-class Stopped(BaseException):
-    """SIGTERM or SIGINT: end in good order; the same command goes on later."""
-
-
 def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
     """Carry out a command line and return its exit status: 0 done, 1 failed while running, 2 wrong request.
 
@@ -106,26 +98,21 @@ def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "--help" in arguments or "-h" in arguments:
-        show(usage(command))
+        show(usage(command.name, command.about, command.config, command.spread is not None))
         return DONE
     try:
-        planned = "--plan" in arguments
-        asked = [argument for argument in arguments if argument in _PARTS]
-        file, overrides, show_only = _parse([given for given in arguments if given not in ("--plan", *_PARTS)])
-        config = configuration.load(command.config, file, overrides)
+        asked = parse(arguments)
+        config = configuration.load(command.config, asked.file, asked.overrides)
         if os.environ.get("OFFLINE_AGENT_INSIDE_RAY"):  # carried out on a node of the cluster already
             config = config.model_copy(update={"launcher": "local"})
-        if show_only:
+        if asked.print_config:
             show(configuration.to_yaml(config).rstrip())
             return DONE
-        if len(asked) > 1:
-            raise ConfigError(f"{', '.join(asked)}: give one of them")
-        part = asked[0] if asked else None
-        if planned or config.plan.expect:
-            _check_plan(config, planned)
-        apart = None if planned else _apart(command, config, part, arguments)
+        if asked.plan or config.plan.expect:
+            _check_plan(config, asked.plan)
+        apart = None if asked.plan else _apart(command, config, asked.part, arguments)
         prepared, facts = command.prepare(config)
-        if planned:
+        if asked.plan:
             del prepared  # a model is loaded by the probe, not twice
             return _plan(command, config)
         if apart is not None:
@@ -135,7 +122,7 @@ def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
     except OfflineAgentError as error:
         say(f"{command.name}: {error}")
         return FAILED
-    return _carry_out(command, config, prepared, facts, arguments, part)
+    return _carry_out(command, config, prepared, facts, arguments, asked.part)
 
 
 def _apart(command: Command[C, P], config: C, part: str | None, arguments: list[str]) -> Callable[..., int] | None:
@@ -148,7 +135,9 @@ def _apart(command: Command[C, P], config: C, part: str | None, arguments: list[
 
     if _processes.count() > 1:
         _processes.check(command.name, config, _processes.count())
-        _processes.join()
+        from offline_agent.training.sharding import join
+
+        join()
     if _processes.rank():
         return _processes.follow
     if config.launcher != "slurm" and part == "--submit":
@@ -164,56 +153,6 @@ def _apart(command: Command[C, P], config: C, part: str | None, arguments: list[
     from offline_agent.pipelines import _slurm
 
     return _slurm.launcher(command, config, wait=part is None)
-
-
-def usage(command: Command[Any, Any]) -> str:
-    """Return the help text: how to call it, and every key with its type, default and meaning."""
-    width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
-    return f"""\
-usage: python -m offline_agent.pipelines.{command.name} [--config FILE] [key=value ...]
-
-{command.about}
-
-  --config FILE   YAML with any of the keys below; key=value goes over it
-  --print-config  print the resolved configuration and stop
-  --submit        with launcher=slurm: submit, print the ids of the jobs, and return{_SHARDED if command.spread else ""}
-  --plan          print what the run is expected to cost (tokens, calls, time, disk, rows), and stop; see plan.*
-  --help          this
-
-{configuration.help_text(command.config, width)}
-
-Exit status: 0 done, 1 failed while running, 2 the request was wrong (nothing was written).
-Naming an existing run_dir with the same configuration goes on with that run."""
-
-
-_SHARDED = """
-  --shard         do only what a shard does; the jobs of launcher=slurm are called so
-  --merge         gather what the shards in run_dir made, and finish; can be repeated"""
-
-
-def _parse(arguments: list[str]) -> tuple[str | None, list[str], bool]:
-    file: str | None = None
-    overrides, faults, show_only = [], [], False
-    rest = iter(arguments)
-    for argument in rest:
-        name, equals, value = argument.partition("=")
-        if argument == "--print-config":
-            show_only = True
-        elif name == "--config":
-            found = value if equals else next(rest, "")
-            if not found:
-                faults.append("--config: name a file")
-            elif file is not None:
-                faults.append("--config: give one file")
-            file = found or file
-        elif argument.startswith("-"):
-            near = did_you_mean(name, _OPTIONS)
-            faults.append(f"{argument}: unknown option, allowed: {', '.join(_OPTIONS)}, and key=value.{near}")
-        else:
-            overrides.append(argument)
-    if faults:
-        raise ConfigError(faults)
-    return file, overrides, show_only
 
 
 def _check_plan(config: RunConfig, planned: bool) -> None:
@@ -360,34 +299,6 @@ def _numbers(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
             yield f"{prefix}{name}", value
 
 
-@contextlib.contextmanager
-def signals() -> Iterator[None]:
-    """Turn signals that end a job into `Stopped`, so that files are closed in good order.
-
-    A job of Slurm's gets SIGTERM, or SIGUSR1 and SIGUSR2 as it was asked for, often several times over: only the first
-    counts, and leaves a mark for the job's script.
-    """
-    stopped = False
-
-    def stop(number: int, frame: object) -> None:
-        nonlocal stopped
-        if stopped and number != signal.SIGINT:
-            return
-        stopped = True
-        mark = os.environ.get("OFFLINE_AGENT_STOPPED")
-        if mark and number != signal.SIGINT:
-            with contextlib.suppress(OSError):
-                Path(mark).touch()
-        raise Stopped(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, stop) for number in _STOPPING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def refuse(command: Command[Any, Any], error: ConfigError) -> int:
     count = len(error.faults)
     say(f"{command.name}: the request is wrong ({count} fault{'s' * (count > 1)}), nothing was written:")
@@ -395,28 +306,3 @@ def refuse(command: Command[Any, Any], error: ConfigError) -> int:
         say(f"  {fault}")
     say(f"All keys: python -m offline_agent.pipelines.{command.name} --help")
     return WRONG
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def copyable(text: str) -> Any:
-    """Return text for `Command.show` whose lines are never wrapped, so that commands and paths can be copied."""
-    from rich.text import Text
-
-    return Text(text, no_wrap=True, overflow="ignore")
-
-
-def show(what: Any) -> None:
-    try:
-        if isinstance(what, str):
-            print(what, flush=True)
-            return
-        from rich.console import Console
-
-        width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "120"))
-        Console(width=width, highlight=False).print(what, crop=False)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, e.g. `head`, has enough; keep the interpreter from trying again at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config import EvaluateConfig
 from offline_agent.evaluation import report, test_time
-from offline_agent.pipelines._command import copyable
 from offline_agent.pipelines._earlier import SEARCHES, Earlier
 from offline_agent.pipelines._parts import Parts
 from offline_agent.pipelines._servers import Elsewhere, of_servers, tables
+from offline_agent.pipelines._terminal import copyable
 from offline_agent.policies.base import Policy
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.store import hash_json

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config import BuildPrefsConfig
-from offline_agent.pipelines._command import copyable
 from offline_agent.pipelines._parts import Parts
 from offline_agent.pipelines._servers import Elsewhere, of_servers, tables
+from offline_agent.pipelines._terminal import copyable
 from offline_agent.preferences.mining import Mined
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.search.critic import PolicyCritic

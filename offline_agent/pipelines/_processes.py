@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config import RunConfig, TrainableConfig, TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError
+from offline_agent.pipelines import _signals, _terminal
 from offline_agent.pipelines._progress import Progress
 
 if TYPE_CHECKING:
@@ -57,17 +58,6 @@ def check(name: str, config: RunConfig, processes: int) -> None:
         faults.append("scratch.reading: a new model reads in one process; train it so, and go on from its model")
     if faults:
         raise ConfigError(faults)
-
-
-def join() -> None:
-    """Have accelerate join the processes over gloo where there is no accelerator.
-
-    Without being told, it takes each process on such a machine for the only one.
-    """
-    import torch
-
-    if not torch.accelerator.is_available():
-        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 
 class Follower:
@@ -131,15 +121,15 @@ def follow(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts)
 
     run = Path(config.run_dir).resolve()
     try:
-        with _command.signals(), tempfile.TemporaryDirectory(prefix=f"{command.name}-rank-{rank()}-") as beside:
+        with _signals.signals(), tempfile.TemporaryDirectory(prefix=f"{command.name}-rank-{rank()}-") as beside:
             follower: Any = Follower(run, Path(beside), _opened(run, command.name))
             tracker = open_tracker(None, "", "", run_id="", params={}, tags={}, say=_quiet)
             command.run(prepared, _command.Session(config, follower, tracker, _Silent(command.name), _quiet))
     except OfflineAgentError as error:
-        _command.say(f"{command.name}, process {rank()}: {error}")
+        _terminal.say(f"{command.name}, process {rank()}: {error}")
         return _command.FAILED
-    except _command.Stopped as stop:
-        _command.say(f"{command.name}, process {rank()}: stopped by {stop}")
+    except _signals.Stopped as stop:
+        _terminal.say(f"{command.name}, process {rank()}: stopped by {stop}")
         return _command.FAILED
     except Exception:
         traceback.print_exc(file=sys.stderr)

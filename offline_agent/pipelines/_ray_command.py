@@ -21,6 +21,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from offline_agent.config import BuildPrefsConfig, EvaluateConfig, RunConfig
 from offline_agent.errors import OfflineAgentError
+from offline_agent.pipelines import _terminal
+from offline_agent.pipelines._signals import Stopped
 from offline_agent.pipelines._stages import bound_to
 
 if TYPE_CHECKING:
@@ -69,11 +71,11 @@ def _launch(
             status = _watch(command.name, config, factory, signals)
         if not signals.told:
             return status
-        _command.say(f"{command.name}: stopped by {signals.told}; {again}")
+        _terminal.say(f"{command.name}: stopped by {signals.told}; {again}")
     except OfflineAgentError as error:
-        _command.say(f"{command.name}: {error}; {again}")
-    except _command.Stopped as stop:
-        _command.say(f"{command.name}: stopped by {stop}; {again}")
+        _terminal.say(f"{command.name}: {error}; {again}")
+    except Stopped as stop:
+        _terminal.say(f"{command.name}: stopped by {stop}; {again}")
     return _command.FAILED
 
 
@@ -97,8 +99,6 @@ class _Signals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: object) -> None:
-        from offline_agent.pipelines._command import Stopped
-
         if self.told is not None:
             raise Stopped(signal.Signals(number).name)
         self.told = signal.Signals(number).name
@@ -107,7 +107,6 @@ class _Signals:
 def _watch(name: str, config: RunConfig, factory: RunnerFactory, signals: _Signals) -> int:
     """Hand the command to a worker, print what it prints, and return its status."""
     from offline_agent.cluster import ray as cluster
-    from offline_agent.pipelines import _command
 
     asked, passed_on = config.ray, False
     terms = cluster.Terms(
@@ -116,14 +115,14 @@ def _watch(name: str, config: RunConfig, factory: RunnerFactory, signals: _Signa
     )  # fmt: skip
 
     def say(text: str) -> None:
-        _command.say(f"{name}: {text}")
+        _terminal.say(f"{name}: {text}")
 
     def tick() -> None:
         nonlocal passed_on
         if signals.told is not None and not passed_on:
             passed_on = True
             if not crew.stop():  # nothing has begun
-                raise _command.Stopped(signals.told)
+                raise Stopped(signals.told)
 
     with cluster.connected(asked.address, asked.command_cpus), cluster.Crew(factory, terms, say, sound=True) as crew:
         for _, kind, value in crew.run("command", [cluster.Job(name, None)], tick):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config import RefineGrpoConfig
 from offline_agent.pipelines import _schemas
-from offline_agent.pipelines._command import Session, copyable
+from offline_agent.pipelines._command import Session
+from offline_agent.pipelines._terminal import copyable
 
 if TYPE_CHECKING:
     from offline_agent.pipelines._rounds import RoundLog

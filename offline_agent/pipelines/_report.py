@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.pipelines._command import copyable
+from offline_agent.pipelines._terminal import copyable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

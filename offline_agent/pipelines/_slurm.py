@@ -24,7 +24,7 @@ from offline_agent.cluster import slurm
 from offline_agent.cluster.slurm import Job, Request, SlurmError
 from offline_agent.config import IterateConfig, RunConfig, TrainableConfig
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError
-from offline_agent.pipelines import _command, _processes
+from offline_agent.pipelines import _command, _processes, _signals, _terminal
 from offline_agent.pipelines._command import Command, Facts
 from offline_agent.pipelines._jobs import Ledger, Standing, View, look, resume_command
 from offline_agent.pipelines._progress import Progress
@@ -56,12 +56,12 @@ def launcher(command: Command[Any, Any], config: RunConfig, wait: bool) -> Calla
 
 
 def _launch(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts, *, wait: bool) -> int:
-    say = _command.say
+    say = _terminal.say
     try:
-        with _command.signals():
+        with _signals.signals():
             view, path = _submitted(command, config, prepared, facts)
             if not wait:
-                _command.show(_ids(view))
+                _terminal.show(_ids(view))
                 return _command.DONE
             return _wait(command, config, path, say)
     except ConfigError as error:
@@ -69,7 +69,7 @@ def _launch(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts
     except OfflineAgentError as error:
         say(f"{command.name}: {error}")
         return _command.FAILED
-    except _command.Stopped as stop:
+    except _signals.Stopped as stop:
         say(
             f"{command.name}: stopped waiting by {stop}; the jobs go on. The same command waits for them again, and "
             "`scancel --name=NAME` ends those that squeue shows"
@@ -88,7 +88,7 @@ def _submitted(command: Command[Any, Any], config: Any, prepared: Any, facts: Fa
             view = look(path.resolve(), command.name)
             last = view.merge or view.job
             if last is not None and last.active:  # it holds, or is to hold, the run directory
-                _command.say(f"{command.name}: the jobs of {path} are under way")
+                _terminal.say(f"{command.name}: the jobs of {path} are under way")
                 return view, path
     config, run = _command.open_run(command, config, facts)
     with run:
@@ -192,7 +192,7 @@ class _Submission:
         return found
 
     def _say(self, text: str) -> None:
-        _command.say(f"{self.command.name}: {text}")
+        _terminal.say(f"{self.command.name}: {text}")
 
 
 def _processes_of(config: TrainableConfig) -> int:
@@ -253,7 +253,7 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
         summary = json.loads((run_dir / "summary.json").read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{run_dir / 'summary.json'}: not readable ({error}), though the run is done") from error
-    _command.show(command.show(summary, path))
+    _terminal.show(command.show(summary, path))
     return _command.DONE
 
 

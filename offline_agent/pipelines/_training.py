@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config import BatchSection, RefineGrpoConfig, TrainableConfig, TrainConfig
 from offline_agent.errors import ConfigError
-from offline_agent.pipelines._command import Session, copyable
+from offline_agent.pipelines._command import Session
+from offline_agent.pipelines._terminal import copyable
 
 if TYPE_CHECKING:
     from offline_agent.rendering import Renderer

@@ -23,6 +23,15 @@ _OPTIMIZER, _SCHEDULER = "optimizer.pt", "scheduler.pt"  # transformers' names
 _WRAPPED = "_checkpoint_wrapped_module."  # what activation checkpointing puts into names
 
 
+def join() -> None:
+    """Have accelerate join the processes over gloo where there is no accelerator.
+
+    Without being told, it takes each process on such a machine for the only one.
+    """
+    if not torch.accelerator.is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+
+
 def check(accelerator: Any) -> bool:
     """Return whether the model will be sharded.
 

@@ -92,7 +92,7 @@ sys.path.insert(0, {root!r})
 from pathlib import Path
 from tests.unit.pipelines.test_stages import PIPELINE, tiny
 from offline_agent.pipelines import _stages
-from offline_agent.pipelines._command import signals
+from offline_agent.pipelines._signals import signals
 _stages.Stage.command = property(lambda stage: [sys.executable, str(PIPELINE), "--config", str(stage.file)])
 with signals():
     print(_stages.run_stage(tiny(Path({folder!r}), count=20, pause=0.3), lambda line: None, "again"))
