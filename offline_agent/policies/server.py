@@ -13,6 +13,7 @@ from offline_agent.policies.chat import chat_messages
 from offline_agent.policies.endpoint import Endpoint, Json, served_model
 from offline_agent.policies.pool import PoolEngine, propose
 from offline_agent.policies.served import CHAT, COMPLETIONS, Alone, Served
+from offline_agent.policies.server_line import AHEAD
 from offline_agent.policies.server_pool import ServerPool
 from offline_agent.policies.weights import Probe, Taken
 from offline_agent.records import Action, Context
@@ -101,7 +102,8 @@ class ServerPolicy:
         self.max_tokens = max_tokens
         self.batch_invariant = batch_invariant
         self.concurrency = concurrency
-        self._pool = ThreadPoolExecutor(concurrency * (1 if isinstance(urls, str) else len(urls)), "server-policy")
+        threads = concurrency if isinstance(urls, str) else (concurrency + AHEAD) * len(urls)  # those that wait, too
+        self._pool = ThreadPoolExecutor(threads, "server-policy")
         self._figures: list[dict[str, Any]] | None = None
         self.identity: dict[str, object] = {
             "kind": "server",

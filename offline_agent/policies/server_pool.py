@@ -1,8 +1,9 @@
 """Many servers of one model as one: spread, taken out when they fail or lie, taken back when they are sound again.
 
 A request that fails on one server is tried on another at once; a refusal (4xx) that is about the request is not. Where
-all servers are out, requests wait. One that is out is looked at after a while, and is back when it serves the model,
-has the current weights, and says the same of a fixed text as the others (with token ids; see `server_agreement`).
+all servers are full or out, requests wait (see `server_line`). One that is out is looked at after a while, and is back
+when it serves the model, has the current weights, and says the same of a fixed text as the others (with token ids; see
+`server_agreement`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from offline_agent.policies.endpoint import Refused, Unreachable, served_model
 from offline_agent.policies.kept_weights import Update, forget, keep, unchanged
 from offline_agent.policies.served import Served
 from offline_agent.policies.server_agreement import Agreement, Said
+from offline_agent.policies.server_line import Line, Waiter
 from offline_agent.policies.servers import Router
 from offline_agent.policies.weights import Gate, Probe, Shapes, Taken, check_same_model, tensor_shapes
 from offline_agent.rendering import Renderer
@@ -69,7 +71,8 @@ class ServerPool:
             raise ConfigError(f"policy.bound, policy.backoff, policy.concurrency: {error}") from error
         self._retries, self._patience = retries, patience
         self._agreement = Agreement(renderer, tolerance)
-        self._condition = threading.Condition()  # of the router, the reasons and the update
+        self._line = Line(self._router)
+        self._condition = threading.Condition()  # of the router, the line, the reasons and the update
         self._closing = threading.Event()
         self._gate = Gate()
         self._reasons: dict[str, str] = {}
@@ -93,27 +96,48 @@ class ServerPool:
         """
         failures: dict[str, str] = {}
         failed, waited = 0, 0.0
-        while True:
-            with self._gate.answering():  # not while waiting: weights can be changed meanwhile
-                name, began = self._choose(key, failures)
-                if name is not None:
-                    try:
-                        return self._ask(name, began, job)
-                    except PolicyError as error:
-                        if isinstance(error, Refused) and not error.by_this_server_alone:
-                            raise
-                        failures[name] = str(error)
-                        failed += not isinstance(error, Unreachable) or error.made
-                        if failed > self._retries:
-                            raise PolicyError(f"a request failed {failed} times: {_listed(failures)}") from error
-            if name is None:
-                waited += self._wait(waited)
+        waiter = self._line.waiter(key, failures)
+        try:
+            while True:
+                with self._gate.answering():  # not while waiting: weights can be changed meanwhile
+                    name, began = self._choose(waiter)
+                    if name is not None:
+                        try:
+                            return self._ask(name, began, job)
+                        except PolicyError as error:
+                            if isinstance(error, Refused) and not error.by_this_server_alone:
+                                raise
+                            failures[name] = str(error)
+                            failed += not isinstance(error, Unreachable) or error.made
+                            if failed > self._retries:
+                                raise PolicyError(f"a request failed {failed} times: {_listed(failures)}") from error
+                if name is None:
+                    waited += self._wait(waiter, waited)
+        finally:
+            with self._condition:
+                self._line.leave(waiter)
+                self._call_next()
 
-    def _choose(self, key: str, avoid: Collection[str]) -> tuple[str | None, int]:
+    def _choose(self, waiter: Waiter) -> tuple[str | None, int]:
         with self._condition:
             self._check_open()
-            name = self._router.route(key, avoid)
-            return name, 0 if name is None else self._router.begin(name)
+            self._line.join(waiter)
+            name = self._line.take(waiter)
+            began = 0 if name is None else self._router.begin(name)
+            self._call_next()
+            return name, began
+
+    def _call_next(self) -> None:
+        """Wake whose turn it is, after whatever may have changed that; the lock is held."""
+        waiter = self._line.next()
+        if waiter is not None:
+            waiter.turn.set()
+
+    def _call_all(self) -> None:
+        """Wake everybody who waits, for room or for a server; the lock is held."""
+        self._condition.notify_all()
+        for waiter in self._line.everybody():
+            waiter.turn.set()
 
     def _ask(self, name: str, began: int, job: Callable[[Served], T]) -> T:
         started, why = time.monotonic(), ""
@@ -132,19 +156,20 @@ class ServerPool:
             with self._condition:
                 if self._router.end(name, not why, seconds, began):
                     self._fell(name, why)
-                self._condition.notify()  # room for one more
+                self._call_next()
 
-    def _wait(self, waited: float) -> float:
+    def _wait(self, waiter: Waiter, waited: float) -> float:
         """Wait for a change; return the seconds in which all servers were out."""
         with self._condition:
             self._check_open()
-            if self._router.route("") is not None:
+            if self._line.next() is waiter:
                 return 0.0
             started, out = time.monotonic(), not self._router.live()
             if out and waited >= self._patience:
                 raise self._all_out(f"none came back within {self._patience:g} s (policy.patience)")
-            self._condition.wait(self._patience - waited if out else None)
-            return time.monotonic() - started if out else 0.0
+            waiter.turn.clear()
+        waiter.turn.wait(self._patience - waited if out else None)
+        return time.monotonic() - started if out else 0.0
 
     def _check_open(self) -> None:
         if self._closing.is_set():
@@ -158,7 +183,7 @@ class ServerPool:
     def _fell(self, name: str, why: str) -> None:
         """Note why a server was taken out, and have it looked at until it is back; the lock is held."""
         self._reasons[name] = why
-        self._condition.notify_all()  # who waits for room may have to wait for a server now
+        self._call_all()  # who waits for room may have to wait for a server now
         if not self._closing.is_set():
             threading.Thread(target=self._revive, args=(name, why), name=f"look at {name}", daemon=True).start()
 
@@ -196,7 +221,7 @@ class ServerPool:
             if self._update is not update:
                 return False
             self._router.restore(name)
-            self._condition.notify_all()
+            self._call_all()
             return True
 
     def _look(self, served: Served, update: Update | None) -> None:
@@ -334,7 +359,7 @@ class ServerPool:
         """Let nobody wait any longer, and close the connections."""
         self._closing.set()
         with self._condition:
-            self._condition.notify_all()
+            self._call_all()
         if self._update is not None:
             forget(self._update)
         for served in self._servers.values():

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 
 SLOW = 2.0  # a server that takes this many times the median is sent fewer requests
@@ -78,6 +79,7 @@ class Router:
         self._longest = max(longest, backoff)
         self._clock = clock
         self._states = {name: _State(_hash(name)) for name in names}
+        self._order = lru_cache(4096)(self._ordered)
 
     def route(self, key: str, avoid: Collection[str] = ()) -> str | None:
         """Return the server for a request; None where every one is out or has `most` requests.
@@ -86,20 +88,30 @@ class Router:
             key: Requests with the same key share a prefix, e.g. the task's id.
             avoid: Servers to leave out where there are others, e.g. those that this request failed on.
         """
-        live = self.live()
-        live = [name for name in live if name not in avoid] or live
-        live = [name for name in live if not self._full(name)]
+        live = [name for name in self._wanted(avoid) if not self._full(name)]
         if not live:
             return None
         weights = self._weights(live)
         mean = (sum(self._states[name].in_flight for name in live) + 1) / sum(weights.values())
-        number = _hash(key)
-        order = sorted(live, key=lambda name: _score(number, self._states[name].hash), reverse=True)
+        order = [name for name in self._order(key) if name in weights]
         if self._fits(order[0], self._bound * mean * weights[order[0]]):
             return order[0]
         # Not merely the least loaded: the second in the order is a tree's second home, and has what it was sent before.
         # One fits: if all had their shares of in flight + 1 requests or more, there would be more than are in flight.
         return next(name for name in order if self._fits(name, mean * weights[name]))
+
+    def home(self, key: str, avoid: Collection[str] = ()) -> str | None:
+        """Return the server that has a request's history, if any has, whatever else it does; None = all are out.
+
+        Args:
+            key, avoid: As `route`'s.
+        """
+        live = self._wanted(avoid)
+        return next((name for name in self._order(key) if name in live), None)
+
+    def room(self) -> list[str]:
+        """Return the servers that are in and have fewer than `most` requests."""
+        return [name for name in self.live() if not self._full(name)]
 
     def begin(self, name: str) -> int:
         """Note that a request went to a server; return what `end` wants to know of when it began."""
@@ -173,6 +185,14 @@ class Router:
     def seconds(self, name: str) -> float | None:
         """Return the running mean of what a server's good answers took; None before the first."""
         return self._states[name].seconds
+
+    def _wanted(self, avoid: Collection[str]) -> list[str]:
+        live = self.live()
+        return [name for name in live if name not in avoid] or live
+
+    def _ordered(self, key: str) -> tuple[str, ...]:
+        number = _hash(key)
+        return tuple(sorted(self.names, key=lambda name: _score(number, self._states[name].hash), reverse=True))
 
     def _full(self, name: str) -> bool:
         return self._most is not None and self._states[name].in_flight >= self._most

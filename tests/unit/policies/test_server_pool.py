@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -132,6 +133,31 @@ def test_servers_are_filled_and_what_has_no_room_waits(three: list[FakeServer]) 
         held.set()
         asking.join(WAIT)
         assert len(got[0].actions) == 8 and max(fake.most for fake in three) == 2
+
+
+def test_where_all_are_full_a_tree_still_goes_to_the_server_that_has_it(three: list[FakeServer]) -> None:
+    with pool(three, concurrency=2) as policy:
+        lives = {number: home(policy, three, number) for number in range(200)}
+        of = [[number for number, fake in lives.items() if fake is each][:4] for each in three]
+        homes = {number: lives[number] for numbers in of for number in numbers}  # as many trees at home everywhere
+        held = threading.Event()
+        for fake in three:
+            fake.misbehave = holding(held, "")
+        engine, left = policy.engine(), threading.Semaphore(0)
+        rng = random.Random(1)
+        asked = [rng.choice(list(homes)) for _ in range(240)]  # in no order: whoever is first in line is anybody's
+        for seed, number in enumerate(asked):
+            engine.submit(ProposeRequest(root(number), (seed,)), lambda answer: left.release())
+        until(lambda: sum(fake.now for fake in three) == 6)
+        for fake in three:
+            fake.misbehave = lambda path, body, count: time.sleep(0.005)  # type: ignore[func-returns-value]
+        held.set()
+        for _ in asked:
+            assert left.acquire(timeout=WAIT)
+        engine.close()
+        there = {number: sum(f"Task {number}." in str(body) for _, body in homes[number].seen) for number in homes}
+        assert sum(there.values()) > 0.65 * len(asked) and sum(posts(fake) for fake in three) == len(asked)
+        assert max(fake.most for fake in three) == 2
 
 
 IDS = [5, 6, 7]
