@@ -125,7 +125,7 @@ def arguments(about: str | None, suites: Iterable[str]) -> argparse.ArgumentPars
     parser.add_argument("--suite", default="shop", choices=sorted(suites))
     parser.add_argument("--work", type=Path, required=True, help="where the run directories are")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--held-out", type=int, default=200, help="test tasks")
+    parser.add_argument("--held-out", type=int, default=None, help="test tasks; else the suite's own number")
     parser.add_argument("--attempts", type=int, default=4, help="sampled attempts of each test task")
     parser.add_argument("--jobs", type=int, default=2, help="commands at once, one thread each")
     parser.add_argument("--plan", action="store_true", help="print the commands and stop")

@@ -21,6 +21,17 @@ from typing import Any
 from _common import write_result
 from _experiment import Seed, Stage, arguments, carry_out, interval, matrix
 
+ROWS = {
+    "warm start": "warm",
+    "rejection fine-tuning": "rft",
+    "trajectory DPO": "dpo_trajectory",
+    "step DPO": "dpo_step",
+    "step, trajectory, hindsight and minimal": "dpo_all",
+    "two iterations (step)": "final",
+}
+"""What a row of the table is called, and its model."""
+_ABLATIONS = {"dpo_trajectory": "trajectory", "dpo_all": "step,trajectory,hindsight,minimal"}
+
 
 @dataclass(frozen=True)
 class Suite:
@@ -36,6 +47,8 @@ class Suite:
         tasks: Train tasks searched in each iteration.
         pool: Distance of the seeds' first train tasks.
         first: The first seed's; those before it made the warm start.
+        held_out: Test tasks.
+        ablations: Whether the other kinds of pairs have rows.
         games: Whether tasks are of several games, whose names their ids begin with: each has rows of its own then,
             and its score stands beside its success.
     """
@@ -48,11 +61,18 @@ class Suite:
     tasks: int = 300
     pool: int = 1000
     first: int = 0
+    held_out: int = 200
+    ablations: bool = True
     games: bool = False
 
     def offset(self, seed: int) -> str:
         """Return the key that says where a seed's train tasks begin."""
         return f"tasks.offset={self.first + seed * self.pool}"
+
+    @property
+    def rows(self) -> dict[str, str]:
+        """What the rows of the table are called, and their models."""
+        return ROWS if self.ablations else {title: model for title, model in ROWS.items() if model not in _ABLATIONS}
 
 
 _GAMES = (
@@ -113,16 +133,6 @@ SUITES = {
 WARM = "../warm"
 """The run directory of a suite's own warm start: one for all seeds."""
 
-ROWS = {
-    "warm start": "warm",
-    "rejection fine-tuning": "rft",
-    "trajectory DPO": "dpo_trajectory",
-    "step DPO": "dpo_step",
-    "step, trajectory, hindsight and minimal": "dpo_all",
-    "two iterations (step)": "final",
-}
-"""What a row of the table is called, and its model."""
-
 
 def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Stage]:
     """Yield the commands of one seed."""
@@ -138,14 +148,14 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
     yield Stage("iterate", "iterate", (*own, *loop, *suite.iterate, *start), warm)
     first = folder / "iterate" / "iteration-0"
     models |= {"rft": str(first / "train_sft" / "model"), "dpo_step": str(first / "train_dpo" / "model")}
-    for name, kinds in (("trajectory", "trajectory"), ("all", "step,trajectory,hindsight,minimal")):
+    for name, kinds in _ABLATIONS.items() if suite.ablations else ():
         data = (f"model.path={models['rft']}", f"data.runs=[{first / 'build_prefs'}]", f"data.kinds=[{kinds}]")
-        yield Stage(f"dpo_{name}", "train_dpo", (f"seed={seed}", *data, *suite.dpo), ("iterate",))
-        models[f"dpo_{name}"] = str(folder / f"dpo_{name}" / "model")
+        yield Stage(name, "train_dpo", (f"seed={seed}", *data, *suite.dpo), ("iterate",))
+        models[name] = str(folder / name / "model")
     models["final"] = str(folder / "iterate" / "model")
-    tasks = ("tasks.split=test", f"tasks.n={options.held_out}")
+    tasks = ("tasks.split=test", f"tasks.n={options.held_out or suite.held_out}")
     for name, model in models.items():
-        after = {"dpo_trajectory": ("dpo_trajectory",), "dpo_all": ("dpo_all",), "warm": warm}.get(name, ("iterate",))
+        after = warm if name == "warm" else (name,) if name in _ABLATIONS else ("iterate",)
         policy = (f"policy.model={model}",) if model else ()
         plain = (f"attempts={options.attempts}",)
         yield Stage(f"test-{name}", "evaluate", (*own, *tasks, *plain, *suite.evaluate, *policy), after)
@@ -158,21 +168,21 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
 def table(suite: Suite, seeds: Sequence[Seed], simulations: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the rows of the table, and facts about them; for each game where there are several."""
     if not suite.games:
-        return _table("", seeds, simulations, {"success": ""})
+        return _table(suite, "", seeds, simulations, {"success": ""})
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
     for game in sorted({task.partition("-")[0] for task in seeds[0].tasks}):
-        own, found = _table(game, seeds, simulations, {"success": "won, ", "reward": "score, "})
+        own, found = _table(suite, game, seeds, simulations, {"success": "won, ", "reward": "score, "})
         rows += [{"game": game, **row} for row in own]
         facts[game] = found
     return rows, facts
 
 
 def _table(
-    game: str, seeds: Sequence[Seed], simulations: int, columns: Mapping[str, str]
+    suite: Suite, game: str, seeds: Sequence[Seed], simulations: int, columns: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     rows, sampled = [], {}
-    for title, model in ROWS.items():
+    for title, model in suite.rows.items():
         row: dict[str, Any] = {"policy": title}
         ways = [("sampled", "sampled at 0.7", f"test-{model}"), ("greedy", "greedy", f"test-{model}")]
         if simulations:
@@ -187,7 +197,7 @@ def _table(
                     row["each seed"] = ", ".join(f"{mean:.1%}" for mean in values.mean(1))
                     sampled[title] = (values, low, high)
         rows.append(row)
-    base, best = sampled["warm start"], sampled[next(title for title, model in ROWS.items() if model == "final")]
+    base, best = sampled["warm start"], sampled["two iterations (step)"]
     gain = best[0] - base[0]
     low, high = interval(gain)
     facts = {
@@ -208,7 +218,10 @@ def main() -> None:
     parser.add_argument("--simulations", type=int, default=8, help="of the search at test time; 0 = none")
     options = parser.parse_args()
     suite, name = SUITES[options.suite], f"offline_loop_{options.suite}"
-    settings = {"train tasks an iteration": options.tasks or suite.tasks, "test tasks": options.held_out}
+    settings = {
+        "train tasks an iteration": options.tasks or suite.tasks,
+        "test tasks": options.held_out or suite.held_out,
+    }
     settings |= {"attempts": options.attempts, "simulations at test time": options.simulations}
     seeds = carry_out(name, options, lambda seed, folder: stages(suite, seed, folder, options), settings)
     rows, facts = table(suite, seeds, options.simulations)

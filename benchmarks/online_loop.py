@@ -51,7 +51,7 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
         model = (f"model.path={start}",) if start else ()
         yield Stage(name, "refine_grpo", (*own, *pool, *size, *COMMON, *OBJECTIVES[objective], *model))
         models[name] = (str(folder / name / "model"), (name,))
-    tasks = ("tasks.split=test", f"tasks.n={options.held_out}", f"attempts={options.attempts}")
+    tasks = ("tasks.split=test", f"tasks.n={options.held_out or suite.held_out}", f"attempts={options.attempts}")
     for name, (path, after) in models.items():
         policy = (f"policy.model={path}",) if path else ()
         yield Stage(f"test-{name}", "evaluate", (*own, *tasks, *policy), after)
@@ -103,7 +103,7 @@ def main() -> None:
     options = parser.parse_args()
     suite, name = SUITES[options.suite], f"online_loop_{options.suite}"
     settings = {"rounds": options.rounds, "episodes a round": f"{options.tasks} × {options.size}"}
-    settings |= {"test tasks": options.held_out, "attempts": options.attempts}
+    settings |= {"test tasks": options.held_out or suite.held_out, "attempts": options.attempts}
     seeds = carry_out(name, options, lambda seed, folder: stages(suite, seed, folder, options), settings, played)
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
