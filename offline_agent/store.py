@@ -71,7 +71,8 @@ class RunDirectory:
             path: The directory; made with its parents.
             config: The resolved configuration, JSON-serialisable.
             facts: More for the manifest: `seeds`, `hashes` (of model, tokenizer, chat_template, task_set, …),
-                `batch_invariant` … A hash that differs on resume is refused.
+                `batch_invariant` … A hash that differs on resume is refused, and so is another model behind a
+                server, by `served`: {label: {`model`, `logps`, `tolerance`}}.
             command: The pipeline's name.
             free: Dotted keys (or whole sections) that may differ on resume, because results do not depend on them.
 

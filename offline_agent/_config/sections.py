@@ -60,7 +60,8 @@ class PolicySection(Plugged):
     name: str = key("hf", "oracle, noisy, random, hf, server, or module:Class of your own (policy=NAME for short)")
     model: str | None = key(None, "hf: a local path or hub name, null = the embedded default; server: the served name")
     url: str | tuple[str, ...] | None = key(
-        None, "server: the endpoint, e.g. http://localhost:8000/v1; or several: [URL,URL], of one model"
+        None, "server: the endpoint, e.g. http://localhost:8000/v1; or several: [URL,URL], of one model. May differ on "
+        "resume, as long as the model is the same",
     )
     tokenizer: str | None = key(None, "path or name, where it is not the model's own")
     temperature: float = key(0.7, "sampling temperature; 0 = greedy", ge=0)

@@ -101,6 +101,25 @@ def _differences(
     for key in sorted((old.keys() & new.keys()) - {"code"}):
         if old[key] != new[key]:
             yield f"the {key} changed since the run was begun (hash {old[key]} then, {new[key]} now)"
+    for label, now_served in facts.get("served", {}).items():
+        then_served = {**manifest.get(label, {}), **manifest.get("served", {}).get(label, {})}
+        yield from _another_model(label, then_served, now_served)
+
+
+def _another_model(label: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a server's model is not the one that the run was begun with, as far as the servers told."""
+    mend = "Go on with servers of the model that it was begun with (policy.url)"
+    if then.get("model", now["model"]) != now["model"]:
+        yield f"{label}: the run was begun with the model {then['model']!r}, the server has {now['model']!r}. {mend}"
+    before, after, most = then.get("logps"), now["logps"], now["tolerance"]
+    if before is None or after is None:
+        return
+    gap = max(abs(a - b) for a, b in zip(before, after, strict=True)) if len(before) == len(after) else float("inf")
+    if gap > most:
+        yield (
+            f"{label}: the server has another model, or other weights, than the one that the run was begun with: its "
+            f"log-probs of a fixed text differ by up to {gap:.3g}, allowed: {most:g} (policy.probe_tolerance). {mend}"
+        )
 
 
 _ABSENT = object()

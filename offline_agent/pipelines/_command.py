@@ -38,12 +38,15 @@ class Facts:
 
     Attributes:
         manifest: Put into the manifest as it is: `seeds`, `hashes` (model, tokenizer, chat_template, task_set; one
-            that differs on resume is refused), `policy`, `env` …
+            that differs on resume is refused), `served` (what servers say of their models; another model is refused),
+            `policy`, `env` …
         tags: Tags for MLflow beside commit and run directory.
+        free: Dotted keys that may differ on resume, beside those that always may.
     """
 
     manifest: Mapping[str, Any] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
+    free: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,7 @@ def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDir
         config=config.resolved(),
         facts={"seeds": {"run": config.seed}, **masked(dict(facts.manifest))},
         command=command.name,
-        free=configuration.free_keys(command.config),
+        free=(*configuration.free_keys(command.config), *facts.free),
     )
     say(f"{command.name}: {'going on with' if run.resumed else 'writing to'} {run.path}")
     for warning in run.warnings:

@@ -130,6 +130,16 @@ def _policy_arguments(section: PolicySection) -> tuple[Any, dict[str, Any]]:
     return kind, catalog.keywords("policy", kind, given, section.defaults(), {"demonstrate": None})
 
 
+def free_arguments(policy: Policy) -> tuple[str, ...]:
+    """Return the keys of `policy` that may differ when the run goes on: as the policy itself says, no others."""
+    return tuple(f"policy.{name}" for name in getattr(policy, "free_arguments", ()))
+
+
+def served(policies: Iterable[tuple[str, Policy]]) -> dict[str, Any]:
+    """Return what shows by label that a policy's model is still the same when the run goes on; those that can tell."""
+    return {label: policy.evidence() for label, policy in policies if hasattr(policy, "evidence")}
+
+
 def facts_of(parts: Parts) -> dict[str, Any]:
     """Return what the manifest says of the parts: identities, hashes, and whether a resume is exact to the byte."""
     renderer = parts.policy.renderer

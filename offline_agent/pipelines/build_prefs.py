@@ -16,7 +16,7 @@ from offline_agent.pipelines._command import Command, Facts, Session, main
 from offline_agent.pipelines._figures import Figures, show
 from offline_agent.pipelines._gathering import gather_trees
 from offline_agent.pipelines._mine import mine
-from offline_agent.pipelines._parts import Parts, facts_of, make_parts
+from offline_agent.pipelines._parts import Parts, facts_of, free_arguments, make_parts, served
 from offline_agent.pipelines._search import search, settings_of
 from offline_agent.pipelines._shards import Spread
 
@@ -29,7 +29,8 @@ def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
     if faults:
         raise ConfigError(faults)
     tags = {"environment": parts.spec.name, "policy": parts.policy.name}
-    return parts, Facts(facts_of(parts), tags)
+    facts = facts_of(parts) | {"served": served([("policy", parts.policy)])}
+    return parts, Facts(facts, tags, free_arguments(parts.policy))
 
 
 def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:

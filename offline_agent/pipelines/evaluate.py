@@ -22,7 +22,7 @@ from offline_agent.pipelines._command import Command, Facts, Session, main
 from offline_agent.pipelines._earlier import Earlier, read_earlier
 from offline_agent.pipelines._evaluation_figures import EXTRA, show, summary
 from offline_agent.pipelines._gathering import gather_attempts
-from offline_agent.pipelines._parts import Parts, facts_of, make_parts, make_policy
+from offline_agent.pipelines._parts import Parts, facts_of, free_arguments, make_parts, make_policy, served
 from offline_agent.pipelines._probe import trust_copies
 from offline_agent.pipelines._shards import Shard, Spread
 from offline_agent.policies.base import Engine, Policy
@@ -90,7 +90,8 @@ def prepare(config: EvaluateConfig) -> tuple[Prepared, Facts]:
     tags = {"environment": parts.spec.name, "policy": parts.policy.name}
     if config.policy.model is not None:
         tags["model"] = config.policy.model
-    return Prepared(parts, other, earlier, settings), Facts(facts, tags)
+    facts["served"] = served([("policy", parts.policy), *([("against", other)] if other is not None else [])])
+    return Prepared(parts, other, earlier, settings), Facts(facts, tags, free_arguments(parts.policy))
 
 
 def _conflicts(config: EvaluateConfig) -> Iterator[str]:

@@ -57,6 +57,9 @@ class Policy(Protocol):
         batch_invariant: True where an answer does not depend on what else is in the batch, bit for bit.
         max_tokens: The most ids one action may have; 0 for a policy without tokens. Budgets reserve it.
         identity: JSON-serialisable facts for the manifest (kind, model hash, temperature, …).
+
+    Optional: `free_arguments`, names of constructor arguments that may differ when a run goes on, because answers do
+    not depend on them; and `evidence()`, what shows that the model is still the same (see `server.ServerPolicy`).
     """
 
     name: str

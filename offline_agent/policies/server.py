@@ -13,6 +13,7 @@ from offline_agent.policies.chat import chat_messages
 from offline_agent.policies.endpoint import Endpoint, Json, served_model
 from offline_agent.policies.pool import PoolEngine, propose
 from offline_agent.policies.served import CHAT, COMPLETIONS, Alone, Served
+from offline_agent.policies.server_agreement import Agreement
 from offline_agent.policies.server_line import AHEAD
 from offline_agent.policies.server_pool import ServerPool
 from offline_agent.policies.weights import Probe, Taken
@@ -54,14 +55,15 @@ class ServerPolicy:
         bound: Several servers: see `servers.Router`.
         backoff: Several servers: seconds that one is left alone after its first failure; doubled each time, to a
             minute.
-        probe_tolerance: Several servers with a tokenizer: largest difference, nats, of any log-prob of a fixed text
-            between two that serve the same model. 0.25 lets any two number formats pass.
+        probe_tolerance: With a tokenizer: largest difference, nats, of any log-prob of a fixed text between two servers
+            of the same model, at once or when a run goes on. 0.25 lets any two number formats pass.
 
     Raises:
         ConfigError: There is no URL, no server answers there, or none serves the model.
     """
 
     name = "server"
+    free_arguments = ("url", "api_key", "timeout", "retries", "concurrency", "patience", "bound", "backoff")
 
     def __init__(
         self,
@@ -105,6 +107,7 @@ class ServerPolicy:
         threads = concurrency if isinstance(urls, str) else (concurrency + AHEAD) * len(urls)  # those that wait, too
         self._pool = ThreadPoolExecutor(threads, "server-policy")
         self._figures: list[dict[str, Any]] | None = None
+        self._probe_tolerance = probe_tolerance
         self.identity: dict[str, object] = {
             "kind": "server",
             "url": urls if isinstance(urls, str) else list(urls),
@@ -141,6 +144,21 @@ class ServerPolicy:
         self._figures = self.server_figures()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._servers.close()
+
+    def evidence(self) -> dict[str, object]:
+        """Return what the server says of its model, for whoever goes on with a run at other addresses; JSON.
+
+        Returns:
+            `model`, the served name; `logps`, float [n] of a fixed text at T = 1, None where it does not tell (chat);
+            `tolerance`, the largest difference of any of them at which the model counts as the same.
+        """
+        agreement = Agreement(self.renderer, self._probe_tolerance)
+        try:
+            logps = self._servers.run("", lambda served: agreement.ask(served).logps)
+        except PolicyError:  # all are out by now; whoever asks for samples will be told
+            logps = None
+        known = None if logps is None else list(logps)
+        return {"model": self.model, "logps": known, "tolerance": self._probe_tolerance}
 
     def check_takes_weights(self) -> None:
         """Check that every server can take new weights; ask before a long run.

@@ -166,6 +166,34 @@ def test_all_dead_is_said_and_the_run_goes_on_later_as_if_nothing_had_been(
     assert digests(tmp_path / "run") == digests(sound) and summary(tmp_path / "run")["resumed"]
 
 
+def test_a_run_goes_on_with_servers_at_other_addresses_if_they_have_the_same_model(
+    three: list[FakeServer], renderer: Renderer, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = [*SEARCH, "search.trees_in_flight=1", f"run_dir={tmp_path / 'run'}"]
+    Script(three[:1], (60, three[0].running.kill))
+    assert main(build_prefs.COMMAND, [*run, f"policy.url={three[0].url}", "policy.retries=0"]) == 1
+    before = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert before["served"]["policy"]["model"] == "tiny" and len(before["served"]["policy"]["logps"]) > 5
+    retrained = FakeServer(seeded_model(renderer, bias=0.5, turns=shops))
+    renamed = FakeServer(seeded_model(renderer, turns=shops), ("huge",))
+    for other, said in ((retrained, "differ by up to 0.5, allowed: 0.25"), (renamed, "'tiny', the server has 'huge'")):
+        capsys.readouterr()
+        with serving(other):
+            assert main(build_prefs.COMMAND, [*run, f"policy.url={other.url}"]) == 2
+        told = capsys.readouterr().err
+        assert said in told and "policy: the" in told and "nothing was written" in told and "run_dir: " in told
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text()) | {"status": ""} == before | {"status": ""}
+    capsys.readouterr()
+    assert main(build_prefs.COMMAND, [*run, urls(three[1:]), "policy.temperature=0.1"]) == 2
+    told = capsys.readouterr().err
+    assert "policy.temperature: the run has 0.7, asked for 0.1" in told and "policy.url:" not in told
+    assert main(build_prefs.COMMAND, [*run, urls(three[1:]), "policy.patience=9", "policy.concurrency=3"]) == 0
+    assert digests(tmp_path / "run") == digests(sound) and summary(tmp_path / "run")["resumed"]
+    after = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert after["config"]["policy"]["url"] == [fake.url for fake in three[1:]]  # as asked for last
+    assert after["policy"]["url"] == three[0].url and after["served"] == before["served"]  # as it was begun
+
+
 def test_an_outage_that_patience_covers_changes_nothing(three: list[FakeServer], sound: Path, tmp_path: Path) -> None:
     def blink() -> None:
         def off_and_on() -> None:

@@ -49,6 +49,45 @@ def test_the_same_configuration_goes_on(tmp_path: Path) -> None:
         assert len(run.manifest["resumed"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({"model": "a", "logps": [-1.0, -2.0]}, {"model": "a", "logps": [-1.25, -2.0]}, None),
+        ({"model": "a", "logps": None}, {"model": "a", "logps": [-1.0]}, None),
+        ({"model": "a", "logps": [-1.0]}, {"model": "a", "logps": None}, None),
+        ({"model": "a", "logps": [-1.0, -2.0]}, {"model": "a", "logps": [-1.0, -2.5]}, "differ by up to 0.5, allowed"),
+        ({"model": "a", "logps": [-1.0]}, {"model": "a", "logps": [-1.0, -2.5]}, "differ by up to inf"),
+        ({"model": "a", "logps": None}, {"model": "b", "logps": None}, "with the model 'a', the server has 'b'"),
+    ],
+)
+def test_another_model_behind_a_server_is_refused(tmp_path: Path, then: Any, now: Any, said: str | None) -> None:
+    def facts(one: Any) -> dict[str, Any]:
+        return {**FACTS, "served": {"policy": {**one, "tolerance": 0.25}}}
+
+    with _open(tmp_path / "run", facts=facts(then)) as run:
+        run.finish()
+    if said is None:
+        with _open(tmp_path / "run", facts=facts(now)) as run:
+            assert run.resumed and run.manifest["served"]["policy"]["logps"] == then["logps"]  # it does not creep
+        return
+    before = _bytes(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        _open(tmp_path / "run", facts=facts(now))
+    assert _bytes(tmp_path) == before
+
+
+def test_runs_from_before_servers_were_asked_for_log_probs_know_the_name(tmp_path: Path) -> None:
+    now = {**FACTS, "served": {"policy": {"model": "b", "logps": [-1.0], "tolerance": 0.25}}}
+    for name, known in (("a", False), ("b", True)):
+        with _open(tmp_path / name, facts={**FACTS, "policy": {"kind": "server", "model": name}}):
+            pass
+        if known:
+            _open(tmp_path / name, facts=now).close()
+        else:
+            with pytest.raises(ConfigError, match="with the model 'a', the server has 'b'"):
+                _open(tmp_path / name, facts=now)
+
+
 def test_differing_keys_are_all_listed_and_nothing_is_touched(tmp_path: Path) -> None:
     with _open(tmp_path / "run"):
         pass

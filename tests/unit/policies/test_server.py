@@ -93,6 +93,18 @@ def test_chat_sends_messages_and_tools(fake):
     assert (answer.usage.generated, answer.usage.prefilled, answer.usage.cached) == (9, 10, 40)
 
 
+def test_evidence_of_the_model_is_its_name_and_what_it_says_of_a_fixed_text(fake, tokenizer_path):
+    served = policy(fake, tokenizer=tokenizer_path)
+    told = served.evidence()
+    assert told == served.evidence() and json.loads(json.dumps(told)) == told
+    assert told["model"] == "tiny" and told["tolerance"] == 0.25 and all(value <= 0 for value in told["logps"])
+    assert [len(body["prompt"]) > len(told["logps"]) > 5 for _, body in fake.seen] == [True, True]
+    fake.misbehave = lambda path, body, count: (400, {"error": "no such thing"}) if count >= 0 else None
+    assert served.evidence()["logps"] is None  # it cannot tell
+    before = len(fake.seen)
+    assert policy(fake).evidence() == {"model": "tiny", "logps": None, "tolerance": 0.25} and len(fake.seen) == before
+
+
 def test_what_cannot_be_answered_is_refused_before_it_starts(fake, tokenizer_path):
     with pytest.raises(ConfigError, match="policy.url"):
         ServerPolicy()
