@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from offline_agent._config.values import fits, in_words
 from offline_agent.errors import ConfigError, did_you_mean
 
 ENVIRONMENTS: dict[str, str] = {
@@ -124,7 +125,7 @@ def _file(key: str, path: Path) -> ModuleType:
 def argument_faults(
     key: str, target: Callable[..., Any], given: Mapping[str, Any], skip: tuple[str, ...] = ()
 ) -> list[str]:
-    """Return one line for each argument that `target` does not take, or needs and is not given.
+    """Return one line for each argument that `target` does not take, takes as another type, or needs and is not given.
 
     Args:
         key: The configuration section the arguments are from, for messages.
@@ -141,13 +142,30 @@ def _argument_faults(
     named, open_ended = _parameters(target)
     name = getattr(target, "__name__", str(target))
     offered = [parameter for parameter in named if parameter not in skip]
-    for argument in given:
+    for argument, value in given.items():
         if argument not in offered and not open_ended:
             allowed, near = ", ".join(offered) or "none", did_you_mean(argument, offered)
             yield f"{key}.{argument}: {name} takes no such argument; allowed: {allowed}.{near}"
+        elif argument in offered and (fault := _misfit(target, argument, value)):
+            yield f"{key}.{argument}: got {value!r}, {fault}"
     for argument, needed in named.items():
         if needed and argument not in given and argument not in skip:
             yield f"{key}.{argument}: {name} needs this; set {key}.{argument}=..."
+
+
+def _misfit(target: Callable[..., Any], argument: str, value: Any) -> str:
+    """Return what a parameter takes, and how to mend it, where it is annotated with something else than the value."""
+    parameter = inspect.signature(target).parameters[argument]
+    kind, default = parameter.annotation, parameter.default
+    if isinstance(kind, str):
+        function = inspect.unwrap(target.__init__ if isinstance(target, type) else target)  # type: ignore[misc]
+        try:
+            kind = eval(kind, getattr(function, "__globals__", {}))  # as typing.get_type_hints, one at a time
+        except Exception:  # a name for type checkers alone, or a local one
+            return ""
+    if kind is parameter.empty or value is default or fits(value, kind):
+        return ""
+    return f"allowed: {in_words(kind)}" + ("." if default is parameter.empty else f"; leave it out for {default!r}.")
 
 
 def accepted(target: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -90,6 +92,78 @@ def test_arguments_are_checked_all_at_once() -> None:
         "env.sied: Target takes no such argument; allowed: size, colour. Did you mean 'size'?",
         "env.size: Target needs this; set env.size=...",
     ]
+
+
+class Typed:
+    def __init__(
+        self,
+        count: int = 1,
+        share: float = 0.5,
+        loud: bool = False,
+        word: str = "",
+        way: Literal["up", "down"] = "up",
+        some: Sequence[str] | str | None = None,
+        limits: tuple[float, ...] = (),
+        more: dict[str, int] | None = None,
+        own: Unknown | None = None,  # type: ignore[name-defined]  # noqa: F821
+        path: Path | None = None,
+        odd: float = None,  # type: ignore[assignment]
+        free=3,
+    ) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"count": 3}, {"share": 1}, {"share": 0.1}, {"loud": True}, {"word": "x"}, {"way": "down"}, {"some": None},
+        {"some": "x"}, {"some": ["x", "y"]}, {"some": ("x",)}, {"limits": [1, 2.5]}, {"more": {"a": 1}}, {"own": 7},
+        {"path": "x"}, {"odd": None}, {"free": "anything"},
+    ],
+)  # fmt: skip
+def test_arguments_of_the_right_type_pass(given: dict[str, Any]) -> None:
+    assert catalog.argument_faults("policy", Typed, given) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"count": "x"}, "policy.count: got 'x', allowed: integer; leave it out for 1."),
+        ({"count": 1.5}, "policy.count: got 1.5, allowed: integer; leave it out for 1."),
+        ({"count": True}, "policy.count: got True, allowed: integer; leave it out for 1."),
+        ({"share": "x"}, "policy.share: got 'x', allowed: number; leave it out for 0.5."),
+        ({"share": None}, "policy.share: got None, allowed: number; leave it out for 0.5."),
+        ({"share": False}, "policy.share: got False, allowed: number; leave it out for 0.5."),
+        ({"loud": "yes"}, "policy.loud: got 'yes', allowed: true | false; leave it out for False."),
+        ({"word": 3}, "policy.word: got 3, allowed: text (in quotes where it looks like something else); leave it out"),
+        ({"way": "left"}, "policy.way: got 'left', allowed: up | down; leave it out for 'up'."),
+        ({"some": [1]}, "policy.some: got [1], allowed: list of text"),
+        ({"some": 3}, "or null; leave it out for None."),
+        ({"limits": ["x"]}, "policy.limits: got ['x'], allowed: list of number; leave it out for ()."),
+        ({"more": [1]}, "policy.more: got [1], allowed: keys and values or null; leave it out for None."),
+    ],
+)
+def test_arguments_of_another_type_are_faults_that_say_what_is_allowed(given: dict[str, Any], said: str) -> None:
+    (fault,) = catalog.argument_faults("policy", Typed, given)
+    assert said in fault
+    assert catalog.argument_faults("env", Target, {"size": "x"}) == ["env.size: got 'x', allowed: integer."]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["policy=noisy", "policy.noise=x"], "policy.noise: got 'x', allowed: number; leave it out for 0.3."),
+        (["policy=random", "policy.answer_probability=[1]"], "policy.answer_probability: got [1], allowed: number"),
+        (["policy=server", "policy.url=http://h", "policy.patience=x"], "policy.patience: got 'x', allowed: number"),
+        (["policy=server", "policy.url=http://h", "policy.concurrency=0.5"], "policy.concurrency: got 0.5, allowed"),
+    ],
+)
+def test_a_wrong_type_for_a_policys_keyword_is_told_before_anything_begins(keys: list[str], said: str) -> None:
+    from offline_agent.config import BuildPrefsConfig, load
+    from offline_agent.pipelines._parts import make_parts
+
+    with pytest.raises(ConfigError) as refused:
+        make_parts(load(BuildPrefsConfig, None, ["env=shop", *keys, "tasks.n=1"]))
+    assert len(refused.value.faults) == 1 and said in refused.value.faults[0]
 
 
 def test_keywords_take_what_is_given_and_offer_the_rest() -> None:
