@@ -81,7 +81,7 @@ _GAMES = (
     "env.params.cookingworld=numLocations=1,numIngredients=2,numDistractorItems=2,includeDoors=0",
     "env.params.coin=numLocations=4,numDistractorItems=0,includeDoors=0,limitInventorySize=0",
 )
-_RATES = ("optimizer.learning_rate=5e-4", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
+_RATES = ("optimizer.learning_rate=5e-5", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
 
 SUITES = {
     "shop": Suite(
@@ -94,7 +94,7 @@ SUITES = {
             "sft.optimizer.learning_rate=5e-4",
             "sft.optimizer.epochs=2",
             "dpo.kinds=[step]",
-            "dpo.optimizer.learning_rate=5e-4",
+            "dpo.optimizer.learning_rate=5e-5",
             "dpo.optimizer.epochs=2",
             "dpo.loss.sft=0.1",
             "dpo.anchor.weight=0.5",
@@ -113,7 +113,7 @@ SUITES = {
             "sft.optimizer.learning_rate=5e-4",
             "sft.optimizer.epochs=2",
             "dpo.kinds=[step]",
-            "dpo.optimizer.learning_rate=5e-4",
+            "dpo.optimizer.learning_rate=5e-5",
             "dpo.optimizer.epochs=2",
             "dpo.loss.sft=0.1",
             "dpo.anchor.weight=0.5",
