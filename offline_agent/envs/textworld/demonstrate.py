@@ -12,14 +12,15 @@ from offline_agent.records import Message
 
 _OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 _AHEAD = 3
+_IDLE = "look around"  # shows what moving, or the beginning, has shown already; winning paths begin with one or two
 
 
 def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float) -> Message:
     """Return the next assistant message.
 
-    With noise 0 the winning path, command by command. With probability `noise` each time, one of: a wrong turn or
-    another command that is possible at the moment, a command left out, one that the game does not know, giving up. It
-    walks back from a wrong turn, but what was done to things is not undone.
+    With noise 0 the winning path without its looks around, command by command. With probability `noise` each time, one
+    of: a wrong turn or another command that is possible at the moment, a command left out, one that the game does not
+    know, giving up. It walks back from a wrong turn, but what was done to things is not undone.
 
     Args:
         task: `reset`'s arguments.
@@ -28,7 +29,7 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
         noise: In [0, 1].
     """
     where = (task["game"], task.get("params", ""), task["fold"], task["seed"])
-    path = gold_path(*where)
+    path = tuple(command for command in gold_path(*where) if command != _IDLE)
     made = _commands(messages)
     done, detour = follow(path, made)
     if noise > 0 and rng.random() < noise:
