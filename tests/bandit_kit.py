@@ -9,7 +9,8 @@ from typing import Any
 
 from offline_agent._store.files import write_atomic
 from offline_agent.errors import TrainingError
-from offline_agent.pipelines._command import Command, main
+from offline_agent.pipelines._command import main
+from offline_agent.pipelines._pipeline import Command
 from offline_agent.pipelines._stages import Stage, portable
 
 ENV = "env=examples.bandit:Bandit"

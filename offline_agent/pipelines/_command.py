@@ -2,94 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from offline_agent import config as configuration
-from offline_agent.config import RunConfig, masked
+from offline_agent.config import RunConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.pipelines._arguments import parse, usage
+from offline_agent.pipelines._opening import open_run, refuse
+from offline_agent.pipelines._pipeline import DONE, FAILED, C, Command, Facts, P, Session
 from offline_agent.pipelines._progress import Progress
 from offline_agent.pipelines._signals import Stopped, signals
 from offline_agent.pipelines._terminal import say, show
 
 if TYPE_CHECKING:
-    from offline_agent.pipelines._shards import Spread
     from offline_agent.store import RunDirectory
-    from offline_agent.tracking import Tracker
-
-DONE, FAILED, WRONG = 0, 1, 2
-
-C = TypeVar("C", bound=RunConfig)
-P = TypeVar("P")
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a pipeline knows before it begins, for the manifest and for tracking.
-
-    Attributes:
-        manifest: Put into the manifest as it is: `seeds`, `hashes` (model, tokenizer, chat_template, task_set; one
-            that differs on resume is refused), `served` (what servers say of their models; another model is refused),
-            `policy`, `env` …
-        tags: Tags for MLflow beside commit and run directory.
-        free: Dotted keys that may differ on resume, beside those that always may.
-    """
-
-    manifest: Mapping[str, Any] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
-    free: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Command(Generic[C, P]):
-    """One pipeline.
-
-    Attributes:
-        name: As in `python -m offline_agent.pipelines.<name>`.
-        about: One sentence for `--help`.
-        config: Its keys.
-        prepare: Load what can be found faulty without writing anything (raises ConfigError with every fault), and
-            return it with the facts for the manifest.
-        run: Do the work; returns the summary, JSON-serialisable.
-        show: Turn the summary into what is printed at the end: the text, or anything rich can print.
-        spread: How its tasks are cut into shards that are run apart; None = it is one piece.
-    """
-
-    name: str
-    about: str
-    config: type[C]
-    prepare: Callable[[C], tuple[P, Facts]]
-    run: Callable[[P, Session[C]], Mapping[str, Any]]
-    show: Callable[[Mapping[str, Any], Path], Any]
-    spread: Spread[C, P] | None = None
-
-
-@dataclass(frozen=True)
-class Session(Generic[C]):
-    """What a running pipeline works with.
-
-    Attributes:
-        config: The resolved configuration; `run_dir` is set.
-        run: The run directory, locked.
-        tracker: Where metrics go.
-        progress: The bar, or the line every 30 s.
-        say: Prints a line for the user on stderr.
-    """
-
-    config: C
-    run: RunDirectory
-    tracker: Tracker
-    progress: Progress
-    say: Callable[[str], None]
 
 
 def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
@@ -177,24 +108,6 @@ def _plan(command: Command[C, P], config: C) -> int:
     return DONE
 
 
-def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDirectory]:
-    """Open the run directory and say so; return it with the configuration that names it. Raises as it does."""
-    from offline_agent.store import RunDirectory
-
-    config = config.model_copy(update={"run_dir": str(place(command.name, config.run_dir))})
-    run = RunDirectory.open(
-        config.run_dir or "",
-        config=config.resolved(),
-        facts={"seeds": {"run": config.seed}, **masked(dict(facts.manifest))},
-        command=command.name,
-        free=(*configuration.free_keys(command.config), *facts.free),
-    )
-    say(f"{command.name}: {'going on with' if run.resumed else 'writing to'} {run.path}")
-    for warning in run.warnings:
-        say(f"{command.name}: {warning}")
-    return config, run
-
-
 def _carry_out(
     command: Command[C, P], config: C, prepared: P, facts: Facts, arguments: list[str], part: str | None
 ) -> int:
@@ -279,15 +192,6 @@ def _expectation(command: Command[C, P], config: C, run: RunDirectory, say: Call
     return None
 
 
-def place(name: str, run_dir: str | None) -> Path:
-    """Return the run directory: as asked, or a new name under `runs/`."""
-    if run_dir is not None:
-        return Path(run_dir)
-    stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    names = itertools.chain([stamp], (f"{stamp}-{number}" for number in itertools.count(2)))
-    return next(path for path in (Path("runs") / one for one in names) if not path.exists())
-
-
 def _commit(run: RunDirectory) -> dict[str, str]:
     commit = run.manifest.get("git_commit")
     return {"git_commit": commit} if commit else {}
@@ -300,12 +204,3 @@ def _numbers(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
             yield from _numbers(value, f"{prefix}{name}/")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             yield f"{prefix}{name}", value
-
-
-def refuse(command: Command[Any, Any], error: ConfigError) -> int:
-    count = len(error.faults)
-    say(f"{command.name}: the request is wrong ({count} fault{'s' * (count > 1)}), nothing was written:")
-    for fault in error.faults:
-        say(f"  {fault}")
-    say(f"All keys: python -m offline_agent.pipelines.{command.name} --help")
-    return WRONG

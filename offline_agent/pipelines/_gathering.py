@@ -9,14 +9,14 @@ from typing import Any
 
 from offline_agent.config import BuildPrefsConfig, EvaluateConfig
 from offline_agent.errors import DataError
-from offline_agent.pipelines._command import Session
 from offline_agent.pipelines._parts import Parts
+from offline_agent.pipelines._pipeline import Session
 from offline_agent.pipelines._shards import Shard, listed
 from offline_agent.rollouts.attempts import Key
 
 
 def gather_trees(parts: Parts, session: Session[BuildPrefsConfig], shards: Sequence[Shard]) -> None:
-    """Put the trees of all shards into the run directory; see `_shards.Spread.gather`.
+    """Put the trees of all shards into the run directory; see `_pipeline.Spread.gather`.
 
     Raises:
         DataError: A shard lacks a tree, or the disk refused; no table is written then.
@@ -54,7 +54,7 @@ def _place(source: Path, target: Path) -> None:
 
 
 def gather_attempts(session: Session[EvaluateConfig], shards: Sequence[Shard], wanted: Iterable[Key]) -> None:
-    """Put the attempts of all shards into the run's event log; see `_shards.Spread.gather`.
+    """Put the attempts of all shards into the run's event log; see `_pipeline.Spread.gather`.
 
     Args:
         session: The run.

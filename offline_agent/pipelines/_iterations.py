@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config import IterateConfig
 from offline_agent.errors import TrainingError
-from offline_agent.pipelines._command import Session
 from offline_agent.pipelines._loop import Model, Plan, model_folder, place_model, template_text
+from offline_agent.pipelines._pipeline import Session
 from offline_agent.pipelines._report import percent
 
 if TYPE_CHECKING:

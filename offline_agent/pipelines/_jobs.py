@@ -6,19 +6,17 @@ The run directories have the last word: what is done there is done, whatever Slu
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from offline_agent.cluster import slurm
 from offline_agent.cluster.slurm import State
-from offline_agent.pipelines._shards import Shard, finished, is_whole, manifest_of, shards_of
+from offline_agent.pipelines._pipeline import Shard
+from offline_agent.pipelines._resuming import FOLDER
+from offline_agent.pipelines._shards import finished, is_whole, manifest_of, shards_of
 
-FOLDER = "slurm"
 _ORDINARY = {"", "None", "Priority", "Resources", "Dependency", "JobArrayTaskLimit", "BeginTime", "Cleaning"}
-_SECRET = re.compile(r"\$\{oc\.env:(\w+)\}")
 _STOPPED = "Stopped"  # how a manifest begins to say that a signal ended a run
 
 
@@ -207,21 +205,3 @@ def standing(path: Path, command: str, state: State | None, submitted: bool, unh
     if word == "FAILED" and not error.startswith(_STOPPED):
         return Standing("failed", "its log says why", job, count)
     return Standing("lost", word + (f", {error}" if error else ""), job, count)
-
-
-def resume_command(run_dir: Path, command: str) -> str:
-    """Return a command that goes on with a run of `launcher=slurm`: it submits what is neither done nor under way.
-
-    Args:
-        run_dir: The run directory.
-        command: The pipeline that made it.
-    """
-    names = {"merge.yaml": [], "job.yaml": ["launcher=slurm"]}
-    for name, more in names.items():
-        file = run_dir / FOLDER / name
-        if file.is_file():
-            needed = sorted(set(_SECRET.findall(file.read_text(encoding="utf-8"))))
-            set_before = "".join(f"{variable}=... " for variable in needed)
-            plain = ["python", "-m", f"offline_agent.pipelines.{command}", "--config", str(file), *more]
-            return set_before + shlex.join(plain)
-    return f"python -m offline_agent.pipelines.{command} with the same keys and run_dir={run_dir}"

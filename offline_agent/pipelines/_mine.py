@@ -9,9 +9,9 @@ from typing import Any
 
 from offline_agent.config import BuildPrefsConfig
 from offline_agent.pipelines import _mined, _schemas
-from offline_agent.pipelines._command import Session
 from offline_agent.pipelines._figures import Figures
 from offline_agent.pipelines._parts import Parts
+from offline_agent.pipelines._pipeline import Session
 from offline_agent.policies.base import Engine
 from offline_agent.preferences.balance import Balance
 from offline_agent.preferences.criticality import MinimalPairs

@@ -9,7 +9,7 @@ from typing import Any
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import EnvironmentFault
-from offline_agent.pipelines._command import Session
+from offline_agent.pipelines._pipeline import Session
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.scripted import RandomPolicy
 from offline_agent.records import Action, Context, Task

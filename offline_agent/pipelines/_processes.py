@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config import RunConfig, TrainableConfig, TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError
 from offline_agent.pipelines import _signals, _terminal
+from offline_agent.pipelines._pipeline import DONE, FAILED, Command, Facts, Session
 from offline_agent.pipelines._progress import Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from offline_agent.pipelines._command import Command, Facts
 
 _PATIENCE = 600.0  # seconds that a follower waits for the first process to open the run
 
@@ -116,7 +116,6 @@ class _Silent(Progress):
 
 def follow(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts) -> int:
     """Carry the command out beside the first process; return the exit status."""
-    from offline_agent.pipelines import _command
     from offline_agent.tracking import open_tracker
 
     run = Path(config.run_dir).resolve()
@@ -124,17 +123,17 @@ def follow(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts)
         with _signals.signals(), tempfile.TemporaryDirectory(prefix=f"{command.name}-rank-{rank()}-") as beside:
             follower: Any = Follower(run, Path(beside), _opened(run, command.name))
             tracker = open_tracker(None, "", "", run_id="", params={}, tags={}, say=_quiet)
-            command.run(prepared, _command.Session(config, follower, tracker, _Silent(command.name), _quiet))
+            command.run(prepared, Session(config, follower, tracker, _Silent(command.name), _quiet))
     except OfflineAgentError as error:
         _terminal.say(f"{command.name}, process {rank()}: {error}")
-        return _command.FAILED
+        return FAILED
     except _signals.Stopped as stop:
         _terminal.say(f"{command.name}, process {rank()}: stopped by {stop}")
-        return _command.FAILED
+        return FAILED
     except Exception:
         traceback.print_exc(file=sys.stderr)
-        return _command.FAILED
-    return _command.DONE
+        return FAILED
+    return DONE
 
 
 def _opened(run: Path, command: str) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from offline_agent.config import RunConfig
 from offline_agent.errors import DataError
-from offline_agent.pipelines._command import Session
 from offline_agent.pipelines._parts import Config, Parts, facts_of, make_parts
+from offline_agent.pipelines._pipeline import Session
 from offline_agent.store import code_hash
 
 if TYPE_CHECKING:

@@ -22,12 +22,13 @@ from typing import IO, TYPE_CHECKING, Any
 from offline_agent.config import BuildPrefsConfig, EvaluateConfig, RunConfig
 from offline_agent.errors import OfflineAgentError
 from offline_agent.pipelines import _terminal
+from offline_agent.pipelines._opening import place
+from offline_agent.pipelines._pipeline import FAILED, Command, Facts
 from offline_agent.pipelines._signals import Stopped
 from offline_agent.pipelines._stages import bound_to
 
 if TYPE_CHECKING:
     from offline_agent.cluster.ray import Feed, Send
-    from offline_agent.pipelines._command import Command, Facts
 
 INSIDE = "OFFLINE_AGENT_INSIDE_RAY"
 """Environment variable: the command is carried out on a node already."""
@@ -59,9 +60,7 @@ def launcher(command: Command[Any, Any], config: RunConfig, arguments: Sequence[
 def _launch(
     command: Command[Any, Any], config: RunConfig, prepared: Any, facts: Facts, *, arguments: Sequence[str]
 ) -> int:
-    from offline_agent.pipelines import _command
-
-    path = _command.place(command.name, config.run_dir).resolve()
+    path = place(command.name, config.run_dir).resolve()
     same = [argument for argument in arguments if not argument.startswith("run_dir=")]
     module = f"offline_agent.pipelines.{command.name}"
     factory = RunnerFactory(("-m", module, *same, f"run_dir={path}"))
@@ -76,7 +75,7 @@ def _launch(
         _terminal.say(f"{command.name}: {error}; {again}")
     except Stopped as stop:
         _terminal.say(f"{command.name}: stopped by {stop}; {again}")
-    return _command.FAILED
+    return FAILED
 
 
 class _Signals:

@@ -18,6 +18,7 @@ from offline_agent.pipelines import _ray
 from offline_agent.pipelines._parts import Parts
 from offline_agent.pipelines._probe import trust_copies
 from offline_agent.pipelines._ray_search import Forest, Wanted
+from offline_agent.pipelines._searches import search_log, test_time_settings
 from offline_agent.policies.base import Policy
 from offline_agent.records import Task, Verdict
 from offline_agent.rollouts.attempts import Attempt, Journal, from_record
@@ -122,9 +123,7 @@ class Player:
                     send(number, "done", None)
 
     def _search(self, feed: Feed, send: Send, elapsed: float) -> None:
-        from offline_agent.pipelines.evaluate import settings_of
-
-        settings = settings_of(self._config, self._parts)
+        settings = test_time_settings(self._config, self._parts)
         self._forest = Forest(self._parts, self._config, settings, self._engine, self._pool)
         self._forest.work(feed, send, elapsed, lambda tree: _records(test_time.best_branch(tree, self._label)))
 
@@ -226,7 +225,6 @@ def _played(one: Any, label: str, crew: Crew, asks: dict[str, list[Ask]]) -> Non
 
 def _searched(one: Any, label: str, crew: Crew, left: Sequence[Task]) -> None:
     from offline_agent.cluster.ray import DONE, RECORD, Job
-    from offline_agent.pipelines.evaluate import search_log
 
     log, logged = search_log(one.session, label, left)
     jobs = (Job(task.task_id, Wanted(task, logged.pop(task.task_id, []))) for task in left)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offline_agent.config import BuildPrefsConfig
 from offline_agent.pipelines import _ray
-from offline_agent.pipelines._command import Session
 from offline_agent.pipelines._figures import Figures
 from offline_agent.pipelines._parts import Config, Parts
-from offline_agent.pipelines._search import Searches, critic_of, settings_of
+from offline_agent.pipelines._pipeline import Session
+from offline_agent.pipelines._searches import Searches, critic_of, settings_of
 from offline_agent.policies.base import Engine
 from offline_agent.records import Task
 from offline_agent.search.codec import tree_to_json

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config import RefineGrpoConfig
 from offline_agent.pipelines import _schemas
-from offline_agent.pipelines._command import Session
+from offline_agent.pipelines._pipeline import Session
 from offline_agent.pipelines._terminal import copyable
 
 if TYPE_CHECKING:

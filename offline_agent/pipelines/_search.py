@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offline_agent import catalog
 from offline_agent.config import BuildPrefsConfig
-from offline_agent.pipelines._command import Session
 from offline_agent.pipelines._figures import Figures
-from offline_agent.pipelines._parts import Config, Parts
+from offline_agent.pipelines._parts import Parts
+from offline_agent.pipelines._pipeline import Session
 from offline_agent.pipelines._probe import trust_copies
+from offline_agent.pipelines._searches import Searches, settings_of
 from offline_agent.policies.base import Engine
-from offline_agent.records import Task
 from offline_agent.search.codec import tree_to_json
-from offline_agent.search.critic import PolicyCritic
-from offline_agent.search.mcts import SearchSettings, TreeSearch
-from offline_agent.search.restore import RestoreCounts, Restorer
-from offline_agent.search.scheduler import Critic, EnvPool, RunCounts, Scheduler
-
-
-def settings_of(
-    config: BuildPrefsConfig, tasks: int, action_tokens: int, deterministic_verifier: bool = True
-) -> SearchSettings:
-    """Return the search's settings; budgets of the run are divided evenly among its tasks, so trees stay independent.
-
-    Args:
-        config: The configuration.
-        tasks: Number of tasks.
-        action_tokens: The most tokens of one action.
-        deterministic_verifier: The environment's.
-    """
-    search, budget = config.search, config.search.budget
-    same = {name: getattr(search, name) for name in SearchSettings.__slots__ if hasattr(search, name)}
-    return SearchSettings(
-        **same,
-        temperature=config.policy.temperature,
-        max_tokens=config.policy.max_tokens,
-        budget_tokens=None if budget.tokens is None else budget.tokens // tasks,
-        budget_prefilled=None if budget.prefilled is None else budget.prefilled // tasks,
-        budget_tool_calls=None if budget.tool_calls is None else budget.tool_calls // tasks,
-        action_tokens=action_tokens,
-        deterministic_verifier=deterministic_verifier,
-    )
+from offline_agent.search.mcts import TreeSearch
+from offline_agent.search.scheduler import EnvPool, RunCounts
 
 
 @dataclass
@@ -110,56 +82,3 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
     finally:
         pool.close()
         figures.searched(scheduler.counts, made.counts, made.critic)
-
-
-class Searches:
-    """Makes the search of any task of a run.
-
-    Args:
-        parts: Environment, policy, reward.
-        config: Of `build_prefs` or `evaluate`.
-        settings: How to search.
-        engine: The policy's.
-
-    Attributes:
-        counts: What restoring states cost, over all trees.
-        critic: Scores proposals; None = none does.
-    """
-
-    def __init__(self, parts: Parts, config: Config, settings: SearchSettings, engine: Engine) -> None:
-        self.counts = RestoreCounts()
-        self.critic = critic_of(config, engine)
-        self._parts = parts
-        self._config = config
-        self._settings = settings
-        self._engine = engine
-
-    def new(self, task: Task, log: Callable[[dict[str, Any]], None]) -> TreeSearch:
-        """Return a task's search; `log` receives a record per simulation."""
-        parts, config = self._parts, self._config
-        segment = None if parts.policy.renderer is None else parts.policy.renderer.segment
-        return TreeSearch(
-            task, Restorer(parts.spec, task, config.search.state_cache, self.counts), self._settings, config.seed,
-            critic=self.critic is not None, reward=parts.reward, segment=segment, log=log,
-        )  # fmt: skip
-
-    def scheduler(
-        self, pool: EnvPool, seconds: float | None = None, tick: Callable[[RunCounts], None] | None = None
-    ) -> Scheduler:
-        """Return what runs the searches; see `Scheduler`."""
-        config = self._config
-        return Scheduler(
-            self._engine, pool, self.critic, config.search.trees_in_flight, seconds,
-            reset_seconds=config.limits.reset_seconds, tick=tick,
-        )  # fmt: skip
-
-
-def critic_of(config: Config, engine: Engine) -> Critic | None:
-    """Return what scores proposals; None where nothing does."""
-    name = config.search.critic
-    if name is None:
-        return None
-    if name == "policy":
-        return PolicyCritic(engine)
-    critic: Critic = catalog.load("search.critic", name)
-    return critic

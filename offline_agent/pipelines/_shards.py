@@ -10,66 +10,20 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any
 
 from offline_agent._config.evaluation import AgainstSection
 from offline_agent._config.plan import PlanSection
-from offline_agent.config import BuildPrefsConfig, EvaluateConfig, RunConfig
+from offline_agent.config import BuildPrefsConfig, EvaluateConfig
 from offline_agent.errors import DataError
-
-if TYPE_CHECKING:
-    from offline_agent.pipelines._command import Session
-
-C = TypeVar("C", bound=RunConfig)
-P = TypeVar("P")
+from offline_agent.pipelines._pipeline import Session, Shard, Spread
+from offline_agent.pipelines._resuming import resume_command
 
 FOLDER = "shards"
 _SAME = ("model", "tokenizer", "chat_template", "against_model")
 _LISTED = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A slice of a run's tasks.
-
-    Attributes:
-        number: From 0.
-        path: Its run directory.
-        start, stop: Its tasks, as places among the run's.
-    """
-
-    number: int
-    path: Path
-    start: int
-    stop: int
-
-    @property
-    def file(self) -> Path:
-        """Its configuration."""
-        return self.path.with_name(f"{self.path.name}.yaml")
-
-    @property
-    def tasks(self) -> int:
-        """How many tasks it has."""
-        return self.stop - self.start
-
-
-@dataclass(frozen=True)
-class Spread(Generic[C, P]):
-    """How a pipeline is cut into shards.
-
-    Attributes:
-        tasks: Returns how many tasks there are.
-        share: Does a shard's work; returns its summary, with `seconds` and `this_session`.
-        gather: Takes what shards made into the run directory; raises DataError where something is missing.
-    """
-
-    tasks: Callable[[P], int]
-    share: Callable[[P, Session[C]], Mapping[str, Any]]
-    gather: Callable[[P, Session[C], Sequence[Shard]], None]
 
 
 def cut(run_dir: Path, tasks: int, wanted: int) -> list[Shard]:
@@ -181,8 +135,6 @@ def merge(spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> dic
     Raises:
         DataError: There are no shards; one is not whole or of another model. Says which, and how to go on.
     """
-    from offline_agent.pipelines._jobs import resume_command
-
     run_dir = session.run.path.resolve()
     shards, command = shards_of(run_dir), session.run.manifest["command"]
     if not shards:

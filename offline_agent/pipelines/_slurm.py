@@ -24,10 +24,12 @@ from offline_agent.cluster import slurm
 from offline_agent.cluster.slurm import Job, Request, SlurmError
 from offline_agent.config import IterateConfig, RunConfig, TrainableConfig
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError
-from offline_agent.pipelines import _command, _processes, _signals, _terminal
-from offline_agent.pipelines._command import Command, Facts
-from offline_agent.pipelines._jobs import Ledger, Standing, View, look, resume_command
+from offline_agent.pipelines import _processes, _signals, _terminal
+from offline_agent.pipelines._jobs import Ledger, Standing, View, look
+from offline_agent.pipelines._opening import open_run, refuse
+from offline_agent.pipelines._pipeline import DONE, FAILED, Command, Facts
 from offline_agent.pipelines._progress import Progress
+from offline_agent.pipelines._resuming import resume_command
 from offline_agent.pipelines._shards import FOLDER, cut, listed, manifest_of, shard_config
 from offline_agent.pipelines._stages import portable
 
@@ -62,19 +64,19 @@ def _launch(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts
             view, path = _submitted(command, config, prepared, facts)
             if not wait:
                 _terminal.show(_ids(view))
-                return _command.DONE
+                return DONE
             return _wait(command, config, path, say)
     except ConfigError as error:
-        return _command.refuse(command, error)
+        return refuse(command, error)
     except OfflineAgentError as error:
         say(f"{command.name}: {error}")
-        return _command.FAILED
+        return FAILED
     except _signals.Stopped as stop:
         say(
             f"{command.name}: stopped waiting by {stop}; the jobs go on. The same command waits for them again, and "
             "`scancel --name=NAME` ends those that squeue shows"
         )
-        return _command.FAILED
+        return FAILED
 
 
 # -- submission ----------------------------------------------------------------------------------------------------
@@ -90,7 +92,7 @@ def _submitted(command: Command[Any, Any], config: Any, prepared: Any, facts: Fa
             if last is not None and last.active:  # it holds, or is to hold, the run directory
                 _terminal.say(f"{command.name}: the jobs of {path} are under way")
                 return view, path
-    config, run = _command.open_run(command, config, facts)
+    config, run = open_run(command, config, facts)
     with run:
         here = _Submission(command, config, run.path.resolve(), str(run.manifest["run_id"])[:8])
         if command.spread is not None:
@@ -248,13 +250,13 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
     if last is None or last.word != "done":
         say(f"{command.name}: {told_of(view, Ledger(run_dir).folder)}")
         say(f"To go on, with what is not done alone: {resume_command(run_dir, command.name)}")
-        return _command.FAILED
+        return FAILED
     try:
         summary = json.loads((run_dir / "summary.json").read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{run_dir / 'summary.json'}: not readable ({error}), though the run is done") from error
     _terminal.show(command.show(summary, path))
-    return _command.DONE
+    return DONE
 
 
 def _figures(view: View) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config import BatchSection, RefineGrpoConfig, TrainableConfig, TrainConfig
 from offline_agent.errors import ConfigError
-from offline_agent.pipelines._command import Session
+from offline_agent.pipelines._pipeline import Session
 from offline_agent.pipelines._terminal import copyable
 
 if TYPE_CHECKING:

@@ -12,17 +12,18 @@ from typing import Any
 
 from offline_agent.config import BuildPrefsConfig
 from offline_agent.errors import ConfigError
-from offline_agent.pipelines._command import Command, Facts, Session, main
+from offline_agent.pipelines._command import main
 from offline_agent.pipelines._figures import Figures, show
 from offline_agent.pipelines._gathering import gather_trees
 from offline_agent.pipelines._mine import mine
 from offline_agent.pipelines._parts import Parts, facts_of, free_arguments, make_parts, served
-from offline_agent.pipelines._search import search, settings_of
-from offline_agent.pipelines._shards import Spread
+from offline_agent.pipelines._pipeline import Command, Facts, Session, Spread
+from offline_agent.pipelines._search import search
+from offline_agent.pipelines._searches import settings_of
 
 
 def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
-    """Make the parts; see `_command.Command.prepare`."""
+    """Make the parts; see `_pipeline.Command.prepare`."""
     settings_of(config, 1, 0)
     parts = make_parts(config)
     faults = settings_of(config, len(parts.tasks), parts.policy.max_tokens).budget_faults(len(parts.tasks))
@@ -34,7 +35,7 @@ def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
 
 
 def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
-    """Search, mine, write; see `_command.Command.run`."""
+    """Search, mine, write; see `_pipeline.Command.run`."""
     gc.freeze()  # what is loaded by now lives as long as the run: the collector need not walk it again and again
     figures = Figures(session.run.path, len(parts.tasks), session.run.resumed)
     engine = parts.policy.engine()
@@ -48,7 +49,7 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
 
 
 def share(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
-    """Search alone, for a run that mines the trees of all its shards; see `_shards.Spread.share`."""
+    """Search alone, for a run that mines the trees of all its shards; see `_pipeline.Spread.share`."""
     gc.freeze()
     figures = Figures(session.run.path, len(parts.tasks), session.run.resumed)
     engine = parts.policy.engine()

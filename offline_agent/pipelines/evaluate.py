@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from offline_agent import catalog
 from offline_agent.config import EvaluateConfig
 from offline_agent.errors import ConfigError
 from offline_agent.evaluation import report, test_time
 from offline_agent.pipelines import _schemas
-from offline_agent.pipelines._command import Command, Facts, Session, main
+from offline_agent.pipelines._command import main
 from offline_agent.pipelines._earlier import Earlier, read_earlier
 from offline_agent.pipelines._evaluation_figures import EXTRA, show, summary
 from offline_agent.pipelines._gathering import gather_attempts
 from offline_agent.pipelines._parts import Parts, facts_of, free_arguments, make_parts, make_policy, served
+from offline_agent.pipelines._pipeline import Command, Facts, Session, Shard, Spread
 from offline_agent.pipelines._probe import trust_copies
-from offline_agent.pipelines._shards import Shard, Spread
+from offline_agent.pipelines._searches import critic_of, search_log, test_time_settings
 from offline_agent.policies.base import Engine, Policy
 from offline_agent.preferences.export import trajectory_rows
 from offline_agent.preferences.refusals import Refusal
@@ -35,7 +35,6 @@ from offline_agent.rollouts.episodes import Ask, Episodes
 from offline_agent.search.pool import EnvPool
 from offline_agent.search.restore import RestoreCounts
 from offline_agent.search.settings import SearchSettings
-from offline_agent.store import EventLog
 
 Evaluation = Session[EvaluateConfig]
 
@@ -62,7 +61,7 @@ class Prepared:
 
 
 def prepare(config: EvaluateConfig) -> tuple[Prepared, Facts]:
-    """Make the parts; see `_command.Command.prepare`."""
+    """Make the parts; see `_pipeline.Command.prepare`."""
     faults = [*_conflicts(config), *([] if config.against.run is None else _missing(Path(config.against.run)))]
     parts: Parts | None = None
     try:
@@ -79,7 +78,7 @@ def prepare(config: EvaluateConfig) -> tuple[Prepared, Facts]:
         except ConfigError as error:
             raise ConfigError([f"against.model: {fault}" for fault in error.faults]) from error
     earlier = None if config.against.run is None else read_earlier(Path(config.against.run), config, parts)
-    settings = settings_of(config, parts) if config.test_time.algorithm == "mcts" else None
+    settings = test_time_settings(config, parts) if config.test_time.algorithm == "mcts" else None
     facts = facts_of(parts)
     if other is not None:
         facts["against"] = dict(other.identity)
@@ -109,26 +108,6 @@ def _conflicts(config: EvaluateConfig) -> Iterator[str]:
 def _missing(path: Path) -> Iterator[str]:
     if not (path / "manifest.json").is_file():
         yield f"against.run: {path} is no run directory (it has no manifest.json); name one that evaluate wrote"
-
-
-def settings_of(config: EvaluateConfig, parts: Parts) -> SearchSettings:
-    """Return the settings of the search at test time; raises ConfigError where its budget is too small."""
-    search, budget, tasks = config.search, config.search.budget, len(parts.tasks)
-    given = {name: getattr(search, name) for name in SearchSettings.__slots__ if hasattr(search, name)}
-    decided = {"algorithm": "mcts", "simulations": config.test_time.simulations, "max_steps": config.max_steps}
-    settings = SearchSettings(
-        **{**given, **decided},
-        temperature=config.policy.temperature,
-        max_tokens=config.policy.max_tokens,
-        deterministic_verifier=parts.spec.deterministic_verifier,
-        budget_tokens=None if budget.tokens is None else budget.tokens // tasks,
-        budget_prefilled=None if budget.prefilled is None else budget.prefilled // tasks,
-        budget_tool_calls=None if budget.tool_calls is None else budget.tool_calls // tasks,
-        action_tokens=parts.policy.max_tokens,
-    )
-    if faults := settings.budget_faults(tasks):
-        raise ConfigError(faults)
-    return settings
 
 
 # -- run ---------------------------------------------------------------------------------------------------------
@@ -166,7 +145,7 @@ class _Run:
 
 
 def run(prepared: Prepared, session: Evaluation) -> Mapping[str, Any]:
-    """Play, search, compare, write; see `_command.Command.run`."""
+    """Play, search, compare, write; see `_pipeline.Command.run`."""
     one, parts = _played(prepared, session), prepared.parts
     played = {label: _ordered(one, label) for label, _ in prepared.players()}
     _write(one, played)
@@ -253,7 +232,7 @@ def _search(one: _Run, label: str, policy: Policy, engine: Engine, pool: EnvPool
     counts, search = RestoreCounts(), config.search
     for attempt in test_time.search_trees(
         parts.spec, left, engine, pool, settings, policy=label, seed=config.seed, reward=parts.reward,
-        critic=_critic(config, engine), segment=None if policy.renderer is None else policy.renderer.segment,
+        critic=critic_of(config, engine), segment=None if policy.renderer is None else policy.renderer.segment,
         trees_in_flight=search.trees_in_flight, state_cache=search.state_cache,
         reset_seconds=config.limits.reset_seconds, seconds=search.budget.seconds, log=log.append, logged=logged,
         counts=counts, tick=lambda _: one.tick(),
@@ -265,27 +244,6 @@ def _search(one: _Run, label: str, policy: Policy, engine: Engine, pool: EnvPool
         "calls_replayed": counts.replayed,
         "states_copied": counts.copies,
     }
-
-
-def search_log(session: Evaluation, label: str, left: Sequence[Task]) -> tuple[EventLog, dict[str, list[Any]]]:
-    """Return the log of a policy's searches, and what it knows of the tasks that are left."""
-    log = session.run.events("search" if label == "candidate" else f"search-{label}")
-    names = {task.task_id for task in left}
-    logged: dict[str, list[Any]] = {}
-    for record in log.read() if session.run.resumed else ():
-        if record["tree"] in names:
-            logged.setdefault(record["tree"], []).append(record)
-    return log, logged
-
-
-def _critic(config: EvaluateConfig, engine: Engine) -> Any:
-    if config.search.critic is None:
-        return None
-    if config.search.critic == "policy":
-        from offline_agent.search.critic import PolicyCritic
-
-        return PolicyCritic(engine)
-    return catalog.load("search.critic", config.search.critic)
 
 
 def _ordered(one: _Run, label: str) -> list[Attempt]:

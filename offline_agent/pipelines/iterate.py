@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config import IterateConfig, RefineGrpoConfig, TasksSection, TrainDpoConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
-from offline_agent.pipelines._command import Command, Facts, Session, main
+from offline_agent.pipelines._command import main
 from offline_agent.pipelines._iterations import Iterations
 from offline_agent.pipelines._loop import Plan, model_folder
+from offline_agent.pipelines._pipeline import Command, Facts, Session
 from offline_agent.pipelines._report import show
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ class Parts:
 
 
 def prepare(config: IterateConfig) -> tuple[Parts, Facts]:
-    """Look at everything that can be found faulty before hours are spent; see `_command.Command.prepare`."""
+    """Look at everything that can be found faulty before hours are spent; see `_pipeline.Command.prepare`."""
     from offline_agent.pipelines._parts import make_environment, make_reward, make_tasks
-    from offline_agent.pipelines._search import settings_of
+    from offline_agent.pipelines._searches import settings_of
     from offline_agent.store import hash_json, hash_path
 
     faults: list[str] = []
@@ -122,7 +123,7 @@ def _checked(folder: Path) -> Path:
 
 
 def run(parts: Parts, session: Session[IterateConfig]) -> Mapping[str, Any]:
-    """Go through the loop; see `_command.Command.run`."""
+    """Go through the loop; see `_pipeline.Command.run`."""
     return Iterations(parts.spec.name, parts.tasks, session).run()
 
 

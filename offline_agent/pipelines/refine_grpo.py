@@ -15,8 +15,9 @@ from offline_agent.config import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.pipelines import _rounds, _training
-from offline_agent.pipelines._command import Command, Facts, Session, main
+from offline_agent.pipelines._command import main
 from offline_agent.pipelines._parts import make_tasks
+from offline_agent.pipelines._pipeline import Command, Facts, Session
 from offline_agent.pipelines._refined import ends, export, show
 from offline_agent.pipelines._sampler import Sampler, make_sampler
 from offline_agent.records import Task
@@ -58,7 +59,7 @@ class Parts:
 
 
 def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
-    """Load what can be found faulty; see `_command.Command.prepare`."""
+    """Load what can be found faulty; see `_pipeline.Command.prepare`."""
     found = faults(config)
 
     def collect(make: Callable[[], Any]) -> Any:
@@ -195,7 +196,7 @@ def watch_settings(config: RefineGrpoConfig) -> WatchSettings | None:
 
 
 def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
-    """Play and train, round after round; see `_command.Command.run`."""
+    """Play and train, round after round; see `_pipeline.Command.run`."""
     from offline_agent.rollouts.episodes import Episodes
     from offline_agent.search.pool import EnvPool
     from offline_agent.training import checkpoints

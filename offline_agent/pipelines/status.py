@@ -66,7 +66,7 @@ def status(run_dir: Path) -> Iterator[str]:
     Raises:
         DataError: The manifest, or the note of the shards, is broken.
     """
-    from offline_agent.pipelines._jobs import resume_command
+    from offline_agent.pipelines._resuming import resume_command
     from offline_agent.pipelines._shards import manifest_of
 
     manifest = manifest_of(run_dir)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config import BuildPrefsConfig, TrainDpoConfig, load
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines import _training
-from offline_agent.pipelines._command import Command, Facts, Session, main
+from offline_agent.pipelines._command import main
+from offline_agent.pipelines._pipeline import Command, Facts, Session
 from offline_agent.store import hash_json
 from offline_agent.training.settings import DpoSettings
 
@@ -48,7 +49,7 @@ class Parts:
 
 
 def prepare(config: TrainDpoConfig) -> tuple[Parts, Facts]:
-    """Load model, pairs and what is replayed; see `_command.Command.prepare`."""
+    """Load model, pairs and what is replayed; see `_pipeline.Command.prepare`."""
     dpo = dpo_settings(config)
     faults: list[str] = []
     _collect(faults, dpo.check)
@@ -145,7 +146,7 @@ def _read_anchors(parts: Parts, config: TrainDpoConfig, runs: Sequence[str], lon
 
 
 def run(parts: Parts, session: Session[TrainDpoConfig]) -> Mapping[str, Any]:
-    """Search first where no pairs were named, and train; see `_command.Command.run`."""
+    """Search first where no pairs were named, and train; see `_pipeline.Command.run`."""
     config = session.config
     searched = parts.pairs is None
     if searched:

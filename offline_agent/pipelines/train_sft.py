@@ -16,8 +16,9 @@ from offline_agent.config import TrainSftConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.pipelines import _schemas, _training
-from offline_agent.pipelines._command import Command, Facts, Session, main
+from offline_agent.pipelines._command import main
 from offline_agent.pipelines._parts import make_tasks
+from offline_agent.pipelines._pipeline import Command, Facts, Session
 from offline_agent.records import Task
 from offline_agent.store import hash_json
 
@@ -47,7 +48,7 @@ class Parts:
 
 
 def prepare(config: TrainSftConfig) -> tuple[Parts, Facts]:
-    """Load model and rows, or look at what is to be demonstrated; see `_command.Command.prepare`."""
+    """Load model and rows, or look at what is to be demonstrated; see `_pipeline.Command.prepare`."""
     given = bool(config.data.runs or config.data.files)
     faults = _faults(config, given)
     parts = Parts()
@@ -132,7 +133,7 @@ def _facts(config: TrainSftConfig, parts: Parts) -> Facts:
 
 
 def run(parts: Parts, session: Session[TrainSftConfig]) -> Mapping[str, Any]:
-    """Demonstrate where that is asked for, and train; see `_command.Command.run`."""
+    """Demonstrate where that is asked for, and train; see `_pipeline.Command.run`."""
     demonstrated = None
     if parts.rows is None:
         demonstrated = _demonstrate(parts, session)

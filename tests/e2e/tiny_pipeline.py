@@ -10,7 +10,8 @@ from typing import Any
 
 from offline_agent.config import Plugged, RunConfig, Section, key, section
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.pipelines._command import Command, Facts, Session, main
+from offline_agent.pipelines._command import main
+from offline_agent.pipelines._pipeline import Command, Facts, Session
 
 
 class Env(Plugged):

@@ -15,7 +15,8 @@ from offline_agent.cluster.slurm import Job, SlurmError, State
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines import _slurm, build_prefs, status
 from offline_agent.pipelines._command import main
-from offline_agent.pipelines._jobs import Ledger, Standing, look, resume_command, standing
+from offline_agent.pipelines._jobs import Ledger, Standing, look, standing
+from offline_agent.pipelines._resuming import resume_command
 
 KEYS = ["tracking.uri=null", "policy=noisy", "tasks.n=4", "search.simulations=2"]
 JOBS = ["launcher=slurm", "slurm.shards=2", "slurm.poll_seconds=0.01"]

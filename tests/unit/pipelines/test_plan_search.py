@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from offline_agent.config import BuildPrefsConfig, EvaluateConfig, load
 from offline_agent.pipelines._plan_search import BuildPrefs, Evaluate, fewer
-from offline_agent.pipelines._search import settings_of
+from offline_agent.pipelines._searches import settings_of
 
 BUDGETS = ("budget_tokens", "budget_tool_calls", "budget_prefilled")
 
