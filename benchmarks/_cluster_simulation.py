@@ -1,8 +1,9 @@
 """A cluster in virtual time under the real scheduler: queue, workers and engine answer by a clock of events.
 
-`Scheduler` and `TreeSearch` are the project's own, and so is `policies.servers.Router`. What is simulated: servers of
-so many slots with a prefix cache, that take as long for a sample as one process was measured to take for one like it;
-environments that take their time; and the driver's thread, which handles one answer after the other.
+`Scheduler` and `TreeSearch` are the project's own, and so are `policies.servers.Router` and `server_line.Line`. What is
+simulated: servers of so many slots with a prefix cache, that take as long for a sample as one process was measured to
+take for one like it; environments that take their time; and the driver's thread, which handles one answer after the
+other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from offline_agent.policies.base import Done, Proposals, ProposeRequest, Usage
+from offline_agent.policies.server_line import Line, Waiter
 from offline_agent.policies.servers import Router
 from offline_agent.records import Action, Context, Task, ToolCall, Verdict
 from offline_agent.search.mcts import SearchSettings, TreeSearch
@@ -245,6 +247,8 @@ class Cluster:
         self.busy_seconds = 0.0
         self.asked = self.answered = 0
         self._queue: deque[_Job] = deque()
+        self._line = None if router is None else Line(router)
+        self._jobs: dict[Waiter, _Job] = {}
         self._number = 0
         self._rng = random.Random(seed)
 
@@ -254,7 +258,13 @@ class Cluster:
         prompt = self.prompt_of(request.context)
         for index, seed in enumerate(request.seeds):
             self.asked += 1
-            self._queue.append(_Job(request.context.task.task_id, prompt, seed, index, whole))
+            job = _Job(request.context.task.task_id, prompt, seed, index, whole)
+            if self._line is None:
+                self._queue.append(job)
+            else:
+                waiter = self._line.waiter(job.tree)
+                self._jobs[waiter] = job
+                self._line.join(waiter)
         self._dispatch()
 
     def prompt_of(self, context: Context) -> list[tuple[Path, int]]:
@@ -275,18 +285,19 @@ class Cluster:
         context.cache = known
         return known
 
-    def _route(self, job: _Job) -> str | None:
-        if self.router is not None:
-            return self.router.route(job.tree)
+    def _next(self) -> tuple[str, _Job] | None:
+        """Return the sample that can go now, and where; None = none can."""
+        if self._line is not None:
+            waiter = self._line.next()
+            name = None if waiter is None else self._line.take(waiter)
+            return None if waiter is None or name is None else (name, self._jobs.pop(waiter))
         free = [name for name, server in self.servers.items() if len(server.begun) < server.slots]
-        return self._rng.choice(free) if free else None
+        return (self._rng.choice(free), self._queue.popleft()) if free and self._queue else None
 
     def _dispatch(self) -> None:
-        while self._queue:
-            name = self._route(self._queue[0])
-            if name is None:
-                return
-            job, server = self._queue.popleft(), self.servers[name]
+        while (found := self._next()) is not None:
+            name, job = found
+            server = self.servers[name]
             sent = None if self.router is None else self.router.begin(name)
             start = partial(self._start, name, job, self.clock.now, sent)
             if len(server.begun) < server.slots:

@@ -26,9 +26,11 @@ class Waiter:
         avoid: As `Router.route`'s; may change.
         overtaken: How many requests that came later were let go before it.
         turn: Set when it may be its turn, or when whoever waits should look.
+        home: The server that has its history, as far as it was looked up.
+        known: What `home` was found for: changes of the router, and how many servers were to be avoided.
     """
 
-    __slots__ = ("avoid", "key", "number", "overtaken", "turn")
+    __slots__ = ("avoid", "home", "key", "known", "number", "overtaken", "turn")
 
     def __init__(self, number: int, key: str, avoid: Collection[str]) -> None:
         self.number = number
@@ -36,6 +38,8 @@ class Waiter:
         self.avoid = avoid
         self.overtaken = 0
         self.turn = threading.Event()
+        self.home: str | None = None
+        self.known = (-1, -1)
 
 
 class Line:
@@ -71,16 +75,23 @@ class Line:
 
     def next(self) -> Waiter | None:
         """Return whose turn it is; None where nobody waits, or nobody who waits can go."""
-        room = self._router.room() if self._waiting else []
+        room = set(self._router.room()) if self._waiting else set()
         if not room:
             return None
         first: Waiter | None = None
         for waiter in self._waiting[: self._ahead]:
-            if waiter.overtaken >= self._ahead or self._router.home(waiter.key, waiter.avoid) in room:
+            if waiter.overtaken >= self._ahead or self._home(waiter) in room:
                 return waiter
             if first is None and self._router.route(waiter.key, waiter.avoid) is not None:
                 first = waiter
         return first
+
+    def _home(self, waiter: Waiter) -> str | None:
+        """Return a request's home; looked up once, since many are asked about for each that goes."""
+        known = (self._router.changes, len(waiter.avoid))
+        if waiter.known != known:
+            waiter.home, waiter.known = self._router.home(waiter.key, waiter.avoid), known
+        return waiter.home
 
     def take(self, waiter: Waiter) -> str | None:
         """Return the server for a request whose turn it is, which then waits no longer; None = it is not its turn."""

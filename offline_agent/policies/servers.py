@@ -54,6 +54,10 @@ class Router:
         longest: Most seconds that it is left alone.
         clock: Seconds, never running backwards.
 
+    Attributes:
+        names: The servers.
+        changes: How often one was taken out or back: while it stays, so does every history's home.
+
     Raises:
         ValueError: No name, one that is there twice, or a number out of range.
     """
@@ -80,6 +84,7 @@ class Router:
         self._clock = clock
         self._states = {name: _State(_hash(name)) for name in names}
         self._order = lru_cache(4096)(self._ordered)
+        self.changes = 0
 
     def route(self, key: str, avoid: Collection[str] = ()) -> str | None:
         """Return the server for a request; None where every one is out or has `most` requests.
@@ -150,6 +155,7 @@ class Router:
         state = self._states[name]
         was_in = state.until is None
         state.ejections += was_in
+        self.changes += was_in
         wait = min(self._longest, self._backoff * 2.0 ** min(state.falls, 60))
         state.falls += 1
         state.until = self._clock() + wait
@@ -160,6 +166,7 @@ class Router:
         state = self._states[name]
         if state.until is not None:
             state.until, state.seconds = None, None
+            self.changes += 1
 
     def live(self) -> list[str]:
         """Return the servers that are in."""
