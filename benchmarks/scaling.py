@@ -252,9 +252,9 @@ def main() -> None:
     parser.add_argument("--simulations", type=int, default=16, help="of each tree")
     parser.add_argument("--leaves", type=int, default=4, help="simulations of one tree in flight")
     parser.add_argument("--ratio", type=float, default=0.5, help="tool time / time of a sample, in the simulation")
-    parser.add_argument("--tasks", type=int, default=48, help="of the runs on Ray")
+    parser.add_argument("--tasks", type=int, default=96, help="of the runs on Ray")
     parser.add_argument("--tool-seconds", type=float, default=0.02, help="of computing in each tool call on Ray")
-    parser.add_argument("--repeats", type=int, default=3, help="of the runs on Ray; the fastest counts")
+    parser.add_argument("--repeats", type=int, default=2, help="of the runs on Ray; the fastest counts")
     parser.add_argument("--out", type=Path, default=None, help="another file for the result")
     arguments = parser.parse_args()
     both = arguments.simulated == arguments.real
