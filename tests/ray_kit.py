@@ -103,14 +103,15 @@ class TwoRaylets:
         self.second = patiently(lambda: self.cluster.add_node(**self._node_arguments))
 
     def workers(self, second: bool = False) -> list[psutil.Process]:
-        """Return the processes of crews' workers; with `second`, those under the second raylet alone."""
+        """Return the processes of crews' workers that are at work; with `second`, those under the second raylet."""
         raylets = [self.second] if second else [self.cluster.head_node, self.second]
         found = []
         for node in raylets:
             for info in node.all_processes["raylet"]:
                 for child in psutil.Process(info.process.pid).children():
-                    if any("Worker" in word for word in child.cmdline()[:1]):
-                        found.append(child)
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        if "Worker.exchange" in "".join(child.cmdline()):
+                            found.append(child)
         return found
 
     def stop(self) -> None:
@@ -149,13 +150,14 @@ class Started:
         lines = path.read_text().splitlines(keepends=True)[1:] if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def until(self, there: Callable[[], bool], what: str) -> None:
-        """Wait until something holds while it runs; fails where it ends before."""
+    def until(self, there: Callable[[], Any], what: str) -> Any:
+        """Wait for something to be there while it runs, and return it; fails where it ends before."""
         until = time.monotonic() + PATIENCE
-        while not there():
+        while not (found := there()):
             assert self.process.poll() is None, f"ended before {what}: {self.said()}"
             assert time.monotonic() < until, f"never {what}: {self.said()}"
             time.sleep(0.01)
+        return found
 
     def end(self) -> int:
         """Wait for it and return its status."""

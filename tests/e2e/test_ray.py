@@ -82,8 +82,8 @@ def test_a_ray_of_its_own_finds_the_local_trees(whole: Path, tmp_path: Path) -> 
 
 def test_a_worker_is_killed_midway(whole: Path, raylets: TwoRaylets, tmp_path: Path) -> None:
     one = Started("build_prefs", tmp_path / "run", *KEYS, *spread(raylets))
-    one.until(lambda: len(one.records()) > 20 and bool(raylets.workers()), "it had begun")
-    raylets.workers()[0].send_signal(signal.SIGKILL)
+    one.until(lambda: len(one.records()) > 20, "it had begun")
+    one.until(raylets.workers, "a worker was at work")[0].send_signal(signal.SIGKILL)
     assert one.end() == 0, one.said()
     assert "died: " in one.said()
     assert digests(tmp_path / "run", *ALL) == digests(whole, *ALL)
@@ -94,7 +94,8 @@ def test_a_worker_is_killed_midway(whole: Path, raylets: TwoRaylets, tmp_path: P
 
 def test_a_raylet_is_killed_midway(whole: Path, raylets: TwoRaylets, tmp_path: Path) -> None:
     one = Started("build_prefs", tmp_path / "run", *KEYS, *spread(raylets))
-    one.until(lambda: len(one.records()) > 10 and bool(raylets.workers(second=True)), "both raylets had work")
+    one.until(lambda: len(one.records()) > 10, "it had begun")
+    one.until(lambda: raylets.workers(second=True), "the second raylet had work")
     raylets.kill_second()
     try:
         assert one.end() == 0, one.said()
@@ -125,8 +126,8 @@ def test_the_driver_is_killed_and_the_run_goes_on_here_or_there(
 
 def test_an_evaluation_with_a_worker_killed_midway(played: Path, raylets: TwoRaylets, tmp_path: Path) -> None:
     one = Started("evaluate", tmp_path / "run", *PLAYED, *spread(raylets))
-    one.until(lambda: len(one.records()) > 4 and bool(raylets.workers()), "it had begun")
-    raylets.workers()[0].send_signal(signal.SIGKILL)
+    one.until(lambda: len(one.records()) > 4, "it had begun")
+    one.until(raylets.workers, "a worker was at work")[0].send_signal(signal.SIGKILL)
     assert one.end() == 0, one.said()
     ours, theirs = (pq.read_table(path / "attempts").to_pylist() for path in (tmp_path / "run", played))
     assert ours == theirs and len(ours) == 6 * (3 + 1 + 1)

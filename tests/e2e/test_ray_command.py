@@ -49,7 +49,7 @@ def test_a_training_is_stopped_its_worker_killed_and_it_ends_as_here(raylets: Tw
     assert 4 < before < len(curve(here))
     there = Started("train_sft", tmp_path / "there", *keys)
     there.until(lambda: len(curve(there)) > before + 3, "it went on")
-    (worker,) = raylets.workers()
+    (worker,) = there.until(raylets.workers, "its worker was at work")
     (child,) = [one for one in worker.children() if "train_sft" in " ".join(one.cmdline())]
     worker.send_signal(signal.SIGKILL)
     psutil.wait_procs([child], timeout=ray_kit.PATIENCE)
