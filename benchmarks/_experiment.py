@@ -119,6 +119,45 @@ def interval(values: Any, resamples: int = 4000) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def endings(folder: Path) -> dict[str, Any]:
+    """Return how the sampled attempts of each of a seed's evaluations ended, in shares of those that were judged.
+
+    Args:
+        folder: The seed's.
+
+    Returns:
+        For each evaluation `cut` (out of steps), `wrong` (ended by the policy without success), `invalid` (invalid
+        calls an attempt), and, where the verifier says so, `dear`: those of `wrong` that bought above the price.
+    """
+    found = {}
+    for path in sorted(folder.glob("*/attempts")):
+        rows = [row for row in pq.read_table(path).to_pylist() if row["policy"] == "candidate"]
+        judged = [row for row in rows if row["mode"] == "sampled" and row["success"] is not None]
+        if not judged:
+            continue
+        wrong = [row for row in judged if not row["success"] and not row["truncated"]]
+        prices = [json.loads(row["verdict"])["evidence"].get("price_ok") for row in wrong]
+        counts = {
+            "cut": sum(not row["success"] and row["truncated"] for row in judged),
+            "wrong": len(wrong),
+            "invalid": sum(row["invalid_calls"] for row in judged),
+        }
+        if any(price is not None for price in prices):
+            counts["dear"] = prices.count(False)
+        found[path.parent.name] = {name: round(count / len(judged), 6) for name, count in counts.items()}
+    return {"endings": found}
+
+
+def ending_columns(seeds: Sequence[Seed], run: str) -> dict[str, Any]:
+    """Return columns of a table that say how an evaluation's attempts ended, as means of the seeds'."""
+    each = [seed.facts["endings"][run] for seed in seeds]
+    columns: dict[str, Any] = {}
+    for key, title in (("cut", "out of steps"), ("wrong", "ended wrong"), ("dear", "of these too dear")):
+        if all(key in one for one in each):
+            columns[title] = f"{sum(one[key] for one in each) / len(each):.1%}"
+    return columns | {"invalid calls": round(sum(one["invalid"] for one in each) / len(each), 3)}
+
+
 def arguments(about: str | None, suites: Iterable[str]) -> argparse.ArgumentParser:
     """Return the arguments that every experiment of this kind takes."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -8,16 +8,13 @@ are measured on validation goals, since this is where a rate is chosen. `--plan`
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from _common import write_result
-from _experiment import Seed, Stage, arguments, carry_out, interval, matrix
+from _experiment import Seed, Stage, arguments, carry_out, ending_columns, endings, interval, matrix
 from offline_loop import SUITES, Suite
-
-from offline_agent.store import read_table
 
 START = "fine-tuned"
 """The evaluation of where everything begins."""
@@ -50,22 +47,6 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
         yield Stage(name, "evaluate", (*own, model), (f"train-{name}",))
 
 
-def failures(folder: Path) -> dict[str, Any]:
-    """Return how each of a seed's evaluations failed, in shares of its attempts, and invalid calls an attempt."""
-    found = {}
-    for path in sorted(folder.glob("*/attempts")):
-        rows = [row for row in read_table(path / "0000.parquet") if row["mode"] == "sampled" and row["verdict"]]
-        wrong = [row for row in rows if not row["success"] and not row["truncated"]]
-        counts = {
-            "cut": sum(row["truncated"] for row in rows),
-            "wrong": len(wrong),
-            "dear": sum(json.loads(row["verdict"])["evidence"].get("price_ok") is False for row in wrong),
-            "invalid": sum(row["invalid_calls"] for row in rows),
-        }
-        found[path.parent.name] = {name: count / len(rows) for name, count in counts.items()}
-    return found
-
-
 def table(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for the beginning and for each training."""
     rows = []
@@ -78,11 +59,7 @@ def table(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, 
             low, high = interval(100 * (values - begin))
             row["gain, points"] = f"{100 * (values - begin).mean():+.1f} ({low:.1f} to {high:.1f})"
         row["greedy"] = f"{matrix(seeds, name, 'greedy').mean():.1%}"
-        kept = [seed.facts[name] for seed in seeds]
-        for key, title in (("cut", "out of steps"), ("wrong", "bought wrong"), ("dear", "of these too dear")):
-            row[title] = f"{sum(each[key] for each in kept) / len(kept):.1%}"
-        row["invalid calls"] = round(sum(each["invalid"] for each in kept) / len(kept), 3)
-        rows.append(row)
+        rows.append(row | ending_columns(seeds, name))
     return rows
 
 
@@ -97,7 +74,7 @@ def main() -> None:
     settings = {"rates": options.rates, "passes": options.epochs, "attempts": options.attempts}
     settings |= {"validation tasks": options.held_out or suite.held_out}
     seeds = carry_out(
-        "dpo_rates", options, lambda seed, folder: stages(suite, seed, folder, options), settings, failures
+        "dpo_rates", options, lambda seed, folder: stages(suite, seed, folder, options), settings, endings
     )
     facts = {"seeds": len(seeds), **settings}
     write_result("dpo_rates", table(seeds, options), facts, options.results / "dpo_rates.json")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import write_result
-from _experiment import Seed, Stage, arguments, carry_out, interval, matrix
+from _experiment import Seed, Stage, arguments, carry_out, ending_columns, endings, interval, matrix
 
 ROWS = {
     "warm start": "warm",
@@ -196,6 +196,8 @@ def _table(
                 if (mode, column) == ("sampled", "success"):
                     row["each seed"] = ", ".join(f"{mean:.1%}" for mean in values.mean(1))
                     sampled[title] = (values, low, high)
+        if not game:
+            row |= ending_columns(seeds, f"test-{model}")
         rows.append(row)
     base, best = sampled["warm start"], sampled["two iterations (step)"]
     gain = best[0] - base[0]
@@ -223,7 +225,7 @@ def main() -> None:
         "test tasks": options.held_out or suite.held_out,
     }
     settings |= {"attempts": options.attempts, "simulations at test time": options.simulations}
-    seeds = carry_out(name, options, lambda seed, folder: stages(suite, seed, folder, options), settings)
+    seeds = carry_out(name, options, lambda seed, folder: stages(suite, seed, folder, options), settings, endings)
     rows, facts = table(suite, seeds, options.simulations)
     facts |= {**settings, "commands": f"python benchmarks/offline_loop.py --suite {options.suite} --work DIR --plan"}
     write_result(name, rows, facts, options.results / f"{name}.json")
