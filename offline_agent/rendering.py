@@ -19,6 +19,7 @@ from offline_agent.records import Action, Context, ToolCall
 __all__ = ["Renderer", "Segment", "TEMPLATES", "call_text"]
 
 _CACHED = 512
+_PAGES = 128
 _TURNS = 4096  # turns whose parts and ids are remembered: the rows of one tree hold each of its turns many times
 
 
@@ -75,6 +76,7 @@ class Renderer:
         self._parts = lru_cache(_TURNS)(self._style.parse)  # for comparing only: who acts on a call gets one of its own
         self._texts = lru_cache(_TURNS)(self._tokens.decode)
         self._encode = lru_cache(_TURNS)(lambda text: tuple(self._tokens.turn(text)))
+        self._contents = lru_cache(_PAGES)(self._tokens.content)  # a tree comes to the same pages again and again
         check_append_only(self)
 
     @classmethod
@@ -280,7 +282,7 @@ class Renderer:
             # The tools are kept with the entry, so that their id is not given to others.
             entry = self._roots[key] = (context.tools, *self._split(form, "user", {"system": context.system}))
         _, before, slot, after = entry
-        return (*before, *self._tokens.content(slot.transform(context.observation or "")), *after)
+        return (*before, *self._contents(slot.transform(context.observation or "")), *after)
 
     def _after(self, context: Context, ended: bool) -> tuple[int, ...]:
         if context.observation is None:
@@ -294,7 +296,7 @@ class Renderer:
             entry = self._split(self._form(key[0], key[1]), "observation", {"name": key[2]})
             self._bridges[key] = entry
         before, slot, after = entry
-        observation = self._tokens.content(slot.transform(context.observation))
+        observation = self._contents(slot.transform(context.observation))
         return (*(() if ended else (self.end_id,)), *before, *observation, *after)
 
     def _form(self, role: str, called: bool) -> Form:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import DataError
@@ -17,9 +17,23 @@ def text_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def ids_hash(ids: Iterable[int]) -> str:
+_MOST_DIGITS = 1 << 20
+_digits = [str(number) for number in range(1 << 12)]
+
+
+def ids_hash(ids: Sequence[int]) -> str:
     """Return 16 hex digits that stand for a sequence of ids."""
-    return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()[:16]
+    return hashlib.sha256(" ".join(map(_text_of(ids), ids)).encode()).hexdigest()[:16]
+
+
+def _text_of(ids: Sequence[int]) -> Callable[[int], str]:
+    """Return what writes these ids: a table where it can, since writing numbers costs five times their hash."""
+    top = max(ids, default=0)
+    if top >= _MOST_DIGITS or min(ids, default=0) < 0:
+        return str
+    while top >= len(_digits):
+        _digits.extend(map(str, range(len(_digits), 2 * len(_digits))))
+    return _digits.__getitem__
 
 
 def mask_of(spans: Sequence[Sequence[int]], length: int) -> list[int]:
@@ -161,6 +175,8 @@ def check_side(
 
 
 def _ints(name: str, values: Any) -> list[int]:
+    if type(values) is list and set(map(type, values)) <= {int}:
+        return values
     try:
         return [int(value) for value in values]
     except (TypeError, ValueError):

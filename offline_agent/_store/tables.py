@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -14,6 +15,10 @@ from offline_agent.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Encode = Callable[[Any], Any]
+
+_to_json = json.JSONEncoder(allow_nan=False).encode
 
 _VERSION_KEY = b"offline_agent.schema_version"
 _ROWS_AT_ONCE = 256
@@ -75,26 +80,31 @@ def _batch(
     import pyarrow as pa
 
     names = set(schema.names)
+    encoders = [(field, _encoder(field.type)) for field in schema]
+    required = [field.name for field in schema if not field.nullable]
     encoded = []
     for number, row in enumerate(chunk, start):
-        if set(row) != names:
+        if row.keys() != names:
             raise DataError(
                 f"{table}, row {number}: its columns are not the table's. "
                 f"Missing: {sorted(names - set(row)) or 'none'}; unknown: {sorted(set(row) - names) or 'none'}."
             )
-        for field in schema:
-            if row[field.name] is None and not field.nullable:
-                raise DataError(f"{table}, row {number}: {field.name} must not be None.")
-        encoded.append({field.name: _cell(table, number, field, row[field.name]) for field in schema})
+        for name in required:
+            if row[name] is None:
+                raise DataError(f"{table}, row {number}: {name} must not be None.")
+        encoded.append({
+            field.name: row[field.name] if encode is None else _cell(table, number, field, row[field.name], encode)
+            for field, encode in encoders
+        })  # fmt: skip
     try:
         return pa.RecordBatch.from_pylist(encoded, schema=plain).cast(schema)
     except (pa.ArrowException, UnicodeError, TypeError, ValueError, OverflowError) as error:
         raise _blame(table, encoded, start, plain, error) from error
 
 
-def _cell(table: str, number: int, field: pa.Field, value: Any) -> Any:
+def _cell(table: str, number: int, field: pa.Field, value: Any, encode: Encode) -> Any:
     try:
-        return _encode(value, field.type)
+        return encode(value)
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{table}, row {number}: {field.name} does not fit {field.type}: {error}") from error
 
@@ -125,21 +135,37 @@ def _storage(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _encode(value: Any, kind: pa.DataType) -> Any:
+def _encoder(kind: pa.DataType) -> Encode | None:
+    """Return what makes of a value what is stored; None = it is stored as it is."""
     import pyarrow as pa
 
+    if isinstance(kind, pa.JsonType):
+        return _json
+    if pa.types.is_list(kind):
+        item = _encoder(kind.value_type)
+        return None if item is None else partial(_encode_list, item)
+    if pa.types.is_struct(kind):
+        return partial(_encode_struct, [(field.name, field.nullable, _encoder(field.type)) for field in kind])
+    return None
+
+
+def _json(value: Any) -> Any:
+    return value if value is None or isinstance(value, str) else _to_json(value)
+
+
+def _encode_list(encode: Encode, value: Any) -> Any:
+    return None if value is None else [encode(item) for item in value]
+
+
+def _encode_struct(fields: Sequence[tuple[str, bool, Encode | None]], value: Any) -> Any:
     if value is None:
         return None
-    if isinstance(kind, pa.JsonType):
-        return value if isinstance(value, str) else json.dumps(value, allow_nan=False)
-    if pa.types.is_list(kind) and (pa.types.is_nested(kind.value_type) or isinstance(kind.value_type, pa.JsonType)):
-        return [_encode(item, kind.value_type) for item in value]
-    if pa.types.is_struct(kind):
-        missing = [field.name for field in kind if not field.nullable and value.get(field.name) is None]
-        if missing:
-            raise ValueError(f"{', '.join(missing)} must not be None")
-        return {field.name: _encode(value.get(field.name), field.type) for field in kind}
-    return value
+    missing = [name for name, nullable, _ in fields if not nullable and value.get(name) is None]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} must not be None")
+    return {
+        name: value.get(name) if encode is None else encode(value.get(name)) for name, _, encode in fields
+    }  # fmt: skip
 
 
 def _decode(value: Any, kind: pa.DataType) -> Any:

@@ -1,15 +1,21 @@
-"""Fresh rollouts of the policy from a given history, without a tree: for counterfactual estimates."""
+"""Fresh rollouts of the policy from a given history, without a tree: for counterfactual estimates.
+
+An outage of the policy is told from a request that it cannot answer as in a search: a failure counts once the policy
+has answered something since, and is tried again before it does (`search.desk`, `simulation.RETRIES`).
+"""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
 from offline_agent.envs.base import EnvSpec, Episode
-from offline_agent.errors import EnvironmentFault
+from offline_agent.errors import EnvironmentFault, PolicyError
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
 from offline_agent.records import Action, Context, Task, Verdict
+from offline_agent.search.simulation import RETRIES
 from offline_agent.seeding import derive_seed, mix
 
 
@@ -22,13 +28,20 @@ class Rollouts:
         seed: The run's seed; rollout i of a history depends on (seed, task, actions, i) alone.
         max_steps: Actions after which an episode is cut.
         temperature: Of the policy; None = its own.
+        most_policy_errors: Failures of the policy in a row after which it is given up.
     """
 
     def __init__(
-        self, spec: EnvSpec, engine: Engine, seed: int, max_steps: int, temperature: float | None = None
+        self,
+        spec: EnvSpec,
+        engine: Engine,
+        seed: int,
+        max_steps: int,
+        temperature: float | None = None,
+        most_policy_errors: int = 40,
     ) -> None:
         self._spec = spec
-        self._engine = engine
+        self._line = _Line(engine, most_policy_errors)
         self._seed = seed
         self._max_steps = max_steps
         self._temperature = temperature
@@ -40,25 +53,33 @@ class Rollouts:
 
         Raises:
             EnvironmentFault: The environment does not open, or ends before the given actions do.
+            PolicyError: The policy failed too often in a row.
         """
         episodes = [self._start(task, actions) for _ in range(n)]
         base = derive_seed(self._seed, "rollouts", task.task_id, *[action.text for action in actions])
-        inbox: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
         verdicts: list[Verdict | None] = [None] * n
         contexts = [context for _, context in episodes]
-        for i, (episode, _) in enumerate(episodes):
-            if episode.terminated:
-                verdicts[i] = episode.verdict()
-            else:
-                self._ask(contexts[i], mix(base, i), partial(_put, inbox, i))
-        while any(verdict is None for verdict in verdicts):
-            i, answer = inbox.get()
-            verdict, context = self._advance(episodes[i][0], contexts[i], answer)
-            verdicts[i], contexts[i] = verdict, context
-            if verdict is None:
-                self._ask(context, mix(mix(base, i), context.depth), partial(_put, inbox, i))
-        for episode, _ in episodes:
-            episode.close()
+        try:
+            for i, (episode, _) in enumerate(episodes):
+                if episode.terminated:
+                    verdicts[i] = episode.verdict()
+                else:
+                    self._ask(i, contexts[i], mix(base, i))
+            tries = [0] * n
+            while any(verdict is None for verdict in verdicts):
+                i, request, answer = self._line.next()
+                if not isinstance(answer, Proposals) and tries[i] < RETRIES:
+                    tries[i] += 1
+                    self._line.ask(i, request)
+                    continue
+                tries[i] = 0
+                verdict, context = self._advance(episodes[i][0], contexts[i], answer)
+                verdicts[i], contexts[i] = verdict, context
+                if verdict is None:
+                    self._ask(i, context, mix(mix(base, i), context.depth))
+        finally:
+            for episode, _ in episodes:
+                episode.close()
         return [verdict for verdict in verdicts if verdict is not None]
 
     def _start(self, task: Task, actions: Sequence[Action]) -> tuple[Episode, Context]:
@@ -76,8 +97,8 @@ class Rollouts:
         self.tool_calls += 1
         return context.child(action, result.observation, result.role)
 
-    def _ask(self, context: Context, seed: int, done: Callable[[Answer], None]) -> None:
-        self._engine.submit(ProposeRequest(context, (seed,), self._temperature), done)
+    def _ask(self, i: int, context: Context, seed: int) -> None:
+        self._line.ask(i, ProposeRequest(context, (seed,), self._temperature))
 
     def _advance(self, episode: Episode, context: Context, answer: Answer) -> tuple[Verdict | None, Context]:
         if not isinstance(answer, Proposals):
@@ -97,9 +118,76 @@ class Rollouts:
         return None, context
 
 
+class _Line:
+    """Asks an engine; a failure is given back only once the policy has answered something since the request was sent.
+
+    Args:
+        engine: The policy's.
+        most_errors: Failures in a row after which it is given up.
+    """
+
+    def __init__(self, engine: Engine, most_errors: int) -> None:
+        self._engine = engine
+        self._most_errors = most_errors
+        self._inbox: queue.SimpleQueue[tuple[int | None, ProposeRequest, int, Answer]] = queue.SimpleQueue()
+        self._held: list[tuple[int, ProposeRequest, Answer]] = []
+        self._free: deque[tuple[int, ProposeRequest, Answer]] = deque()
+        self._known: ProposeRequest | None = None
+        self._under_way = self._answers = self._errors_in_a_row = 0
+
+    def ask(self, i: int | None, request: ProposeRequest) -> None:
+        """Send a request; None = nobody's, it shows whether the policy answers."""
+        self._under_way += 1
+        self._engine.submit(request, partial(_put, self._inbox, i, request, self._answers))
+
+    def next(self) -> tuple[int, ProposeRequest, Answer]:
+        """Wait for an answer; return whose, to what, and what.
+
+        Raises:
+            PolicyError: The policy failed too often in a row.
+        """
+        while not self._free:
+            i, request, before, answer = self._inbox.get()
+            self._under_way -= 1
+            if isinstance(answer, Proposals):
+                self._answers, self._errors_in_a_row, self._known = self._answers + 1, 0, request
+                self._free.extend(self._held)
+                self._held.clear()
+            else:
+                self._count(answer)
+            if i is None:
+                pass
+            elif isinstance(answer, Proposals) or before != self._answers:
+                self._free.append((i, request, answer))
+            else:
+                self._held.append((i, request, answer))
+            if self._held and not self._under_way:
+                self._try_again()
+        return self._free.popleft()
+
+    def _count(self, failure: Answer) -> None:
+        self._errors_in_a_row += 1
+        if self._errors_in_a_row >= self._most_errors:
+            raise PolicyError(
+                f"the policy failed {self._errors_in_a_row} times in a row, the last time with: {failure}. "
+                "Nothing is lost: run the same command again to go on"
+            )
+
+    def _try_again(self) -> None:
+        """Send again what failed, beside something that the policy has answered before."""
+        held, self._held = self._held, []
+        for i, request, _ in held:
+            self.ask(i, request)
+        known = self._known or held[0][1]
+        self.ask(None, known._replace(seeds=(mix(known.seeds[0], self._errors_in_a_row),)))
+
+
+def _put(
+    inbox: queue.SimpleQueue[tuple[int | None, ProposeRequest, int, Answer]],
+    i: int | None, request: ProposeRequest, before: int, answer: Answer,
+) -> None:  # fmt: skip
+    inbox.put((i, request, before, answer))
+
+
 def _cut(reason: str) -> Verdict:
     return Verdict(None, None, "rollout", error=reason)
-
-
-def _put(inbox: queue.SimpleQueue[tuple[int, Answer]], i: int, answer: Answer) -> None:
-    inbox.put((i, answer))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import EnvironmentFault, JudgeError, PolicyError
-from offline_agent.policies.base import InlineEngine, Proposals, Usage
+from offline_agent.policies.base import InlineEngine, Proposals, ProposeRequest, Usage
 from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.pool import EnvPool
@@ -173,11 +174,51 @@ def test_rollouts_past_the_end_are_a_fault() -> None:
         Rollouts(spec, InlineEngine(Guess()), 1, 9)(task, doors, 1)
 
 
-def test_rollouts_that_fail_are_not_scored() -> None:
+class Fails(Guess):
+    """Fails some requests.
+
+    Args:
+        which: Gets the request's number and the request.
+    """
+
+    def __init__(self, which: Callable[[int, ProposeRequest], bool]) -> None:
+        super().__init__(skill=0.5)
+        self.which, self.asked = which, 0
+
+    def propose(self, requests: Any) -> list[Any]:
+        """Answer, or fail."""
+        (request,) = requests
+        self.asked += 1
+        return [PolicyError("gone")] if self.which(self.asked, request) else super().propose(requests)
+
+
+def test_what_the_policy_cannot_answer_in_a_rollout_is_not_scored() -> None:
     spec = EnvSpec(Paths)
     (task,) = tasks(spec, 1)
-    verdicts = Rollouts(spec, InlineEngine(Says("!")), 1, 9)(task, [], 2)
-    assert [v.score for v in verdicts] == [None, None] and "gone" in (verdicts[0].error or "")
+    bad = InlineEngine(Fails(lambda _, request: request.context.depth == 1 and request.seeds[0] % 2 == 0))
+    verdicts = Rollouts(spec, bad, 1, 9)(task, [], 8)
+    whole = Rollouts(spec, InlineEngine(Guess(skill=0.5)), 1, 9)(task, [], 8)
+    assert 0 < sum(verdict.score is None for verdict in verdicts) < 8
+    assert all(a.score in (None, b.score) for a, b in zip(verdicts, whole, strict=True))
+    assert all("gone" in (verdict.error or "") for verdict in verdicts if verdict.score is None)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_an_outage_changes_no_rollout(threads: bool) -> None:
+    spec = EnvSpec(Paths)
+    (task,) = tasks(spec, 1)
+    policy = Fails(lambda number, _: 3 <= number < 30)
+    engine = policy.engine() if threads else InlineEngine(policy)
+    verdicts = Rollouts(spec, engine, 1, 9)(task, [], 8)
+    engine.close()
+    assert verdicts == Rollouts(spec, InlineEngine(Guess(skill=0.5)), 1, 9)(task, [], 8)
+
+
+def test_rollouts_give_up_a_policy_that_never_answers() -> None:
+    spec = EnvSpec(Paths)
+    (task,) = tasks(spec, 1)
+    with pytest.raises(PolicyError, match=r"failed 40 times in a row, the last .*: gone\..*run the same command"):
+        Rollouts(spec, InlineEngine(Says("!")), 1, 9)(task, [], 2)
 
 
 def test_the_pool_answers_hung_jobs_and_throws_their_results_away() -> None:
