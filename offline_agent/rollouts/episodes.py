@@ -21,6 +21,7 @@ from offline_agent.records import Context, Step, Verdict
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.rollouts.game import DRAWN, Ask, Broken, Game, Stepped, advance, begin, drawn, guarded
 from offline_agent.search.pool import EnvPool
+from offline_agent.search.simulation import RETRIES
 from offline_agent.seeding import derive_seed, mix
 
 __all__ = ["Ask", "Episodes"]
@@ -29,7 +30,7 @@ Handle = Callable[[Game, Any], Attempt | None]
 """Takes what was waited for; returns the attempt where that ends it."""
 
 SPARE = 4  # environments kept to be reset again where starting one may be dear
-PATIENCE = 16  # failed requests in a row, beyond one for each episode in flight, after which the policy is given up
+PATIENCE = 16  # failed requests in a row, beyond two for each episode in flight, after which the policy is given up
 
 
 class Episodes:
@@ -84,8 +85,9 @@ class Episodes:
         self._inbox: queue.SimpleQueue[tuple[Handle, Game, Any]] = queue.SimpleQueue()
         self._games: set[Game] = set()
         self._spare: list[Episode] = []
-        self._failures = 0
-        self._held: list[Attempt] = []
+        self._answers = self._failures = 0
+        self._held: list[tuple[Game, ProposeRequest, PolicyError]] = []
+        self._known: ProposeRequest | None = None
         self.requests = 0
         self.prefilled = 0
         self.cached = 0
@@ -93,14 +95,15 @@ class Episodes:
     def play(self, asks: Iterable[Ask]) -> Iterator[Attempt]:
         """Yield each attempt when it is over, in the order of ending.
 
-        Attempts that the policy failed are held back until it answers again, so that an outage is not taken for
-        something about the tasks: a run that is given up, and gone on with later, plays them anew.
+        A request that the policy failed is sent again once it has answered something else, and ends its attempt
+        unscored where it fails each time. So an outage is not taken for something about the tasks: it passes, or the
+        run is given up, and plays what was under way when it goes on.
 
         Args:
             asks: What to play; drawn from lazily.
 
         Raises:
-            PolicyError: The policy failed `in_flight` + 16 times in a row, or has never answered.
+            PolicyError: The policy failed 2 x `in_flight` + 16 times in a row.
             EnvironmentFault: The environment hung too often.
         """
         source, ticked = iter(asks), time.monotonic()
@@ -109,9 +112,6 @@ class Episodes:
                 while len(self._games) < self._in_flight and (ask := next(source, None)) is not None:
                     self._open(ask)
                 if not self._games:
-                    if self._held and not self._answered_before and self._failures == self.requests:
-                        self._give_up(self._held[-1].verdict.error)
-                    yield from self._let_go()
                     return
                 try:
                     handle, game, value = self._inbox.get(timeout=0.25)
@@ -121,12 +121,9 @@ class Episodes:
                     over = handle(game, value)
                     if over is not None:
                         self._end(game, over.cut_by not in ("fault", "time"))
-                        if game.failed:
-                            self._held.append(over)
-                        else:
-                            yield over
-                    if not self._failures:
-                        yield from self._let_go()
+                        yield over
+                    if self._held and len(self._held) == len(self._games):
+                        self._try_again()
                 if (now := time.monotonic()) - ticked > 0.5:
                     ticked = now
                     self._pool.reap()
@@ -161,31 +158,34 @@ class Episodes:
     def _request(self, game: Game) -> None:
         context = game.context
         assert context is not None  # opened
-        self.requests += 1
         sampled, game.action = game.action, None
         if self._segment is not None:
             try:
                 known = sampled.token_ids if sampled is not None else None
                 game.prefilled += len(self._segment(context)) - len(known or ())
             except Exception as error:  # a history that cannot be rendered fails alone
-                self._inbox.put((self._answered, game, PolicyError(f"{type(error).__name__}: {error}")))
+                self._inbox.put((_failed, game, PolicyError(f"{type(error).__name__}: {error}")))
                 return
         given = self._temperature if game.ask.temperature is None else game.ask.temperature
         temperature = 0.0 if game.ask.mode == "greedy" else given
         seeds: tuple[int, ...] = (mix(game.seed, context.depth),)
         if game.ask.epsilon and _chance(game).random() < game.ask.epsilon:
             seeds = tuple(mix(game.seed, context.depth + (n << 32)) for n in range(DRAWN))
-        request = ProposeRequest(context, seeds, temperature, self._max_tokens)
-        self._engine.submit(request, partial(self._post, self._answered, game))
+        self._send(game, ProposeRequest(context, seeds, temperature, self._max_tokens))
 
-    def _answered(self, game: Game, answer: Answer) -> Attempt | None:
+    def _send(self, game: Game, request: ProposeRequest) -> None:
+        self.requests += 1
+        self._engine.submit(request, partial(self._post, partial(self._answered, request, self._answers), game))
+
+    def _answered(self, request: ProposeRequest, before: int, game: Game, answer: Answer) -> Attempt | None:
         if not isinstance(answer, Proposals):
-            self._failures += 1
-            game.failed = True
-            if self._failures >= self._in_flight + PATIENCE:
-                self._give_up(answer)
-            return game.unscored("fault", f"the policy failed: {answer}")
-        self._failures = 0
+            self._fail(answer)
+            if before != self._answers:
+                return self._again(request, game, answer)
+            self._held.append((game, request, answer))  # nothing tells yet whether the policy answers at all
+            return None
+        self._answer(request)
+        game.failures = 0
         action, usage = answer.actions[0], answer.usage
         if len(answer.actions) > 1:
             assert game.context is not None
@@ -223,6 +223,51 @@ class Episodes:
         cut = Verdict(0.0, False, "max_steps", evidence=evidence)
         return game.over(cut, False, "max_steps", verdict.score, fingerprint)
 
+    # -- a policy that fails -----------------------------------------------------------------------------------------
+
+    def _answer(self, request: ProposeRequest) -> None:
+        """Note that the policy answers: what it failed until now is tried again."""
+        self._answers, self._failures, self._known = self._answers + 1, 0, request
+        held, self._held = self._held, []
+        for game, failed, fault in held:
+            self._inbox.put((partial(self._again, failed), game, fault))
+
+    def _fail(self, fault: object) -> None:
+        self._failures += 1
+        if self._failures >= 2 * self._in_flight + PATIENCE:
+            raise PolicyError(
+                f"the policy failed {self._failures} times in a row, the last time with: {fault}. "
+                "Nothing is lost: run the same command again to go on"
+            )
+
+    def _again(self, request: ProposeRequest, game: Game, fault: PolicyError) -> Attempt | None:
+        """Send a request again that failed while the policy answers others, or end its attempt."""
+        game.failures += 1
+        if game.failures > RETRIES:
+            return _failed(game, fault)
+        self._send(game, request)
+        return None
+
+    def _try_again(self) -> None:
+        """Send again what failed, now that nothing else is under way, beside what the policy has answered before."""
+        held, self._held = self._held, []
+        for game, request, fault in held:
+            if self._known is None and self._answered_before:
+                self._inbox.put((_failed, game, fault))
+            else:
+                self._send(game, request)
+        if self._known is not None:
+            seed = mix(self._known.seeds[0], self._failures)
+            probe = self._known._replace(seeds=(seed,))
+            self.requests += 1
+            self._engine.submit(probe, partial(self._post, partial(self._probed, probe), held[0][0]))
+
+    def _probed(self, probe: ProposeRequest, game: Game, answer: Answer) -> None:
+        if isinstance(answer, Proposals):
+            self._answer(probe)
+        else:
+            self._fail(answer)
+
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def _fault(self, game: Game, value: Broken | EnvironmentFault) -> Attempt:
@@ -249,16 +294,6 @@ class Episodes:
             self._pool.submit(episode.close, _ignore)
         self._games, self._spare = set(), []
 
-    def _let_go(self) -> Iterator[Attempt]:
-        held, self._held = self._held, []
-        yield from held
-
-    def _give_up(self, last: object) -> None:
-        raise PolicyError(
-            f"the policy failed {self._failures} times in a row, the last time with: {last}. "
-            "Nothing is lost: run the same command again to go on"
-        )
-
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def _submit(self, game: Game, job: Callable[[], Any], handle: Handle, limit: float | None = None) -> None:
@@ -277,6 +312,10 @@ def _chance(game: Game) -> random.Random:
     """Return what decides whether, and which, tool is drawn in the game's next turn."""
     assert game.context is not None  # opened
     return random.Random(derive_seed(game.seed, "tool", game.context.depth))
+
+
+def _failed(game: Game, fault: object) -> Attempt:
+    return game.unscored("fault", f"the policy failed: {fault}")
 
 
 def _ignore(result: Any) -> None:

@@ -72,7 +72,7 @@ class Game:
         explored: Turns whose tool was drawn.
         generated, prefilled, tool_calls: See `Attempt`.
         busy: The pool is working on the episode: nobody else may touch it.
-        failed: The policy did not answer.
+        failures: How often the policy failed the request that is due.
     """
 
     ask: Ask
@@ -87,7 +87,7 @@ class Game:
     prefilled: int = 0
     tool_calls: int = 0
     busy: bool = False
-    failed: bool = False
+    failures: int = 0
 
     def record(self, step: Step) -> None:
         """Note a step that was executed, or that ends the attempt."""

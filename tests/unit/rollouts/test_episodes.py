@@ -6,14 +6,14 @@ import dataclasses
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from offline_agent.envs.base import EnvSpec, ToolError
 from offline_agent.errors import EnvironmentFault, PolicyError
-from offline_agent.policies.base import InlineEngine, Proposals, ProposeRequest, Usage
+from offline_agent.policies.base import InlineEngine, Proposals, ProposeRequest, ThreadEngine, Usage
 from offline_agent.records import Action, Task, ToolCall
 from offline_agent.rollouts.attempts import COLUMNS, Attempt, Journal, row, schema, to_record
 from offline_agent.rollouts.episodes import PATIENCE, Ask, Episodes
@@ -225,22 +225,46 @@ def test_a_history_the_policy_cannot_answer_is_unscored_and_the_others_go_on() -
     assert all("no words for" in str(a.verdict.error) and a.cut_by == "fault" for a in unscored)
 
 
+class Flaky(Guess):
+    """Fails requests by their number, from 1 on."""
+
+    def __init__(self, fails: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.fails, self.asked = fails, 0
+
+    def propose(self, requests: Any) -> list[Any]:
+        (request,) = requests
+        self.asked += 1
+        return [PolicyError("gone")] if self.fails(self.asked) else super().propose([request])
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("begins", [0, 3, 11])
+@pytest.mark.parametrize("fails", [1, 2, 3, 5, 9, 19])
+def test_an_outage_that_passes_changes_no_attempt(threads: bool, begins: int, fails: int) -> None:
+    some = tasks(SPEC, 4)
+    policy = Flaky(lambda number: begins < number <= begins + fails)
+    policy.engine = lambda: ThreadEngine(policy, 1, max_batch=1) if threads else InlineEngine(policy)  # type: ignore[method-assign]
+    sound = lines(play(SPEC, Guess(), asks(some, 2)))
+    assert lines(play(SPEC, policy, asks(some, 2), in_flight=3)) == sound and policy.asked > begins + fails
+
+
 def test_an_outage_stops_the_run_and_is_not_taken_for_attempts() -> None:
     some = tasks(SPEC, 20)
-    policy = Script(door(0), broken=[task.task_id for task in some[2:]])
-    kept: list[Attempt] = []
-    pool = EnvPool(0, None)
-    episodes = Episodes(SPEC, policy.engine(), pool, max_steps=5, in_flight=2)
-    with pytest.raises(PolicyError, match=rf"failed {2 + PATIENCE} times in a row.*no words for.*Nothing is lost"):
-        for attempt in episodes.play(asks(some, 2, False)):
-            kept.append(attempt)
-    assert len(kept) == 4 and all(attempt.success is not None for attempt in kept)
+    for begins in (0, 1, 30):
+        kept: list[Attempt] = []
+        engine = InlineEngine(Flaky(lambda number, at=begins: number > at))  # type: ignore[misc]
+        episodes = Episodes(SPEC, engine, EnvPool(0, None), max_steps=5, in_flight=2)
+        with pytest.raises(PolicyError, match=rf"failed {2 * 2 + PATIENCE} times in a row.*gone.*Nothing is lost"):
+            for attempt in episodes.play(asks(some, 2, False)):
+                kept.append(attempt)
+        assert all(attempt.success is not None for attempt in kept) and len(kept) < 20
 
 
 def test_a_policy_that_never_answered_is_an_error_unless_it_did_in_an_earlier_session() -> None:
     some = tasks(SPEC, 2)
     policy = Script(PolicyError("down"))
-    with pytest.raises(PolicyError, match="failed 2 times in a row"):
+    with pytest.raises(PolicyError, match="times in a row, the last time with: down"):
         play(SPEC, policy, asks(some, 1, False))
     played = play(SPEC, policy, asks(some, 1, False), answered_before=True)
     assert [attempt.success for attempt in played.values()] == [None, None]
