@@ -8,6 +8,7 @@ from typing import Any
 
 
 def say(text: str) -> None:
+    """Print a line for the user."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -19,6 +20,7 @@ def copyable(text: str) -> Any:
 
 
 def show(what: Any) -> None:
+    """Print a result: text as it is, anything else as `rich` draws it."""
     try:
         if isinstance(what, str):
             print(what, flush=True)
