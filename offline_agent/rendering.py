@@ -79,6 +79,10 @@ class Renderer:
         self._contents = lru_cache(_PAGES)(self._tokens.content)  # a tree comes to the same pages again and again
         check_append_only(self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets the tokenizer, and learns the rest anew."""
+        return Renderer, (self.tokenizer,)
+
     @classmethod
     def load(cls, path_or_name: str | Path, chat_template: str | None = None) -> Renderer:
         """Return the renderer of a tokenizer on disk or on the hub.

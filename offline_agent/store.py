@@ -145,7 +145,7 @@ class RunDirectory:
                     yield entry.name
 
     def _tree_path(self, tree_id: str) -> Path:
-        return self.path / "trees" / f"{safe_name(tree_id)}.json.gz"
+        return tree_path(self.path, tree_id)
 
     def quarantine(self, kind: str, name: str, reason: str, **facts: Any) -> bool:
         """Note what was refused and why, once however often the run is resumed. See `Quarantine.add`."""
@@ -191,6 +191,11 @@ class RunDirectory:
 
     def _save_manifest(self) -> None:
         write_json(self.path / MANIFEST, self.manifest)
+
+
+def tree_path(run_dir: Path, tree_id: str) -> Path:
+    """Return where a run directory keeps a tree."""
+    return run_dir / "trees" / f"{safe_name(tree_id)}.json.gz"
 
 
 def read_tree(path: Path) -> dict[str, Any]:

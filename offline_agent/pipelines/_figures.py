@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offline_agent.config import BuildPrefsConfig
 from offline_agent.pipelines._parts import Parts
 from offline_agent.pipelines._servers import Elsewhere, of_servers, tables
 from offline_agent.pipelines._terminal import copyable
-from offline_agent.preferences.mining import Mined
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.restore import RestoreCounts
@@ -48,6 +47,46 @@ class Mean:
     def to_json(self) -> list[float]:
         """Return its constructor's arguments."""
         return [self._total, self.count]
+
+
+class TreeFigures(NamedTuple):
+    """The figures of one tree.
+
+    Attributes:
+        totals: Counts that are added up.
+        stopped: What ended its search.
+        rollouts: Of the policy's first roll-outs that were judged: whether greedy, and the success, 0 or 1.
+        best: Whether a verified success is in it, 0 or 1, and the best score; None for a tree in quarantine.
+    """
+
+    totals: Mapping[str, int]
+    stopped: str
+    rollouts: Sequence[tuple[bool, float]]
+    best: tuple[float, float] | None
+
+
+def figures_of(tree: SearchTree) -> TreeFigures:
+    """Return the figures of one tree."""
+    totals = {
+        "simulations": tree.simulations,
+        "nodes": len(tree.nodes),
+        "tool_calls": tree.counters["tool_calls"],
+        "generated": tree.counters["generated"],
+        "prompt_trie": tree.counters["prefilled"],
+        "quarantined_trees": int(tree.quarantined is not None),
+        "quarantined_branches": sum(edge.quarantined is not None for edge in tree.edges),
+    }
+    rollouts = [
+        (bool(rollout["greedy"]), float(bool(rollout["success"])))
+        for rollout in tree.first_rollouts
+        if rollout["success"] is not None or rollout["cut"] == "max_steps"
+    ]
+    best = None
+    if tree.quarantined is None:
+        judged = [n.verdict for n in tree.terminals() if n.verdict is not None and n.quarantined is None]
+        score = max((verdict.score for verdict in judged if verdict.score is not None), default=0.0)
+        best = float(any(verdict.success for verdict in judged)), score
+    return TreeFigures(totals, str(tree.stopped), rollouts, best)
 
 
 class Figures:
@@ -100,29 +139,17 @@ class Figures:
                 "critic_tokens": critic.generated,
             }
 
-    def tree(self, tree: SearchTree) -> None:
-        """Take the figures of one tree."""
-        totals = self.totals
-        totals["simulations"] += tree.simulations
-        totals["nodes"] += len(tree.nodes)
-        totals["tool_calls"] += tree.counters["tool_calls"]
-        totals["generated"] += tree.counters["generated"]
-        totals["prompt_trie"] += tree.counters["prefilled"]
-        totals["quarantined_trees"] += tree.quarantined is not None
-        totals["quarantined_branches"] += sum(edge.quarantined is not None for edge in tree.edges)
-        self.stopped[str(tree.stopped)] += 1
-        for rollout in tree.first_rollouts:
-            if rollout["success"] is not None or rollout["cut"] == "max_steps":
-                (self.greedy if rollout["greedy"] else self.plain).add(float(bool(rollout["success"])))
-        if tree.quarantined is None:
-            judged = [n.verdict for n in tree.terminals() if n.verdict is not None and n.quarantined is None]
-            self.best.add(float(any(verdict.success for verdict in judged)))
-            self.best_scores.add(max((v.score for v in judged if v.score is not None), default=0.0))
-
-    def mined(self, mined: Mined) -> None:
-        """Take what mining one tree cost."""
-        self.totals["replays"] += mined.replays
-        self.totals["replayed_calls"] += mined.tool_calls
+    def tree(self, tree: TreeFigures, replays: int, tool_calls: int) -> None:
+        """Take the figures of one tree, and what mining it cost."""
+        self.totals.update(tree.totals)
+        self.totals["replays"] += replays
+        self.totals["replayed_calls"] += tool_calls
+        self.stopped[tree.stopped] += 1
+        for greedy, success in tree.rollouts:
+            (self.greedy if greedy else self.plain).add(success)
+        if tree.best is not None:
+            self.best.add(tree.best[0])
+            self.best_scores.add(tree.best[1])
 
     def count(self, table: str, rows: Iterable[Row]) -> Iterator[Row]:
         """Count rows on their way to a table."""

@@ -20,11 +20,17 @@ from offline_agent.pipelines._parts import Parts, facts_of, free_arguments, make
 from offline_agent.pipelines._pipeline import Command, Facts, Session, Spread
 from offline_agent.pipelines._search import search
 from offline_agent.pipelines._searches import settings_of
+from offline_agent.pipelines._workshop import asks_policy
 
 
 def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
     """Make the parts; see `_pipeline.Command.prepare`."""
     settings_of(config, 1, 0)
+    if config.pairs.miners > 1 and asks_policy(config):
+        raise ConfigError(
+            f"pairs.miners={config.pairs.miners}: pairs.criticality={config.pairs.criticality} asks the policy, which "
+            "this process alone has; allowed is 1, or pairs.criticality=deletion"
+        )
     parts = make_parts(config)
     faults = settings_of(config, len(parts.tasks), parts.policy.max_tokens).budget_faults(len(parts.tasks))
     if faults:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -11,8 +12,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from offline_agent._store.spill import Spill, Texts
-from offline_agent.preferences.balance import Balance, Choice, Refuse
-from offline_agent.preferences.facts import FactMaker, FactTable
+from offline_agent.preferences.balance import Balance, Refuse
+from offline_agent.preferences.facts import FactMaker, FactTable, PairFacts
 from offline_agent.records import Context, PreferencePair, Trajectory
 
 T = TypeVar("T", PreferencePair, Trajectory)
@@ -33,11 +34,12 @@ class Same:
         return value
 
 
+Kept = Sequence[tuple[int, float]]
+"""Which of a tree's pairs are kept, and their weights."""
+
+
 class Shelf(Generic[T]):
     """What trees gave, in the order in which it was put there; what one tree gave is kept and read together.
-
-    Histories that items of a tree share are shared again when they are read; what a renderer or a policy hung on
-    them is not kept.
 
     Args:
         folder: The run directory; the file in it is removed by `close`, or when the run directory is opened again.
@@ -54,18 +56,23 @@ class Shelf(Generic[T]):
 
     def add(self, items: Sequence[T]) -> None:
         """Put there what one tree gave. Raises DataError where the disk refused."""
-        if items:
-            self._count += len(items)
-            self._spill.add(_pack(items))
+        self.add_packed(pack(items), len(items))
+
+    def add_packed(self, packed: bytes, count: int) -> None:
+        """Put there what one tree gave, packed by `pack`; see `add`."""
+        if count:
+            self._count += count
+            self._spill.add(packed)
+
+    def packed(self) -> Iterator[bytes]:
+        """Yield what each tree gave, as it was packed; a tree that gave nothing is left out."""
+        return self._spill.read()
 
     def trees(self) -> Iterator[list[T]]:
         """Yield what each tree gave; a tree that gave nothing is left out."""
         same = Same()
         for piece in self._spill.read():
-            contexts, items = pickle.loads(piece)
-            for context in contexts:
-                context.tools = same.of(context.tools)
-            yield items
+            yield unpack(piece, same)
 
     def __iter__(self) -> Iterator[T]:
         """Yield the items."""
@@ -89,6 +96,7 @@ class PairShelf:
         self._names = Texts(folder, "names")
         self._facts = FactTable(self._names.__getitem__)
         self._maker = FactMaker()
+        self._counts = array("L")  # pairs of each tree that has any
 
     def __len__(self) -> int:
         """Return the number of pairs."""
@@ -96,12 +104,18 @@ class PairShelf:
 
     def add(self, pairs: Sequence[PreferencePair]) -> None:
         """Put there the pairs of one tree. Raises DataError where the disk refused."""
-        for pair in pairs:
-            facts = self._maker.facts_of(pair)
-            self._names.add(facts.name)
-            self._facts.add(facts)
+        facts = [self._maker.facts_of(pair) for pair in pairs]
         self._maker.forget()
-        self._pairs.add(pairs)
+        self.add_packed(facts, pack(pairs))
+
+    def add_packed(self, facts: Sequence[PairFacts], packed: bytes) -> None:
+        """Put there the pairs of one tree: what balancing needs of each, and all of them packed; see `add`."""
+        for one in facts:
+            self._names.add(one.name)
+            self._facts.add(one)
+        if facts:
+            self._counts.append(len(facts))
+        self._pairs.add_packed(packed, len(facts))
 
     def choose(self, rules: Balance, refuse: Refuse) -> Iterator[PreferencePair]:
         """Yield the pairs that are kept, weighted, in the order in which they were put there.
@@ -110,28 +124,51 @@ class PairShelf:
             rules: Which are kept.
             refuse: Takes why each of the others was refused; all of that before the first pair is yielded.
         """
+        same = Same()
+        for packed, kept in self.choose_packed(rules, refuse):
+            yield from kept_of(unpack(packed, same), kept)
+
+    def choose_packed(self, rules: Balance, refuse: Refuse) -> Iterator[tuple[bytes, Kept]]:
+        """Yield the packed pairs of each tree of which some are kept, and which; see `choose`."""
         choice = rules.choose(self._facts, refuse)
-        yield from self._kept(choice)
+        start = at = 0
+        for count, packed in zip(self._counts, self._pairs.packed(), strict=True):
+            first = at
+            while at < len(choice.kept) and choice.kept[at] < start + count:
+                at += 1
+            if at > first:
+                yield packed, [(int(choice.kept[i]) - start, float(choice.weights[i])) for i in range(first, at)]
+            start += count
 
     def close(self) -> None:
         """Remove the files."""
         self._pairs.close()
         self._names.close()
 
-    def _kept(self, choice: Choice) -> Iterator[PreferencePair]:
-        start = at = 0
-        for pairs in self._pairs.trees():
-            while at < len(choice.kept) and choice.kept[at] < start + len(pairs):
-                yield replace(pairs[int(choice.kept[at]) - start], weight=float(choice.weights[at]))
-                at += 1
-            start += len(pairs)
+
+def kept_of(pairs: Sequence[PreferencePair], kept: Kept) -> Iterator[PreferencePair]:
+    """Yield those of a tree's pairs that are kept, weighted."""
+    for number, weight in kept:
+        yield replace(pairs[number], weight=weight)
 
 
-def _pack(items: Sequence[PreferencePair] | Sequence[Trajectory]) -> bytes:
+def pack(items: Sequence[PreferencePair] | Sequence[Trajectory]) -> bytes:
+    """Return what one tree gave as bytes, each history that items share once.
+
+    What a renderer or a policy hung on histories is left out.
+    """
     buffer = io.BytesIO()
     # Parents come first, so that the pickler meets each history one turn deep, however long the episode is.
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump((_contexts(items), list(items)))
     return buffer.getvalue()
+
+
+def unpack(packed: bytes, same: Same) -> list[Any]:
+    """Return what was packed; tool schemas are those that `same` has seen, where they equal them."""
+    contexts, items = pickle.loads(packed)
+    for context in contexts:
+        context.tools = same.of(context.tools)
+    return list(items)
 
 
 def _contexts(items: Iterable[PreferencePair | Trajectory]) -> list[Context]:

@@ -19,6 +19,7 @@ KILLED = """
 import itertools, os, signal, sys
 from offline_agent.pipelines import _mine, _mined, build_prefs
 from offline_agent.pipelines._command import main
+from offline_agent.pipelines._workshop import Workshop
 from offline_agent.preferences.balance import Balance
 from offline_agent.preferences.shelf import PairShelf
 
@@ -37,25 +38,15 @@ def after(owner, name, number, last=None):
         return real(*args, **kwargs)
     setattr(owner, name, call)
 
-def rows(name, table, number):
-    real = getattr(_mine, name)
-    def some(*args, **kwargs):
-        for row in real(*args, **kwargs):
-            if table is None or list(args[0].__class__.__mro__)[0].__name__ == table:
-                if next(count) == number:
-                    die()
-            yield row
-    setattr(_mine, name, some)
-
-def tear(shelf, pairs):
+def tear(shelf, *rest):
     spill = shelf._pairs._spill
     spill._file.flush()
     os.truncate(spill.path, spill.path.stat().st_size - 5)
 
 if phase == "trees":
-    after(PairShelf, "add", 3, tear)
+    after(PairShelf, "add_packed", 3, tear)
 elif phase == "filtered":
-    rows("trajectory_rows", "Shelf", 1)
+    after(Workshop, "filtered", 1)
 elif phase == "choosing":
     after(Balance, "choose", 0)
 elif phase == "refusing":
@@ -66,7 +57,7 @@ elif phase == "refusing":
             die()
     _mine._Refused.append = append
 elif phase == "preferences":
-    rows("pair_rows", None, 2)
+    after(Workshop, "pairs", 2)
 elif phase == "keeping":
     after(_mined, "keep", 0)
 elif phase == "mining at all":

@@ -1,0 +1,269 @@
+"""One tree in, what is written of it out: in this process, or in others beside it, to the same bytes.
+
+Knows how a tree becomes rows; nothing of tables, and nothing of what trees have to do with each other.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offline_agent.config import BuildPrefsConfig
+from offline_agent.envs.base import EnvSpec
+from offline_agent.errors import DataError
+from offline_agent.pipelines._figures import Row, TreeFigures, figures_of
+from offline_agent.pipelines._parts import make_environment
+from offline_agent.policies.base import Engine
+from offline_agent.preferences.balance import Balance
+from offline_agent.preferences.criticality import MinimalPairs
+from offline_agent.preferences.export import pair_rows, trajectory_rows
+from offline_agent.preferences.facts import FactMaker, PairFacts
+from offline_agent.preferences.filters import RejectionFilter
+from offline_agent.preferences.hindsight import Hindsight, evaluation_tasks
+from offline_agent.preferences.mining import Miner
+from offline_agent.preferences.pairs import StepPairs, TrajectoryPairs
+from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.shelf import Kept, Same, kept_of, pack, unpack
+from offline_agent.rendering import Renderer
+from offline_agent.search.codec import tree_from_json
+from offline_agent.search.rollouts import Rollouts
+from offline_agent.store import read_tree, tree_path
+
+_AHEAD = 4  # trees for each process that wait for it, or for those before them
+
+
+@dataclass(frozen=True, slots=True)
+class Harvest:
+    """What one tree gave, ready to be written.
+
+    Attributes:
+        figures: Of the tree.
+        replays, tool_calls: What mining it cost.
+        facts: Of its pairs, for balancing.
+        pairs, filtered: Both as `shelf.pack` packs them.
+        kept: Number of filtered trajectories.
+        trajectories: Rows.
+        refusals: What was refused of it, rows included, in that order.
+    """
+
+    figures: TreeFigures
+    replays: int
+    tool_calls: int
+    facts: list[PairFacts]
+    pairs: bytes
+    filtered: bytes
+    kept: int
+    trajectories: Sequence[Row]
+    refusals: list[Refusal]
+
+
+Made = tuple[Sequence[Row], list[Refusal]]
+"""Rows, and the refusals of those that could not be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a workshop needs; can be handed to another process, its engine excepted.
+
+    Attributes:
+        config: The command's.
+        path: The run directory.
+        replay_only: Copies of the environment were found to be no snapshots.
+        renderer: The policy's.
+        model: Hash of the policy's model, where it has one.
+    """
+
+    config: BuildPrefsConfig
+    path: Path
+    replay_only: bool
+    renderer: Renderer | None
+    model: str | None
+
+
+class Workshop:
+    """Makes rows of trees, one tree at a time.
+
+    Args:
+        tools: What it needs.
+        spec: The environment; None = made from the configuration.
+        engine: The policy's, for counterfactual roll-outs.
+    """
+
+    def __init__(self, tools: Tools, spec: EnvSpec | None = None, engine: Engine | None = None) -> None:
+        if spec is None:
+            spec = make_environment(tools.config)
+            spec.replay_only = tools.replay_only
+        self._tools = tools
+        self._miner = miner_of(tools.config, spec, engine)
+        self._maker = FactMaker()
+        self._same = Same()
+
+    def tree(self, task_id: str) -> Harvest:
+        """Return what a tree of the run gave. Raises DataError where its file is broken."""
+        tools = self._tools
+        tree = tree_from_json(read_tree(tree_path(tools.path, task_id)))
+        for node in tree.nodes:
+            node.context.tools = self._same.of(node.context.tools)
+        mined = self._miner.mine(tree)
+        refusals = list(mined.refusals)
+        rows = list(trajectory_rows(mined.trajectories, tools.renderer, refusals, tools.model))
+        facts = [self._maker.facts_of(pair) for pair in mined.pairs]
+        self._maker.forget()
+        return Harvest(
+            figures_of(tree), mined.replays, mined.tool_calls, facts, pack(mined.pairs), pack(mined.filtered),
+            len(mined.filtered), rows, refusals,
+        )  # fmt: skip
+
+    def filtered(self, packed: bytes) -> Made:
+        """Return the rows of packed trajectories."""
+        refusals: list[Refusal] = []
+        rows = trajectory_rows(unpack(packed, self._same), self._tools.renderer, refusals, self._tools.model)
+        return list(rows), refusals
+
+    def pairs(self, packed: bytes, kept: Kept) -> Made:
+        """Return the rows of those of a tree's packed pairs that are kept."""
+        refusals: list[Refusal] = []
+        pairs = kept_of(unpack(packed, self._same), kept)
+        return list(pair_rows(pairs, self._tools.renderer, refusals, self._tools.model)), refusals
+
+    def close(self) -> None:
+        """Close the environment that was kept for replays."""
+        self._miner.close()
+
+
+def rules_of(config: BuildPrefsConfig) -> Balance:
+    """Return the rules for the pairs of all trees together."""
+    return Balance(config.pairs.per_task, config.pairs.per_depth, config.pairs.length_tolerance)
+
+
+def asks_policy(config: BuildPrefsConfig) -> bool:
+    """Return whether mining asks the policy."""
+    return config.pairs.criticality in ("counterfactual", "both")
+
+
+def miner_of(config: BuildPrefsConfig, spec: EnvSpec, engine: Engine | None) -> Miner:
+    """Return what mines the trees of a run; `engine` is needed where mining asks the policy."""
+    pairs = config.pairs
+    relabel = pairs.hindsight != "none" and "hindsight" in pairs.kinds
+    kinds = [kind for kind in pairs.kinds if kind != "hindsight" or relabel]
+    rollout = None
+    if asks_policy(config):
+        assert engine is not None  # `pairs.miners` is refused then
+        rollout = Rollouts(spec, engine, config.seed, config.search.max_steps, config.policy.temperature)
+    strategy = "final" if pairs.hindsight == "none" else pairs.hindsight
+    return Miner(
+        spec,
+        steps=StepPairs(
+            pairs.min_visits, pairs.min_gap, pairs.confidence, pairs.per_node, value=config.search.value,
+            exact_terminals=spec.deterministic_verifier,
+        ),
+        trajectory_pairs=TrajectoryPairs(pairs.max_extra_steps, certain=spec.deterministic_verifier),
+        hindsight=Hindsight(spec, evaluation_tasks(spec), strategy) if relabel else None,
+        minimal=MinimalPairs(per_tree=0) if pairs.criticality == "none" and "minimal" not in kinds else MinimalPairs(),
+        filtered=RejectionFilter(
+            config.filtered.per_task, config.filtered.negatives, origins=config.filtered.origins
+        ),
+        balance=rules_of(config),
+        kinds=kinds,
+        rollout=rollout,
+        rollouts=pairs.counterfactual_rollouts,
+        replay_seconds=config.limits.step_seconds,
+    )  # fmt: skip
+
+
+# -- several processes -----------------------------------------------------------------------------------------------
+
+
+class Alone:
+    """A workshop in this process.
+
+    Args:
+        workshop: Does the work.
+    """
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+
+    def map(self, what: str, jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """Yield what the workshop's method makes of each job's arguments, in order; raises as it."""
+        method = getattr(self._workshop, what)
+        for job in jobs:
+            yield method(*job)
+
+    def close(self) -> None:
+        """Close the workshop."""
+        self._workshop.close()
+
+
+class Together:
+    """Workshops in processes of their own; a bounded number of jobs is with them.
+
+    Args:
+        tools: What each needs.
+        processes: How many.
+    """
+
+    def __init__(self, tools: Tools, processes: int) -> None:
+        self._ahead = _AHEAD * processes
+        config = type(tools.config), json.dumps(tools.config.model_dump(mode="json"))
+        rest = (str(tools.path), tools.replay_only, tools.renderer, tools.model)
+        context = multiprocessing.get_context("spawn")  # threads and open files do not survive a fork
+        self._pool = ProcessPoolExecutor(processes, context, _begin, (*config, *rest))
+
+    def map(self, what: str, jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """See `Alone.map`. Raises DataError where a process dies."""
+        waiting: deque[Future[Any]] = deque()
+        try:
+            for job in jobs:
+                waiting.append(self._pool.submit(_carry_out, what, job))
+                if len(waiting) >= self._ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                f"a process that builds pairs died ({error}); is there memory for pairs.miners of them? Nothing is "
+                "lost: give the same command again"
+            ) from error
+
+    def close(self) -> None:
+        """End the processes, whatever they are at."""
+        processes = list(self._pool._processes.values())  # Python 3.14 has `terminate_workers` for this
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+
+
+_here: Sequence[Workshop] = ()
+
+
+def _begin(
+    kind: type[BuildPrefsConfig], config: str, path: str, replay_only: bool, renderer: Renderer | None,
+    model: str | None,
+) -> None:  # fmt: skip
+    global _here
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the command ends its processes itself
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    tools = Tools(kind.model_validate(json.loads(config)), Path(path), replay_only, renderer, model)
+    _here = (Workshop(tools),)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is one of the pool's
+    parent.join()
+    os._exit(1)
+
+
+def _carry_out(what: str, job: tuple[Any, ...]) -> Any:
+    return getattr(_here[0], what)(*job)

@@ -1,0 +1,99 @@
+"""Mining in several processes: the same bytes, and an end for all of them whatever happens to one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.test_build_prefs import ALL, ENV, build, command, digests
+
+KEYS = ["tasks.n=6", "search.simulations=12"]
+
+ENVIRONMENTS = """
+import functools, multiprocessing, os, time
+from offline_agent.envs.shop import Shop
+
+def elsewhere():
+    return multiprocessing.parent_process() is not None
+
+class Deadly(Shop):
+    @functools.wraps(Shop.reset)
+    def reset(self, **task):
+        if elsewhere() and os.environ.get("DEADLY"):
+            os._exit(9)
+        return super().reset(**task)
+
+class Slow(Shop):
+    @functools.wraps(Shop.reset)
+    def reset(self, **task):
+        if elsewhere():
+            time.sleep(2)
+        return super().reset(**task)
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    done = build(run_dir, *KEYS)
+    assert done.returncode == 0, done.stderr
+    return run_dir
+
+
+@pytest.mark.parametrize("miners", [2, 3])
+def test_the_number_of_processes_changes_nothing(whole: Path, tmp_path: Path, miners: int) -> None:
+    done = build(tmp_path / "run", *KEYS, f"pairs.miners={miners}")
+    assert done.returncode == 0, done.stderr
+    assert digests(tmp_path / "run", *ALL) == digests(whole, *ALL)
+    assert (tmp_path / "run/quarantine.jsonl").read_bytes() == (whole / "quarantine.jsonl").read_bytes()
+
+
+def test_counterfactuals_ask_the_policy_which_one_process_has(tmp_path: Path) -> None:
+    done = build(tmp_path / "run", "pairs.miners=2", "pairs.criticality=counterfactual")
+    assert done.returncode == 2 and not (tmp_path / "run").exists()
+    assert "pairs.miners=2" in done.stderr and "allowed is 1, or pairs.criticality=deletion" in done.stderr
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.py").write_text(ENVIRONMENTS)
+    monkeypatch.setitem(ENV, "PYTHONPATH", os.pathsep.join([str(tmp_path), ENV["PYTHONPATH"]]))
+    return tmp_path / "run"
+
+
+def test_a_process_that_dies_ends_the_run_and_loses_nothing(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [*KEYS, "env=mine:Deadly"]
+    monkeypatch.setitem(ENV, "DEADLY", "1")
+    done = build(mine, *keys, "pairs.miners=2")
+    assert done.returncode == 1 and "a process that builds pairs died" in done.stderr
+    assert "Traceback" not in done.stderr and "pairs.miners" in done.stderr
+    assert not (mine / "preferences").exists() or not list((mine / "preferences").glob("*.parquet"))
+    monkeypatch.delitem(ENV, "DEADLY")
+    again = build(mine, *keys, "pairs.miners=2")
+    assert again.returncode == 0, again.stderr
+    assert not list(mine.rglob(".*.tmp"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_outlives_the_command(mine: Path, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        command(mine, *KEYS, "env=mine:Slow", "pairs.miners=2"), env=ENV, stderr=subprocess.PIPE, text=True
+    )
+    whole, others = psutil.Process(process.pid), []
+    until = time.monotonic() + 120
+    while len(others) < 2 and time.monotonic() < until:
+        time.sleep(0.1)
+        others = [child for child in whole.children(recursive=True) if "spawn_main" in " ".join(child.cmdline())]
+    assert len(others) == 2
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(others, timeout=60)
+    assert not alive
+    if number == signal.SIGTERM:
+        assert process.returncode != 0 and "To go on" in error and "Traceback" not in error, error
