@@ -81,7 +81,7 @@ class Renderer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets the tokenizer, and learns the rest anew."""
-        return Renderer, (self.tokenizer,)
+        return type(self), (self.tokenizer,)
 
     @classmethod
     def load(cls, path_or_name: str | Path, chat_template: str | None = None) -> Renderer:

@@ -20,7 +20,7 @@ from typing import Any
 
 from offline_agent.config import BuildPrefsConfig
 from offline_agent.envs.base import EnvSpec
-from offline_agent.errors import DataError
+from offline_agent.errors import DataError, OfflineAgentError
 from offline_agent.pipelines._figures import Row, TreeFigures, figures_of
 from offline_agent.pipelines._parts import make_environment
 from offline_agent.policies.base import Engine
@@ -244,7 +244,8 @@ class Together:
             process.terminate()
 
 
-_here: Sequence[Workshop] = ()
+_here: Workshop | OfflineAgentError | None = None
+"""A process's own, or why it has none."""
 
 
 def _begin(
@@ -255,7 +256,10 @@ def _begin(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the command ends its processes itself
     threading.Thread(target=_end_with_parent, daemon=True).start()
     tools = Tools(kind.model_validate(json.loads(config)), Path(path), replay_only, renderer, model)
-    _here = (Workshop(tools),)
+    try:
+        _here = Workshop(tools)
+    except OfflineAgentError as error:
+        _here = error
 
 
 def _end_with_parent() -> None:
@@ -266,4 +270,6 @@ def _end_with_parent() -> None:
 
 
 def _carry_out(what: str, job: tuple[Any, ...]) -> Any:
-    return getattr(_here[0], what)(*job)
+    if not isinstance(_here, Workshop):
+        raise _here or RuntimeError("this process was not begun")
+    return getattr(_here, what)(*job)

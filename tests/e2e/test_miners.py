@@ -22,6 +22,9 @@ from offline_agent.envs.shop import Shop
 def elsewhere():
     return multiprocessing.parent_process() is not None
 
+if elsewhere() and os.environ.get("ABSENT"):
+    raise ImportError("only the command's own process can have this")
+
 class Deadly(Shop):
     @functools.wraps(Shop.reset)
     def reset(self, **task):
@@ -78,6 +81,13 @@ def test_a_process_that_dies_ends_the_run_and_loses_nothing(mine: Path, monkeypa
     again = build(mine, *keys, "pairs.miners=2")
     assert again.returncode == 0, again.stderr
     assert not list(mine.rglob(".*.tmp"))
+
+
+def test_what_a_process_cannot_have_is_said(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENV, "ABSENT", "1")
+    done = build(mine, *KEYS, "env=mine:Deadly", "pairs.miners=2")
+    assert done.returncode != 0 and "only the command's own process can have this" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
