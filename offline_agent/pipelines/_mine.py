@@ -10,9 +10,9 @@ from typing import Any
 from offline_agent.config import BuildPrefsConfig
 from offline_agent.pipelines import _mined, _schemas
 from offline_agent.pipelines._figures import Figures, Row
+from offline_agent.pipelines._miners import MinerProcesses, Setup, TreeMiner, rules_of
 from offline_agent.pipelines._parts import Parts
 from offline_agent.pipelines._pipeline import Session
-from offline_agent.pipelines._workshop import Alone, Together, Tools, Workshop, rules_of
 from offline_agent.policies.base import Engine
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.shelf import PairShelf, Shelf
@@ -62,16 +62,16 @@ def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figu
     with ExitStack() as stack:
         pairs = stack.enter_context(closing(PairShelf(run_dir.path)))
         filtered = stack.enter_context(closing(Shelf[Trajectory](run_dir.path, "filtered")))
-        hands = stack.enter_context(closing(_hands(parts, session, engine)))
+        miner = stack.enter_context(closing(_miner(parts, session, engine)))
 
         def rows(what: str, jobs: Iterable[tuple[Any, ...]]) -> Iterator[Row]:
-            for made, refusals in hands.map(what, jobs):
+            for made, refusals in miner.map(what, jobs):
                 for refusal in refusals:
                     refused.append(refusal)
                 yield from made
 
         def trajectories() -> Iterator[Row]:
-            for number, one in enumerate(hands.map("tree", ((task.task_id,) for task in parts.tasks)), 1):
+            for number, one in enumerate(miner.map("tree", ((task.task_id,) for task in parts.tasks)), 1):
                 figures.tree(one.figures, one.replays, one.tool_calls)
                 pairs.add_packed(one.facts, one.pairs)
                 filtered.add_packed(one.filtered, one.kept)
@@ -88,10 +88,10 @@ def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figu
         run_dir.write_rows("preferences", figures.count_pairs(found), _schemas.PREFERENCES)
 
 
-def _hands(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine) -> Alone | Together:
-    """Return what does the work: this process, or others."""
+def _miner(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine) -> TreeMiner | MinerProcesses:
+    """Return what mines: this process, or others."""
     known = parts.policy.identity.get("model_hash")
     model = None if known is None else str(known)
-    tools = Tools(session.config, session.run.path, parts.spec.replay_only, parts.policy.renderer, model)
-    miners = min(session.config.pairs.miners, len(parts.tasks))
-    return Together(tools, miners) if miners > 1 else Alone(Workshop(tools, parts.spec, engine))
+    setup = Setup(session.config, session.run.path, parts.spec.replay_only, parts.policy.renderer, model)
+    count = min(session.config.pairs.miners, len(parts.tasks))
+    return MinerProcesses(setup, count) if count > 1 else TreeMiner(setup, parts.spec, engine)

@@ -16,11 +16,11 @@ from offline_agent.pipelines._command import main
 from offline_agent.pipelines._figures import Figures, show
 from offline_agent.pipelines._gathering import gather_trees
 from offline_agent.pipelines._mine import mine
+from offline_agent.pipelines._miners import asks_policy
 from offline_agent.pipelines._parts import Parts, facts_of, free_arguments, make_parts, served
 from offline_agent.pipelines._pipeline import Command, Facts, Session, Spread
 from offline_agent.pipelines._search import search
 from offline_agent.pipelines._searches import settings_of
-from offline_agent.pipelines._workshop import asks_policy
 
 
 def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:

@@ -19,7 +19,7 @@ KILLED = """
 import itertools, os, signal, sys
 from offline_agent.pipelines import _mine, _mined, build_prefs
 from offline_agent.pipelines._command import main
-from offline_agent.pipelines._workshop import Workshop
+from offline_agent.pipelines._miners import TreeMiner
 from offline_agent.preferences.balance import Balance
 from offline_agent.preferences.shelf import PairShelf
 
@@ -46,7 +46,7 @@ def tear(shelf, *rest):
 if phase == "trees":
     after(PairShelf, "add_packed", 3, tear)
 elif phase == "filtered":
-    after(Workshop, "filtered", 1)
+    after(TreeMiner, "filtered", 1)
 elif phase == "choosing":
     after(Balance, "choose", 0)
 elif phase == "refusing":
@@ -57,7 +57,7 @@ elif phase == "refusing":
             die()
     _mine._Refused.append = append
 elif phase == "preferences":
-    after(Workshop, "pairs", 2)
+    after(TreeMiner, "pairs", 2)
 elif phase == "keeping":
     after(_mined, "keep", 0)
 elif phase == "mining at all":

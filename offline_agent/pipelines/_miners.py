@@ -43,7 +43,7 @@ _AHEAD = 4  # trees for each process that wait for it, or for those before them
 
 
 @dataclass(frozen=True, slots=True)
-class Harvest:
+class TreeRows:
     """What one tree gave, ready to be written.
 
     Attributes:
@@ -72,8 +72,8 @@ Made = tuple[Sequence[Row], list[Refusal]]
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
-    """What a workshop needs; can be handed to another process, its engine excepted.
+class Setup:
+    """What mining needs; can be handed to another process, its engine excepted.
 
     Attributes:
         config: The command's.
@@ -90,36 +90,36 @@ class Tools:
     model: str | None
 
 
-class Workshop:
+class TreeMiner:
     """Makes rows of trees, one tree at a time.
 
     Args:
-        tools: What it needs.
+        setup: What it needs.
         spec: The environment; None = made from the configuration.
         engine: The policy's, for counterfactual roll-outs.
     """
 
-    def __init__(self, tools: Tools, spec: EnvSpec | None = None, engine: Engine | None = None) -> None:
+    def __init__(self, setup: Setup, spec: EnvSpec | None = None, engine: Engine | None = None) -> None:
         if spec is None:
-            spec = make_environment(tools.config)
-            spec.replay_only = tools.replay_only
-        self._tools = tools
-        self._miner = miner_of(tools.config, spec, engine)
+            spec = make_environment(setup.config)
+            spec.replay_only = setup.replay_only
+        self._setup = setup
+        self._miner = miner_of(setup.config, spec, engine)
         self._maker = FactMaker()
         self._same = Same()
 
-    def tree(self, task_id: str) -> Harvest:
+    def tree(self, task_id: str) -> TreeRows:
         """Return what a tree of the run gave. Raises DataError where its file is broken."""
-        tools = self._tools
-        tree = tree_from_json(read_tree(tree_path(tools.path, task_id)))
+        setup = self._setup
+        tree = tree_from_json(read_tree(tree_path(setup.path, task_id)))
         for node in tree.nodes:
             node.context.tools = self._same.of(node.context.tools)
         mined = self._miner.mine(tree)
         refusals = list(mined.refusals)
-        rows = list(trajectory_rows(mined.trajectories, tools.renderer, refusals, tools.model))
+        rows = list(trajectory_rows(mined.trajectories, setup.renderer, refusals, setup.model))
         facts = [self._maker.facts_of(pair) for pair in mined.pairs]
         self._maker.forget()
-        return Harvest(
+        return TreeRows(
             figures_of(tree), mined.replays, mined.tool_calls, facts, pack(mined.pairs), pack(mined.filtered),
             len(mined.filtered), rows, refusals,
         )  # fmt: skip
@@ -127,14 +127,20 @@ class Workshop:
     def filtered(self, packed: bytes) -> Made:
         """Return the rows of packed trajectories."""
         refusals: list[Refusal] = []
-        rows = trajectory_rows(unpack(packed, self._same), self._tools.renderer, refusals, self._tools.model)
+        rows = trajectory_rows(unpack(packed, self._same), self._setup.renderer, refusals, self._setup.model)
         return list(rows), refusals
 
     def pairs(self, packed: bytes, kept: Kept) -> Made:
         """Return the rows of those of a tree's packed pairs that are kept."""
         refusals: list[Refusal] = []
         pairs = kept_of(unpack(packed, self._same), kept)
-        return list(pair_rows(pairs, self._tools.renderer, refusals, self._tools.model)), refusals
+        return list(pair_rows(pairs, self._setup.renderer, refusals, self._setup.model)), refusals
+
+    def map(self, what: str, jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """Yield what a method of this class makes of each job's arguments, in order; raises as it."""
+        method = getattr(self, what)
+        for job in jobs:
+            yield method(*job)
 
     def close(self) -> None:
         """Close the environment that was kept for replays."""
@@ -184,44 +190,23 @@ def miner_of(config: BuildPrefsConfig, spec: EnvSpec, engine: Engine | None) -> 
 # -- several processes -----------------------------------------------------------------------------------------------
 
 
-class Alone:
-    """A workshop in this process.
+class MinerProcesses:
+    """Tree miners in processes of their own; a bounded number of jobs is with them.
 
     Args:
-        workshop: Does the work.
-    """
-
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
-
-    def map(self, what: str, jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """Yield what the workshop's method makes of each job's arguments, in order; raises as it."""
-        method = getattr(self._workshop, what)
-        for job in jobs:
-            yield method(*job)
-
-    def close(self) -> None:
-        """Close the workshop."""
-        self._workshop.close()
-
-
-class Together:
-    """Workshops in processes of their own; a bounded number of jobs is with them.
-
-    Args:
-        tools: What each needs.
+        setup: What each needs.
         processes: How many.
     """
 
-    def __init__(self, tools: Tools, processes: int) -> None:
+    def __init__(self, setup: Setup, processes: int) -> None:
         self._ahead = _AHEAD * processes
-        config = type(tools.config), json.dumps(tools.config.model_dump(mode="json"))
-        rest = (str(tools.path), tools.replay_only, tools.renderer, tools.model)
+        config = type(setup.config), json.dumps(setup.config.model_dump(mode="json"))
+        rest = (str(setup.path), setup.replay_only, setup.renderer, setup.model)
         context = multiprocessing.get_context("spawn")  # threads and open files do not survive a fork
         self._pool = ProcessPoolExecutor(processes, context, _begin, (*config, *rest))
 
     def map(self, what: str, jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """See `Alone.map`. Raises DataError where a process dies."""
+        """See `TreeMiner.map`. Raises DataError where a process dies."""
         waiting: deque[Future[Any]] = deque()
         try:
             for job in jobs:
@@ -244,7 +229,7 @@ class Together:
             process.terminate()
 
 
-_here: Workshop | OfflineAgentError | None = None
+_here: TreeMiner | OfflineAgentError | None = None
 """A process's own, or why it has none."""
 
 
@@ -255,9 +240,9 @@ def _begin(
     global _here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the command ends its processes itself
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    tools = Tools(kind.model_validate(json.loads(config)), Path(path), replay_only, renderer, model)
+    setup = Setup(kind.model_validate(json.loads(config)), Path(path), replay_only, renderer, model)
     try:
-        _here = Workshop(tools)
+        _here = TreeMiner(setup)
     except OfflineAgentError as error:
         _here = error
 
@@ -270,6 +255,6 @@ def _end_with_parent() -> None:
 
 
 def _carry_out(what: str, job: tuple[Any, ...]) -> Any:
-    if not isinstance(_here, Workshop):
+    if not isinstance(_here, TreeMiner):
         raise _here or RuntimeError("this process was not begun")
     return getattr(_here, what)(*job)
