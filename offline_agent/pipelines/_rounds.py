@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from offline_agent.errors import DataError
+from offline_agent.errors import DataError, PolicyError
 from offline_agent.records import Task
 from offline_agent.rollouts.attempts import Attempt, Journal, from_record
 from offline_agent.rollouts.episodes import Episodes
@@ -70,12 +70,18 @@ class Player:
         log: Where attempts go and come from.
         size: Numbers of one round: attempt `n` is of round n // size.
         first: The first round that will be asked for.
+
+    Attributes:
+        renew: Gives the policy the round's weights again, which a server that started anew has lost; None = nothing
+            to give. Raises PolicyError where it does not answer.
+        seconds: Spent playing.
     """
 
     def __init__(self, episodes: Episodes, log: RoundLog, size: int, first: int) -> None:
         self._episodes, self._log = episodes, log
         self._known = {(a.task.task_id, a.number): a for a in log.read(lambda number: number // size >= first)}
         self.seconds = 0.0
+        self.renew: Callable[[], None] | None = None
 
     def __call__(self, asks: Sequence[Ask], number: int) -> Iterator[Attempt]:
         """Yield the attempts, in the order of ending."""
@@ -87,10 +93,32 @@ class Player:
             else:
                 yield known
         started = time.perf_counter()
-        for attempt in self._episodes.play(left):
+        for attempt in self._play(left):
             self._log.add(attempt)
             yield attempt
         self.seconds += time.perf_counter() - started
+
+
+    def _play(self, left: Sequence[Ask]) -> Iterator[Attempt]:
+        """Play; where the policy is given up, renew it, and go on with what is left if that helps."""
+        renewed = False
+        while left:
+            over = set()
+            try:
+                for attempt in self._episodes.play(left):
+                    over.add((attempt.task.task_id, attempt.number))
+                    renewed = False
+                    yield attempt
+                return
+            except PolicyError as error:
+                if renewed or self.renew is None:
+                    raise
+                try:
+                    self.renew()
+                except PolicyError:
+                    raise error from None
+                renewed = True
+            left = [ask for ask in left if (ask.task.task_id, ask.number) not in over]
 
 
 def remember(groups: Groups, log: RoundLog, first: int) -> int:

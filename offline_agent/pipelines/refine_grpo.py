@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config import RefineGrpoConfig
@@ -285,7 +286,9 @@ class _Stage:
         from offline_agent.training.sampled import Credit, sample
 
         assert self.parts.sampler is not None
-        self.parts.sampler.give(model, self.tokenizer, self.session.run.path)
+        give = partial(self.parts.sampler.give, model, self.tokenizer, self.session.run.path)
+        give()
+        self.player.renew = give
         before = self.player.seconds
         made = self.groups.make(number)
         self.parts.sampler.rest()

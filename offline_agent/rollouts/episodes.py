@@ -26,11 +26,11 @@ from offline_agent.seeding import derive_seed, mix
 
 __all__ = ["Ask", "Episodes"]
 
-Handle = Callable[[Game, Any], Attempt | None]
-"""Takes what was waited for; returns the attempt where that ends it."""
+Handle = Callable[[Any, Any], Attempt | None]
+"""Takes a game, or None, and what was waited for; returns the attempt where that ends it."""
 
 SPARE = 4  # environments kept to be reset again where starting one may be dear
-PATIENCE = 16  # failed requests in a row, beyond two for each episode in flight, after which the policy is given up
+PATIENCE = 16  # failed requests in a row, beyond one for each episode in flight, after which the policy is given up
 
 
 class Episodes:
@@ -82,7 +82,7 @@ class Episodes:
         self._segment = segment
         self._answered_before = answered_before
         self._tick = tick
-        self._inbox: queue.SimpleQueue[tuple[Handle, Game, Any]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Handle, Game | None, Any]] = queue.SimpleQueue()
         self._games: set[Game] = set()
         self._spare: list[Episode] = []
         self._answers = self._failures = 0
@@ -103,7 +103,8 @@ class Episodes:
             asks: What to play; drawn from lazily.
 
         Raises:
-            PolicyError: The policy failed 2 x `in_flight` + 16 times in a row.
+            PolicyError: The policy failed `in_flight` + 16 times in a row. What was not yielded can be asked for
+                again.
             EnvironmentFault: The environment hung too often.
         """
         source, ticked = iter(asks), time.monotonic()
@@ -118,8 +119,8 @@ class Episodes:
                 except queue.Empty:
                     pass
                 else:
-                    over = handle(game, value)
-                    if over is not None:
+                    over = handle(game, value) if game is None or game in self._games else None
+                    if over is not None and game is not None:
                         self._end(game, over.cut_by not in ("fault", "time"))
                         yield over
                     if self._held and len(self._held) == len(self._games):
@@ -234,7 +235,7 @@ class Episodes:
 
     def _fail(self, fault: object) -> None:
         self._failures += 1
-        if self._failures >= 2 * self._in_flight + PATIENCE:
+        if self._failures >= self._in_flight + PATIENCE:
             raise PolicyError(
                 f"the policy failed {self._failures} times in a row, the last time with: {fault}. "
                 "Nothing is lost: run the same command again to go on"
@@ -260,9 +261,9 @@ class Episodes:
             seed = mix(self._known.seeds[0], self._failures)
             probe = self._known._replace(seeds=(seed,))
             self.requests += 1
-            self._engine.submit(probe, partial(self._post, partial(self._probed, probe), held[0][0]))
+            self._engine.submit(probe, partial(self._post, partial(self._probed, probe), None))
 
-    def _probed(self, probe: ProposeRequest, game: Game, answer: Answer) -> None:
+    def _probed(self, probe: ProposeRequest, game: None, answer: Answer) -> None:
         if isinstance(answer, Proposals):
             self._answer(probe)
         else:
@@ -292,7 +293,7 @@ class Episodes:
                 self._pool.submit(game.episode.close, _ignore)
         for episode in self._spare:
             self._pool.submit(episode.close, _ignore)
-        self._games, self._spare = set(), []
+        self._games, self._spare, self._held, self._failures = set(), [], [], 0
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -304,7 +305,7 @@ class Episodes:
         game.busy = True
         self._pool.submit(partial(guarded, job), partial(self._post, free, game), limit)
 
-    def _post(self, handle: Handle, game: Game, value: Any) -> None:
+    def _post(self, handle: Handle, game: Game | None, value: Any) -> None:
         self._inbox.put((handle, game, value))
 
 
