@@ -5,7 +5,7 @@ this begins. Every stage is one command with a run directory of its own; what is
 the commands and stops. Learns from the train split; is measured on test, where nothing was chosen.
 
 For each seed: `refine_grpo` with each objective from the offline loop's model, with GRPO from the warm start, all with
-the same rounds, tasks and episodes; and `evaluate` of every model on the same test tasks.
+about the same number of environment steps; and `evaluate` of every model on the same test tasks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ OBJECTIVES = {
     "grpo": ("objective.name=grpo", "objective.kl=0.0"),
     "dapo": ("objective.name=dapo",),
     "rloo": ("objective.name=rloo", "objective.kl=0.0"),
-    "ppo": ("objective.name=ppo", "objective.kl=0.0", "objective.passes=2"),
+    "ppo": ("objective.name=ppo", "objective.kl=0.0", "critic.lam=1"),  # a turn's worth shows a hundred tokens later
 }
+SHARE = {"dapo": 1 / 3}
+"""Of the rounds: DAPO plays about three times as many episodes in each, for the groups that it replaces."""
 COMMON = ("rollouts.reward=success", "optimizer.learning_rate=2e-4", "checkpoints.every=10", "watch.stop=[mask]")
 ROWS = {
     "warm start": "warm",
@@ -44,12 +46,13 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
     models: dict[str, tuple[str | None, tuple[str, ...]]] = {"warm": (warm, ())}
     models["offline"] = (str(made / "iterate" / "model"), ())
     pool = (f"tasks.n={suite.pool}", suite.offset(seed))
-    size = (f"rounds={options.rounds}", f"rollouts.tasks={options.tasks}", f"rollouts.size={options.size}")
+    size = (f"rollouts.tasks={options.tasks}", f"rollouts.size={options.size}")
     ways = [("warm-grpo", "warm", "grpo"), *((f"offline-{n}", "offline", n) for n in OBJECTIVES)]
     for name, begin, objective in ways:
         start = models[begin][0]
         model = (f"model.path={start}",) if start else ()
-        yield Stage(name, "refine_grpo", (*own, *pool, *size, *COMMON, *OBJECTIVES[objective], *model))
+        rounds = f"rounds={max(1, round(options.rounds * SHARE.get(objective, 1)))}"
+        yield Stage(name, "refine_grpo", (*own, *pool, rounds, *size, *COMMON, *OBJECTIVES[objective], *model))
         models[name] = (str(folder / name / "model"), (name,))
     tasks = ("tasks.split=test", f"tasks.n={options.held_out or suite.held_out}", f"attempts={options.attempts}")
     for name, (path, after) in models.items():
