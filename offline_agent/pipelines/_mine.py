@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
 
+from offline_agent._store.spill import Spill
 from offline_agent.config import BuildPrefsConfig
 from offline_agent.pipelines import _mined, _schemas
 from offline_agent.pipelines._figures import Figures, Row
@@ -15,8 +16,7 @@ from offline_agent.pipelines._parts import Parts
 from offline_agent.pipelines._pipeline import Session
 from offline_agent.policies.base import Engine
 from offline_agent.preferences.refusals import Refusal
-from offline_agent.preferences.shelf import PairShelf, Shelf
-from offline_agent.records import Trajectory
+from offline_agent.preferences.shelf import PairShelf
 from offline_agent.store import RunDirectory
 
 
@@ -61,7 +61,7 @@ def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figu
     session.progress.start(len(parts.tasks), "building pairs")
     with ExitStack() as stack:
         pairs = stack.enter_context(closing(PairShelf(run_dir.path)))
-        filtered = stack.enter_context(closing(Shelf[Trajectory](run_dir.path, "filtered")))
+        filtered = stack.enter_context(closing(Spill(run_dir.path, "filtered")))
         miner = stack.enter_context(closing(_miner(parts, session, engine)))
 
         def rows(what: str, jobs: Iterable[tuple[Any, ...]]) -> Iterator[Row]:
@@ -73,18 +73,19 @@ def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figu
         def trajectories() -> Iterator[Row]:
             for number, one in enumerate(miner.map("tree", ((task.task_id,) for task in parts.tasks)), 1):
                 figures.tree(one.figures, one.replays, one.tool_calls)
-                pairs.add_packed(one.facts, one.pairs)
-                filtered.add_packed(one.filtered, one.kept)
+                pairs.add(one.facts, one.pairs)
+                if one.filtered:
+                    filtered.add(one.filtered)
                 for refusal in one.refusals:
                     refused.append(refusal)
                 yield from one.trajectories
                 session.progress.update(number, pairs=len(pairs))
 
         run_dir.write_rows("trajectories", figures.count("trajectories", trajectories()), _schemas.TRAJECTORIES)
-        found = rows("filtered", ((packed,) for packed in filtered.packed()))
+        found = rows("filtered", ((packed,) for packed in filtered.read()))
         run_dir.write_rows("filtered", figures.count("filtered", found), _schemas.FILTERED)
         filtered.close()
-        found = rows("pairs", pairs.choose_packed(rules_of(config), refused.append))
+        found = rows("pairs", pairs.choose(rules_of(config), refused.append))
         run_dir.write_rows("preferences", figures.count_pairs(found), _schemas.PREFERENCES)
 
 

@@ -51,7 +51,6 @@ class TreeRows:
         replays, tool_calls: What mining it cost.
         facts: Of its pairs, for balancing.
         pairs, filtered: Both as `shelf.pack` packs them.
-        kept: Number of filtered trajectories.
         trajectories: Rows.
         refusals: What was refused of it, rows included, in that order.
     """
@@ -62,7 +61,6 @@ class TreeRows:
     facts: list[PairFacts]
     pairs: bytes
     filtered: bytes
-    kept: int
     trajectories: Sequence[Row]
     refusals: list[Refusal]
 
@@ -120,8 +118,8 @@ class TreeMiner:
         facts = [self._maker.facts_of(pair) for pair in mined.pairs]
         self._maker.forget()
         return TreeRows(
-            figures_of(tree), mined.replays, mined.tool_calls, facts, pack(mined.pairs), pack(mined.filtered),
-            len(mined.filtered), rows, refusals,
+            figures_of(tree), mined.replays, mined.tool_calls, facts, pack(mined.pairs), pack(mined.filtered), rows,
+            refusals,
         )  # fmt: skip
 
     def filtered(self, packed: bytes) -> Made:

@@ -9,14 +9,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, cast
 
 from offline_agent._store.spill import Spill, Texts
 from offline_agent.preferences.balance import Balance, Refuse
-from offline_agent.preferences.facts import FactMaker, FactTable, PairFacts
+from offline_agent.preferences.facts import FactTable, PairFacts
 from offline_agent.records import Context, PreferencePair, Trajectory
-
-T = TypeVar("T", PreferencePair, Trajectory)
 
 
 class Same:
@@ -38,101 +36,46 @@ Kept = Sequence[tuple[int, float]]
 """Which of a tree's pairs are kept, and their weights."""
 
 
-class Shelf(Generic[T]):
-    """What trees gave, in the order in which it was put there; what one tree gave is kept and read together.
-
-    Args:
-        folder: The run directory; the file in it is removed by `close`, or when the run directory is opened again.
-        name: Of the file, for messages.
-    """
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._spill = Spill(folder, name)
-        self._count = 0
-
-    def __len__(self) -> int:
-        """Return the number of items."""
-        return self._count
-
-    def add(self, items: Sequence[T]) -> None:
-        """Put there what one tree gave. Raises DataError where the disk refused."""
-        self.add_packed(pack(items), len(items))
-
-    def add_packed(self, packed: bytes, count: int) -> None:
-        """Put there what one tree gave, packed by `pack`; see `add`."""
-        if count:
-            self._count += count
-            self._spill.add(packed)
-
-    def packed(self) -> Iterator[bytes]:
-        """Yield what each tree gave, as it was packed; a tree that gave nothing is left out."""
-        return self._spill.read()
-
-    def trees(self) -> Iterator[list[T]]:
-        """Yield what each tree gave; a tree that gave nothing is left out."""
-        same = Same()
-        for piece in self._spill.read():
-            yield unpack(piece, same)
-
-    def __iter__(self) -> Iterator[T]:
-        """Yield the items."""
-        for items in self.trees():
-            yield from items
-
-    def close(self) -> None:
-        """Remove the file."""
-        self._spill.close()
-
-
 class PairShelf:
     """The pairs of all trees: themselves and their names on disk, what balancing needs of them in memory.
 
     Args:
-        folder: The run directory; see `Shelf`.
+        folder: The run directory; the files in it are removed by `close`, or when the run directory is opened again.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._pairs: Shelf[PreferencePair] = Shelf(folder, "pairs")
+        self._pairs = Spill(folder, "pairs")
         self._names = Texts(folder, "names")
         self._facts = FactTable(self._names.__getitem__)
-        self._maker = FactMaker()
         self._counts = array("L")  # pairs of each tree that has any
 
     def __len__(self) -> int:
         """Return the number of pairs."""
         return len(self._facts)
 
-    def add(self, pairs: Sequence[PreferencePair]) -> None:
-        """Put there the pairs of one tree. Raises DataError where the disk refused."""
-        facts = [self._maker.facts_of(pair) for pair in pairs]
-        self._maker.forget()
-        self.add_packed(facts, pack(pairs))
+    def add(self, facts: Sequence[PairFacts], packed: bytes) -> None:
+        """Put there the pairs of one tree: what balancing needs of each, and all of them as `pack` packs them.
 
-    def add_packed(self, facts: Sequence[PairFacts], packed: bytes) -> None:
-        """Put there the pairs of one tree: what balancing needs of each, and all of them packed; see `add`."""
+        Raises:
+            DataError: The disk refused.
+        """
         for one in facts:
             self._names.add(one.name)
             self._facts.add(one)
         if facts:
             self._counts.append(len(facts))
-        self._pairs.add_packed(packed, len(facts))
+            self._pairs.add(packed)
 
-    def choose(self, rules: Balance, refuse: Refuse) -> Iterator[PreferencePair]:
-        """Yield the pairs that are kept, weighted, in the order in which they were put there.
+    def choose(self, rules: Balance, refuse: Refuse) -> Iterator[tuple[bytes, Kept]]:
+        """Yield the packed pairs of each tree of which some are kept, in the order in which they were put there.
 
         Args:
             rules: Which are kept.
-            refuse: Takes why each of the others was refused; all of that before the first pair is yielded.
+            refuse: Takes why each of the others was refused; all of that before the first pairs are yielded.
         """
-        same = Same()
-        for packed, kept in self.choose_packed(rules, refuse):
-            yield from kept_of(unpack(packed, same), kept)
-
-    def choose_packed(self, rules: Balance, refuse: Refuse) -> Iterator[tuple[bytes, Kept]]:
-        """Yield the packed pairs of each tree of which some are kept, and which; see `choose`."""
         choice = rules.choose(self._facts, refuse)
         start = at = 0
-        for count, packed in zip(self._counts, self._pairs.packed(), strict=True):
+        for count, packed in zip(self._counts, self._pairs.read(), strict=True):
             first = at
             while at < len(choice.kept) and choice.kept[at] < start + count:
                 at += 1
@@ -153,10 +96,12 @@ def kept_of(pairs: Sequence[PreferencePair], kept: Kept) -> Iterator[PreferenceP
 
 
 def pack(items: Sequence[PreferencePair] | Sequence[Trajectory]) -> bytes:
-    """Return what one tree gave as bytes, each history that items share once.
+    """Return what one tree gave as bytes, each history that items share once; of nothing, none.
 
     What a renderer or a policy hung on histories is left out.
     """
+    if not items:
+        return b""
     buffer = io.BytesIO()
     # Parents come first, so that the pickler meets each history one turn deep, however long the episode is.
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump((_contexts(items), list(items)))
@@ -165,10 +110,10 @@ def pack(items: Sequence[PreferencePair] | Sequence[Trajectory]) -> bytes:
 
 def unpack(packed: bytes, same: Same) -> list[Any]:
     """Return what was packed; tool schemas are those that `same` has seen, where they equal them."""
-    contexts, items = pickle.loads(packed)
+    contexts, items = pickle.loads(packed) if packed else ((), [])
     for context in contexts:
         context.tools = same.of(context.tools)
-    return list(items)
+    return cast("list[Any]", items)
 
 
 def _contexts(items: Iterable[PreferencePair | Trajectory]) -> list[Context]:

@@ -39,12 +39,12 @@ def after(owner, name, number, last=None):
     setattr(owner, name, call)
 
 def tear(shelf, *rest):
-    spill = shelf._pairs._spill
+    spill = shelf._pairs
     spill._file.flush()
     os.truncate(spill.path, spill.path.stat().st_size - 5)
 
 if phase == "trees":
-    after(PairShelf, "add_packed", 3, tear)
+    after(PairShelf, "add", 3, tear)
 elif phase == "filtered":
     after(TreeMiner, "filtered", 1)
 elif phase == "choosing":

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import os
 import tracemalloc
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,27 @@ import pytest
 
 from offline_agent._store.spill import Spill, Texts
 from offline_agent.errors import DataError
-from offline_agent.preferences.balance import Balance, balance
+from offline_agent.preferences.balance import Balance, Refuse, balance
+from offline_agent.preferences.facts import FactMaker
 from offline_agent.preferences.mining import Miner
-from offline_agent.preferences.shelf import PairShelf, Shelf
-from offline_agent.records import Action, Context, PreferencePair, Step, Trajectory
+from offline_agent.preferences.shelf import PairShelf, Same, kept_of, pack, unpack
+from offline_agent.records import Action, Context, PreferencePair, Step
 from tests import preferences_kit as kit
 
 
 def mined(wanted: str = "AB") -> list[PreferencePair]:
     tree = kit.grow(["A B leave", "A C leave", "B leave", "C leave", "look A B leave"] * 4, of=kit.task(wanted))
     return Miner(kit.SPEC, replay_seconds=None).mine(tree).pairs
+
+
+def put(shelf: PairShelf, pairs: Sequence[PreferencePair]) -> None:
+    maker = FactMaker()
+    shelf.add([maker.facts_of(pair) for pair in pairs], pack(pairs))
+
+
+def taken(shelf: PairShelf, rules: Balance, refuse: Refuse) -> list[PreferencePair]:
+    same = Same()
+    return [pair for packed, kept in shelf.choose(rules, refuse) for pair in kept_of(unpack(packed, same), kept)]
 
 
 def shown(pair: PreferencePair) -> tuple[Any, ...]:
@@ -35,8 +47,8 @@ def test_pairs_come_back_balanced_as_from_a_list(tmp_path: Path) -> None:
     rules = Balance(per_task=5, per_depth=3)
     shelf, refused = PairShelf(tmp_path), []
     for pairs in trees:
-        shelf.add(pairs)
-    found = list(shelf.choose(rules, refused.append))
+        put(shelf, pairs)
+    found = taken(shelf, rules, refused.append)
     kept, refusals = balance([pair for pairs in trees for pair in pairs], rules)
     assert kept and refusals and len(shelf) == sum(map(len, trees))
     assert [shown(pair) for pair in found] == [shown(pair) for pair in kept]
@@ -46,16 +58,13 @@ def test_pairs_come_back_balanced_as_from_a_list(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_pairs_share_is_shared_again_and_what_hangs_on_it_is_not_kept(tmp_path: Path) -> None:
+def test_what_pairs_share_is_shared_again_and_what_hangs_on_it_is_not_kept() -> None:
     pairs = mined()
     for pair in pairs:
         for context in pair.prefix.lineage():
             context.segment, context.cache = (1, 2), lambda: "not to be pickled"
-    shelf: Shelf[PreferencePair] = Shelf(tmp_path, "pairs")
-    shelf.add(pairs)
-    shelf.add(mined("BC"))
-    first, second = shelf.trees()
-    shelf.close()
+    same = Same()
+    first, second = (unpack(pack(some), same) for some in (pairs, mined("BC")))
     roots = {id(pair.prefix.lineage()[0]) for pair in first}
     assert len(roots) == len({id(pair.prefix.lineage()[0]) for pair in pairs}) < len(pairs)
     assert all(c.segment is None and c.cache is None for pair in first for c in pair.prefix.lineage())
@@ -70,20 +79,18 @@ def test_an_episode_of_thousands_of_turns(tmp_path: Path) -> None:
     step = Step(Action("on"), "on", None)
     pair = replace(mined()[0], prefix=context, chosen=(step,), rejected=(replace(step, key="off"),))
     shelf = PairShelf(tmp_path)
-    shelf.add([pair])
-    (found,) = shelf.choose(Balance(max_length_gap=9), lambda refusal: None)
+    put(shelf, [pair])
+    (found,) = taken(shelf, Balance(max_length_gap=9), lambda refusal: None)
     shelf.close()
     assert found.prefix.depth == 5000
 
 
-def test_trajectories_wait_too(tmp_path: Path) -> None:
+def test_trajectories_are_packed_too_and_nothing_is_nothing() -> None:
     tree = kit.grow(["A B leave", "A C leave"])
     trajectories = Miner(kit.SPEC, replay_seconds=None).mine(tree).trajectories
-    shelf: Shelf[Trajectory] = Shelf(tmp_path, "filtered")
-    shelf.add(trajectories)
-    found = list(shelf)
-    shelf.close()
+    found = unpack(pack(trajectories), Same())
     assert [t.context.messages() for t in found] == [t.context.messages() for t in trajectories] and found
+    assert pack([]) == b"" and unpack(b"", Same()) == []
 
 
 def test_a_spill_that_somebody_changed_is_not_read_as_something_else(tmp_path: Path) -> None:
@@ -136,7 +143,7 @@ def test_a_pair_on_the_shelf_takes_two_hundred_bytes_at_most(tmp_path: Path) -> 
     shelf, sizes = PairShelf(tmp_path), []
     tracemalloc.start()
     for number in range(1, 201):
-        shelf.add([replace(pair, tree_id=f"{number}", node_id=node) for node in range(20)])
+        put(shelf, [replace(pair, tree_id=f"{number}", node_id=node) for node in range(20)])
         if number in (50, 200):
             gc.collect()
             sizes.append((tracemalloc.get_traced_memory()[0], len(shelf)))
