@@ -17,6 +17,7 @@ from typing import Any
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.errors import EnvironmentFault, PolicyError
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
+from offline_agent.policies.outage import Outage
 from offline_agent.records import Context, Step, Verdict
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.rollouts.game import DRAWN, Ask, Broken, Game, Stepped, advance, begin, drawn, guarded
@@ -85,9 +86,7 @@ class Episodes:
         self._inbox: queue.SimpleQueue[tuple[Handle, Game | None, Any]] = queue.SimpleQueue()
         self._games: set[Game] = set()
         self._spare: list[Episode] = []
-        self._answers = self._failures = 0
-        self._held: list[tuple[Game, ProposeRequest, PolicyError]] = []
-        self._known: ProposeRequest | None = None
+        self._outage: Outage[tuple[Game, ProposeRequest, PolicyError]] = Outage(in_flight + PATIENCE)
         self.requests = 0
         self.prefilled = 0
         self.cached = 0
@@ -123,7 +122,7 @@ class Episodes:
                     if over is not None and game is not None:
                         self._end(game, over.cut_by not in ("fault", "time"))
                         yield over
-                    if self._held and len(self._held) == len(self._games):
+                    if self._outage and len(self._outage) == len(self._games):
                         self._try_again()
                 if (now := time.monotonic()) - ticked > 0.5:
                     ticked = now
@@ -176,15 +175,14 @@ class Episodes:
 
     def _send(self, game: Game, request: ProposeRequest) -> None:
         self.requests += 1
-        self._engine.submit(request, partial(self._post, partial(self._answered, request, self._answers), game))
+        self._engine.submit(request, partial(self._post, partial(self._answered, request, self._outage.answers), game))
 
     def _answered(self, request: ProposeRequest, before: int, game: Game, answer: Answer) -> Attempt | None:
         if not isinstance(answer, Proposals):
-            self._fail(answer)
-            if before != self._answers:
-                return self._again(request, game, answer)
-            self._held.append((game, request, answer))  # nothing tells yet whether the policy answers at all
-            return None
+            self._outage.failed(answer)
+            if self._outage.holds((game, request, answer), before):
+                return None
+            return self._again(request, game, answer)
         self._answer(request)
         game.failures = 0
         action, usage = answer.actions[0], answer.usage
@@ -228,18 +226,8 @@ class Episodes:
 
     def _answer(self, request: ProposeRequest) -> None:
         """Note that the policy answers: what it failed until now is tried again."""
-        self._answers, self._failures, self._known = self._answers + 1, 0, request
-        held, self._held = self._held, []
-        for game, failed, fault in held:
+        for game, failed, fault in self._outage.answered(request):
             self._inbox.put((partial(self._again, failed), game, fault))
-
-    def _fail(self, fault: object) -> None:
-        self._failures += 1
-        if self._failures >= self._in_flight + PATIENCE:
-            raise PolicyError(
-                f"the policy failed {self._failures} times in a row, the last time with: {fault}. "
-                "Nothing is lost: run the same command again to go on"
-            )
 
     def _again(self, request: ProposeRequest, game: Game, fault: PolicyError) -> Attempt | None:
         """Send a request again that failed while the policy answers others, or end its attempt."""
@@ -251,15 +239,13 @@ class Episodes:
 
     def _try_again(self) -> None:
         """Send again what failed, now that nothing else is under way, beside what the policy has answered before."""
-        held, self._held = self._held, []
-        for game, request, fault in held:
-            if self._known is None and self._answered_before:
+        probe = self._outage.probe()
+        for game, request, fault in self._outage.release():
+            if probe is None and self._answered_before:
                 self._inbox.put((_failed, game, fault))
             else:
                 self._send(game, request)
-        if self._known is not None:
-            seed = mix(self._known.seeds[0], self._failures)
-            probe = self._known._replace(seeds=(seed,))
+        if probe is not None:
             self.requests += 1
             self._engine.submit(probe, partial(self._post, partial(self._probed, probe), None))
 
@@ -267,7 +253,7 @@ class Episodes:
         if isinstance(answer, Proposals):
             self._answer(probe)
         else:
-            self._fail(answer)
+            self._outage.failed(answer)
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
@@ -293,7 +279,8 @@ class Episodes:
                 self._pool.submit(game.episode.close, _ignore)
         for episode in self._spare:
             self._pool.submit(episode.close, _ignore)
-        self._games, self._spare, self._held, self._failures = set(), [], [], 0
+        self._games, self._spare = set(), []
+        self._outage.forget()
 
     # -- messages ----------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,7 @@
-"""Where simulations ask policy and critic; it tells an outage of the policy from a request that it cannot answer.
+"""Where simulations ask policy and critic, and what asking cost.
 
-A failure is handed to its simulation only where the policy has answered something else since the request was sent.
-Until then it is held back; once nothing else is under way, what is held back is sent again, beside a request that the
-policy has answered before. So an outage either passes, and has changed nothing, or ends the run before anything of it
-is in a tree: what it interrupted is simulated when the run goes on.
+During an outage of the policy (`policies.outage`) simulations wait; where it does not pass, what it interrupted is
+simulated when the run goes on.
 """
 
 from __future__ import annotations
@@ -14,12 +12,12 @@ from functools import partial
 from typing import Any
 
 from offline_agent.errors import PolicyError
-from offline_agent.policies.base import Engine, Proposals, ProposeRequest
+from offline_agent.policies.base import Engine, Proposals, ProposeRequest, Usage
+from offline_agent.policies.outage import Outage
 from offline_agent.records import Action, Context
 from offline_agent.search.pool import EnvPool
 from offline_agent.search.simulation import ASK
 from offline_agent.search.ticket import Request, Ticket
-from offline_agent.seeding import mix
 
 FREE = Proposals(()).usage  # of answers that say nothing about their cost
 
@@ -95,21 +93,18 @@ class Desk:
         self._pool = pool
         self._critic = critic
         self._counts = counts
-        self._most_errors = most_errors
         self._post = post
-        self._known: ProposeRequest | None = None
-        self._answers = self._under_way = self._errors_in_a_row = 0
-        self._held: list[tuple[Sent, Any]] = []
-        self._last_error = ""
+        self._outage: Outage[tuple[Sent, Any]] = Outage(most_errors)
+        self._under_way = 0
 
     def expect(self, request: ProposeRequest) -> None:
         """Take a request for one that the policy can answer, as long as it has not answered any."""
-        if self._known is None:
-            self._known = request
+        if self._outage.known is None:
+            self._outage.known = request
 
     def send(self, ticket: Ticket | None, request: Request) -> None:
         """Put a question of a ticket to the policy or the critic."""
-        post = partial(self._post, Sent(ticket, request, self._answers))
+        post = partial(self._post, Sent(ticket, request, self._outage.answers))
         self._under_way += 1
         if request[0] == ASK:
             self._counts.requests += 1
@@ -129,27 +124,25 @@ class Desk:
         self._under_way -= 1
         free: list[tuple[Ticket, Any]] = []
         if sent.request[0] == ASK:
-            value = self._note(value)
             failed = type(value) is not Proposals
-            if not failed:
-                self._answers += 1
-                self._known = sent.request[1]
-                free, self._held = [(held.ticket, fault) for held, fault in self._held if held.ticket is not None], []
+            if failed:
+                value = self._failed(value)
+            else:
+                self._pay(value.usage)
+                held = self._outage.answered(sent.request[1])
+                free = [(each.ticket, fault) for each, fault in held if each.ticket is not None]
         else:
             value = self._scores(value, len(sent.request[2]))
             failed = value is None
-        if failed and sent.answers == self._answers:
-            self._held.append((sent, value))
-        elif sent.ticket is not None:
+        if not (failed and self._outage.holds((sent, value), sent.answers)) and sent.ticket is not None:
             free.append((sent.ticket, value))
         return free
 
     def go_on(self) -> None:
         """Ask again what is held back where nothing is under way that could show whether the policy answers."""
-        if not self._held or self._under_way:
+        if not self._outage or self._under_way:
             return
-        held, self._held = self._held, []
-        for sent, _ in held:
+        for sent, _ in self._outage.release():
             if sent.ticket is not None:
                 self.send(sent.ticket, sent.request)
         self.send(None, (ASK, self._probe()))
@@ -162,45 +155,42 @@ class Desk:
             counts.requests += 1
             value = answer(request)
             if type(value) is not Proposals:
-                value = self._note(value)
+                value = self._failed(value)
                 while True:
                     counts.requests += 1
-                    if type(self._note(answer(self._probe()))) is Proposals:
+                    probe = self._probe()
+                    shown = answer(probe)
+                    if type(shown) is Proposals:
+                        self._pay(shown.usage)
+                        self._outage.answered(probe)
                         return value
+                    self._failed(shown)
             if value[1] is not FREE:
-                self._note(value)
-            self._known = request
+                self._pay(value[1])
+            self._outage.known = request
             return value
 
         return ask
 
     def _probe(self) -> ProposeRequest:
-        """Return a request that a policy that is there answers; each with another seed."""
-        assert self._known is not None  # a tree was opened
-        return self._known._replace(seeds=(mix(self._known.seeds[0], self._errors_in_a_row),))
+        probe = self._outage.probe()
+        assert probe is not None  # a tree was opened
+        return probe
 
-    def _note(self, answer: Any) -> Any:
-        """Count an answer; return it, or the failure that it is."""
+    def _pay(self, usage: Usage) -> None:
         counts = self._counts
-        if type(answer) is Proposals:
-            self._errors_in_a_row = 0
-            usage = answer.usage
-            if usage.generated:
-                counts.generated += usage.generated
-                counts.prefilled += usage.prefilled
-                counts.cached += usage.cached
-            return answer
+        if usage.generated:
+            counts.generated += usage.generated
+            counts.prefilled += usage.prefilled
+            counts.cached += usage.cached
+
+    def _failed(self, answer: Any) -> PolicyError:
+        """Count what is no answer; return the failure that it is."""
         if not isinstance(answer, PolicyError):
             answer = PolicyError(f"the policy answered with a {type(answer).__name__}, not with Proposals")
-        counts.policy_errors += 1
-        self._errors_in_a_row += 1
-        self._last_error = str(answer)
-        counts.fault(f"policy: {answer}")
-        if self._errors_in_a_row >= self._most_errors:
-            raise PolicyError(
-                f"the policy failed {self._errors_in_a_row} times in a row, the last time with: {self._last_error}. "
-                "Nothing is lost: run the same command again to go on"
-            )
+        self._counts.policy_errors += 1
+        self._counts.fault(f"policy: {answer}")
+        self._outage.failed(answer)
         return answer
 
     def _scores(self, scores: Any, n: int) -> Any:

@@ -1,7 +1,7 @@
 """Fresh rollouts of the policy from a given history, without a tree: for counterfactual estimates.
 
-An outage of the policy is told from a request that it cannot answer as in a search: a failure counts once the policy
-has answered something since, and is tried again before it does (`search.desk`, `simulation.RETRIES`).
+An outage of the policy is told from a request that it cannot answer as in a search (`policies.outage`,
+`simulation.RETRIES`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from offline_agent.envs.base import EnvSpec, Episode
-from offline_agent.errors import EnvironmentFault, PolicyError
+from offline_agent.errors import EnvironmentFault
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
+from offline_agent.policies.outage import Outage
 from offline_agent.records import Action, Context, Task, Verdict
 from offline_agent.search.simulation import RETRIES
 from offline_agent.seeding import derive_seed, mix
@@ -119,7 +120,7 @@ class Rollouts:
 
 
 class _Line:
-    """Asks an engine; a failure is given back only once the policy has answered something since the request was sent.
+    """Asks an engine, and gives back its answers; failures where they are no outage.
 
     Args:
         engine: The policy's.
@@ -128,17 +129,15 @@ class _Line:
 
     def __init__(self, engine: Engine, most_errors: int) -> None:
         self._engine = engine
-        self._most_errors = most_errors
         self._inbox: queue.SimpleQueue[tuple[int | None, ProposeRequest, int, Answer]] = queue.SimpleQueue()
-        self._held: list[tuple[int, ProposeRequest, Answer]] = []
+        self._outage: Outage[tuple[int, ProposeRequest, Answer]] = Outage(most_errors)
         self._free: deque[tuple[int, ProposeRequest, Answer]] = deque()
-        self._known: ProposeRequest | None = None
-        self._under_way = self._answers = self._errors_in_a_row = 0
+        self._under_way = 0
 
     def ask(self, i: int | None, request: ProposeRequest) -> None:
         """Send a request; None = nobody's, it shows whether the policy answers."""
         self._under_way += 1
-        self._engine.submit(request, partial(_put, self._inbox, i, request, self._answers))
+        self._engine.submit(request, partial(_put, self._inbox, i, request, self._outage.answers))
 
     def next(self) -> tuple[int, ProposeRequest, Answer]:
         """Wait for an answer; return whose, to what, and what.
@@ -146,40 +145,28 @@ class _Line:
         Raises:
             PolicyError: The policy failed too often in a row.
         """
+        outage = self._outage
         while not self._free:
             i, request, before, answer = self._inbox.get()
             self._under_way -= 1
-            if isinstance(answer, Proposals):
-                self._answers, self._errors_in_a_row, self._known = self._answers + 1, 0, request
-                self._free.extend(self._held)
-                self._held.clear()
+            answered = isinstance(answer, Proposals)
+            if answered:
+                self._free.extend(outage.answered(request))
             else:
-                self._count(answer)
-            if i is None:
-                pass
-            elif isinstance(answer, Proposals) or before != self._answers:
+                outage.failed(answer)
+            if i is not None and (answered or not outage.holds((i, request, answer), before)):
                 self._free.append((i, request, answer))
-            else:
-                self._held.append((i, request, answer))
-            if self._held and not self._under_way:
+            if outage and not self._under_way:
                 self._try_again()
         return self._free.popleft()
 
-    def _count(self, failure: Answer) -> None:
-        self._errors_in_a_row += 1
-        if self._errors_in_a_row >= self._most_errors:
-            raise PolicyError(
-                f"the policy failed {self._errors_in_a_row} times in a row, the last time with: {failure}. "
-                "Nothing is lost: run the same command again to go on"
-            )
-
     def _try_again(self) -> None:
         """Send again what failed, beside something that the policy has answered before."""
-        held, self._held = self._held, []
-        for i, request, _ in held:
+        probe = self._outage.probe()
+        for i, request, _ in self._outage.release():
             self.ask(i, request)
-        known = self._known or held[0][1]
-        self.ask(None, known._replace(seeds=(mix(known.seeds[0], self._errors_in_a_row),)))
+        if probe is not None:
+            self.ask(None, probe)
 
 
 def _put(
