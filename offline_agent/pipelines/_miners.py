@@ -177,7 +177,6 @@ def miner_of(config: BuildPrefsConfig, spec: EnvSpec, engine: Engine | None) -> 
         filtered=RejectionFilter(
             config.filtered.per_task, config.filtered.negatives, origins=config.filtered.origins
         ),
-        balance=rules_of(config),
         kinds=kinds,
         rollout=rollout,
         rollouts=pairs.counterfactual_rollouts,

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.preferences.balance import Balance, balance
 from offline_agent.preferences.criticality import (
     MinimalPairs,
     Pruned,
@@ -59,7 +58,6 @@ class Miner:
         hindsight: Rules of hindsight relabelling; "default" takes the goals of the evaluation splits from `spec`.
         minimal: Rules of minimal pairs; needs a deterministic verifier.
         filtered: Rules of filtered trajectories.
-        balance: Rules for all pairs together.
         rollout: Runs the policy from given states; measures criticality by counterfactual rollouts instead of by
             deletion. None = by deletion.
         rollouts: Counterfactual rollouts per state.
@@ -76,7 +74,6 @@ class Miner:
         hindsight: Hindsight | None = None,
         minimal: MinimalPairs | None = None,
         filtered: RejectionFilter | None = None,
-        balance: Balance | None = None,
         kinds: Sequence[str] = ("step", "trajectory", "hindsight", "minimal"),
         rollout: Rollout | None = None,
         rollouts: int = 8,
@@ -93,7 +90,6 @@ class Miner:
         self.hindsight = hindsight
         self.minimal = minimal or MinimalPairs()
         self.filtered = filtered or RejectionFilter()
-        self.rules = balance or Balance()
         self._rollout = rollout
         self._rollouts = rollouts
         self._replayer = Replayer(spec, replay_seconds)
@@ -121,10 +117,6 @@ class Miner:
         mined.replays = self._replayer.count - replays
         mined.tool_calls = self._replayer.tool_calls - calls
         return mined
-
-    def balance(self, pairs: Sequence[PreferencePair]) -> tuple[list[PreferencePair], list[Refusal]]:
-        """Return which pairs of all trees are kept, weighted, in the order given, and why the others are not."""
-        return balance(pairs, self.rules)
 
     def close(self) -> None:
         """Close the episode kept for replays."""

@@ -28,6 +28,12 @@ def build(run_dir: Path, *keys: str, cwd: Path | None = None) -> subprocess.Comp
     return subprocess.run(command(run_dir, *keys), capture_output=True, text=True, env=ENV, cwd=cwd or run_dir.parent)
 
 
+def built(run_dir: Path, *keys: str) -> Path:
+    done = build(run_dir, *keys)
+    assert done.returncode == 0, done.stderr
+    return run_dir
+
+
 def digests(run_dir: Path, *folders: str) -> dict[str, str]:
     files = [f for folder in folders for f in sorted((run_dir / folder).rglob("*")) if f.is_file()]
     return {str(f.relative_to(run_dir)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
@@ -38,10 +44,7 @@ ALL = ("trees", "preferences", "filtered", "trajectories")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("whole") / "run"
-    done = build(run_dir)
-    assert done.returncode == 0, done.stderr
-    return run_dir
+    return built(tmp_path_factory.mktemp("whole") / "run")
 
 
 def test_it_writes_what_the_contract_lists(whole: Path) -> None:
@@ -100,8 +103,7 @@ def test_kill_9_at_random_points_changes_nothing(whole: Path, tmp_path: Path) ->
 
 
 def test_the_number_of_workers_changes_nothing(whole: Path, tmp_path: Path) -> None:
-    done = build(tmp_path / "run", "limits.workers=5", "search.trees_in_flight=2")
-    assert done.returncode == 0, done.stderr
+    built(tmp_path / "run", "limits.workers=5", "search.trees_in_flight=2")
     assert digests(tmp_path / "run", *ALL) == digests(whole, *ALL)
 
 
@@ -190,7 +192,7 @@ def test_a_corrupted_tree_and_log_are_named_and_left_alone(whole: Path, tmp_path
     assert done.returncode == 1 and tree.name in done.stderr and "Remove it" in done.stderr
     assert len(tree.read_bytes()) == 50
     tree.unlink()
-    assert build(run_dir).returncode == 0
+    built(run_dir)
     assert digests(run_dir, *ALL) == digests(whole, *ALL)
     log = run_dir / "events" / "0000.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
@@ -202,8 +204,7 @@ def test_a_corrupted_tree_and_log_are_named_and_left_alone(whole: Path, tmp_path
 def test_kill_9_with_the_embedded_model(tmp_path: Path) -> None:
     keys = ["policy=hf", "tasks.n=3", "search.simulations=12"]
     reference, run_dir = tmp_path / "whole", tmp_path / "killed"
-    done = build(reference, *keys)
-    assert done.returncode == 0, done.stderr
+    built(reference, *keys)
     manifest = json.loads((reference / "manifest.json").read_text())
     assert manifest["batch_invariant"] is True, "then only finished trees would be the same"
     final = (reference / "events" / "0000.jsonl").stat().st_size

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_build_prefs import ALL, ENV, build, digests
+from tests.e2e.test_build_prefs import ALL, ENV, built, digests
 
 KEYS = ["tasks.n=4", "search.simulations=12"]
 
@@ -68,10 +68,7 @@ sys.exit(main(build_prefs.COMMAND, arguments))
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("whole") / "run"
-    done = build(run_dir, *KEYS)
-    assert done.returncode == 0, done.stderr
-    return run_dir
+    return built(tmp_path_factory.mktemp("whole") / "run", *KEYS)
 
 
 def killed(run_dir: Path, phase: str) -> int:
@@ -90,7 +87,7 @@ def test_killed_in_every_phase_it_ends_the_same(whole: Path, tmp_path: Path) -> 
         assert not (run_dir / "mined.json").exists()
     assert left["trees"] == ["0000", "filtered", "names", "pairs"] and left["preferences"] == ["0000", "names", "pairs"]
     assert left["keeping"] == []
-    assert build(run_dir, *KEYS).returncode == 0
+    built(run_dir, *KEYS)
     assert not list(run_dir.rglob(".*.tmp")) and (run_dir / "mined.json").exists()
     assert digests(run_dir, *ALL) == digests(whole, *ALL)
     assert (run_dir / "quarantine.jsonl").read_bytes() == (whole / "quarantine.jsonl").read_bytes()

@@ -1,9 +1,11 @@
 """Which templates are taken and which are refused, what a prompt is, and what a stored row must prove."""
 
+import hashlib
 import json
 
 import pytest
 
+from offline_agent._rendering.certificate import ids_hash
 from offline_agent._rendering.styles import TEMPLATES, ready_made
 from offline_agent.errors import ConfigError, DataError, PolicyError
 from offline_agent.records import Action, ToolCall
@@ -349,3 +351,9 @@ def test_the_default_models_template_is_taken():
     plain = kit.root("Find red shoes.").child(act(renderer), "2 hits: one, two.")
     text = renderer.context_text(plain)
     assert renderer.context_ids(plain) == renderer.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("ids", [[], [0], [5, 4095, 4096, 9000], [70_000, 3], [1 << 20, 1], [1 << 40], [7, -100]])
+def test_the_hash_of_ids_is_that_of_their_digits_however_large_they_are(ids: list[int]) -> None:
+    text = " ".join(str(number) for number in ids)
+    assert ids_hash(ids) == hashlib.sha256(text.encode()).hexdigest()[:16]

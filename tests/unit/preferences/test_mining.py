@@ -8,6 +8,7 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import EnvironmentFault
+from offline_agent.preferences.balance import Balance, balance
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.replay import Replayer
 from offline_agent.records import Action, Task, Verdict
@@ -75,7 +76,7 @@ def test_counterfactual_rollouts_replace_deletion() -> None:
 def test_balancing_is_over_all_trees() -> None:
     one = miner()
     pairs = [p for name in ("AB", "CA") for p in one.mine(kit.grow(ROLLOUTS, of=kit.task(name))).pairs]
-    kept, refusals = one.balance(pairs)
+    kept, refusals = balance(pairs, Balance())
     assert 0 < len(kept) <= len(pairs) and len(kept) + len(refusals) == len(pairs)
     assert {p.tree_id for p in kept} == {"vault-AB", "vault-CA"}
     one.close()
