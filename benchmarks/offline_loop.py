@@ -13,6 +13,7 @@ end the last one), two more `train_dpo` from the same fine-tuned model, on traje
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ _GAMES = (
     "env=textworld",
     "env.game=[cookingworld,coin]",
     "env.params.cookingworld=numLocations=1,numIngredients=2,numDistractorItems=2,includeDoors=0",
-    "env.params.coin=numLocations=4,numDistractorItems=0,includeDoors=0,limitInventorySize=0",
+    "env.params.coin=numLocations=6,numDistractorItems=0,includeDoors=0,limitInventorySize=0",
 )
 _RATES = ("optimizer.learning_rate=5e-5", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
 
@@ -165,6 +166,22 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
             yield Stage(f"search-{name}", "evaluate", (*own, *tasks, *search, *suite.evaluate, *policy), after)
 
 
+def searched(folder: Path) -> dict[str, int]:
+    """Return what the loop's searches cost: calls of tools, those of replays beside them, and tokens sampled.
+
+    Args:
+        folder: The seed's.
+    """
+    names = {"tool_calls": "tool calls", "replayed_calls": "calls in replays", "generated": "tokens sampled"}
+    summaries = [json.loads(path.read_text()) for path in folder.glob("iterate/iteration-*/build_prefs/summary.json")]
+    return {title: sum(summary[name] for summary in summaries) for name, title in names.items()}
+
+
+def told(folder: Path) -> dict[str, Any]:
+    """Return what is kept of a seed beside its evaluations."""
+    return {**endings(folder), "searches": searched(folder)}
+
+
 def table(suite: Suite, seeds: Sequence[Seed], simulations: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the rows of the table, and facts about them; for each game where there are several."""
     if not suite.games:
@@ -225,8 +242,11 @@ def main() -> None:
         "test tasks": options.held_out or suite.held_out,
     }
     settings |= {"attempts": options.attempts, "simulations at test time": options.simulations}
-    seeds = carry_out(name, options, lambda seed, folder: stages(suite, seed, folder, options), settings, endings)
+    seeds = carry_out(name, options, lambda seed, folder: stages(suite, seed, folder, options), settings, told)
     rows, facts = table(suite, seeds, options.simulations)
+    if all("searches" in seed.facts for seed in seeds):
+        for what in seeds[0].facts["searches"]:
+            facts[f"searches of the loop, {what}"] = ", ".join(f"{seed.facts['searches'][what]:,}" for seed in seeds)
     facts |= {**settings, "commands": f"python benchmarks/offline_loop.py --suite {options.suite} --work DIR --plan"}
     write_result(name, rows, facts, options.results / f"{name}.json")
 

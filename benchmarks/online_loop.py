@@ -13,12 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from _common import write_result
 from _experiment import Seed, Stage, arguments, carry_out, interval, matrix
-from offline_loop import SUITES, WARM, Suite
+from offline_loop import SUITES, WARM, Suite, searched
 
 OBJECTIVES = {
     "grpo": ("objective.name=grpo", "objective.kl=0.0"),
@@ -60,9 +61,14 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
         yield Stage(f"test-{name}", "evaluate", (*own, *tasks, *policy), after)
 
 
-def played(folder: Path) -> dict[str, Any]:
-    """Return the environment steps of each of a seed's trainings."""
-    steps = {}
+def played(offline: Path, folder: Path) -> dict[str, Any]:
+    """Return the environment steps of each of a seed's trainings, and of the searches before them.
+
+    Args:
+        offline: What `offline_loop.py --work` wrote.
+        folder: The seed's, whose name is the same there.
+    """
+    steps = {"offline": searched(offline / folder.name)["tool calls"]}
     for model in ROWS.values():
         summary = folder / model / "summary.json"
         if summary.exists():
@@ -107,7 +113,8 @@ def main() -> None:
     suite, name = SUITES[options.suite], f"online_loop_{options.suite}"
     settings = {"rounds": options.rounds, "episodes a round": f"{options.tasks} × {options.size}"}
     settings |= {"test tasks": options.held_out or suite.held_out, "attempts": options.attempts}
-    seeds = carry_out(name, options, lambda seed, folder: stages(suite, seed, folder, options), settings, played)
+    plan, facts_of = partial(stages, suite, options=options), partial(played, options.offline)
+    seeds = carry_out(name, options, plan, settings, facts_of)
     rows: list[dict[str, Any]] = []
     facts: dict[str, Any] = {}
     for game in sorted({task.partition("-")[0] for task in seeds[0].tasks}) if suite.games else [""]:
