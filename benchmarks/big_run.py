@@ -1,11 +1,13 @@
 """A run directory of 100,000 trees and a million pairs: memory over time, seconds, bytes on disk.
 
-Run `python benchmarks/big_run.py --work DIR`; it takes hours and about 15 GB in DIR, which it removes at its end.
+Run `python benchmarks/big_run.py --work DIR`; it takes hours and about 15 GB in DIR, which it removes at its end. Steps
+that are done are not done again: a run that was stopped goes on with the same command.
 
 A real search with the scripted policy grows some hundred trees on the shop. They are repeated under other task ids and
 with other requests, trees and event log, until there are enough; the last few are left unfinished. Then come, each in a
 process of its own: opening that directory as a resume does; the whole command, which finishes the search, mines every
 tree, balances, and writes token columns with certificates; and the same command once more, which only summarises.
+Memory is that of a command and all its processes together.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+import psutil
 
 import offline_agent
 from offline_agent.config import BuildPrefsConfig, free_keys, load
@@ -44,23 +47,22 @@ def measured(arguments: list[str], folder: Path) -> dict[str, Any]:
     """Run a command and return what it took.
 
     Returns:
-        `wall` and `cpu` in seconds; `peak`, the most resident memory in MB; `curve`: [seconds, resident MB, GB in the
-        folder beside trees and event log], about 50 points.
+        `wall` and `cpu` in seconds; `peak`, the most memory in MB, each page counted once; `curve`: [seconds, MB, GB in
+        the folder beside trees and event log], about 50 points.
     """
     before, started = _processor(), time.perf_counter()
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
+    process = psutil.Popen(arguments, stdout=subprocess.DEVNULL)
     peak, last, curve = 0.0, 0.0, []
     while process.poll() is None:
         now = time.perf_counter() - started
-        with contextlib.suppress(OSError, StopIteration):
-            status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-            peak = max(peak, _megabytes(status, "VmHWM"))
-            if not curve or now - last >= max(1.0, now / 50):
-                last = now
-                tables = [entry for entry in folder.glob("*") if entry.name not in ("trees", "events")]
-                spilled = [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]
-                curve.append([round(now), round(_megabytes(status, "VmRSS")), round(size(*tables, *spilled) / 1e9, 2)])
-        time.sleep(0.05)
+        memory = _memory(process)
+        peak = max(peak, memory)
+        if not curve or now - last >= max(1.0, now / 50):
+            last = now
+            tables = [entry for entry in folder.glob("*") if entry.name not in ("trees", "events")]
+            spilled = [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]
+            curve.append([round(now), round(memory), round(size(*tables, *spilled) / 1e9, 2)])
+        time.sleep(min(1.0, 0.05 + now / 100))
     if process.returncode:
         sys.exit(f"{' '.join(arguments)} ended with status {process.returncode}")
     return {"wall": time.perf_counter() - started, "cpu": _processor() - before, "peak": peak, "curve": curve}
@@ -71,8 +73,14 @@ def _processor() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _megabytes(status: list[str], name: str) -> float:
-    return int(next(line for line in status if line.startswith(name)).split()[1]) / 1000
+def _memory(process: psutil.Process) -> float:
+    """Return the MB that a process and its children have; a page that several share counts as one."""
+    total = 0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += each.memory_full_info().pss
+    return total / 1e6
 
 
 def size(*paths: Path) -> int:
@@ -186,57 +194,74 @@ def check(run_dir: Path, out: Path) -> None:
     out.write_text(json.dumps({"rows": rows, "different": len(seen)}))
 
 
-def _here(what: str, run_dir: Path, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    out = folder / f"{what}.json"
+def _here(what: str, run_dir: Path, folder: Path) -> dict[str, Any]:
+    out = folder / f"{what}.out"
     took = measured([sys.executable, __file__, "--step", what, "--work", str(run_dir), "--out", str(out)], run_dir)
-    return took, json.loads(out.read_text())
+    return took | json.loads(out.read_text())
 
 
 # -- the whole -----------------------------------------------------------------------------------------------------
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Carry out every step in a folder; return the table and the facts."""
+    """Carry out every step in a folder, but those done before; return the table and the facts."""
     source, target, tasks = folder / "first", folder / "run", folder / "tasks.jsonl"
     rows: list[dict[str, Any]] = []
+
+    def once(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        done = folder / f"{name}.json"
+        if not done.exists():
+            made = json.dumps(make())
+            done.write_text(made)
+            print(f"{name}: {made[:200]}", file=sys.stderr, flush=True)
+        return dict(json.loads(done.read_text()))
 
     def row(name: str, took: dict[str, Any], note: str) -> None:
         line = {"step": name, "seconds": round(took["wall"], 1), "processor s": round(took["cpu"], 1)}
         rows.append({**line, "peak MB": round(took["peak"]), "what": note})
-        print(rows[-1], file=sys.stderr, flush=True)
 
-    took = measured(command(source, f"tasks.n={arguments.first}"), source)
-    first = json.loads((source / "summary.json").read_text())
-    pairs = first["pairs_total"]
-    row("the first trees", took, f"{arguments.first} tasks searched and mined: {pairs} pairs")
+    def whole(*keys: str) -> Callable[[], dict[str, Any]]:
+        def make() -> dict[str, Any]:
+            left = {"left": trees - sum(1 for _ in target.glob("trees/*"))}
+            took = measured(command(target, *keys), target)
+            return took | left | {"summary": json.loads((target / "summary.json").read_text())}
+
+        return make
+
+    first = once("searched", lambda: measured(command(source, f"tasks.n={arguments.first}"), source))
+    pairs = json.loads((source / "summary.json").read_text())["pairs_total"]
+    row("the first trees", first, f"{arguments.first} tasks searched and mined: {pairs} pairs")
     trees = max(arguments.trees, round(SPARE * arguments.pairs * arguments.first / pairs))
-    keys = [f"tasks.file={tasks}", f"tasks.n={trees}"]
-    tasks.write_text("")
-    started = time.perf_counter()
-    repeat(source, target, tasks, trees, keys)
-    rows.append({"step": "repeating them", "seconds": round(time.perf_counter() - started, 1)})
-    disk = {"trees": size(target / "trees"), "event log": size(target / "events")}
-    took, found = _here("open", target, folder)
+    keys = [f"tasks.file={tasks}", f"tasks.n={trees}", f"pairs.miners={arguments.miners}"]
+
+    def repeated() -> dict[str, Any]:
+        tasks.write_text("")
+        shutil.rmtree(target, ignore_errors=True)
+        repeat(source, target, tasks, trees, keys)
+        return {"trees": size(target / "trees"), "event log": size(target / "events")}
+
+    disk = once("repeated", repeated)
+    found = once("opened", lambda: _here("open", target, folder))
     assert found["trees"] == trees - UNFINISHED and found["unfinished"] == UNFINISHED, found
     steps = ", ".join(f"{name} {seconds} s" for name, seconds in found["steps"].items())
-    row("opening", took, f"{found['trees']:,} trees, {found['unfinished']} unfinished; {steps}")
-    build = measured(command(target, *keys), target)
-    summary = json.loads((target / "summary.json").read_text())
-    row("finishing and mining", build, f"{summary['pairs_total']:,} pairs of {summary['tasks']:,} trees")
-    took = measured(command(target, *keys), target)
-    again = json.loads((target / "summary.json").read_text())
-    for one in (summary, again):
+    row("opening", found, f"{found['trees']:,} trees, {found['unfinished']} unfinished; {steps}")
+    build = once("built", whole(*keys))
+    summary = build["summary"]
+    note = f"{summary['pairs_total']:,} pairs of {summary['tasks']:,} trees, {build['left']} of which were unfinished"
+    row(f"finishing and mining, pairs.miners={arguments.miners}", build, note)
+    again = once("summarised", whole(*keys))
+    for one in (summary, again["summary"]):
         for session in ("resumed", "seconds", "this_session"):
             one.pop(session)
-    assert again == summary
-    row("the same command again", took, "opened, resumed and summarised; the summary is the same")
-    took, counted = _here("check", target, folder)
+    assert again["summary"] == summary
+    row("the same command again", again, "opened, resumed and summarised; the summary is the same")
+    counted = once("checked", lambda: _here("check", target, folder))
     assert counted["rows"] == counted["different"] == summary["pairs_total"], counted
-    row("reading them", took, f"{counted['rows']:,} rows, all different by their ids")
+    row("reading them", counted, f"{counted['rows']:,} rows, all different by their ids")
     for name in ("preferences", "trajectories", "filtered", "quarantine.jsonl"):
         disk[name] = size(target / name)
     return rows, {
-        "goal": "1,000,000 pairs under 1 GB of resident memory; 100,000 trees opened, resumed, summarised in seconds",
+        "goal": "1,000,000 pairs under 1 GB of memory; 100,000 trees opened, resumed, summarised in seconds",
         "pairs": summary["pairs_total"],
         "pairs by kind": summary["pairs"],
         "candidates refused": summary["refused"],
@@ -244,7 +269,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any
         "trajectories": summary["trajectories"],
         "GB on disk": {name: round(value / 1e9, 2) for name, value in disk.items()},
         "peak MB while a million pairs were made": round(build["peak"]),
-        "memory over time (s, MB resident, GB of tables and temporary files)": list(_thinned(build["curve"], 24)),
+        "memory over time (s, MB, GB of tables and temporary files)": list(_thinned(build["curve"], 24)),
     }
 
 
@@ -259,7 +284,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=1_000_000, help="at least so many pairs")
     parser.add_argument("--trees", type=int, default=100_000, help="at least so many trees")
     parser.add_argument("--first", type=int, default=200, help="trees that are really searched")
-    parser.add_argument("--work", type=Path, help="folder to work in; what is made there is removed")
+    parser.add_argument("--miners", type=int, default=2, help="processes that mine")
+    parser.add_argument("--work", type=Path, required=True, help="folder to work in; what is made there is removed")
     parser.add_argument("--out", type=Path, help="file for the result")
     parser.add_argument("--step", choices=("open", "check"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -269,11 +295,10 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     from _common import write_result
 
-    folder = Path(tempfile.mkdtemp(prefix="big_run-", dir=arguments.work))
-    try:
-        rows, facts = run(arguments, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    folder = arguments.work / "big_run"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows, facts = run(arguments, folder)
+    shutil.rmtree(folder)
     write_result("big_run", rows, facts, arguments.out)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from offline_agent._rendering import rows
 from offline_agent._rendering.parsing import Parsed, call_text
+from offline_agent._rendering.plain import PlainTokenizer
 from offline_agent._rendering.styles import TEMPLATES, Style, check_append_only, find_style, ready_made
 from offline_agent._rendering.template import Form, Quoted, Slot, Template
 from offline_agent._rendering.tokens import Tokens
@@ -54,7 +55,7 @@ class Renderer:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self._tokens = Tokens(tokenizer)
         self._template = Template(tokenizer, self._tokens.control_strings())
         self._style: Style = find_style(tokenizer, self._template)
@@ -81,7 +82,14 @@ class Renderer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets the tokenizer, and learns the rest anew."""
-        return type(self), (self.tokenizer,)
+        return type(self), (self._tokenizer,)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer; loaded now where rendering did without it."""
+        if isinstance(self._tokenizer, PlainTokenizer):
+            self._tokenizer = self._tokenizer.whole()
+        return self._tokenizer
 
     @classmethod
     def load(cls, path_or_name: str | Path, chat_template: str | None = None) -> Renderer:
@@ -97,10 +105,12 @@ class Renderer:
         source = Path(path_or_name)
         if (source.is_absolute() or str(path_or_name).startswith(".")) and not source.is_dir():
             raise ConfigError(f"no tokenizer could be loaded from {str(path_or_name)!r}: there is no such folder")
-        from transformers import AutoTokenizer
-
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(path_or_name))
+            tokenizer: Any = PlainTokenizer.read(source)
+            if tokenizer is None:
+                from transformers import AutoTokenizer  # loads torch
+
+                tokenizer = AutoTokenizer.from_pretrained(str(path_or_name))
         except Exception as error:  # a missing file, a broken one, no network, an unknown class: transformers' own
             raise ConfigError(f"no tokenizer could be loaded from {str(path_or_name)!r}: {error}") from error
         if chat_template is not None:

@@ -220,10 +220,9 @@ class MinerProcesses:
 
     def close(self) -> None:
         """End the processes, whatever they are at."""
-        processes = list(self._pool._processes.values())  # Python 3.14 has `terminate_workers` for this
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
+        for process in list(self._pool._processes.values()):  # Python 3.14 has `terminate_workers` for this
             process.terminate()
+        self._pool.shutdown(cancel_futures=True)
 
 
 _here: TreeMiner | OfflineAgentError | None = None

@@ -1,0 +1,98 @@
+"""Tokenizers whose files say all that rendering needs: read without torch, which takes seconds and 400 MB to load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_KNOWN = {*_SPECIAL, "backend", "clean_up_tokenization_spaces", "model_max_length", "tokenizer_class"}
+_MOST_IDS = 100_000  # transformers looks at the pre-tokenizer of larger ones, and may mend it
+
+
+class PlainTokenizer:
+    """What rendering asks of a transformers tokenizer, answered by the same libraries.
+
+    Args:
+        folder: Where it was read.
+        backend: The `tokenizers.Tokenizer`.
+        special: Texts of the named special tokens.
+        chat_template: The template's text, or None.
+
+    Attributes:
+        chat_template: May be replaced.
+    """
+
+    def __init__(self, folder: str, backend: Any, special: dict[str, str], chat_template: str | None) -> None:
+        self.name_or_path = folder
+        self.backend_tokenizer = backend
+        self.chat_template = chat_template
+        self._special = special
+
+    @classmethod
+    def read(cls, folder: Path) -> PlainTokenizer | None:
+        """Return a folder's tokenizer; None where `AutoTokenizer` might make something else of its files, or fail."""
+        from tokenizers import Tokenizer
+
+        try:
+            settings = json.loads((folder / "tokenizer_config.json").read_bytes())
+            model = json.loads((folder / "config.json").read_bytes())
+            backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            template = folder / "chat_template.jinja"
+            text = template.read_text(encoding="utf-8") if template.exists() else None
+        except Exception:  # whatever is wrong with it, transformers is to say so
+            return None
+        special = {name: settings[name] for name in _SPECIAL if settings.get(name) is not None}
+        added = {token.content for token in backend.get_added_tokens_decoder().values()}
+        plain = (
+            settings.keys() <= _KNOWN
+            and settings.get("tokenizer_class") == "TokenizersBackend"
+            and model.get("model_type") == "llama"
+            and not (folder / "additional_chat_templates").exists()
+            and all(isinstance(token, str) and token in added for token in special.values())
+            and backend.truncation is backend.padding is None
+            and backend.get_vocab_size() <= _MOST_IDS
+        )
+        return cls(str(folder), backend, special, text) if plain else None
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of the token that ends a text; None where none is named."""
+        token = self._special.get("eos_token")
+        return None if token is None else self.backend_tokenizer.token_to_id(token)
+
+    def get_chat_template(self, name: None = None, tools: Any = None) -> str:
+        """Return the template's text. Raises ValueError where there is none."""
+        if self.chat_template is None:
+            raise ValueError(f"{self.name_or_path} has no chat template")
+        return self.chat_template
+
+    def apply_chat_template(
+        self,
+        conversation: list[Any],
+        tools: list[Any] | None = None,
+        *,
+        chat_template: str,
+        tokenize: bool = False,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """Return a rendered conversation, by transformers' own function; raises what that raises."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        texts, _ = render_jinja_template(
+            conversations=[conversation],
+            tools=tools,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            **self._special,
+        )
+        return str(texts[0])
+
+    def whole(self) -> Any:
+        """Return transformers' own tokenizer of the same files, with this one's template."""
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self.name_or_path)
+        tokenizer.chat_template = self.chat_template
+        return tokenizer
