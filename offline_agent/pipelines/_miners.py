@@ -40,6 +40,7 @@ from offline_agent.search.rollouts import Rollouts
 from offline_agent.store import read_tree, tree_path
 
 _AHEAD = 4  # trees for each process that wait for it, or for those before them
+_GRACE = 10.0  # seconds that an idle process may take to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,7 @@ class MinerProcesses:
 
     def __init__(self, setup: Setup, processes: int) -> None:
         self._ahead = _AHEAD * processes
+        self._waiting: deque[Future[Any]] = deque()
         config = type(setup.config), json.dumps(setup.config.model_dump(mode="json"))
         rest = (str(setup.path), setup.replay_only, setup.renderer, setup.model)
         context = multiprocessing.get_context("spawn")  # threads and open files do not survive a fork
@@ -204,14 +206,13 @@ class MinerProcesses:
 
     def map(self, what: str, jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         """See `TreeMiner.map`. Raises DataError where a process dies."""
-        waiting: deque[Future[Any]] = deque()
         try:
             for job in jobs:
-                waiting.append(self._pool.submit(_carry_out, what, job))
-                if len(waiting) >= self._ahead:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                self._waiting.append(self._pool.submit(_carry_out, what, job))
+                if len(self._waiting) >= self._ahead:
+                    yield self._waiting.popleft().result()
+            while self._waiting:
+                yield self._waiting.popleft().result()
         except BrokenProcessPool as error:
             raise DataError(
                 f"a process that builds pairs died ({error}); is there memory for pairs.miners of them? Nothing is "
@@ -219,10 +220,12 @@ class MinerProcesses:
             ) from error
 
     def close(self) -> None:
-        """End the processes, whatever they are at."""
-        for process in list(self._pool._processes.values()):  # Python 3.14 has `terminate_workers` for this
+        """End the processes: those that have nothing to do by themselves, the others whatever they are at."""
+        processes, idle = list(self._pool._processes.values()), not self._waiting
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.join(_GRACE if idle else 0)
             process.terminate()
-        self._pool.shutdown(cancel_futures=True)
 
 
 _here: TreeMiner | OfflineAgentError | None = None
