@@ -1,9 +1,14 @@
-"""A scripted expert that follows the game's winning path, as carefully as it is told to."""
+"""A scripted expert that follows the game's winning path, as carefully as it is told to.
+
+Where it has read a recipe, it says each time what of it is left: a policy that learns from it need not find that out
+anew from the whole episode.
+"""
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +17,8 @@ from offline_agent.records import Message
 
 _OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 _AHEAD = 3
+_CUTS = ("chop", "dice", "slice")
+_DONE = re.compile(r"You (\w+) the (.+?)(?: with the .+)?\.")
 _IDLE = "look around"  # shows what moving, or the beginning, has shown already; winning paths begin with one or two
 
 
@@ -32,15 +39,35 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
     path = tuple(command for command in gold_path(*where) if command != _IDLE)
     made = _commands(messages)
     done, detour = follow(path, made)
+    left = to_do(_exchanges(messages))
     if noise > 0 and rng.random() < noise:
         careless = _careless(where, path, done, made, rng)
         if careless is not None:
-            return careless
+            return careless if isinstance(careless, dict) else _act(careless, left)
     if detour:
-        return _act(f"move {_OPPOSITE[detour[-1]]}", "That was the wrong way.")
+        return _act(f"move {_OPPOSITE[detour[-1]]}", left, "That was the wrong way.")
     if done >= len(path):
         return {"role": "assistant", "content": "I give up."}
-    return _act(path[done])
+    return _act(path[done], left)
+
+
+def to_do(exchanges: Sequence[tuple[str, str]]) -> list[str]:
+    """Return what a recipe asks for that is not done yet: fetch, cut, cook, prepare and eat; nothing before it is read.
+
+    Args:
+        exchanges: The commands made, and what the game answered.
+    """
+    recipe = next((answer for _, answer in reversed(exchanges) if "\nDirections:\n" in answer), None)
+    if recipe is None:
+        return []
+    ingredients, directions = (
+        [line.strip().replace(" the ", " ", 1) for line in part.splitlines() if line.strip()]
+        for part in recipe.partition("Ingredients:\n")[2].split("\nDirections:\n")
+    )
+    work = sorted(directions, key=lambda each: (each == "prepare meal", each.split()[0] not in _CUTS))
+    done = {command for command, answer in exchanges if not answer.startswith("Error: ")}
+    done |= {" ".join(found.groups()) for _, answer in exchanges if (found := _DONE.fullmatch(answer))}
+    return [each for each in (*(f"take {name}" for name in ingredients), *work, "eat meal") if each not in done]
 
 
 def follow(path: Sequence[str], made: Sequence[tuple[str, bool]]) -> tuple[int, list[str]]:
@@ -66,7 +93,16 @@ def follow(path: Sequence[str], made: Sequence[tuple[str, bool]]) -> tuple[int, 
 
 def _commands(messages: Sequence[Message]) -> list[tuple[str, bool]]:
     """Return the commands made, first to last, and whether each had an effect."""
-    out: list[tuple[str, bool]] = []
+    out = []
+    for command, answer in _exchanges(messages):
+        moved = not command.startswith("move ") or answer.startswith("You are in")
+        out.append((command, moved and not answer.startswith("Error: ")))
+    return out
+
+
+def _exchanges(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """Return the commands made, first to last, and what the game answered."""
+    out: list[tuple[str, str]] = []
     pending: str | None = None
     for message in messages:
         calls = message.get("tool_calls")
@@ -75,9 +111,7 @@ def _commands(messages: Sequence[Message]) -> list[tuple[str, bool]]:
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
             pending = " ".join(str(arguments.get("command", "")).split())
         elif message["role"] == "tool" and pending is not None:
-            answer = str(message["content"])
-            moved = not pending.startswith("move ") or answer.startswith("You are in")
-            out.append((pending, moved and not answer.startswith("Error: ")))
+            out.append((pending, str(message["content"])))
             pending = None
     return out
 
@@ -88,25 +122,27 @@ def _careless(
     done: int,
     made: Sequence[tuple[str, bool]],
     rng: random.Random,
-) -> Message | None:
+) -> Message | str | None:
+    """Return a careless turn, or the command of one; None where there is none of the kind that was drawn."""
     kind = rng.choices(("wrong", "skip", "unknown", "stop"), (6, 2, 1, 1))[0]
     if kind == "stop":
         return {"role": "assistant", "content": "I give up."}
     if kind == "skip" and done + 1 < len(path):
-        return _act(path[done + 1])
+        return path[done + 1]
     if kind == "unknown" and done < len(path):
-        return _act(f"please {path[done]}")
+        return f"please {path[done]}"
     if kind == "wrong":
         states = replay(*where, tuple(command for command, _ in made) or ("look around",))
         others = sorted(set(states[-1]["validActions"]) - {path[min(done, len(path) - 1)]})
-        return _act(rng.choice(others)) if others else None
+        return str(rng.choice(others)) if others else None
     return None
 
 
-def _act(command: str, thought: str = "") -> Message:
+def _act(command: str, left: Sequence[str], thought: str = "") -> Message:
+    thought = thought or f"Next: {command}."
     function = {"name": "act", "arguments": {"command": command}}
     return {
         "role": "assistant",
-        "content": thought or f"Next: {command}.",
+        "content": f"Left: {'; '.join(left)}. {thought}" if left else thought,
         "tool_calls": [{"type": "function", "function": function}],
     }
