@@ -8,7 +8,7 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.textworld import TextWorld, server
-from offline_agent.envs.textworld.demonstrate import follow
+from offline_agent.envs.textworld.demonstrate import follow, to_do
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Action, Task, ToolCall
 
@@ -173,6 +173,37 @@ def test_following_a_path():
     assert follow(path, yes("inventory", "eat coin")) == (0, [])  # too far ahead
     assert follow(path, [("look around", False)]) == (1, [])  # of no effect, but the path has it
     assert follow(path, [("take coin", False)]) == (0, [])
+
+
+RECIPE = """Gather all following ingredients and follow the directions to prepare this tasty meal.
+
+Ingredients:
+  pork chop
+  banana
+
+Directions:
+  fry the pork chop
+  chop the banana
+  fry the banana
+  prepare meal
+
+"""
+
+
+def test_what_is_left_of_a_recipe():
+    made = [("take pork chop", "You take the pork chop."), ("open fridge", "You open the fridge. It's empty inside.")]
+    assert to_do(made) == []  # nobody has read it
+    made.append(("read cookbook", RECIPE))
+    left = ["take banana", "chop banana", "fry pork chop", "fry banana", "prepare meal", "eat meal"]
+    assert to_do(made) == left
+    made += [("take banana", "Error: the game does not know how to 'take banana' here.")]
+    made += [("cook banana in oven", "You roast the banana with the oven.")]
+    assert to_do(made) == left
+    made += [("take banana", "You take the banana.")]
+    made += [("cook pork chop in stove", "You fry the pork chop with the stove.")]
+    assert to_do(made) == ["chop banana", "fry banana", "prepare meal", "eat meal"]
+    made += [("prepare meal", "Adding the meal to your inventory."), ("chop banana", "You chop the banana.")]
+    assert to_do(made) == ["fry banana", "eat meal"]
 
 
 def test_wrong_games_are_answered_with_the_nearest():
