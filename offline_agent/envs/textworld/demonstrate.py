@@ -17,7 +17,6 @@ from offline_agent.records import Message
 
 _OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 _AHEAD = 3
-_CUTS = ("chop", "dice", "slice")
 _DONE = re.compile(r"You (\w+) the (.+?)(?: with the .+)?\.")
 _IDLE = "look around"  # shows what moving, or the beginning, has shown already; winning paths begin with one or two
 
@@ -52,7 +51,7 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
 
 
 def to_do(exchanges: Sequence[tuple[str, str]]) -> list[str]:
-    """Return what a recipe asks for that is not done yet: fetch, cut, cook, prepare and eat; nothing before it is read.
+    """Return what a recipe that was read asks for and is not done yet, in its order, from fetching to eating.
 
     Args:
         exchanges: The commands made, and what the game answered.
@@ -64,10 +63,9 @@ def to_do(exchanges: Sequence[tuple[str, str]]) -> list[str]:
         [line.strip().replace(" the ", " ", 1) for line in part.splitlines() if line.strip()]
         for part in recipe.partition("Ingredients:\n")[2].split("\nDirections:\n")
     )
-    work = sorted(directions, key=lambda each: (each == "prepare meal", each.split()[0] not in _CUTS))
     done = {command for command, answer in exchanges if not answer.startswith("Error: ")}
     done |= {" ".join(found.groups()) for _, answer in exchanges if (found := _DONE.fullmatch(answer))}
-    return [each for each in (*(f"take {name}" for name in ingredients), *work, "eat meal") if each not in done]
+    return [each for each in (*(f"take {name}" for name in ingredients), *directions, "eat meal") if each not in done]
 
 
 def follow(path: Sequence[str], made: Sequence[tuple[str, bool]]) -> tuple[int, list[str]]:
