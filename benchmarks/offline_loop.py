@@ -49,6 +49,7 @@ class Suite:
         pool: Distance of the seeds' first train tasks.
         first: The first seed's; those before it made the warm start.
         held_out: Test tasks.
+        simulations: Of the search at test time; 0 = none.
         ablations: Whether the other kinds of pairs have rows.
         games: Whether tasks are of several games, whose names their ids begin with: each has rows of its own then,
             and its score stands beside its success.
@@ -63,6 +64,7 @@ class Suite:
     pool: int = 1000
     first: int = 0
     held_out: int = 200
+    simulations: int = 8
     ablations: bool = True
     games: bool = False
 
@@ -123,9 +125,12 @@ SUITES = {
         dpo=_RATES,
         evaluate=("max_steps=30",),
         warm=("--config", "configs/textworld/train_sft.yaml"),
-        tasks=200,
+        tasks=120,
         pool=400,
-        first=600,
+        first=800,
+        held_out=100,
+        simulations=0,
+        ablations=False,
         games=True,
     ),
 }
@@ -234,9 +239,11 @@ def main() -> None:
     """Run, print, write."""
     parser = arguments(__doc__, SUITES)
     parser.add_argument("--tasks", type=int, default=None, help="train tasks searched in each iteration")
-    parser.add_argument("--simulations", type=int, default=8, help="of the search at test time; 0 = none")
+    parser.add_argument("--simulations", type=int, default=None, help="of the search at test time; 0 = none")
     options = parser.parse_args()
     suite, name = SUITES[options.suite], f"offline_loop_{options.suite}"
+    if options.simulations is None:
+        options.simulations = suite.simulations
     settings = {
         "train tasks an iteration": options.tasks or suite.tasks,
         "test tasks": options.held_out or suite.held_out,
