@@ -81,7 +81,7 @@ class Suite:
 _GAMES = (
     "env=textworld",
     "env.game=[cookingworld,coin]",
-    "env.params.cookingworld=numLocations=1,numIngredients=2,numDistractorItems=2,includeDoors=0",
+    "env.params.cookingworld=numLocations=1,numIngredients=1,numDistractorItems=2,includeDoors=0",
     "env.params.coin=numLocations=6,numDistractorItems=0,includeDoors=0,limitInventorySize=0",
 )
 _RATES = ("optimizer.learning_rate=5e-5", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
@@ -110,7 +110,7 @@ SUITES = {
         environment=_GAMES,
         iterate=(
             "search.simulations=12",
-            "search.max_steps=30",
+            "search.max_steps=20",
             "filtered.per_task=4",
             "filtered.origins=[search,rollout]",
             "sft.optimizer.learning_rate=5e-4",
@@ -123,11 +123,11 @@ SUITES = {
             "held_out.n=60",
         ),
         dpo=_RATES,
-        evaluate=("max_steps=30",),
+        evaluate=("max_steps=20",),
         warm=("--config", "configs/textworld/train_sft.yaml"),
         tasks=120,
-        pool=400,
-        first=800,
+        pool=500,
+        first=400,
         held_out=100,
         simulations=0,
         ablations=False,
