@@ -43,6 +43,7 @@ class Suite:
         iterate: Keys of `iterate`.
         dpo: Keys of the two other `train_dpo`; the same as iterate's.
         evaluate: Keys of every `evaluate`.
+        refine: Keys of every `refine_grpo` that begins with the loop's models (`online_loop.py`).
         warm: Keys of the `train_sft` that makes the warm start, the same for every seed; none = the embedded default
             is the warm start.
         tasks: Train tasks searched in each iteration.
@@ -59,6 +60,7 @@ class Suite:
     iterate: tuple[str, ...]
     dpo: tuple[str, ...]
     evaluate: tuple[str, ...]
+    refine: tuple[str, ...] = ()
     warm: tuple[str, ...] = ()
     tasks: int = 300
     pool: int = 1000
@@ -124,6 +126,7 @@ SUITES = {
         ),
         dpo=_RATES,
         evaluate=("max_steps=20",),
+        refine=("rollouts.max_steps=20",),
         warm=("--config", "configs/textworld/train_sft.yaml"),
         tasks=120,
         pool=500,

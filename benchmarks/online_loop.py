@@ -53,12 +53,13 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
         start = models[begin][0]
         model = (f"model.path={start}",) if start else ()
         rounds = f"rounds={max(1, round(options.rounds * SHARE.get(objective, 1)))}"
-        yield Stage(name, "refine_grpo", (*own, *pool, rounds, *size, *COMMON, *OBJECTIVES[objective], *model))
+        how = (rounds, *size, *COMMON, *suite.refine, *OBJECTIVES[objective])
+        yield Stage(name, "refine_grpo", (*own, *pool, *how, *model))
         models[name] = (str(folder / name / "model"), (name,))
     tasks = ("tasks.split=test", f"tasks.n={options.held_out or suite.held_out}", f"attempts={options.attempts}")
     for name, (path, after) in models.items():
         policy = (f"policy.model={path}",) if path else ()
-        yield Stage(f"test-{name}", "evaluate", (*own, *tasks, *policy), after)
+        yield Stage(f"test-{name}", "evaluate", (*own, *tasks, *suite.evaluate, *policy), after)
 
 
 def played(offline: Path, folder: Path) -> dict[str, Any]:
