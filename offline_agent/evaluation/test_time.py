@@ -79,6 +79,7 @@ def search_trees(
     trees_in_flight: int = 64,
     state_cache: int = 64,
     reset_seconds: float | None = None,
+    critic_seconds: float | None = None,
     seconds: float | None = None,
     log: Callable[[dict[str, Any]], None] | None = None,
     logged: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
@@ -95,7 +96,7 @@ def search_trees(
         reward: What guides the search beside the verifier; see `TreeSearch`.
         critic: Scores proposals.
         segment: The renderer's, by which prompt tokens are counted.
-        trees_in_flight, reset_seconds, seconds, tick: See `Scheduler`.
+        trees_in_flight, reset_seconds, critic_seconds, seconds, tick: See `Scheduler`.
         state_cache: Environment copies kept for each tree.
         log: Receives a record per simulation.
         logged: Records of an earlier session by task id, with which a tree goes on.
@@ -116,7 +117,9 @@ def search_trees(
             )
             yield one, known.get(task.task_id, ())
 
-    scheduler = Scheduler(engine, pool, critic, trees_in_flight, seconds, reset_seconds=reset_seconds, tick=tick)
+    scheduler = Scheduler(
+        engine, pool, critic, trees_in_flight, seconds, reset_seconds, critic_seconds, tick=tick
+    )
     for one in scheduler.run(searches()):
         assert one.tree is not None  # finished
         yield best_branch(one.tree, policy)

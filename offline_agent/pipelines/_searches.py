@@ -102,7 +102,7 @@ class Searches:
         config = self._config
         return Scheduler(
             self._engine, pool, self.critic, config.search.trees_in_flight, seconds,
-            reset_seconds=config.limits.reset_seconds, tick=tick,
+            reset_seconds=config.limits.reset_seconds, critic_seconds=config.limits.critic_seconds, tick=tick,
         )  # fmt: skip
 
 

@@ -234,7 +234,8 @@ def _search(one: _Run, label: str, policy: Policy, engine: Engine, pool: EnvPool
         parts.spec, left, engine, pool, settings, policy=label, seed=config.seed, reward=parts.reward,
         critic=critic_of(config, engine), segment=None if policy.renderer is None else policy.renderer.segment,
         trees_in_flight=search.trees_in_flight, state_cache=search.state_cache,
-        reset_seconds=config.limits.reset_seconds, seconds=search.budget.seconds, log=log.append, logged=logged,
+        reset_seconds=config.limits.reset_seconds, critic_seconds=config.limits.critic_seconds,
+        seconds=search.budget.seconds, log=log.append, logged=logged,
         counts=counts, tick=lambda _: one.tick(),
     ):  # fmt: skip
         one.added(attempt)

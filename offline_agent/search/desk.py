@@ -78,6 +78,7 @@ class Desk:
         counts: Takes what is asked, and what comes of it.
         most_errors: Failures of the policy in a row after which the run stops.
         post: Takes a `Sent` and its answer, from any thread; they are to be given to `take`.
+        critic_seconds: Time limit of the critic; None = the pool's own.
     """
 
     def __init__(
@@ -88,10 +89,12 @@ class Desk:
         counts: RunCounts,
         most_errors: int,
         post: Callable[[Sent, Any], None],
+        critic_seconds: float | None = None,
     ) -> None:
         self._engine = engine
         self._pool = pool
         self._critic = critic
+        self._critic_seconds = critic_seconds
         self._counts = counts
         self._post = post
         self._outage: Outage[tuple[Sent, Any]] = Outage(most_errors)
@@ -111,7 +114,7 @@ class Desk:
             self._engine.submit(request[1], post)
         else:
             assert self._critic is not None  # the tree was made with a critic
-            self._pool.submit(partial(self._critic, *request[1:]), post)
+            self._pool.submit(partial(self._critic, *request[1:]), post, self._critic_seconds)
 
     def take(self, sent: Sent, value: Any) -> list[tuple[Ticket, Any]]:
         """Return what may be handed on, now that a request was answered.

@@ -70,7 +70,8 @@ class EnvPool:
         for limit, done in late:
             self.hung += 1
             self._hire()
-            done(EnvironmentFault(f"no answer within {limit:g} s (limits.step_seconds, limits.reset_seconds)"))
+            keys = "limits.step_seconds, limits.reset_seconds, limits.critic_seconds"
+            done(EnvironmentFault(f"no answer within {limit:g} s ({keys})"))
         if self.hung > self._most_hung:
             raise EnvironmentFault(f"{self.hung} calls of the environment hung: it is not fit to be searched")
 

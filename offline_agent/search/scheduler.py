@@ -33,6 +33,7 @@ class Scheduler:
         critic: Scores proposals; called in the pool.
         trees_in_flight: Trees searched at once.
         reset_seconds: Time limit of opening and resetting an environment; None = the pool's own.
+        critic_seconds: Time limit of the critic; None = the pool's own.
         seconds: Wall-clock budget; no simulation is issued after it.
         most_policy_errors: Failures of the policy in a row after which the run stops (and can be resumed); see `desk`.
         tick: Called about every half second with the counts, for progress.
@@ -46,6 +47,7 @@ class Scheduler:
         trees_in_flight: int = 32,
         seconds: float | None = None,
         reset_seconds: float | None = None,
+        critic_seconds: float | None = None,
         most_policy_errors: int = 40,
         tick: Callable[[RunCounts], None] | None = None,
     ) -> None:
@@ -57,7 +59,7 @@ class Scheduler:
         self._tick = tick
         self._inbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self.counts = RunCounts()
-        self._desk = Desk(engine, pool, critic, self.counts, most_policy_errors, self._post)
+        self._desk = Desk(engine, pool, critic, self.counts, most_policy_errors, self._post, critic_seconds)
         self._inline = self._desk.at_once(engine.answer) if isinstance(engine, InlineEngine) else None
 
     def run(

@@ -272,6 +272,21 @@ def test_the_critic_steers_and_is_kept_apart() -> None:
     assert isinstance(Verdict(1.0, True, "x"), Verdict) and Proposals is not None
 
 
+@pytest.mark.parametrize(("takes", "limit", "heard"), [(0.8, 20.0, True), (1.5, 0.1, False)])
+def test_a_critic_has_a_time_limit_of_its_own(takes: float, limit: float, heard: bool) -> None:
+    def slow(context: Any, actions: Any, seed: int) -> list[float | None]:
+        time.sleep(takes)  # overdue calls are looked for twice a second
+        return [1.0] * len(actions)
+
+    spec, settings = EnvSpec(Paths), SearchSettings(simulations=10)
+    limits: dict[str, Any] = {"workers": 2, "time_limit": 0.2, "critic_seconds": limit}
+    run = search(spec, Guess(), settings, tasks(spec, 1), critic=slow, **limits)
+    (one,) = run.searches.values()
+    assert one.tree is not None and any(edge.critic is not None for edge in one.tree.edges) is heard
+    assert run.scheduler is not None and (run.scheduler.counts.faults == 0) is heard
+    assert all("critic" in text for text in run.scheduler.counts.fault_examples)
+
+
 class Moody(Paths):
     """Its verdict on the same end state differs from time to time."""
 
