@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import resource
 import shutil
 import subprocess
@@ -119,14 +120,21 @@ def repeat(source: Path, target: Path, tasks: Path, trees: int, keys: list[str])
             file.write(json.dumps({**args, **request}) + "\n")
     # Nothing here is measured, so nothing needs to be forced to the disk.
     with mock.patch("os.fsync"), RunDirectory.open(target, **_opening(target, keys)) as run:
+
+        def write_trees() -> None:
+            for number in range(trees - UNFINISHED):
+                run.write_tree(f"big-{number:06}", _renamed(kept[names[number % len(names)]], number))
+
+        beside = multiprocessing.get_context("fork").Process(target=write_trees)
+        beside.start()
         log = run.events()
         for number in range(trees):
-            name = names[number % len(names)]
-            own = records[name] if number < trees - UNFINISHED else records[name][: len(records[name]) // 2]
-            for record in own:
+            own = records[names[number % len(names)]]
+            for record in own if number < trees - UNFINISHED else own[: len(own) // 2]:
                 log.append({**record, "tree": f"big-{number:06}"})
-            if number < trees - UNFINISHED:
-                run.write_tree(f"big-{number:06}", _renamed(kept[name], number))
+        beside.join()
+        if beside.exitcode:
+            sys.exit(f"the process that writes trees ended with status {beside.exitcode}")
 
 
 def _request(number: int, instruction: str) -> str:
