@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -40,7 +41,7 @@ from offline_agent.search.rollouts import Rollouts
 from offline_agent.store import read_tree, tree_path
 
 _AHEAD = 4  # trees for each process that wait for it, or for those before them
-_GRACE = 10.0  # seconds that an idle process may take to end
+_GRACE = 10.0  # seconds that idle processes may take to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +222,11 @@ class MinerProcesses:
 
     def close(self) -> None:
         """End the processes: those that have nothing to do by themselves, the others whatever they are at."""
-        processes, idle = list(self._pool._processes.values()), not self._waiting
+        processes = list(self._pool._processes.values())
+        until = time.monotonic() + (0.0 if self._waiting else _GRACE)
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
-            process.join(_GRACE if idle else 0)
+            process.join(max(0.0, until - time.monotonic()))
             process.terminate()
 
 
