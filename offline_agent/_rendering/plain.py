@@ -1,13 +1,14 @@
-"""Tokenizers whose files say all that rendering needs: read without torch, which takes seconds and 400 MB to load."""
+"""Tokenizers whose files say all that rendering needs: read without transformers' classes, which load torch."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _KNOWN = {*_SPECIAL, "backend", "clean_up_tokenization_spaces", "model_max_length", "tokenizer_class"}
+_MORE = ("added_tokens.json", "special_tokens_map.json", "additional_chat_templates")  # of older savers, or several
 _MOST_IDS = 100_000  # transformers looks at the pre-tokenizer of larger ones, and may mend it
 
 
@@ -41,15 +42,15 @@ class PlainTokenizer:
             backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
             template = folder / "chat_template.jinja"
             text = template.read_text(encoding="utf-8") if template.exists() else None
+            special = {name: settings[name] for name in _SPECIAL if settings.get(name) is not None}
+            kind = settings.get("tokenizer_class"), model.get("model_type")
         except Exception:  # whatever is wrong with it, transformers is to say so
             return None
-        special = {name: settings[name] for name in _SPECIAL if settings.get(name) is not None}
         added = {token.content for token in backend.get_added_tokens_decoder().values()}
         plain = (
             settings.keys() <= _KNOWN
-            and settings.get("tokenizer_class") == "TokenizersBackend"
-            and model.get("model_type") == "llama"
-            and not (folder / "additional_chat_templates").exists()
+            and kind == ("TokenizersBackend", "llama")
+            and not any((folder / name).exists() for name in _MORE)
             and all(isinstance(token, str) and token in added for token in special.values())
             and backend.truncation is backend.padding is None
             and backend.get_vocab_size() <= _MOST_IDS
@@ -74,7 +75,7 @@ class PlainTokenizer:
         tools: list[Any] | None = None,
         *,
         chat_template: str,
-        tokenize: bool = False,
+        tokenize: Literal[False] = False,
         add_generation_prompt: bool = False,
     ) -> str:
         """Return a rendered conversation, by transformers' own function; raises what that raises."""

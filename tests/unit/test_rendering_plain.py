@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from offline_agent._rendering.plain import PlainTokenizer
+from offline_agent.errors import ConfigError
 from offline_agent.policies.hf import DEFAULT_MODEL
 from offline_agent.rendering import Renderer
 from tests import rendering_kit as kit
@@ -63,6 +64,8 @@ OTHERS: dict[str, Callable[[Path], Any]] = {
     "a token that is yet to be added": lambda f: change(f, "tokenizer_config.json", bos_token="<begin>"),
     "a token that says more than its text": lambda f: change(f, "tokenizer_config.json", eos_token={"content": "."}),
     "a model whose class is registered": lambda f: change(f, "config.json", model_type="qwen2"),
+    "special tokens in another file": lambda f: (f / "special_tokens_map.json").write_text("{}"),
+    "added tokens in another file": lambda f: (f / "added_tokens.json").write_text("{}"),
     "several templates": lambda f: (f / "additional_chat_templates").mkdir(),
     "truncation": lambda f: change(
         f, "tokenizer.json",
@@ -70,6 +73,7 @@ OTHERS: dict[str, Callable[[Path], Any]] = {
     ),
     "no model": lambda f: (f / "config.json").unlink(),
     "a broken file": lambda f: (f / "tokenizer.json").write_text("{"),
+    "a file of another kind": lambda f: (f / "tokenizer_config.json").write_text("[]"),
 }  # fmt: skip
 
 
@@ -83,7 +87,7 @@ def test_what_transformers_might_read_otherwise_is_left_to_it(other: str, folder
 def test_a_folder_without_template_is_refused_by_name(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     assert PlainTokenizer.read(folder) is not None
-    with pytest.raises(Exception, match=f"{folder.name}.*has no chat template"):
+    with pytest.raises(ConfigError, match=f"{folder.name}.*has no chat template"):
         Renderer.load(folder)
 
 
