@@ -25,7 +25,7 @@ class Outage(Generic[T]):
 
     Attributes:
         answers: How many answers have come; who sends a request notes this number with it.
-        known: A request that the policy answers; None as long as there is none.
+        known: A request that the policy answers, or is expected to; None as long as there is none.
     """
 
     def __init__(self, most: int) -> None:
@@ -34,6 +34,11 @@ class Outage(Generic[T]):
         self._most = most
         self._failures = 0
         self._held: list[T] = []
+
+    def expect(self, request: ProposeRequest) -> None:
+        """Take a request for one that the policy can answer, as long as it has not answered any."""
+        if self.known is None:
+            self.known = request
 
     def __len__(self) -> int:
         """Return how many failures are held back."""
@@ -70,7 +75,7 @@ class Outage(Generic[T]):
         return held
 
     def probe(self) -> ProposeRequest | None:
-        """Return a request that a policy that is there answers, with another seed after each failure; None: unknown."""
+        """Return `known`, with another seed after each failure: a policy that is there answers it."""
         known = self.known
         return known and known._replace(seeds=(mix(known.seeds[0], self._failures),))
 

@@ -102,8 +102,7 @@ class Desk:
 
     def expect(self, request: ProposeRequest) -> None:
         """Take a request for one that the policy can answer, as long as it has not answered any."""
-        if self._outage.known is None:
-            self._outage.known = request
+        self._outage.expect(request)
 
     def send(self, ticket: Ticket | None, request: Request) -> None:
         """Put a question of a ticket to the policy or the critic."""

@@ -73,7 +73,9 @@ class EnvPool:
             keys = "limits.step_seconds, limits.reset_seconds, limits.critic_seconds"
             done(EnvironmentFault(f"no answer within {limit:g} s ({keys})"))
         if self.hung > self._most_hung:
-            raise EnvironmentFault(f"{self.hung} calls of the environment hung: it is not fit to be searched")
+            raise EnvironmentFault(
+                f"{self.hung} calls of the environment, or of a critic, hung: it is not fit to be searched"
+            )
 
     def close(self) -> None:
         """Let the threads end once their present job has."""

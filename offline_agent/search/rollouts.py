@@ -137,6 +137,7 @@ class _Line:
     def ask(self, i: int | None, request: ProposeRequest) -> None:
         """Send a request; None = nobody's, it shows whether the policy answers."""
         self._under_way += 1
+        self._outage.expect(request)
         self._engine.submit(request, partial(_put, self._inbox, i, request, self._outage.answers))
 
     def next(self) -> tuple[int, ProposeRequest, Answer]:
@@ -161,7 +162,7 @@ class _Line:
         return self._free.popleft()
 
     def _try_again(self) -> None:
-        """Send again what failed, beside something that the policy has answered before."""
+        """Send again what failed, beside something that the policy has answered before, or the first that was asked."""
         probe = self._outage.probe()
         for i, request, _ in self._outage.release():
             self.ask(i, request)

@@ -35,7 +35,8 @@ class Scheduler:
         reset_seconds: Time limit of opening and resetting an environment; None = the pool's own.
         critic_seconds: Time limit of the critic; None = the pool's own.
         seconds: Wall-clock budget; no simulation is issued after it.
-        most_policy_errors: Failures of the policy in a row after which the run stops (and can be resumed); see `desk`.
+        most_policy_errors: Failures of the policy in a row after which the run stops (and can be resumed); see
+            `policies.outage`.
         tick: Called about every half second with the counts, for progress.
     """
 

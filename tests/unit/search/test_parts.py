@@ -203,6 +203,18 @@ def test_what_the_policy_cannot_answer_in_a_rollout_is_not_scored() -> None:
     assert all("gone" in (verdict.error or "") for verdict in verdicts if verdict.score is None)
 
 
+def test_a_first_request_that_cannot_be_answered_is_no_outage() -> None:
+    spec, first = EnvSpec(Paths), []
+    (task,) = tasks(spec, 1)
+
+    def the_first(number: int, request: ProposeRequest) -> bool:
+        first.append(request.seeds)
+        return request.seeds == first[0]
+
+    (verdict,) = Rollouts(spec, InlineEngine(Fails(the_first)), 1, 9)(task, [], 1)
+    assert verdict.score is None and "gone" in (verdict.error or "")
+
+
 @pytest.mark.parametrize("threads", [False, True])
 def test_an_outage_changes_no_rollout(threads: bool) -> None:
     spec = EnvSpec(Paths)
