@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from offline_agent.errors import DataError
@@ -13,7 +12,6 @@ from offline_agent.errors import DataError
 SCHEMA = 1
 
 
-@lru_cache(4096)
 def text_hash(text: str) -> str:
     """Return 16 hex digits that stand for an action's text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -25,11 +23,6 @@ _digits = [str(number) for number in range(1 << 12)]
 
 def ids_hash(ids: Sequence[int]) -> str:
     """Return 16 hex digits that stand for a sequence of ids."""
-    return _hash_of(tuple(ids))
-
-
-@lru_cache(512)  # the rows of a node share their prompt, and each row is checked after it was made
-def _hash_of(ids: tuple[int, ...]) -> str:
     return hashlib.sha256(" ".join(map(_text_of(ids), ids)).encode()).hexdigest()[:16]
 
 
