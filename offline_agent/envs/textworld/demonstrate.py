@@ -17,6 +17,7 @@ from offline_agent.records import Message
 
 _OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 _AHEAD = 3
+_RECIPE = re.compile(r"\nIngredients:\n(.*?)\nDirections:\n(.*)", re.DOTALL)
 _DONE = re.compile(r"You (\w+) the (.+?)(?: with the .+)?\.")
 _IDLE = "look around"  # shows what moving, or the beginning, has shown already; winning paths begin with one or two
 
@@ -36,13 +37,13 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
     """
     where = (task["game"], task.get("params", ""), task["fold"], task["seed"])
     path = tuple(command for command in gold_path(*where) if command != _IDLE)
-    made = _commands(messages)
+    exchanges = _exchanges(messages)
+    made, left = _commands(exchanges), to_do(exchanges)
     done, detour = follow(path, made)
-    left = to_do(_exchanges(messages))
     if noise > 0 and rng.random() < noise:
-        careless = _careless(where, path, done, made, rng)
+        careless = _careless(where, path, done, made, left, rng)
         if careless is not None:
-            return careless if isinstance(careless, dict) else _act(careless, left)
+            return careless
     if detour:
         return _act(f"move {_OPPOSITE[detour[-1]]}", left, "That was the wrong way.")
     if done >= len(path):
@@ -56,12 +57,12 @@ def to_do(exchanges: Sequence[tuple[str, str]]) -> list[str]:
     Args:
         exchanges: The commands made, and what the game answered.
     """
-    recipe = next((answer for _, answer in reversed(exchanges) if "\nDirections:\n" in answer), None)
+    recipe = next((found for _, answer in reversed(exchanges) if (found := _RECIPE.search(answer))), None)
     if recipe is None:
         return []
     ingredients, directions = (
         [line.strip().replace(" the ", " ", 1) for line in part.splitlines() if line.strip()]
-        for part in recipe.partition("Ingredients:\n")[2].split("\nDirections:\n")
+        for part in recipe.groups()
     )
     done = {command for command, answer in exchanges if not answer.startswith("Error: ")}
     done |= {" ".join(found.groups()) for _, answer in exchanges if (found := _DONE.fullmatch(answer))}
@@ -89,10 +90,10 @@ def follow(path: Sequence[str], made: Sequence[tuple[str, bool]]) -> tuple[int, 
     return done, detour
 
 
-def _commands(messages: Sequence[Message]) -> list[tuple[str, bool]]:
+def _commands(exchanges: Sequence[tuple[str, str]]) -> list[tuple[str, bool]]:
     """Return the commands made, first to last, and whether each had an effect."""
     out = []
-    for command, answer in _exchanges(messages):
+    for command, answer in exchanges:
         moved = not command.startswith("move ") or answer.startswith("You are in")
         out.append((command, moved and not answer.startswith("Error: ")))
     return out
@@ -119,20 +120,21 @@ def _careless(
     path: Sequence[str],
     done: int,
     made: Sequence[tuple[str, bool]],
+    left: Sequence[str],
     rng: random.Random,
-) -> Message | str | None:
-    """Return a careless turn, or the command of one; None where there is none of the kind that was drawn."""
+) -> Message | None:
+    """Return a careless turn; None where there is none of the kind that was drawn."""
     kind = rng.choices(("wrong", "skip", "unknown", "stop"), (6, 2, 1, 1))[0]
     if kind == "stop":
         return {"role": "assistant", "content": "I give up."}
     if kind == "skip" and done + 1 < len(path):
-        return path[done + 1]
+        return _act(path[done + 1], left)
     if kind == "unknown" and done < len(path):
-        return f"please {path[done]}"
+        return _act(f"please {path[done]}", left)
     if kind == "wrong":
         states = replay(*where, tuple(command for command, _ in made) or ("look around",))
         others = sorted(set(states[-1]["validActions"]) - {path[min(done, len(path) - 1)]})
-        return str(rng.choice(others)) if others else None
+        return _act(rng.choice(others), left) if others else None
     return None
 
 

@@ -206,6 +206,23 @@ def test_what_is_left_of_a_recipe():
     assert to_do(made) == ["fry banana", "eat meal"]
 
 
+def test_a_recipe_that_was_cut_short_is_none():
+    assert to_do([("read cookbook", "Gather all\n [cut]\n  pork chop\n\nDirections:\n  fry the pork chop\n")]) == []
+    assert to_do([("read cookbook", "Gather all\n\nIngredients:\n  pork [cut]")]) == []
+
+
+@needs_java
+def test_the_expert_says_what_is_left_of_the_recipe_until_nothing_is():
+    spec = EnvSpec(TextWorld, {"game": "cookingworld", "params": "numLocations=1,numIngredients=1,includeDoors=0"})
+    for task in itertools.islice(spec.tasks("train"), 3):
+        verdict, said = _play(spec, task)
+        turns = said[1::2]
+        told = [turn.startswith("Left: ") for turn in turns]
+        read = 1 + next(i for i, turn in enumerate(turns) if turn == "Next: read cookbook.")
+        assert verdict.success and not any(told[:read]) and all(told[read:])
+        assert turns[-1] == "Left: eat meal. Next: eat meal."
+
+
 def test_wrong_games_are_answered_with_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'coin'"):
         EnvSpec(TextWorld, {"game": "coins"}).open()
