@@ -7,7 +7,7 @@ A real search with the scripted policy grows some hundred trees on the shop. The
 with other requests, trees and event log, until there are enough; the last few are left unfinished. Then come, each in a
 process of its own: opening that directory as a resume does; the whole command, which finishes the search, mines every
 tree, balances, and writes token columns with certificates; and the same command once more, which only summarises.
-Memory is that of a command and all its processes together.
+Memory is that of a command and all its processes together, looked at about once a second.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def measured(arguments: list[str], folder: Path) -> dict[str, Any]:
     """Run a command and return what it took.
 
     Returns:
-        `wall` and `cpu` in seconds; `peak`, the most memory in MB, each page counted once; `curve`: [seconds, MB, GB in
-        the folder beside trees and event log], about 50 points.
+        `wall` and `cpu` in seconds; `peak`, the most memory in MB that was seen, each page counted once; `curve`:
+        [seconds, MB, GB in the folder beside trees and event log], about 50 points.
     """
     before, started = _processor(), time.perf_counter()
     process = psutil.Popen(arguments, stdout=subprocess.DEVNULL)
@@ -236,6 +236,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any
 
         return make
 
+    asked = {name: getattr(arguments, name) for name in ("pairs", "trees", "first", "miners")}
+    if (kept := once("asked", lambda: asked)) != asked:
+        sys.exit(f"{folder} holds steps of a run with {kept}, asked for is {asked}: ask for the same, or remove it")
     first = once("searched", lambda: measured(command(source, f"tasks.n={arguments.first}"), source))
     pairs = json.loads((source / "summary.json").read_text())["pairs_total"]
     row("the first trees", first, f"{arguments.first} tasks searched and mined: {pairs} pairs")

@@ -180,11 +180,11 @@ def searched(folder: Path) -> dict[str, int]:
     """Return what the loop's searches cost: calls of tools, those of replays beside them, and tokens sampled.
 
     Args:
-        folder: The seed's.
+        folder: The seed's. Nothing is returned where it holds no search.
     """
     names = {"tool_calls": "tool calls", "replayed_calls": "calls in replays", "generated": "tokens sampled"}
     summaries = [json.loads(path.read_text()) for path in folder.glob("iterate/iteration-*/build_prefs/summary.json")]
-    return {title: sum(summary[name] for summary in summaries) for name, title in names.items()}
+    return {title: sum(each[name] for each in summaries) for name, title in names.items()} if summaries else {}
 
 
 def told(folder: Path) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def main() -> None:
     settings |= {"attempts": options.attempts, "simulations at test time": options.simulations}
     seeds = carry_out(name, options, lambda seed, folder: stages(suite, seed, folder, options), settings, told)
     rows, facts = table(suite, seeds, options.simulations)
-    if all("searches" in seed.facts for seed in seeds):
+    if all(seed.facts.get("searches") for seed in seeds):
         for what in seeds[0].facts["searches"]:
             facts[f"searches of the loop, {what}"] = ", ".join(f"{seed.facts['searches'][what]:,}" for seed in seeds)
     facts |= {**settings, "commands": f"python benchmarks/offline_loop.py --suite {options.suite} --work DIR --plan"}

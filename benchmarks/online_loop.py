@@ -69,7 +69,8 @@ def played(offline: Path, folder: Path) -> dict[str, Any]:
         offline: What `offline_loop.py --work` wrote.
         folder: The seed's, whose name is the same there.
     """
-    steps = {"offline": searched(offline / folder.name)["tool calls"]}
+    cost = searched(offline / folder.name)
+    steps = {"offline": cost["tool calls"]} if cost else {}
     for model in ROWS.values():
         summary = folder / model / "summary.json"
         if summary.exists():
@@ -90,7 +91,7 @@ def table(seeds: Sequence[Seed], game: str = "") -> tuple[list[dict[str, Any]], 
                 row["each seed"] = ", ".join(f"{mean:.1%}" for mean in values.mean(1))
                 sampled[title] = values
         steps = [seed.facts["environment steps"].get(model) for seed in seeds]
-        row["environment steps"] = ", ".join(f"{each:,}" for each in steps if each) or "–"
+        row["environment steps"] = ", ".join(f"{each:,}" if each else "–" for each in steps)
         rows.append(row)
     gains = {}
     for title in ROWS:

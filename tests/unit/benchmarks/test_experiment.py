@@ -16,6 +16,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import _experiment as experiment
+import big_run
+import offline_loop
+import online_loop
 from _experiment import Seed, Stage
 
 
@@ -89,6 +92,29 @@ def test_how_attempts_ended_is_told_of_those_that_were_sampled_and_judged(tmp_pa
         "out of steps": "37.5%", "ended wrong": "50.0%", "of these too dear": "25.0%", "invalid calls": 1.0,
     }  # fmt: skip
     assert set(experiment.ending_columns(twice[:1], "game")) == {"out of steps", "ended wrong", "invalid calls"}
+
+
+def test_what_searches_and_rounds_cost_is_kept_where_it_is_known(tmp_path: Path) -> None:
+    def summary(folder: Path, **content: Any) -> None:
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps(content))
+
+    offline, seed = tmp_path / "offline", tmp_path / "online" / "seed-0"
+    assert offline_loop.searched(offline / "seed-0") == {} == online_loop.played(offline, seed)["environment steps"]
+    for number in (0, 1):
+        folder = offline / "seed-0" / "iterate" / f"iteration-{number}" / "build_prefs"
+        summary(folder, tool_calls=10 + number, replayed_calls=100, generated=7)
+    summary(seed / "offline-ppo", rollouts={"env_steps": 5})
+    found = offline_loop.searched(offline / "seed-0")
+    assert found == {"tool calls": 21, "calls in replays": 200, "tokens sampled": 14}
+    assert online_loop.played(offline, seed) == {"environment steps": {"offline": 21, "offline-ppo": 5}}
+
+
+def test_a_big_run_does_not_go_on_with_the_steps_of_another(tmp_path: Path) -> None:
+    asked = {"pairs": 9, "trees": 9, "first": 9, "miners": 2}
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    with pytest.raises(SystemExit, match="'miners': 2.*'miners': 1.*ask for the same"):
+        big_run.run(argparse.Namespace(**{**asked, "miners": 1}), tmp_path)
 
 
 class Commands:
