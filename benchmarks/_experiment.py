@@ -90,7 +90,7 @@ def _mean(values: list[float] | None) -> float | None:
     return round(sum(values) / len(values), 6) if values else None
 
 
-def matrix(seeds: Sequence[Seed], run: str, mode: str, column: str = "success", game: str = "") -> Any:
+def matrix(seeds: Sequence[Seed], run: str, mode: str, column: str = "success") -> Any:
     """Return the means [seed, task] of the tasks that every seed has judged.
 
     Args:
@@ -98,12 +98,11 @@ def matrix(seeds: Sequence[Seed], run: str, mode: str, column: str = "success", 
         run: The evaluation.
         mode: The way of playing.
         column: `success` or `reward`.
-        game: Tasks whose ids begin with it; "" = all.
     """
     each = []
     for seed in seeds:
         means = zip(seed.tasks, seed.runs[run][mode][column], strict=True)
-        each.append({task: mean for task, mean in means if mean is not None and task.startswith(game)})
+        each.append({task: mean for task, mean in means if mean is not None})
     tasks = sorted(set.intersection(*map(set, each)))
     return np.array([[means[task] for task in tasks] for means in each])
 

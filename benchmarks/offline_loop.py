@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,7 @@ class Suite:
         held_out: Test tasks.
         simulations: Of the search at test time; 0 = none.
         ablations: Whether the other kinds of pairs have rows.
-        games: Whether tasks are of several games, whose names their ids begin with: each has rows of its own then,
-            and its score stands beside its success.
+        score: Whether a score stands beside the success.
     """
 
     environment: tuple[str, ...]
@@ -68,7 +67,7 @@ class Suite:
     held_out: int = 200
     simulations: int = 8
     ablations: bool = True
-    games: bool = False
+    score: bool = False
 
     def offset(self, seed: int) -> str:
         """Return the key that says where a seed's train tasks begin."""
@@ -80,13 +79,42 @@ class Suite:
         return ROWS if self.ablations else {title: model for title, model in ROWS.items() if model not in _ABLATIONS}
 
 
-_GAMES = (
-    "env=textworld",
-    "env.game=[cookingworld,coin]",
-    "env.params.cookingworld=numLocations=1,numIngredients=1,numDistractorItems=2,includeDoors=0",
-    "env.params.coin=numLocations=6,numDistractorItems=0,includeDoors=0,limitInventorySize=0",
-)
 _RATES = ("optimizer.learning_rate=5e-5", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
+
+
+def _textworld(game: str, params: str) -> Suite:
+    environment = ("env=textworld", f"env.game={game}", f"env.params={params}")
+    return Suite(
+        environment=environment,
+        iterate=(
+            "search.simulations=12",
+            "search.max_steps=20",
+            "filtered.per_task=4",
+            "filtered.origins=[search,rollout]",
+            "sft.optimizer.learning_rate=5e-4",
+            "sft.optimizer.epochs=3",
+            "sft.batch.rows=4",  # its episodes are long and few: batches of 32 would be a handful of updates
+            "dpo.kinds=[step]",
+            "dpo.batch.rows=8",
+            "dpo.optimizer.learning_rate=5e-5",
+            "dpo.optimizer.epochs=2",
+            "dpo.loss.sft=0.1",
+            "dpo.anchor.weight=0.5",
+            "held_out.n=60",
+        ),
+        dpo=_RATES,
+        evaluate=("max_steps=20",),
+        refine=("rollouts.max_steps=20",),
+        warm=("--config", "configs/textworld/train_sft.yaml", *environment),
+        tasks=200,
+        pool=215,
+        first=350,
+        held_out=100,
+        simulations=0,
+        ablations=False,
+        score=True,
+    )
+
 
 SUITES = {
     "shop": Suite(
@@ -108,36 +136,8 @@ SUITES = {
         dpo=_RATES,
         evaluate=("search.value=success",),
     ),
-    "textworld": Suite(
-        environment=_GAMES,
-        iterate=(
-            "search.simulations=12",
-            "search.max_steps=20",
-            "filtered.per_task=4",
-            "filtered.origins=[search,rollout]",
-            "sft.optimizer.learning_rate=5e-4",
-            "sft.optimizer.epochs=3",
-            "sft.batch.rows=4",  # its episodes are long and few: batches of 32 would be a handful of updates
-            "dpo.kinds=[step]",
-            "dpo.batch.rows=8",
-            "dpo.optimizer.learning_rate=5e-5",
-            "dpo.optimizer.epochs=2",
-            "dpo.loss.sft=0.1",
-            "dpo.anchor.weight=0.5",
-            "held_out.n=60",
-        ),
-        dpo=_RATES,
-        evaluate=("max_steps=20",),
-        refine=("rollouts.max_steps=20",),
-        warm=("--config", "configs/textworld/train_sft.yaml"),
-        tasks=300,
-        pool=400,
-        first=700,
-        held_out=100,
-        simulations=0,
-        ablations=False,
-        games=True,
-    ),
+    "cookingworld": _textworld("cookingworld", "numLocations=1,numIngredients=1,numDistractorItems=2,includeDoors=0"),
+    "coin": _textworld("coin", "numLocations=6,numDistractorItems=0,includeDoors=0,limitInventorySize=0"),
 }
 
 
@@ -193,21 +193,8 @@ def told(folder: Path) -> dict[str, Any]:
 
 
 def table(suite: Suite, seeds: Sequence[Seed], simulations: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows of the table, and facts about them; for each game where there are several."""
-    if not suite.games:
-        return _table(suite, "", seeds, simulations, {"success": ""})
-    rows: list[dict[str, Any]] = []
-    facts: dict[str, Any] = {}
-    for game in sorted({task.partition("-")[0] for task in seeds[0].tasks}):
-        own, found = _table(suite, game, seeds, simulations, {"success": "won, ", "reward": "score, "})
-        rows += [{"game": game, **row} for row in own]
-        facts[game] = found
-    return rows, facts
-
-
-def _table(
-    suite: Suite, game: str, seeds: Sequence[Seed], simulations: int, columns: Mapping[str, str]
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows of the table, and facts about them."""
+    columns = {"success": "won, ", "reward": "score, "} if suite.score else {"success": ""}
     rows, sampled = [], {}
     for title, model in suite.rows.items():
         row: dict[str, Any] = {"policy": title}
@@ -216,16 +203,14 @@ def _table(
             ways.append(("mcts", f"with search ({simulations})", f"search-{model}"))
         for column, name in columns.items():
             for mode, way, run in ways:
-                values = matrix(seeds, run, mode, column, game)
+                values = matrix(seeds, run, mode, column)
                 low, high = interval(values)
                 row[name + way] = f"{values.mean():.1%}"
                 row[f"{name}{way}: 95 %"] = f"{low:.1%} to {high:.1%}"
                 if (mode, column) == ("sampled", "success"):
                     row["each seed"] = ", ".join(f"{mean:.1%}" for mean in values.mean(1))
                     sampled[title] = (values, low, high)
-        if not game:
-            row |= ending_columns(seeds, f"test-{model}")
-        rows.append(row)
+        rows.append(row | ending_columns(seeds, f"test-{model}"))
     base, best = sampled["warm start"], sampled["two iterations (step)"]
     gain = best[0] - base[0]
     low, high = interval(gain)
@@ -233,7 +218,7 @@ def _table(
         "gain of the whole loop, points": round(100 * float(gain.mean()), 1),
         "its 95 % interval": f"{100 * low:.1f} to {100 * high:.1f}",
         "intervals apart": bool(best[1] > base[2]),
-        **({} if game else {"goal": "at least 25 points, intervals apart"}),
+        **({} if suite.warm else {"goal": "at least 25 points, intervals apart"}),
         "seeds": len(seeds),
         "test tasks": base[0].shape[1],
     }

@@ -78,13 +78,13 @@ def played(offline: Path, folder: Path) -> dict[str, Any]:
     return {"environment steps": steps}
 
 
-def table(seeds: Sequence[Seed], game: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows of the table, and facts about them; of one game where tasks are of several."""
+def table(seeds: Sequence[Seed]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows of the table, and facts about them."""
     rows, sampled = [], {}
     for title, model in ROWS.items():
-        row: dict[str, Any] = {"game": game, "policy": title} if game else {"policy": title}
+        row: dict[str, Any] = {"policy": title}
         for mode, column in (("sampled", "sampled at 0.7"), ("greedy", "greedy")):
-            values = matrix(seeds, f"test-{model}", mode, game=game)
+            values = matrix(seeds, f"test-{model}", mode)
             low, high = interval(values)
             row[column], row[f"{column}: 95 %"] = f"{values.mean():.1%}", f"{low:.1%} to {high:.1%}"
             if mode == "sampled":
@@ -117,12 +117,7 @@ def main() -> None:
     settings |= {"test tasks": options.held_out or suite.held_out, "attempts": options.attempts}
     plan, facts_of = partial(stages, suite, options=options), partial(played, options.offline)
     seeds = carry_out(name, options, plan, settings, facts_of)
-    rows: list[dict[str, Any]] = []
-    facts: dict[str, Any] = {}
-    for game in sorted({task.partition("-")[0] for task in seeds[0].tasks}) if suite.games else [""]:
-        own, found = table(seeds, game)
-        rows += own
-        facts |= {game: found} if game else found
+    rows, facts = table(seeds)
     command = f"python benchmarks/online_loop.py --suite {options.suite} --offline DIR --work DIR --plan"
     write_result(name, rows, {**facts, **settings, "commands": command}, options.results / f"{name}.json")
 

@@ -52,7 +52,6 @@ def test_tables_take_tasks_that_every_seed_has_judged() -> None:
 
     seeds = [seed(0, 1.0, 0.0, 0.25), seed(1, 0.5, None, 0.75)]
     assert experiment.matrix(seeds, "test", "greedy").tolist() == [[1.0, 0.25], [0.5, 0.75]]
-    assert experiment.matrix(seeds, "test", "greedy", game="b").tolist() == [[0.25], [0.75]]
 
 
 def test_how_attempts_ended_is_told_of_those_that_were_sampled_and_judged(tmp_path: Path) -> None:
