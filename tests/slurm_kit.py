@@ -1,4 +1,4 @@
-"""A Slurm of one node for the tests, an environment that dawdles, and how commands are run and jobs watched."""
+"""A Slurm of two nodes for the tests, an environment that dawdles, and how commands are run and jobs watched."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class HeldShop(Shop):
 
 
 @contextmanager
-def one_node() -> Iterator[Path]:
-    """Start a Slurm of one node; yields its configuration file. Skips where none can be started."""
+def two_nodes() -> Iterator[Path]:
+    """Start a Slurm of two nodes on this machine; yields its configuration file. Skips where none can be started."""
     missing = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
     root = "as root: starting slurmd needs that" if os.geteuid() else ""
     how = " and ".join(filter(None, ["apt-get install slurm-wlm munge" if missing else "", root]))

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A Slurm of one node in a new folder: prints the folder when the node is idle. Use it with SLURM_CONF=FOLDER/slurm.conf;
-# `stop.sh FOLDER` ends it and removes the folder. Needs root, slurm-wlm and munge.
+# A Slurm of two nodes on this machine, in a new folder: prints the folder when they are idle. Use it with
+# SLURM_CONF=FOLDER/slurm.conf; `stop.sh FOLDER` ends it and removes the folder. Needs root, slurm-wlm and munge.
+# Jobs of the partition `spare` give way to those of `main`.
 set -euo pipefail
 for program in munged slurmctld slurmd sinfo; do
     command -v "$program" >/dev/null || { echo "there is no $program: apt-get install slurm-wlm munge" >&2; exit 3; }
@@ -11,7 +12,7 @@ folder=$(mktemp -d /tmp/slurm-XXXXXX)
 host=$(hostname -s)
 getent hosts "$host" >/dev/null || echo "127.0.0.1 $host" >>/etc/hosts
 give_up() {
-    cat "$folder"/log/* >&2
+    cat "$folder"/log/* >&2 || true # one that never started has none
     bash "$(dirname "$0")/stop.sh" "$folder"
     exit 1
 }
@@ -26,10 +27,10 @@ chmod 711 "$folder/munge"
 runuser -u munge -- munged --key-file="$folder/munge/key" --socket="$folder/munge/socket" \
     --pid-file="$folder/munge/pid" --log-file="$folder/munge/log" --seed-file="$folder/munge/seed"
 
-read -r controller daemon < <(python3 - <<'PORTS'
+read -r controller first second < <(python3 - <<'PORTS'
 import socket
 
-held = [socket.socket() for _ in range(2)]
+held = [socket.socket() for _ in range(3)]
 for one in held:
     one.bind(("127.0.0.1", 0))
 print(*(one.getsockname()[1] for one in held))
@@ -45,13 +46,12 @@ AuthType=auth/munge
 AuthInfo=socket=$folder/munge/socket,cred_expire=5
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SlurmctldPort=$controller
-SlurmdPort=$daemon
 StateSaveLocation=$folder/state
-SlurmdSpoolDir=$folder/spool
+SlurmdSpoolDir=$folder/spool/%n
 SlurmctldPidFile=$folder/controller.pid
-SlurmdPidFile=$folder/node.pid
+SlurmdPidFile=$folder/node-%n.pid
 SlurmctldLogFile=$folder/log/controller
-SlurmdLogFile=$folder/log/node
+SlurmdLogFile=$folder/log/node-%n
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -65,18 +65,26 @@ SlurmdTimeout=300
 SlurmdParameters=config_overrides
 MinJobAge=86400
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1,sched_interval=1
-NodeName=$host NodeAddr=127.0.0.1 CPUs=${SLURM_TEST_CPUS:-4} RealMemory=4000 State=UNKNOWN
-PartitionName=main Nodes=$host Default=YES MaxTime=INFINITE State=UP DefMemPerCPU=100
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+NodeName=DEFAULT CPUs=${SLURM_TEST_CPUS:-4} RealMemory=4000 State=UNKNOWN
+NodeName=$host NodeAddr=127.0.0.1 Port=$first
+NodeName=$host-2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$second
+PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE State=UP DefMemPerCPU=100
+PartitionName=main Default=YES PriorityTier=2 PreemptMode=OFF
+PartitionName=spare PriorityTier=1 GraceTime=60
 CONF
 export SLURM_CONF="$folder/slurm.conf"
 slurmctld
-slurmd
+for node in "$host" "$host-2"; do
+    slurmd -N "$node"
+done
 for _ in $(seq 120); do
-    if [ "$(sinfo --noheader --format=%T 2>/dev/null)" = idle ]; then
+    if [ "$(sinfo --noheader --Node --partition=main --format=%T 2>/dev/null | sort | uniq -c | xargs)" = "2 idle" ]; then
         echo "$folder"
         exit 0
     fi
     sleep 0.25
 done
-echo "the node did not become idle; what the daemons said:" >&2
+echo "the nodes did not become idle; what the daemons said:" >&2
 give_up

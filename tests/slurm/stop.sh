@@ -9,7 +9,7 @@ for _ in $(seq 40); do # slurmstepd would outlive the daemons
     [ -z "$(squeue --noheader 2>/dev/null)" ] && break
     sleep 0.25
 done
-daemons=$(cat "$folder/node.pid" "$folder/controller.pid" "$folder/munge/pid" 2>/dev/null)
+daemons=$(cat "$folder"/node-*.pid "$folder/controller.pid" "$folder/munge/pid" 2>/dev/null)
 kill $daemons 2>/dev/null
 for _ in $(seq 80); do
     running=""

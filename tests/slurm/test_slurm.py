@@ -1,4 +1,4 @@
-"""Pipelines on a real Slurm of one node: arrays that lose and requeue jobs, merges, training, a loop."""
+"""Pipelines on a real Slurm of two nodes: arrays that lose and requeue jobs, merges, training, a loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.slurm_kit import HOLD, Slurm, content, manifest, one_node, until
+from tests.slurm_kit import HOLD, Slurm, content, manifest, two_nodes, until
 
 TABLES = ("preferences", "trajectories", "filtered")
 QUIET = "tracking.uri=null"
@@ -22,7 +22,7 @@ SEARCH = [
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
-    with one_node() as conf:
+    with two_nodes() as conf:
         yield Slurm(conf)
 
 
@@ -91,17 +91,39 @@ def test_an_evaluation_in_shards_says_what_it_says_in_one_piece(slurm: Slurm, tm
     assert summaries[0]["modes"] == summaries[1]["modes"] and summaries[1]["shards"]["count"] == 2
 
 
-def test_training_in_two_processes_is_requeued_and_learns_what_one_process_learns(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_search_whose_time_is_up_is_requeued_and_makes_the_same_trees(slurm: Slurm, tmp_path: Path) -> None:
+    local, run, hold = tmp_path / "local", tmp_path / "run", tmp_path / "hold"
+    hold.touch()
+    arguments = [*SEARCH, *JOBS, "slurm.shards=1", "slurm.time=1", "slurm.signal_seconds=50", f"run_dir={run}"]
+    status, out, err = slurm.run("build_prefs", *arguments, "--submit", **{HOLD: str(hold)})
+    assert status == 0, err
+    slurm.done("build_prefs", *SEARCH, f"run_dir={local}")
+    shard = run / "shards" / "0000"
+    until(lambda: manifest(shard).get("resumed"), "the shard is told that its time is up, and goes on")
+    hold.unlink()
+    until(lambda: manifest(run).get("status") == "done", "the shard and the merge end")
+    log = next((run / "slurm").glob("*-shards-0-0000.log")).read_text()
+    assert "stopped by SIGUSR1" in log and "requeued" in log and "going on with" in log
+    whole = content(run, "trees", *TABLES)
+    assert len(whole) == 6 + 3 and whole == content(local, "trees", *TABLES)
+
+
+def test_training_on_two_nodes_is_preempted_and_learns_what_one_process_learns(slurm: Slurm, tmp_path: Path) -> None:
     keys = [QUIET, "tasks.n=8", "batch.rows=4", "batch.tokens=400", "optimizer.epochs=3", "checkpoints.every=1"]
     run, alone = tmp_path / "run", tmp_path / "alone"
-    jobs = [*JOBS, "slurm.processes=2", "slurm.cpus=2", f"run_dir={run}"]
-    assert slurm.done("train_sft", *keys, *jobs, "--submit").startswith("job ")
+    jobs = [*JOBS, "slurm.nodes=2", "slurm.partition=spare", f"run_dir={run}"]
+    submitted = slurm.done("train_sft", *keys, *jobs, "--submit").split()
+    assert submitted[0] == "job"
     until(lambda: len(list((run / "checkpoints").glob("checkpoint-*"))) > 0, "a checkpoint is written")
-    slurm.ask("scancel", "--signal=USR1", f"--name={next((run / 'slurm').glob('*.sh')).stem}")
+    whole = ["--nodes=2", "--exclusive", "--mem=100M", f"--output={tmp_path / 'urgent.log'}", "--wrap=sleep 3600"]
+    urgent = slurm.ask("sbatch", "--parsable", *whole).strip()
+    until(lambda: slurm.jobs()[urgent] == "RUNNING", "the urgent job has both nodes")
+    assert slurm.jobs()[submitted[1]] == "PENDING"
     slurm.done("train_sft", *keys, f"run_dir={alone}")
+    slurm.ask("scancel", urgent)
     until(lambda: manifest(run).get("status") == "done", "the job goes on and ends")
     log = next((run / "slurm").glob("*.log")).read_text()
-    assert "requeued" in log and len(list((run / "slurm").glob("*.sh"))) == 1
+    assert "stopped by SIGTERM" in log and "requeued" in log and len(list((run / "slurm").glob("*.sh"))) == 1
     assert len(manifest(run)["resumed"]) == 2  # the job after the submission, and the job once more
     curves = [[json.loads(line) for line in (path / "events/0000.jsonl").open()][1:] for path in (run, alone)]
     losses = [[record["loss"] for record in curve] for curve in curves]
