@@ -82,7 +82,7 @@ class Suite:
 _RATES = ("optimizer.learning_rate=5e-5", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
 
 
-def _textworld(game: str, params: str) -> Suite:
+def _textworld(game: str, params: str, gold: int) -> Suite:
     environment = ("env=textworld", f"env.game={game}", f"env.params={params}")
     return Suite(
         environment=environment,
@@ -105,10 +105,10 @@ def _textworld(game: str, params: str) -> Suite:
         dpo=_RATES,
         evaluate=("max_steps=20",),
         refine=("rollouts.max_steps=20",),
-        warm=("--config", "configs/textworld/train_sft.yaml", *environment),
+        warm=("--config", "configs/textworld/train_sft.yaml", *environment, f"tasks.n={gold}"),
         tasks=200,
         pool=215,
-        first=350,
+        first=gold,
         held_out=100,
         simulations=0,
         ablations=False,
@@ -136,8 +136,10 @@ SUITES = {
         dpo=_RATES,
         evaluate=("search.value=success",),
     ),
-    "cookingworld": _textworld("cookingworld", "numLocations=1,numIngredients=1,numDistractorItems=2,includeDoors=0"),
-    "coin": _textworld("coin", "numLocations=6,numDistractorItems=0,includeDoors=0,limitInventorySize=0"),
+    "cookingworld": _textworld(
+        "cookingworld", "numLocations=1,numIngredients=1,numDistractorItems=2,includeDoors=0", gold=350
+    ),
+    "coin": _textworld("coin", "numLocations=6,numDistractorItems=0,includeDoors=0,limitInventorySize=0", gold=100),
 }
 
 

@@ -36,7 +36,8 @@ def check(accelerator: Any) -> bool:
     """Return whether the model will be sharded.
 
     Raises:
-        TrainingError: By something that this trainer does not know; or each process takes itself for the only one.
+        TrainingError: By something that this trainer does not know; it was to be, but will not; or each process takes
+            itself for the only one.
     """
     meant = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != meant:
@@ -46,6 +47,11 @@ def check(accelerator: Any) -> bool:
         )
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in ("NO", "MULTI_GPU", "MULTI_CPU"):
+        if meant > 1 and os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true", "yes"):
+            raise TrainingError(
+                "the weights were to be sharded (ACCELERATE_USE_FSDP), but accelerate does that on accelerators "
+                f"alone and joined these processes as {kind}; without it every process keeps a copy"
+            )
         return False
     what = kind
     if kind == "FSDP":

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from tests.slurm_kit import HOLD, Slurm, content, manifest, two_nodes, until
+from tests.slurm_kit import HOLD, ROOT, SCRIPTS, Slurm, content, manifest, two_nodes, until
 
 TABLES = ("preferences", "trajectories", "filtered")
 QUIET = "tracking.uri=null"
@@ -130,6 +133,21 @@ def test_training_on_two_nodes_is_preempted_and_learns_what_one_process_learns(s
     assert len(losses[0]) == 6 and losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert json.loads((run / "summary.json").read_text())["training"]["resumed_at"] >= 1
     assert not list(run.glob(".stopped-*")) and (run / "model" / "config.json").is_file()
+
+
+def test_weights_sharded_over_two_nodes_learn_what_one_process_learns(slurm: Slurm, tmp_path: Path) -> None:
+    keys = [QUIET, "tasks.n=4", "batch.rows=4", "optimizer.epochs=1"]
+    run, alone = tmp_path / "run", tmp_path / "alone"
+    paths = os.pathsep.join([str(SCRIPTS / "shards_on_a_cpu"), str(ROOT)])
+    jobs = [*JOBS, "slurm.nodes=2", "slurm.sharded=true", f"run_dir={run}"]
+    status, out, err = slurm.run("train_sft", *keys, *jobs, PYTHONPATH=paths)
+    assert status == 0, err
+    slurm.done("train_sft", *keys, f"run_dir={alone}")
+    losses = [json.loads((path / "events/0000.jsonl").read_text().splitlines()[1])["loss"] for path in (run, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    whole, sharded = (load_file(path / "model" / "model.safetensors") for path in (alone, run))
+    assert whole.keys() == sharded.keys()
+    assert all(torch.allclose(weights, sharded[name], atol=1e-4) for name, weights in whole.items())
 
 
 def test_a_loop_is_a_job_that_submits_its_stages(slurm: Slurm, tmp_path: Path) -> None:

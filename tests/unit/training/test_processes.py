@@ -148,7 +148,7 @@ class Spread:
         self.state = type("State", (), {"fsdp_plugin": plugin})
 
 
-def test_what_was_not_tried_is_refused_by_name() -> None:
+def test_what_was_not_tried_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not sharding.check(Spread(DistributedType.NO)) and not sharding.check(Spread(DistributedType.MULTI_GPU))
     assert sharding.check(Spread(DistributedType.FSDP, Plugin(2)))
     for spread, said in (
@@ -158,6 +158,13 @@ def test_what_was_not_tried_is_refused_by_name() -> None:
     ):
         with pytest.raises(TrainingError, match=f"{said}, which was not tried; allowed: one process"):
             sharding.check(spread)
+    joined = Spread(DistributedType.MULTI_CPU)
+    joined.num_processes = 2
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not sharding.check(joined)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(TrainingError, match="were to be sharded .* joined these processes as MULTI_CPU"):
+        sharding.check(joined)
 
 
 def test_processes_that_each_take_themselves_for_the_only_one_are_refused(tmp_path: Path) -> None:
