@@ -56,10 +56,10 @@ def test_a_search_that_loses_one_shard_and_has_another_requeued_makes_the_same_t
     until(lambda: slurm.jobs()[f"{array}_1"] == "PENDING", "the second shard is requeued")
     hold.unlink()
     until(lambda: len(manifest(shards[1]).get("resumed", ())) == 1, "the second shard goes on")
-    log = next((run / "slurm").glob("*-shards-0-0001.log")).read_text()
-    assert "stopped by SIGUSR1" in log and "requeued" in log and "going on with" in log
     until(lambda: not {"PENDING", "RUNNING", "COMPLETING"} & set(slurm.jobs().values()), "all jobs end")
     assert slurm.jobs()[merge] == "CANCELLED"
+    log = next((run / "slurm").glob("*-shards-0-0001.log")).read_text()
+    assert "stopped by SIGUSR1" in log and "requeued" in log and "going on with" in log
 
     told = slurm.done("status", f"run_dir={run}")
     assert "3: 2 done, 1 lost" in told and "shard 0  lost" in told and "CANCELLED" in told and "To go on: " in told
