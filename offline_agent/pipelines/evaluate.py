@@ -139,9 +139,8 @@ class _Run:
     def tick(self) -> None:
         """Draw the progress."""
         done = self.journal.attempts.values()
-        scored = [attempt.success for attempt in done if attempt.success is not None]
-        rate = f"{sum(scored) / len(scored):.0%}" if scored else "–"
-        self.session.progress.update(len(done), success=rate)
+        # no rate: successes end sooner than what runs out of steps
+        self.session.progress.update(len(done), successes=sum(attempt.success is True for attempt in done))
 
 
 def run(prepared: Prepared, session: Evaluation) -> Mapping[str, Any]:
