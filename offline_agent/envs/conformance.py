@@ -333,8 +333,12 @@ def main(arguments: Sequence[str]) -> int:
     import sys
 
     sys.path.insert(0, "")  # environments of one's own lie in the current directory
+    usage = "usage: python -m offline_agent.envs.conformance NAME|module:Class ..."
+    if "--help" in arguments or "-h" in arguments:
+        print(f"{usage}\n\n{__doc__}")
+        return 0
     if not arguments:
-        print("usage: python -m offline_agent.envs.conformance NAME|module:Class ...", file=sys.stderr)
+        print(usage, file=sys.stderr)
         return 2
     try:
         return int(not all([check(name).passed for name in arguments]))

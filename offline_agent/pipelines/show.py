@@ -7,31 +7,32 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError, DataError
+from offline_agent.pipelines._terminal import show
 
 _KINDS = ("step", "trajectory", "hindsight", "minimal")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print pairs; 0 done, 1 a file cannot be read, 2 wrong request."""
+    if "--help" in arguments or "-h" in arguments:
+        print(__doc__)
+        return 0
     try:
         run_dir, kind, n = _parse(arguments)
     except ConfigError as error:
         print(f"show: {error}\n\n{__doc__}", file=sys.stderr)
         return 2
     try:
-        rows = list(_pick(_rows(run_dir), kind, n))
+        rows = _pick(_rows(run_dir), kind, n)
     except DataError as error:
         print(f"show: {error}", file=sys.stderr)
         return 1
-    for row in rows:
-        print(describe(row))
-    if not rows:
-        print("no such pairs; quarantine.jsonl says what was refused and why")
+    show("\n".join(map(describe, rows)) or "no such pairs; quarantine.jsonl says what was refused and why")
     return 0
 
 
@@ -61,14 +62,21 @@ def _rows(run_dir: Path) -> Iterator[Mapping[str, Any]]:
         yield from read_table(file)
 
 
-def _pick(rows: Iterator[Mapping[str, Any]], kind: str | None, n: int) -> Iterator[Mapping[str, Any]]:
-    """Yield n pairs of the kind, or n of different kinds as far as there are."""
-    left = list(rows) if kind is None else [row for row in rows if row["kind"] == kind]
+def _pick(rows: Iterable[Mapping[str, Any]], kind: str | None, n: int) -> list[Mapping[str, Any]]:
+    """Return n pairs of the kind, or n of different kinds as far as there are; reads and holds no more than it must."""
     first: dict[str, Mapping[str, Any]] = {}
-    for row in left:
-        first.setdefault(row["kind"], row)
-    ordered = [*first.values(), *(row for row in left if row is not first[row["kind"]])]
-    yield from ordered[:n]
+    others: list[Mapping[str, Any]] = []
+    kinds = min(n, len(_KINDS) if kind is None else 1)
+    for row in rows:
+        if kind not in (None, row["kind"]):
+            continue
+        if row["kind"] not in first:
+            first[row["kind"]] = row
+        elif len(others) < n:
+            others.append(row)
+        if len(first) >= kinds and len(first) + len(others) >= n:
+            break
+    return [*first.values(), *others][:n]
 
 
 def describe(row: Mapping[str, Any]) -> str:

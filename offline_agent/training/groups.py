@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from offline_agent.errors import ConfigError
 from offline_agent.records import Step, Task
@@ -21,7 +21,9 @@ from offline_agent.rollouts.game import Ask
 from offline_agent.rollouts.success import Known
 from offline_agent.seeding import derive_seed
 from offline_agent.training import advantages
-from offline_agent.training.objectives import Objective
+
+if TYPE_CHECKING:
+    from offline_agent.training.objectives import Objective
 
 Play = Callable[[Sequence[Ask], int], Iterable[Attempt]]
 """Plays attempts of a round, by its number; in any order."""
