@@ -1,13 +1,15 @@
-"""Looking at pairs: what is picked, and how much of a run is read for it."""
+"""Looking at pairs: what is picked, and how much of a run is read for it; help of the small commands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from offline_agent.envs import conformance
+from offline_agent.pipelines import __main__ as commands
 from offline_agent.pipelines import show, status
 
 
@@ -37,9 +39,17 @@ def test_no_more_is_read_than_is_shown() -> None:
     assert picked(pairs("step", "minimal", "step", "hindsight", "trajectory", more=True), None, 5) == [0, 1, 3, 4, 2]
 
 
-@pytest.mark.parametrize("main", [show.main, status.main, conformance.main])
+@pytest.mark.parametrize("main", [show.main, status.main, conformance.main, commands.main])
 @pytest.mark.parametrize("word", ["--help", "-h"])
 def test_help_is_no_fault(main: Any, word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 0
     out, err = capsys.readouterr()
     assert "python -m offline_agent." in out and not err
+
+
+def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main([]) == 0
+    listed = {line.split()[2] for line in capsys.readouterr().out.splitlines() if line.startswith("python -m")}
+    there = {path.stem for path in Path(show.__file__).parent.glob("[a-z]*.py")}
+    assert listed == {f"offline_agent.pipelines.{name}" for name in there} | {"offline_agent.envs.conformance"}
+    assert commands.main(["show"]) == 2 and "there is no such command" in capsys.readouterr().err
