@@ -195,7 +195,15 @@ def searched(folder: Path) -> dict[str, int]:
 
 def told(folder: Path) -> dict[str, Any]:
     """Return what is kept of a seed beside its evaluations."""
-    return {**endings(folder), "searches": searched(folder)}
+    return {**endings(folder), "searches": searched(folder), **warmed(folder / WARM)}
+
+
+def warmed(folder: Path) -> dict[str, Any]:
+    """Return from how many gold paths a suite's own warm start in this folder learnt."""
+    if not (folder / "summary.json").exists():
+        return {}
+    summary = json.loads((folder / "summary.json").read_text())
+    return {"gold paths": f"{summary['data']['kept']} of {summary['demonstrations']['attempts']} games"}
 
 
 def table(suite: Suite, seeds: Sequence[Seed], simulations: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -250,6 +258,8 @@ def main() -> None:
     if all(seed.facts.get("searches") for seed in seeds):
         for what in seeds[0].facts["searches"]:
             facts[f"searches of the loop, {what}"] = ", ".join(f"{seed.facts['searches'][what]:,}" for seed in seeds)
+    if "gold paths" in seeds[0].facts:
+        facts["gold paths of the warm start"] = seeds[0].facts["gold paths"]
     facts |= {**settings, "commands": f"python benchmarks/offline_loop.py --suite {options.suite} --work DIR --plan"}
     write_result(name, rows, facts, options.results / f"{name}.json")
 

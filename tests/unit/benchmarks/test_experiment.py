@@ -107,6 +107,9 @@ def test_what_searches_and_rounds_cost_is_kept_where_it_is_known(tmp_path: Path)
     found = offline_loop.searched(offline / "seed-0")
     assert found == {"tool calls": 21, "calls in replays": 200, "tokens sampled": 14}
     assert online_loop.played(offline, seed) == {"environment steps": {"offline": 21, "offline-ppo": 5}}
+    assert offline_loop.warmed(offline / "warm") == {}
+    summary(offline / "warm", data={"kept": 3}, demonstrations={"attempts": 5})
+    assert offline_loop.warmed(offline / "warm") == {"gold paths": "3 of 5 games"}
 
 
 def test_a_big_run_does_not_go_on_with_the_steps_of_another(tmp_path: Path) -> None:
