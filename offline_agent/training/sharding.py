@@ -39,6 +39,8 @@ def check(accelerator: Any) -> bool:
         TrainingError: By something that this trainer does not know; it was to be, but will not; or each process takes
             itself for the only one.
     """
+    from accelerate.utils import parse_flag_from_env
+
     meant = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != meant:
         raise TrainingError(
@@ -47,7 +49,7 @@ def check(accelerator: Any) -> bool:
         )
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in ("NO", "MULTI_GPU", "MULTI_CPU"):
-        if meant > 1 and os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true", "yes"):
+        if meant > 1 and parse_flag_from_env("ACCELERATE_USE_FSDP"):
             raise TrainingError(
                 "the weights were to be sharded (ACCELERATE_USE_FSDP), but accelerate does that on accelerators "
                 f"alone and joined these processes as {kind}; without it every process keeps a copy"

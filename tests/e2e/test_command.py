@@ -53,6 +53,20 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("name", ["build_prefs", "train_sft", "train_dpo", "evaluate", "iterate", "refine_grpo"])
+def test_help_of_a_pipeline_waits_for_no_torch(name: str) -> None:
+    script = (
+        "import importlib, sys\n"
+        f"module = importlib.import_module('offline_agent.pipelines.{name}')\n"
+        "sys.argv[1:] = ['--help']\n"
+        "assert module.main(module.COMMAND) == 0\n"
+        "heavy = {'torch', 'transformers', 'trl', 'datasets', 'mlflow'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_fault_at_once_status_2_nothing_written(tmp_path: Path) -> None:
     status, out, err = _call(tmp_path, "--confg", "cuont=3", "count=0")
     assert (status, out) == (2, "") and "--confg: unknown option" in err and "Did you mean '--config'?" in err
