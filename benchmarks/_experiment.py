@@ -180,6 +180,8 @@ def carry_out(
 ) -> list[Seed]:
     """Run what is not there of every seed's stages, or print their commands and exit; return what seeds came to.
 
+    A seed that is kept but lacks evaluations of the plan, because rows were added since, is completed by these.
+
     Args:
         name: Of the experiment: a finished seed is kept as `<results>/<name>/seed-<n>.json`.
         options: Of the command line.
@@ -200,9 +202,12 @@ def carry_out(
             )
     plans = {}
     for seed in options.seeds:
-        if seed not in kept or options.plan:
-            folder = (options.work / f"seed-{seed}").resolve()
-            plans[folder] = (seed, list(plan(seed, folder)))
+        folder = (options.work / f"seed-{seed}").resolve()
+        found = list(plan(seed, folder))
+        if seed in kept and not options.plan:
+            found = _lacking(found, kept[seed])
+        if found:
+            plans[folder] = (seed, found)
     if options.plan:
         for folder, (_, found) in plans.items():
             for stage in found:
@@ -211,7 +216,8 @@ def carry_out(
 
     def keep(folder: Path) -> None:
         seed, found = plans[folder]
-        one = kept[seed] = Seed(seed, dict(settings), facts=facts(folder))
+        one = kept.setdefault(seed, Seed(seed, dict(settings)))
+        one.facts = _together(one.facts, facts(folder))
         for stage in found:
             if stage.pipeline == "evaluate":
                 one.add(stage.name, folder / stage.name)
@@ -221,6 +227,24 @@ def carry_out(
 
     _run_all({folder: found for folder, (_, found) in plans.items()}, options.jobs, keep)
     return [kept[seed] for seed in options.seeds]
+
+
+def _lacking(plan: Sequence[Stage], seed: Seed) -> list[Stage]:
+    """Return the evaluations that a kept seed has no result of, and the stages that they need, as planned."""
+    wanted = {stage.name for stage in plan if stage.pipeline == "evaluate" and stage.name not in seed.runs}
+    for stage in reversed(plan):  # what a stage needs stands before it
+        if stage.name in wanted:
+            wanted.update(stage.after)
+    return [stage for stage in plan if stage.name in wanted]
+
+
+def _together(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both, the new where they differ, dicts within them likewise."""
+    both = {**old, **new}
+    for key in old.keys() & new.keys():
+        if isinstance(old[key], dict) and isinstance(new[key], dict):
+            both[key] = _together(old[key], new[key])
+    return both
 
 
 def _run_all(plans: Mapping[Path, Sequence[Stage]], jobs: int, finished: Callable[[Path], None]) -> None:

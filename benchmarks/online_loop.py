@@ -5,7 +5,8 @@ this begins. Every stage is one command with a run directory of its own; what is
 the commands and stops. Learns from the train split; is measured on test, where nothing was chosen.
 
 For each seed: `refine_grpo` with each objective from the offline loop's model, with GRPO from the warm start, all with
-about the same number of environment steps; and `evaluate` of every model on the same test tasks.
+about the same number of environment steps; GRPO from the warm start for twice as many, which is near what the offline
+loop and the stage after it use together; and `evaluate` of every model on the same test tasks.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ OBJECTIVES = {
 SHARE = {"dapo": 1 / 3}
 """Of the rounds: DAPO plays about three times as many episodes in each, for the groups that it replaces."""
 COMMON = ("rollouts.reward=success", "optimizer.learning_rate=2e-4", "checkpoints.every=10", "watch.stop=[mask]")
+TWICE = "warm start → GRPO, twice the rounds"
 ROWS = {
     "warm start": "warm",
     "warm start → GRPO": "warm-grpo",
+    TWICE: "warm-grpo-twice",
     "offline loop": "offline",
     **{f"offline loop → {name.upper()}": f"offline-{name}" for name in OBJECTIVES},
 }
@@ -48,11 +51,12 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
     models["offline"] = (str(made / "iterate" / "model"), ())
     pool = (f"tasks.n={suite.pool}", suite.offset(seed))
     size = (f"rollouts.tasks={options.tasks}", f"rollouts.size={options.size}")
-    ways = [("warm-grpo", "warm", "grpo"), *((f"offline-{n}", "offline", n) for n in OBJECTIVES)]
-    for name, begin, objective in ways:
+    ways = [("warm-grpo", "warm", "grpo", 1.0), ("warm-grpo-twice", "warm", "grpo", 2.0)]
+    ways += [(f"offline-{name}", "offline", name, SHARE.get(name, 1.0)) for name in OBJECTIVES]
+    for name, begin, objective, share in ways:
         start = models[begin][0]
         model = (f"model.path={start}",) if start else ()
-        rounds = f"rounds={max(1, round(options.rounds * SHARE.get(objective, 1)))}"
+        rounds = f"rounds={max(1, round(options.rounds * share))}"
         how = (rounds, *size, *COMMON, *suite.refine, *OBJECTIVES[objective])
         yield Stage(name, "refine_grpo", (*own, *pool, *how, *model))
         models[name] = (str(folder / name / "model"), (name,))
@@ -94,8 +98,8 @@ def table(seeds: Sequence[Seed]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         row["environment steps"] = ", ".join(f"{each:,}" if each else "–" for each in steps)
         rows.append(row)
     gains = {}
-    for title in ROWS:
-        begin = "offline loop" if title.startswith("offline loop →") else "warm start"
+    pairs = [(title, "offline loop" if title.startswith("offline loop →") else "warm start") for title in ROWS]
+    for title, begin in [*pairs, ("offline loop → GRPO", TWICE)]:
         if title == begin:
             continue
         gain = 100 * (sampled[title] - sampled[begin])

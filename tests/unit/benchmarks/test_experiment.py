@@ -160,6 +160,26 @@ def test_stages_wait_for_what_they_need_and_seeds_are_kept(
     assert commands.ran == before  # nothing of a kept seed is run again
 
 
+def test_a_kept_seed_is_completed_by_the_rows_that_were_added_since(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def longer(seed: int, folder: Path) -> Iterator[Stage]:
+        yield from plan(seed, folder)
+        yield Stage("other", "train_dpo", (), ("../warm",))
+        yield Stage("test-other", "evaluate", (), ("other",))
+
+    commands = Commands()
+    monkeypatch.setattr(experiment, "_run", commands)
+    before = experiment.carry_out("x", options, plan, {}, lambda folder: {"steps": {"loop": 1}, "cut": 1})
+    commands.ran.clear()
+    options.seeds = [0]
+    (after,) = experiment.carry_out("x", options, longer, {}, lambda folder: {"steps": {"other": 2}})
+    assert commands.ran == ["seed-0/../warm", "seed-0/other", "seed-0/test-other"]
+    assert after.runs == {**before[0].runs, "test-other": before[0].runs["test"]}
+    assert after.facts == {"steps": {"loop": 1, "other": 2}, "cut": 1}
+    assert Seed(**json.loads((options.results / "x" / "seed-0.json").read_text())) == after
+
+
 def test_seeds_of_other_settings_are_not_put_together(
     options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
