@@ -86,7 +86,10 @@ class CriticSection(Section):
     """The value head of objectives with a critic (ppo)."""
 
     gamma: float = key(1.0, "discount a token", gt=0, le=1)
-    lam: float = key(0.95, "lambda of generalised advantage estimation", ge=0, le=1)
+    lam: float = key(
+        0.95, "lambda of generalised advantage estimation, a token; 1 where a turn is judged many tokens later",
+        ge=0, le=1,
+    )  # fmt: skip
     coefficient: float = key(0.5, "weight of the value loss", gt=0)
     clip: float | None = key(0.2, "how far a value may move in a round; null = any", gt=0)
     learning_rate: float | None = key(None, "of the value head; null = ten times optimizer.learning_rate", gt=0)
@@ -106,12 +109,20 @@ class SamplerSection(Section):
     """Who samples the actions."""
 
     name: Literal["hf", "server", "colocated"] = key("hf", "hf: here; server: a vLLM server; colocated: vLLM in here")
-    url: str | None = key(None, "server: the endpoint, e.g. http://localhost:8000/v1")
+    url: str | None = key(
+        None, "server: the endpoint, e.g. http://localhost:8000/v1; several with commas between them", free=True
+    )
     served: str | None = key(None, "server: the served model's name; null = the only one")
-    correction: CORRECTIONS = key(
-        "token_truncate", "importance weights for samplers whose log-probabilities differ from the trainer's"
+    correction: CORRECTIONS | None = key(
+        None,
+        "importance weights for samplers whose log-probabilities differ from the trainer's; they are known at "
+        "rollouts.temperature=1 alone; null = token_truncate, off for hf, which computes as the trainer does",
     )
     cap: float = key(3.0, "largest importance weight", gt=0)
+    tolerance: float | None = key(
+        None, "server, colocated: largest log-probability difference of a probe, nats, at which new weights count as "
+        "arrived; null = 0.01, with model.dtype=bfloat16 0.5", gt=0,
+    )  # fmt: skip
     memory: float = key(0.3, "colocated: share of the GPU's memory that vLLM takes", gt=0, le=1)
     sleep: int = key(0, "colocated: 1 or 2 = what vLLM gives back while the model is trained", ge=0, le=2)
 
@@ -121,7 +132,7 @@ class WatchSection(Section):
 
     enabled: bool = key(True, "warn of collapse, and stop where the rules say so; false = keep quiet")
     window: int = key(5, "observations of a window; the latest is compared with the first", ge=2)
-    patience: int = key(3, "updates in a row that a rule must hold", ge=1)
+    patience: int = key(3, "updates in a row that a rule must hold; at most watch.window", ge=1)
     entropy_floor: float = key(0.3, "entropy below this share of its start", gt=0, lt=1)
     entropy_factor: float = key(3.0, "entropy above this many times its start, without more reward", gt=1)
     spread_floor: float = key(0.4, "spread of the rewards within groups below this share of its start", gt=0, lt=1)
@@ -138,7 +149,12 @@ class WatchSection(Section):
     mismatch_ceiling: float = key(0.1, "mean log-probability difference of sampler and trainer above this", gt=0)
     unscored_ceiling: float = key(0.2, "share of trajectories without a score above this", ge=0, le=1)
     stop: tuple[str, ...] | None = key(
-        None, "rules that stop the run; null = those after which going on is worthless", strict=False
+        None,
+        "rules that stop the run, which then takes the newest checkpoint from before; null = mask, nothing_scored, "
+        "echo_trap, collapse: after these going on is worthless; [] = none. The others: mask_shift, not_finite, "
+        "unscored, reward, entropy, entropy_rise, spread, zero_spread, solved, gradient, kl, mismatch, length, short, "
+        "truncated, invalid_calls, repeated_calls, tools",
+        strict=False,
     )
 
 
@@ -146,7 +162,7 @@ class RefineCheckpoints(Section):
     """Checkpoints a stopped run goes on from."""
 
     every: int = key(5, "rounds between two", ge=1, free=True)
-    keep: int = key(4, "how many are kept", ge=1, free=True)
+    keep: int = key(4, "how many are kept; where the watch stops the run, it goes back to one of them", ge=1, free=True)
 
 
 class OfflineSection(Section):
@@ -155,6 +171,12 @@ class OfflineSection(Section):
     rows: int = key(0, "trajectories of filtered/ in every update; 0 = none", ge=0)
     weight: float = key(0.1, "weight of their mean negative log-likelihood", ge=0)
     runs: tuple[str, ...] = key((), "run directories whose filtered/ is replayed", strict=False)
+
+
+class RefinedSection(Section):
+    """What offline stages may fine-tune on afterwards."""
+
+    per_task: int = key(2, "most successes of one task in filtered/, shortest first; no two of the same calls", ge=1)
 
 
 class RefineGrpoConfig(TrainableConfig):
@@ -171,6 +193,7 @@ class RefineGrpoConfig(TrainableConfig):
     batch: PassSection = section(PassSection, "what one forward pass sees")
     sampler: SamplerSection = section(SamplerSection, "who samples the actions")
     offline: OfflineSection = section(OfflineSection, "verified successes beside the roll-outs")
+    filtered: RefinedSection = section(RefinedSection, "successes for rejection fine-tuning")
     watch: WatchSection = section(WatchSection, "the collapse watch")
     checkpoints: RefineCheckpoints = section(RefineCheckpoints, "checkpoints")
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config import RefineGrpoConfig
 from offline_agent.pipelines import _schemas
 from offline_agent.pipelines._pipeline import Session
+from offline_agent.pipelines._servers import tables
 from offline_agent.pipelines._terminal import copyable
 
 if TYPE_CHECKING:
     from offline_agent.pipelines._rounds import RoundLog
     from offline_agent.preferences.refusals import Refusal
+    from offline_agent.records import Trajectory
     from offline_agent.rendering import Renderer
     from offline_agent.rollouts.attempts import Attempt
     from offline_agent.training.settings import TrainResult
@@ -21,7 +23,10 @@ if TYPE_CHECKING:
 
 def ends(result: TrainResult) -> dict[str, Any]:
     """Return the round figures of the first and the last records."""
-    names = ("reward_mean", "success_mean", "group_spread", "zero_spread", "entropy", "kl", "length", "mismatch")
+    names = (
+        "reward_mean", "success_mean", "group_spread", "zero_spread", "entropy", "kl", "length", "mismatch",
+        "prefix_cached", "handover_seconds",
+    )  # fmt: skip
     few = max(1, min(5, len(result.records) // 2))
 
     def means(records: Any) -> dict[str, float]:
@@ -32,30 +37,38 @@ def ends(result: TrainResult) -> dict[str, Any]:
 
 
 def export(renderer: Renderer, session: Session[RefineGrpoConfig], log: RoundLog) -> dict[str, Any]:
-    """Write what was played as tables that the offline stages read."""
+    """Write what was played as tables that the offline stages read.
+
+    Successes that `filtered.per_task` leaves out are no refusals: all that was played is in `trajectories`.
+    """
     from offline_agent.preferences.export import trajectory_rows
+    from offline_agent.preferences.filters import RejectionFilter
 
     refusals: list[Refusal] = []
     counts = {"attempts": 0, "successes": 0, "unscored": 0, "filtered": 0}
+    best = RejectionFilter(session.config.filtered.per_task)
+    chosen: dict[str, list[Trajectory]] = {}
 
     def counted() -> Iterator[Attempt]:
         for attempt in log.read(lambda number: True):
             counts["attempts"] += 1
             counts["successes"] += attempt.success is True
             counts["unscored"] += attempt.reward is None
+            if attempt.success is True and (trajectory := attempt.trajectory()) is not None:
+                task = attempt.task.task_id
+                chosen[task], _ = best.select([*chosen.get(task, ()), trajectory], task)
             yield attempt
 
-    def rows(attempts: Iterable[Attempt]) -> Iterator[dict[str, Any]]:
-        known = (trajectory for attempt in attempts if (trajectory := attempt.trajectory()) is not None)
-        return (row for trajectory in known for row in trajectory_rows([trajectory], renderer, refusals))
+    def rows(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
+        return (row for trajectory in trajectories for row in trajectory_rows([trajectory], renderer, refusals))
 
     def kept() -> Iterator[dict[str, Any]]:
-        every = log.read(lambda number: True)
-        for row in rows(attempt for attempt in every if attempt.success is True and not attempt.truncated):
+        for row in rows(trajectory for task in sorted(chosen) for trajectory in chosen[task]):
             counts["filtered"] += 1
             yield row
 
-    session.run.write_rows("trajectories", rows(counted()), _schemas.TRAJECTORIES)
+    known = (trajectory for attempt in counted() if (trajectory := attempt.trajectory()) is not None)
+    session.run.write_rows("trajectories", rows(known), _schemas.TRAJECTORIES)
     session.run.write_rows("filtered", kept(), _schemas.TRAJECTORIES)
     for refusal in refusals:
         session.run.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))
@@ -85,6 +98,8 @@ def show(summary: Mapping[str, Any], path: Path) -> Any:
     table.add_row("reward", change("reward_mean", ".3f"))
     table.add_row("entropy", f"{change('entropy', '.3f')} nats a token")
     table.add_row("groups without spread", change("zero_spread", ".0%"))
+    if "prefix_cached" in last:
+        table.add_row("prompt tokens reused", change("prefix_cached", ".0%"))
     table.add_row("agent tokens", f"{training['agent_tokens']:,}")
     saved = training["raw_tokens"] / max(1, training["tokens"])
     computed = f"{training['tokens']:,} for {training['raw_tokens']:,} of the rows"
@@ -98,4 +113,4 @@ def show(summary: Mapping[str, Any], path: Path) -> Any:
     for warning in summary["warnings"]:
         table.add_row("note", warning)
     after = f"python -m offline_agent.pipelines.evaluate policy.model={path / 'model'}"
-    return Group(table, copyable(f"Next: {after}"))
+    return Group(table, *tables(summary), copyable(f"Next: {after}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import DataError, PolicyError
 from offline_agent.records import Task
@@ -14,6 +14,9 @@ from offline_agent.rollouts.episodes import Episodes
 from offline_agent.rollouts.game import Ask
 from offline_agent.store import EventLog, RunDirectory
 from offline_agent.training.groups import Groups, Round
+
+if TYPE_CHECKING:
+    from offline_agent.policies.weights import Taken
 
 ATTEMPTS, ROUNDS = "rollouts", "rounds"
 
@@ -46,6 +49,11 @@ class RoundLog:
         if record["round"] not in self.rounds:
             self._rounds.append(dict(record))
             self.rounds[record["round"]] = dict(record)
+
+    @property
+    def refused(self) -> int:
+        """Rows of the rounds that could not be trained on."""
+        return sum(record.get("refused", 0) for record in self.rounds.values())
 
     def read(self, wanted: Callable[[int], bool]) -> Iterator[Attempt]:
         """Yield the logged attempts whose number is wanted, in the order of ending."""
@@ -81,7 +89,7 @@ class Player:
         self._episodes, self._log = episodes, log
         self._known = {(a.task.task_id, a.number): a for a in log.read(lambda number: number // size >= first)}
         self.seconds = 0.0
-        self.renew: Callable[[], None] | None = None
+        self.renew: Callable[[], object] | None = None
 
     def __call__(self, asks: Sequence[Ask], number: int) -> Iterator[Attempt]:
         """Yield the attempts, in the order of ending."""
@@ -97,7 +105,6 @@ class Player:
             self._log.add(attempt)
             yield attempt
         self.seconds += time.perf_counter() - started
-
 
     def _play(self, left: Sequence[Ask]) -> Iterator[Attempt]:
         """Play; where the policy is given up, renew it, and go on with what is left if that helps."""
@@ -137,13 +144,14 @@ def remember(groups: Groups, log: RoundLog, first: int) -> int:
     return steps
 
 
-def record_of(made: Round, seconds: float) -> dict[str, Any]:
-    """Return what is logged of a round."""
+def record_of(made: Round, seconds: float, refused: int) -> dict[str, Any]:
+    """Return what is logged of a round; `refused` of its rows could not be trained on."""
     return {
         "round": made.number,
         "temperature": made.temperature,
         "env_steps": made.env_steps,
         "seconds": round(seconds, 3),
+        "refused": refused,
         "outcomes": [[g.task.task_id, sum(g.successes), len(g.successes)] for g in made.groups],
         "kept": [g.task.task_id for g in made.kept],
     }
@@ -159,6 +167,7 @@ def figures(made: Round, env_steps: int, seconds: float) -> dict[str, Any]:
     """
     attempts = list(made.attempts)
     acted = [attempt for attempt in attempts if attempt.steps]
+    went = [attempt for attempt in attempts if attempt.cut_by not in ("fault", "time")]  # as far as the policy would
     rewards = [reward for group in made.groups for reward in group.scored]
     successes = [success for group in made.groups for success in group.successes]
     spreads = [spread for group in made.groups if (spread := group.spread) is not None]
@@ -171,8 +180,9 @@ def figures(made: Round, env_steps: int, seconds: float) -> dict[str, Any]:
         "env_steps": env_steps,
         "rollout_seconds": seconds,
         "unscored": sum(attempt.reward is None for attempt in attempts) / len(attempts),
-        "truncated": sum(attempt.truncated for attempt in attempts) / len(attempts),
     }
+    if went:
+        out["truncated"] = sum(attempt.truncated for attempt in went) / len(went)
     if rewards:
         mean = sum(rewards) / len(rewards)
         out |= {"reward_mean": mean, "reward_std": (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5}
@@ -182,10 +192,28 @@ def figures(made: Round, env_steps: int, seconds: float) -> dict[str, Any]:
         out |= {"zero_spread": sum(not s for s in spreads) / len(spreads), "group_spread": sum(spreads) / len(spreads)}
     if acted:
         out["steps"] = sum(len(attempt.steps) for attempt in acted) / len(acted)
-        out["length"] = sum(attempt.generated for attempt in acted) / len(acted)
+        said = (len(step.action.token_ids or ()) for attempt in acted for step in attempt.steps)
+        out["length"] = sum(said) / len(acted)
     if calls:
         out["invalid_calls"] = sum(attempt.invalid_calls for attempt in attempts) / calls
         out["repeated_calls"] = sum(attempt.repeated_calls for attempt in attempts) / calls
     if tools:
         out["tools"] = {name: count / sum(tools.values()) for name, count in sorted(tools.items())}
+    return out
+
+
+def figures_of_sampler(prefilled: int, cached: int, handed: Taken | None) -> dict[str, float]:
+    """Return figures of who sampled a round, for the records of its updates; what nobody can say is left out.
+
+    Args:
+        prefilled, cached: Prompt tokens that it computed, and that it had in its prefix cache.
+        handed: How it took the round's weights; see `weights.Taken`.
+    """
+    out = {}
+    if prefilled + cached:
+        out["prefix_cached"] = cached / (prefilled + cached)
+    if handed is not None:
+        out |= {"handover_seconds": handed.seconds, "handover_waited": handed.waited}
+        out |= {} if handed.gap is None else {"handover_gap": handed.gap}
+        out |= {} if handed.shift is None else {"handover_shift": handed.shift}
     return out

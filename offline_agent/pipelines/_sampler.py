@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from offline_agent.policies.base import Policy
 from offline_agent.records import Task
 
 if TYPE_CHECKING:
+    from offline_agent.policies.weights import Taken
     from offline_agent.rendering import Renderer
 
 _PROBED = 64  # ids by which a sampler's new weights are compared with the trainer's
@@ -27,12 +28,12 @@ class Sampler:
     Attributes:
         policy: Samples.
         give: Takes the trained model, its tokenizer and a folder for files that the policy reads; after it no answer is
-            from older weights.
+            from older weights. Says what that was like; None where it is a copy in memory.
         rest: Called before training begins, until `give` is called again.
     """
 
     policy: Policy
-    give: Callable[[Any, Any, Path], None]
+    give: Callable[[Any, Any, Path], Taken | None]
     rest: Callable[[], None] = lambda: None
 
 
@@ -50,7 +51,7 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
     """
     model, rollouts, sampler = config.model, config.rollouts, config.sampler
     common = {"temperature": rollouts.temperature, "max_tokens": rollouts.max_tokens}
-    tolerance = _TOLERANCE[model.dtype]
+    tolerance = _TOLERANCE[model.dtype] if sampler.tolerance is None else sampler.tolerance
     if sampler.name == "hf":
         from offline_agent.policies.hf import HFPolicy
 
@@ -60,10 +61,18 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
         from offline_agent.policies.colocated import ColocatedPolicy
         from offline_agent.policies.weights import probe_of
 
-        near: Any = ColocatedPolicy(model.path, renderer=renderer, memory=sampler.memory, sleep=sampler.sleep, **common)  # type: ignore[arg-type]
+        near: Any = ColocatedPolicy(
+            model.path,
+            renderer=renderer,
+            dtype=model.dtype,  # the trainer's: a coarser one would not say what the probe asks for
+            memory=sampler.memory,
+            sleep=sampler.sleep,
+            **common,  # type: ignore[arg-type]
+        )
 
-        def hand_over(trained: Any, tokenizer: Any, folder: Path) -> None:
-            near.take_weights(trained, probe_of(trained, _ids(tokenizer, task), tolerance))
+        def hand_over(trained: Any, tokenizer: Any, folder: Path) -> Taken:
+            taken: Taken = near.take_weights(trained, probe_of(trained, _ids(tokenizer, task), tolerance))
+            return taken
 
         return Sampler(near, hand_over, near.sleep)
     from offline_agent.policies.server import ServerPolicy
@@ -79,18 +88,36 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
     )
     served.check_takes_weights()
 
-    def give(trained: Any, tokenizer: Any, folder: Path) -> None:
+    def give(trained: Any, tokenizer: Any, folder: Path) -> Taken:
         from offline_agent.policies.weights import probe_of
         from offline_agent.training.models import save_plain
 
         place = folder / "serving"
         save_plain(trained, tokenizer, place)
         try:
-            served.take_weights(place.resolve(), probe_of(trained, _ids(tokenizer, task), tolerance))
+            return served.take_weights(place.resolve(), probe_of(trained, _ids(tokenizer, task), tolerance))
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
     return Sampler(served, give)
+
+
+def absent() -> Sampler:
+    """Return what stands for the sampler in processes that do not play: the first one does."""
+    nobody: Any = _Nobody()
+    return Sampler(nobody, lambda trained, tokenizer, folder: None)
+
+
+class _Nobody:
+    """Holds no weights and answers nothing."""
+
+    identity: Mapping[str, object] = {}
+
+    def engine(self) -> _Nobody:
+        return self
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _ids(tokenizer: Any, task: Task) -> list[int]:

@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, OfflineAgentError
-from offline_agent.pipelines import _rounds, _training
+from offline_agent.pipelines import _processes, _rounds, _training
 from offline_agent.pipelines._command import main
 from offline_agent.pipelines._parts import make_tasks
 from offline_agent.pipelines._pipeline import Command, Facts, Session
 from offline_agent.pipelines._refined import ends, export, show
-from offline_agent.pipelines._sampler import Sampler, make_sampler
+from offline_agent.pipelines._sampler import Sampler, absent, make_sampler
+from offline_agent.pipelines._servers import of_servers
 from offline_agent.records import Task
 from offline_agent.store import hash_json
-from offline_agent.training.collapse import Watch, WatchSettings, checklist
+from offline_agent.training.collapse import Finding, Watch, WatchSettings, checklist
 from offline_agent.training.groups import Groups, GroupSettings
 from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
+    from offline_agent.rollouts.episodes import Episodes
     from offline_agent.training.objectives import Objective
     from offline_agent.training.online import Played
     from offline_agent.training.rows import LoadReport, TrajectoryRow
@@ -95,7 +97,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
         longest = _training.max_length(config, trainable[0])
         replayed = load_trajectories(config.offline.runs, (), trainable[2], max_length=longest, key="offline")
         parts.anchors, parts.replayed = replayed
-    parts.sampler = make_sampler(config, trainable[2], tasks[0])
+    parts.sampler = absent() if _processes.rank() else make_sampler(config, trainable[2], tasks[0])
     hashes: dict[str, Any] = dict(_training.hashes(trainable))
     hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in tasks])
     manifest: dict[str, Any] = {"hashes": hashes, "env": spec.identity, "objective": asdict(parts.objective)}
@@ -130,16 +132,36 @@ def _environment(config: RefineGrpoConfig) -> EnvSpec:
 
 
 def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
-    sampler, rollouts = config.sampler, config.rollouts
+    sampler, rollouts, correction = config.sampler, config.rollouts, _correction(config)
     hot = sorted({t for t in (rollouts.temperature, rollouts.last_temperature) if t not in (1.0, None)}, key=float)  # type: ignore[arg-type]
-    if sampler.name != "hf" and sampler.correction != "off" and hot:
+    if correction != "off" and hot:
         yield (
-            f"sampler.correction: {sampler.correction} compares log-probabilities, which {sampler.name} gives at "
+            f"sampler.correction: {correction} compares log-probabilities, which {sampler.name} gives at "
             f"temperature 1, but rollouts.temperature is {', '.join(map(str, hot))}; set it to 1, or "
             "sampler.correction=off"
         )
     if rollouts.credit == "turn" and not rollouts.branches:
         yield "rollouts.credit: turn needs branches to compare with; set rollouts.branches=0.5, or credit=trajectory"
+    if rollouts.credit == "turn":
+        try:
+            chosen = objective_of(config)
+        except ConfigError:
+            return  # told elsewhere
+        if chosen.baseline == "value":
+            yield (
+                f"rollouts.credit: turn compares branches, and objective {chosen.name} asks its critic; set "
+                "rollouts.credit=trajectory, or an objective without a critic"
+            )
+        if chosen.overlong_soft is not None:
+            yield (
+                "rollouts.credit: turn takes its advantages from what the branches came to, which overlong shaping "
+                "does not change; set rollouts.credit=trajectory, or leave out objective.overlong_soft and _hard"
+            )
+
+
+def _correction(config: RefineGrpoConfig) -> str:
+    default = "off" if config.sampler.name == "hf" else "token_truncate"
+    return config.sampler.correction or default
 
 
 def objective_of(config: RefineGrpoConfig) -> Objective:
@@ -173,7 +195,7 @@ def online_settings(config: RefineGrpoConfig) -> OnlineSettings:
         rounds=config.rounds,
         passes=config.objective.passes,
         minibatches=config.objective.minibatches,
-        correction="off" if config.sampler.name == "hf" else config.sampler.correction,
+        correction=_correction(config),  # type: ignore[arg-type]  # one of CORRECTIONS
         cap=config.sampler.cap,
         gamma=critic.gamma,
         lam=critic.lam,
@@ -228,7 +250,7 @@ def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
         )  # fmt: skip
         player = _rounds.Player(episodes, log, parts.groups.size, first)
         groups = Groups(parts.tasks, parts.groups, parts.objective, player, config.seed)
-        stage = _Stage(parts, session, tokenizer, groups, player, log, _rounds.remember(groups, log, first))
+        stage = _Stage(parts, session, tokenizer, groups, episodes, player, log, _rounds.remember(groups, log, first))
         result = train_online(
             model, tokenizer, stage.play, parts.anchors, _training.settings(config), parts.online, parts.objective,
             folder, log=stage.record, watch=stage.look,
@@ -248,9 +270,10 @@ def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
         "model": {**saved, "begun": begun},
         "training": {**_training.of_result(result, seconds), **ends(result)},
         "filtered": exported.pop("filtered"),
-        "rollouts": {**exported, "env_steps": stage.env_steps, "refused_rows": stage.refused},
+        "rollouts": {**exported, "env_steps": stage.env_steps, "refused_rows": log.refused},
+        **of_servers({"sampler": policy}),
         "data": None if parts.replayed is None else _training.of_report(parts.replayed),
-        "findings": [list(finding) for finding in stage.findings],
+        "findings": [[finding.rule, finding.update, finding.text] for finding in stage.findings],
         "checklist": [list(line) for line in checklist(session.run.events().read())],
         "warnings": [*(parts.replayed.notes() if parts.replayed else ()), *result.warnings],
     }
@@ -264,21 +287,25 @@ class _Stage:
     session: Session[RefineGrpoConfig]
     tokenizer: Any
     groups: Groups
+    episodes: Episodes
     player: _rounds.Player
     log: _rounds.RoundLog
     env_steps: int
-    refused: int = 0
-    findings: list[tuple[str, int, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._recorder = _training.Recorder(self.session)
         seen = list(self.session.run.events().read())
         self._watch = None if self.parts.watch is None else Watch(self.parts.watch)
-        self._told: dict[int, list[Any]] = {}
+        self._told: dict[int, list[Finding]] = {}
         for record in seen:
             if self._watch is not None:
                 self._told[int(record["update"])] = self._watch(record)
         self._seen = max(self._told, default=0)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What the watch said of the run, those sessions included that were stopped."""
+        return [finding for update in sorted(self._told) for finding in self._told[update]]
 
     def play(self, number: int, model: Any) -> Played:
         """Play a round with the model's weights, and say what is trained on; see `online.Rounds`."""
@@ -287,14 +314,13 @@ class _Stage:
 
         assert self.parts.sampler is not None
         give = partial(self.parts.sampler.give, model, self.tokenizer, self.session.run.path)
-        give()
+        handed = give()
         self.player.renew = give
-        before = self.player.seconds
+        before, prompt = self.player.seconds, (self.episodes.prefilled, self.episodes.cached)
         made = self.groups.make(number)
         self.parts.sampler.rest()
         seconds = self.player.seconds - before
         self.env_steps += made.env_steps
-        self.log.close_round(_rounds.record_of(made, seconds))
         refused: list[tuple[str, str]] = []
         config, parts = self.session.config, self.parts
         samples = sample(
@@ -311,8 +337,11 @@ class _Stage:
             if attempt.reward is None:
                 name = f"round {number}, {attempt.task.task_id}/{attempt.number}"
                 self.session.run.quarantine("attempt", name, str(attempt.verdict.error))
-        self.refused += len(refused)
+        self.log.close_round(_rounds.record_of(made, seconds, len(refused)))
         figures = _rounds.figures(made, self.env_steps, seconds)
+        figures |= _rounds.figures_of_sampler(
+            self.episodes.prefilled - prompt[0], self.episodes.cached - prompt[1], handed
+        )
         if samples:
             whole = sum(len(s.input_ids) for s in samples)
             figures["trained_share"] = sum(s.tokens for s in samples) / whole
@@ -329,12 +358,14 @@ class _Stage:
         update = int(record["update"])
         if update > self._seen:
             self._told[update] = self._watch(record)
-        sound = None
-        for finding in self._told.get(update, ()):
-            self.findings.append((finding.rule, finding.update, finding.text))
+        sound, findings = None, self._told.get(update, ())
+        for finding in findings:
             self.session.say(f"{'stopping' if finding.stops else 'warning'}: update {finding.update}: {finding.text}")
             if finding.stops:
                 sound = max(0, finding.since - 1)
+        if findings:
+            for name, line in checklist(self.session.run.events().read()):
+                self.session.say(f"  {name}: {line}")
         return sound
 
 

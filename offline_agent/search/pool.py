@@ -23,7 +23,8 @@ class EnvPool:
     Args:
         workers: Number of threads; 0 runs every job at once in the caller's thread, without a limit.
         time_limit: Seconds a job may take; None = unlimited.
-        most_hung: Number of hung jobs after which the pool gives up on the environment.
+        most_hung: Number of hung jobs after which the pool gives up on the environment, where they are more than one
+            in a hundred.
     """
 
     def __init__(self, workers: int = 4, time_limit: float | None = 30.0, most_hung: int = 256) -> None:
@@ -59,7 +60,7 @@ class EnvPool:
         """Answer jobs that overran their limit with a fault. Call it now and then.
 
         Raises:
-            EnvironmentFault: More than `most_hung` jobs hang.
+            EnvironmentFault: Too many jobs hung.
         """
         now, late = time.monotonic(), []
         with self._lock:
@@ -72,9 +73,9 @@ class EnvPool:
             self._hire()
             keys = "limits.step_seconds, limits.reset_seconds, limits.critic_seconds"
             done(EnvironmentFault(f"no answer within {limit:g} s ({keys})"))
-        if self.hung > self._most_hung:
+        if self.hung > max(self._most_hung, self._next // 100):  # a long run may meet as many on a sound one
             raise EnvironmentFault(
-                f"{self.hung} calls of the environment, or of a critic, hung: it is not fit to be searched"
+                f"{self.hung} of {self._next} calls of the environment, or of a critic, hung: it is not fit to be used"
             )
 
     def close(self) -> None:

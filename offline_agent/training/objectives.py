@@ -221,7 +221,7 @@ def policy_loss(
 
     S is the surrogate (see `Objective`); K3 = exp(D) - D - 1 with D = log pi_ref - log pi (Schulman 2020; Shao et al.
     2024, arXiv 2402.03300, eq. 4). No trajectory may be split over parts: ratio="sequence" needs it whole. Log-ratios
-    are cut off at 20 both ways, so that a ratio is finite in every float format.
+    are cut off at 20 both ways, and D at 20 from above, so that their exponentials are finite in every float format.
 
     Args:
         logps: [n], log-probabilities (nats) of the part's agent tokens, with a graph.
@@ -267,7 +267,7 @@ def policy_loss(
     loss = -(pull * surrogate).sum()
     each = {"clip_low_fraction": under, "clip_high_fraction": over, "ratio_mean": ratio}
     if ref is not None:
-        gap = ref.detach() - logps
+        gap = (ref.detach() - logps).clamp(max=_LARGEST)
         k3 = gap.exp() - gap - 1
         each["kl"] = k3
         if objective.kl:

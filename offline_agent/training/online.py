@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 _SMALL = 100_000_000  # weights up to which a copy of the model as it was given is kept though the loss does not need it
 _LOOK = 10  # rounds between two measurements of K3 where the loss does not need it
 
-_SUMMED = (
-    "loss", "policy", "entropy", "kl", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "mismatch", "value",
-    "anchor",
-)  # fmt: skip
+_OF_ROWS = ("policy", "entropy", "kl", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "mismatch", "value")
+_SUMMED = ("loss", *_OF_ROWS, "anchor")
 
 
 Rounds = Callable[[int, Any], Played]
@@ -305,10 +303,10 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
     def figures(self, update: Update, sums: dict[str, float]) -> dict[str, float]:
         """Return the update's metrics; what nobody computed is left out."""
         assert self._batch is not None
-        absent = {
-            "kl": not self._batch.ref, "value": self.critic is None, "anchor": not update.anchors,
-            "mismatch": self._temperature != 1.0 or any(s.logps is None for s in self._batch.played.samples),
-        }  # fmt: skip
+        absent = dict.fromkeys(_OF_ROWS, not update.rows) | {"anchor": not update.anchors}
+        absent["kl"] |= not self._batch.ref
+        absent["value"] |= self.critic is None
+        absent["mismatch"] |= self._temperature != 1.0 or any(s.logps is None for s in self._batch.played.samples)
         return {name: value for name, value in super().figures(update, sums).items() if not absent.get(name)}
 
     def _round_figures(self) -> None:

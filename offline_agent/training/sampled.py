@@ -149,6 +149,8 @@ def sample(
             credits = _by_earned(rows, objective, credit)
         counted = [row for row, given in zip(rows, credits, strict=True) if given is not None]
         credits = [given for given in credits if given is not None]
+    # without a token of its own - all drawn, or empty - a row is in its group's mean and has nothing to learn
+    spoken = [(row, given) for row, given in zip(counted, credits, strict=True) if any(row.mask)]
     return [
         Sampled(
             name=_name(row.group.attempts[row.place], made.number),
@@ -161,7 +163,7 @@ def sample(
             advantages=None if given is None else tuple(advantages.over_tokens(given, row.turns)),
             earned=row.own_earned,
         )
-        for row, given in zip(counted, credits, strict=True)
+        for row, given in spoken
     ]
 
 
@@ -190,8 +192,6 @@ def _rows(
             continue
         logps = row["logps"]
         own = None if logps is None else tuple(x for x, kept in zip(logps, mask, strict=True) if kept)
-        if not any(mask):
-            continue  # every turn was drawn: there is nothing to learn from
         shaping = advantages.overlong(sum(row["action_mask"]), objective)
         earned = None
         if credit.by == "turn_reward":

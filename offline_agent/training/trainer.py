@@ -55,6 +55,7 @@ def arguments(settings: TrainSettings, folder: Path, updates: int) -> dict[str, 
         "max_length": None,
         "dataloader_pin_memory": False,
         "remove_unused_columns": False,
+        "ddp_timeout": 7 * 24 * 3600,  # others wait while the first process plays; torchrun ends them where one dies
     }
 
 

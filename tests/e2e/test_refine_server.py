@@ -105,6 +105,9 @@ def sound(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with serving(ModelServer(start)) as server:
         assert refine(run_dir, start, server.url) == 0
     assert len(records(run_dir)) == 4 and len(records(run_dir, "rollouts")) == 64
+    assert all(record["handover_gap"] < 0.01 < record["handover_seconds"] + 1 for record in records(run_dir))
+    assert all(record["handover_shift"] > 0 for record in records(run_dir)[1:])  # each round has other weights
+    assert json.loads((run_dir / "summary.json").read_text())["servers"]["sampler"][0]["requests"] >= 64
     return run_dir
 
 

@@ -122,6 +122,16 @@ def test_an_environment_that_always_hangs_stops_the_run() -> None:
     assert scheduler.counts.trees == 0
 
 
+def test_a_long_run_may_meet_as_many_hanging_calls_as_a_short_one_may_not() -> None:
+    pool, answered = EnvPool(2, 0.02, most_hung=1), list[object]()
+    for place in range(900):
+        pool.submit(lambda place=place: time.sleep(0.3 if place % 300 == 0 else 0), answered.append)  # type: ignore[misc]
+    while len(answered) < 900:
+        time.sleep(0.005)
+        pool.reap()
+    assert pool.hung == 3 and sum(isinstance(one, EnvironmentFault) for one in answered) == 3
+
+
 def test_another_answer_on_replay_quarantines_the_subtree() -> None:
     spec = EnvSpec(Forgets)
     run = search(spec, Guess(), SETTINGS, tasks(spec, 3))

@@ -399,12 +399,14 @@ def test_a_budget_of_one_is_the_papers_sum_over_whole_completions(name: str) -> 
 
 
 @pytest.mark.parametrize("name", list(OBJECTIVES))
-def test_far_off_policy_nothing_overflows(name: str) -> None:
-    wanted = objective(name, **FIELDS.get(name, {}), kl=0.0)
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_far_off_policy_nothing_overflows(name: str, kl: float) -> None:
+    wanted = objective(name, **FIELDS.get(name, {}), kl=kl)
     logps = torch.tensor([-0.1, -0.2, -300.0, -0.5], requires_grad=True)
     old = torch.tensor([-200.0, -150.0, -0.1, -0.5])
     advantages, owner = torch.tensor([1.0, 1.0, -1.0, 1.0]), torch.tensor([0, 0, 1, 1])
-    loss = policy_loss(logps, old, advantages, owner, token_weights([2, 2], wanted), wanted, total=4).loss
+    ref = torch.tensor([-300.0, -0.1, -0.1, -400.0])
+    loss = policy_loss(logps, old, advantages, owner, token_weights([2, 2], wanted), wanted, ref=ref, total=4).loss
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.isfinite() and logps.grad is not None and logps.grad.isfinite().all()
 

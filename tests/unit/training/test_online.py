@@ -95,6 +95,32 @@ def test_a_round_with_nothing_to_learn_changes_nothing_and_the_run_goes_on(tmp_p
     assert "entropy" not in records[1] and records[1]["reward_mean"] == 0.5
 
 
+def test_an_update_of_replayed_rows_alone_measures_nothing_of_the_policy(tmp_path: Path) -> None:
+    records: list[dict[str, Any]] = []
+    train(tmp_path, play=rounds(empty=(1,)), anchors=trajectories(4), log=records.append, anchor_rows=2)
+    of_rows = {"policy", "entropy", "kl", "ratio_mean", "mismatch", "clip_low_fraction", "clip_high_fraction"}
+    assert of_rows <= records[0].keys() and not of_rows & records[1].keys()
+    assert records[1]["anchor"] > 0 and records[1]["loss"] > 0
+
+
+@pytest.mark.parametrize("correction", ["off", "token_truncate", "sequence_mask"])
+def test_the_sampler_is_corrected_as_it_was_asked_for(correction: str, tmp_path: Path) -> None:
+    """Log-probabilities of the samples are made up, so weights are far from 1, and cut at the cap."""
+    chosen = replace(objective("reinforce"), kl=0.0)
+    own = trainer(tmp_path, chosen, rounds(), correction=correction, cap=0.01)
+    loss = float(own.training_step(own.model, {"update": own.plan[0]}))
+    now, weights = [plain(model(), s.input_ids, s.action_mask, 1.0).detach() for s in samples(0)], []
+    for s, logps in zip(samples(0), now, strict=True):
+        gaps = logps - torch.tensor(s.logps)
+        weights.append({
+            "off": torch.ones_like(gaps),
+            "token_truncate": gaps.exp().clamp(max=0.01),
+            "sequence_mask": torch.where(gaps.sum().exp() > 0.01, 0.0, gaps.sum().exp()).expand_as(gaps),
+        }[correction])  # fmt: skip
+    terms = [w * torch.tensor(s.advantages) * p for w, s, p in zip(weights, samples(0), now, strict=True)]
+    assert loss == pytest.approx(-float(torch.cat(terms).mean()), rel=1e-4, abs=1e-7)
+
+
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 @pytest.mark.parametrize("stop_at", [1, 3, 4])
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(name: str, stop_at: int, tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ def test_nothing_is_learnt_from_turns_whose_tool_was_drawn() -> None:
         round_of(attempt(0, 1.0), attempt(1, 0.0, explored=(0, 1))), renderer(), objective("grpo"), max_length=999
     )
     assert len(every) == 1
+    # it was judged all the same, and stays in the mean that the others are compared with
+    assert every[0].advantages is not None and every[0].advantages[0] == pytest.approx(0.5 / (0.5**0.5 + 1e-4))
 
 
 def test_long_trajectories_lose_reward_by_their_agent_tokens_alone() -> None:

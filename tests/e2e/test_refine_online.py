@@ -1,0 +1,170 @@
+"""The online stage as a whole: a collapse that is caught, branches, drawn tools, old data, what is kept of it all."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from examples.bandit import Bandit
+from offline_agent.errors import TrainingError
+from offline_agent.pipelines._command import main
+from offline_agent.pipelines.refine_grpo import COMMAND, _Stage
+from tests.bandit_kit import ENV, warm_started
+
+KEYS = (
+    "tracking.uri=null", "rollouts.max_steps=1", "rollouts.size=4", "tasks.n=64", "threads=1", "checkpoints.every=1",
+)  # fmt: skip
+MACHINES = "env=examples.machines:Machines"
+
+
+class Trap(Bandit):
+    """The left arm pays half for sure, the right arm all or, more often, nothing; the left one wears out."""
+
+    pulls = 0
+
+    def left(self) -> str:
+        """Pull the left arm."""
+        Trap.pulls += 1
+        return self._pull("left")
+
+    def get_reward(self) -> float:
+        """Pay."""
+        if self._arm == "left":
+            return 0.5 if Trap.pulls < 750 else 0.0
+        return float(random.Random(self._machine).random() < 0.4)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return warm_started(tmp_path_factory.mktemp("start"))
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return warm_started(tmp_path_factory.mktemp("machines"), MACHINES)
+
+
+def refine(run_dir: Path, model: Path, *keys: str) -> dict[str, Any]:
+    assert main(COMMAND, [*KEYS, f"model.path={model}", f"run_dir={run_dir}", *keys]) == 0
+    return dict(json.loads((run_dir / "summary.json").read_text()))
+
+
+def records(run_dir: Path, shard: str = "0000") -> list[dict[str, Any]]:
+    lines = (run_dir / "events" / f"{shard}.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if "update" in record or "attempt" in record]
+
+
+def test_a_collapse_is_caught_before_its_reward_falls(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ("env=tests.e2e.test_refine_online:Trap", "rounds=28", "rollouts.tasks=8", "optimizer.learning_rate=2e-3")
+    keys += ("rollouts.choice=uniform", "checkpoints.keep=30")
+    monkeypatch.setattr(Trap, "pulls", 0)
+    done = refine(tmp_path / "run", start, *keys)
+    told, seen = capsys.readouterr().err, records(tmp_path / "run")
+    caught = len(seen)
+    assert caught < 26 and all(record["reward_mean"] > 0.4 for record in seen)
+    (stopped,) = [finding for finding in done["findings"] if finding[0] == "echo_trap"]
+    assert stopped[1] == caught and f"stopping: update {caught}: entropy a token" in told
+    for name, line in done["checklist"]:  # told at once, with the figures of then
+        assert f"  {name}: {line}" in told
+    assert any("the weights are those of checkpoint-" in warning for warning in done["warnings"])
+
+    monkeypatch.setattr(Trap, "pulls", 0)
+    refine(tmp_path / "on", start, *keys, "watch.stop=[]")
+    after = records(tmp_path / "on")
+    assert len(after) == 28 and [r["reward_mean"] for r in after[:caught]] == [r["reward_mean"] for r in seen]
+    assert max(record["reward_mean"] for record in after[-2:]) < 0.2
+
+
+def test_findings_outlive_a_stop(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = ("env=tests.e2e.test_refine_online:Trap", "rounds=20", "rollouts.tasks=8", "optimizer.learning_rate=2e-3")
+    keys += ("rollouts.choice=uniform", "checkpoints.every=3")
+    monkeypatch.setattr(Trap, "pulls", 0)
+    whole = refine(tmp_path / "whole", start, *keys)
+    assert whole["findings"]
+
+    look = _Stage.look
+
+    def stop(self: Any, record: Any) -> Any:
+        if record["update"] == 20:
+            raise TrainingError("stopped")
+        return look(self, record)
+
+    monkeypatch.setattr(Trap, "pulls", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Stage, "look", stop)
+        given = [*KEYS, f"model.path={start}", f"run_dir={tmp_path / 'run'}", *keys]
+        assert main(COMMAND, given) != 0
+    assert refine(tmp_path / "run", start, *keys)["findings"] == whole["findings"]
+
+
+@pytest.mark.parametrize("credit", ["turn", "trajectory"])
+def test_branches_share_their_history_and_are_learnt_from(begun: Path, tmp_path: Path, credit: str) -> None:
+    keys = (MACHINES, "rollouts.max_steps=4", "rollouts.size=8", "rollouts.tasks=6", "rounds=6", "watch.enabled=false")
+    keys += ("optimizer.learning_rate=2e-3", "rollouts.branches=0.5", f"rollouts.credit={credit}")
+    refine(tmp_path / "run", begun, *keys)
+    seen = records(tmp_path / "run")
+    assert seen[0]["tools"]["right"] < 0.7 < 0.85 < seen[-1]["tools"]["right"]
+    rows = pq.read_table(tmp_path / "run" / "trajectories").to_pylist()[:48]  # of the first round
+    different = set()
+    for row in rows:
+        for end in range(1, len(row["input_ids"]) - row["action_mask"][::-1].index(1)):
+            different.add(tuple(row["input_ids"][:end]))
+    assert seen[0]["tokens"] == len(different) < 0.5 * seen[0]["raw_tokens"]  # each history is computed once
+
+
+def test_tools_are_drawn_by_the_schedule_and_not_learnt_from(begun: Path, tmp_path: Path) -> None:
+    keys = (MACHINES, "rollouts.max_steps=4", "rollouts.tasks=8", "rounds=3", "rollouts.epsilon=1", "objective.kl=0")
+    keys += ("rollouts.last_epsilon=0", "watch.enabled=false")
+    refine(tmp_path / "run", begun, *keys)
+    seen = records(tmp_path / "run")
+    played = records(tmp_path / "run", "rollouts")
+    drawn = [0, 0, 0]
+    turns = [0, 0, 0]
+    for attempt in played:
+        number = attempt["attempt"][3] // 4
+        drawn[number] += len(attempt.get("explored", ()))
+        turns[number] += len(attempt["steps"])
+    assert drawn[0] == turns[0] and 0 < drawn[1] < turns[1] and drawn[2] == 0
+    assert [record["agent_tokens"] > 0 for record in seen] == [False, True, True]
+    assert max(r["length"] for r in seen) < 1.5 * min(r["length"] for r in seen)  # samples not taken are no length
+
+
+def test_offline_successes_are_replayed_beside_the_roll_outs(begun: Path, tmp_path: Path) -> None:
+    first = refine(tmp_path / "first", begun, MACHINES, "rollouts.max_steps=4", "rounds=3", "filtered.per_task=1")
+    assert 0 < first["filtered"] <= first["rollouts"]["successes"]
+    keys = (MACHINES, "rollouts.max_steps=4", "rounds=2", "rollouts.tasks=3", "offline.rows=2", "offline.weight=0.5")
+    refine(tmp_path / "run", begun, *keys, f"offline.runs=[{tmp_path / 'first'}]")
+    for record in records(tmp_path / "run"):
+        assert record["anchor"] > 0 and record["loss"] == pytest.approx(record["policy"] + 0.5 * record["anchor"])
+
+
+def test_successes_are_kept_as_the_offline_stage_keeps_them(start: Path, tmp_path: Path) -> None:
+    done = refine(tmp_path / "run", start, ENV, "rounds=4", "rollouts.tasks=8", "tasks.n=8", "rollouts.rest=0")
+    kept = pq.read_table(tmp_path / "run" / "filtered").to_pylist()
+    tasks = [row["task_id"] for row in kept]
+    assert done["rollouts"]["successes"] > len(kept) == done["filtered"] == len(set(tasks)) > 4  # one way to win each
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (("rollouts.credit=turn", "rollouts.branches=0.5", "objective.name=ppo"), "asks its critic"),
+        (
+            ("rollouts.credit=turn", "rollouts.branches=0.5", "objective.overlong_soft=9", "objective.overlong_hard=9"),
+            "overlong shaping does not change",
+        ),
+        (("sampler.correction=token_mask", "rollouts.temperature=0.7"), "token_mask compares log-probabilities"),
+    ],
+)
+def test_settings_that_would_be_ignored_are_refused(
+    keys: tuple[str, ...], said: str, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(COMMAND, [*KEYS, ENV, f"model.path={start}", f"run_dir={tmp_path / 'run'}", *keys]) == 2
+    assert said in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "run").exists()
