@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from offline_agent.envs.base import Environment, ToolError
 from offline_agent.envs.textworld import demonstrate as expert
-from offline_agent.envs.textworld.server import FIRST_SEED, FOLDS, GAMES, SEEDS_PER_FOLD, missing, server
+from offline_agent.envs.textworld.server import FIRST_SEED, FOLDS, GAMES, SEEDS_PER_FOLD, Interface, missing, server
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.records import Message, Verdict
 
@@ -41,7 +40,7 @@ class TextWorld(Environment):
     def __init__(self, game: str | Sequence[str] = "cookingworld", params: str | Mapping[str, str] = "") -> None:
         _params(_games(game), params)
         self._state: dict[str, Any] | None = None
-        self._interface: Any = None
+        self._interface: Interface | None = None
 
     @classmethod
     def tasks(
@@ -65,13 +64,12 @@ class TextWorld(Environment):
     def reset(self, game: str, fold: str, seed: int, params: str = "", **_: Any) -> str:
         """Start a game and return its task and the first view."""
         self._release()
-        self._key = (game, params)
-        self._interface = server().take(game, params)
-        self._state = json.loads(self._interface.generateNewGameJSON(seed, fold, False))
+        interface = self._interface = server().take(game, params)
+        self._state = interface.begin(fold, seed)
         self._moves = 0
         self._best, self.turn_reward = self._score(), None
         self.terminated = False
-        return f"{self._interface.getTaskDescription().strip()}\n\n{self._state['observation'].strip()}"
+        return f"{interface.task().strip()}\n\n{self._state['observation'].strip()}"
 
     def act(self, command: str) -> str:
         """Do one thing in the game and see what happens.
@@ -82,8 +80,8 @@ class TextWorld(Environment):
         said = " ".join(command.split())
         if said not in self._now["validActions"]:  # the games tell capitals apart
             said = next((c for c in self._now["validActions"] if c.lower() == said.lower()), said)
-        state = json.loads(self._interface.stepJSON(said))
-        self._state = state
+        assert self._interface is not None  # the game was reset
+        state = self._state = self._interface.step(said)
         self._moves += 1
         self.turn_reward = max(0.0, self._score() - self._best)
         self._best = max(self._best, self._score())
@@ -133,7 +131,7 @@ class TextWorld(Environment):
 
     def _release(self) -> None:
         if self._interface is not None:
-            server().give_back(*self._key, self._interface)
+            self._interface.close()
             self._interface = None
 
     def __enter__(self) -> TextWorld:

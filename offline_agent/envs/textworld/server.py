@@ -11,6 +11,8 @@ import shutil
 import sys
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -76,7 +78,7 @@ class Server:
             self._gateway = JavaGateway(gateway_parameters=parameters, java_process=self._process)
         except Exception as error:
             raise EnvironmentFault(f"textworld: Java did not start ({type(error).__name__}: {error})") from error
-        self._free: dict[tuple[str, str], list[Any]] = defaultdict(list)
+        self._free: dict[tuple[str, str], list[Interface]] = defaultdict(list)
         self._lock = threading.Lock()
 
     @property
@@ -84,8 +86,8 @@ class Server:
         """Whether the Java machine still runs."""
         return bool(self._process.poll() is None)
 
-    def take(self, game: str, params: str) -> Any:
-        """Return a game's Java interface with its generator loaded, for one user at a time.
+    def take(self, game: str, params: str) -> Interface:
+        """Return a game's interface with its generator loaded, for one user at a time, who closes it.
 
         Raises:
             ConfigError: The game's parameters are not understood.
@@ -94,41 +96,110 @@ class Server:
         with self._lock:
             if self._free[game, params]:
                 return self._free[game, params].pop()
-        try:
+        with _java(f"load {game}"):
             interface = self._gateway.jvm.textworldexpress.runtime.PythonInterface()
             told = interface.load(game, params)
-        except Exception as error:
-            raise EnvironmentFault(f"textworld: Java failed to load {game} ({error})") from error
         if told:
             raise ConfigError(
                 f"env.params: {game} does not take {params!r} ({told}); e.g. numLocations=5,includeDoors=0"
             )
-        return interface
+        return Interface(self, game, params, interface)
 
-    def give_back(self, game: str, params: str, interface: Any) -> None:
-        """Keep an interface for the next user."""
+    def keep(self, interface: Interface) -> None:
+        """Keep an interface of this server's for the next user."""
         with self._lock:
-            if len(self._free[game, params]) < _KEPT:
-                self._free[game, params].append(interface)
+            free = self._free[interface.game, interface.params]
+            if self.alive and len(free) < _KEPT:
+                free.append(interface)
 
     def gold(self, game: str, params: str, fold: str, seed: int) -> list[str]:
-        """Return a winning path, the same whenever and wherever it is asked for."""
-        interface = self.take(game, params)
-        try:
+        """Return a winning path, the same whenever and wherever it is asked for.
+
+        Raises:
+            ConfigError: The game's parameters are not understood.
+            EnvironmentFault: Java failed.
+        """
+        with self.take(game, params) as interface:
             if game not in _SEEDED_AGENTS:
-                interface.generateNewGameJSON(seed, fold, True)
-                return list(interface.getGoldActionSequence())
+                return interface.gold(fold, seed)
             walks = (self._walk(interface, game, fold, seed, i) for i in range(_GOLD_TRIES))
             won = list(itertools.islice(filter(None, walks), _GOLD_WINS))
             return min(won, key=len, default=[])
-        finally:
-            self.give_back(game, params, interface)
 
-    def _walk(self, interface: Any, game: str, fold: str, seed: int, attempt: int) -> list[str]:
-        interface.generateNewGameJSON(seed, fold, False)
-        agent = getattr(self._gateway.jvm.textworldexpress.goldagent, _SEEDED_AGENTS[game])(interface.game())
-        found = agent.mkGoldPath(self._gateway.jvm.scala.util.Random(seed * _GOLD_TRIES + attempt))
-        return list(found._2()) if found._1() else []
+    def _walk(self, interface: Interface, game: str, fold: str, seed: int, attempt: int) -> list[str]:
+        interface.begin(fold, seed)
+        with interface.asked(f"find a way through {game}") as java:
+            agent = getattr(self._gateway.jvm.textworldexpress.goldagent, _SEEDED_AGENTS[game])(java.game())
+            found = agent.mkGoldPath(self._gateway.jvm.scala.util.Random(seed * _GOLD_TRIES + attempt))
+            return list(found._2()) if found._1() else []
+
+
+class Interface:
+    """A game in a server's Java machine, for one user at a time; closed, or left as a context, it is that server's.
+
+    Every method raises EnvironmentFault where Java fails or has died.
+    """
+
+    def __init__(self, home: Server, game: str, params: str, java: Any) -> None:
+        self.game = game
+        self.params = params
+        self._home = home
+        self._java = java
+        self._sound = True
+
+    def begin(self, fold: str, seed: int, gold: bool = False) -> dict[str, Any]:
+        """Begin a game, with its winning path where `gold`, and return its state."""
+        with self.asked(f"begin a game of {self.game}") as java:
+            return dict(json.loads(java.generateNewGameJSON(seed, fold, gold)))
+
+    def task(self) -> str:
+        """Return what is to be done in the game."""
+        with self.asked("tell the task") as java:
+            return str(java.getTaskDescription())
+
+    def step(self, command: str) -> dict[str, Any]:
+        """Carry a command out and return the state after it."""
+        with self.asked(f"carry out {command!r}") as java:
+            return dict(json.loads(java.stepJSON(command)))
+
+    def gold(self, fold: str, seed: int) -> list[str]:
+        """Return the package's own winning path."""
+        self.begin(fold, seed, gold=True)
+        with self.asked(f"find a way through {self.game}") as java:
+            return list(java.getGoldActionSequence())
+
+    @contextmanager
+    def asked(self, what: str) -> Iterator[Any]:
+        """Give the Java object; what goes wrong with it is told as a fault, and nobody is handed it again."""
+        try:
+            with _java(what):
+                yield self._java
+        except EnvironmentFault:
+            self._sound = False
+            raise
+
+    def close(self) -> None:
+        """Give it back to its server."""
+        if self._sound:
+            self._home.keep(self)
+
+    def __enter__(self) -> Interface:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextmanager
+def _java(what: str) -> Iterator[None]:
+    """Tell of no answer, or half of one, as a fault of the environment's: a ValueError would be the policy's."""
+    try:
+        yield
+    except Exception as error:
+        raise EnvironmentFault(
+            f"textworld: Java failed to {what} ({type(error).__name__}: {error}); if it has died, the next game starts"
+            " it again"
+        ) from error
 
 
 _servers: dict[int, Server] = {}
@@ -161,9 +232,6 @@ def gold_path(game: str, params: str, fold: str, seed: int) -> tuple[str, ...]:
 
 def replay(game: str, params: str, fold: str, seed: int, commands: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return the game's state after each command."""
-    interface = server().take(game, params)
-    try:
-        interface.generateNewGameJSON(seed, fold, False)
-        return [json.loads(interface.stepJSON(command)) for command in commands]
-    finally:
-        server().give_back(game, params, interface)
+    with server().take(game, params) as interface:
+        interface.begin(fold, seed)
+        return [interface.step(command) for command in commands]

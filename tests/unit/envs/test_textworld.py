@@ -1,6 +1,7 @@
 """TextWorldExpress: many games in one Java machine, gold paths that repeat, and messages when Java is missing."""
 
 import itertools
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,12 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.textworld import TextWorld, server
 from offline_agent.envs.textworld.demonstrate import follow, to_do
 from offline_agent.errors import ConfigError, EnvironmentFault
+from offline_agent.policies.scripted import OraclePolicy
 from offline_agent.records import Action, Task, ToolCall
+from offline_agent.rollouts.episodes import Ask, Episodes
+from offline_agent.search.mcts import SearchSettings
+from offline_agent.search.pool import EnvPool
+from tests.search_kit import search
 
 needs_java = pytest.mark.skipif(server.missing() is not None, reason=str(server.missing()))
 
@@ -68,10 +74,10 @@ def test_gold_paths_repeat_in_another_java_machine():
 def test_a_thousand_seeds_a_fold():
     spec = EnvSpec(TextWorld, {"game": "coin"})
     seeds = {split: [t.args["seed"] for t in spec.tasks(split)] for split in ("train", "validation", "test")}
-    interface = server.server().take("coin", "")
-    assert seeds["train"] == list(interface.getSeedsTrain())
-    assert seeds["validation"] == list(interface.getSeedsDev())
-    assert seeds["test"] == list(interface.getSeedsTest())
+    with server.server().take("coin", "") as interface, interface.asked("tell its seeds") as java:
+        assert seeds["train"] == list(java.getSeedsTrain())
+        assert seeds["validation"] == list(java.getSeedsDev())
+        assert seeds["test"] == list(java.getSeedsTest())
 
 
 @needs_java
@@ -142,6 +148,132 @@ def test_interfaces_are_used_again():
     two.step(_act("move west"))
     assert two.reset(task) == first
     two.close()
+
+
+def _kill():
+    """Kill the Java machine and return its server."""
+    dead = server.server()
+    dead._process.kill()
+    dead._process.wait()
+    return dead
+
+
+@pytest.fixture
+def own_java(monkeypatch):
+    """Give the test a Java machine that it may kill."""
+    monkeypatch.setattr(server, "_servers", {})
+    yield
+    _kill()
+
+
+@needs_java
+@pytest.mark.usefixtures("own_java")
+@pytest.mark.parametrize("by", ["closing", "resetting"])
+def test_games_of_a_java_machine_that_died_leave_nothing_to_the_next(by):
+    spec, tasks = EnvSpec(TextWorld, {"game": "coin"}), _tasks("coin", n=6)
+    begun = [spec.open() for _ in tasks]
+    first = [episode.reset(task) for episode, task in zip(begun, tasks, strict=True)]
+    used = [episode._env._interface for episode in begun]
+    dead = _kill()
+    with pytest.raises(EnvironmentFault, match="Java"):
+        begun[0].step(_act("look around"))
+    if by == "closing":
+        for episode in begun:
+            episode.close()
+        assert server._servers[os.getpid()] is dead  # closing starts no Java
+        begun = [spec.open() for _ in tasks]
+    assert [episode.reset(task) for episode, task in zip(begun, tasks, strict=True)] == first
+    assert server.server() is not dead
+    assert not any(episode._env._interface is one for episode in begun for one in used)
+    for episode in begun:
+        assert episode.step(_act("look around")).fault is None
+        episode.close()
+    free = server.server()._free["coin", ""]
+    assert len(free) == len(begun) and not any(one is other for one in free for other in used)
+
+
+@needs_java
+@pytest.mark.usefixtures("own_java")
+def test_a_java_machine_that_dies_in_a_replay_leaves_nothing_to_the_next():
+    where = ("coin", "", "train", 3)
+
+    def commands():
+        yield "look around"
+        _kill()
+        yield "look around"
+
+    with pytest.raises(EnvironmentFault, match="Java failed to carry out 'look around'.*starts it again"):
+        server.replay(*where, commands())
+    assert len(server.replay(*where, ("look around", "inventory"))) == 2
+    assert len(server.server()._free["coin", ""]) == 1
+
+
+def _find_paths(tasks):
+    """Ask for the winning paths, which are kept: the expert needs no Java from here on."""
+    for task in tasks:
+        server.gold_path(task.args["game"], task.args["params"], task.args["fold"], task.args["seed"])
+
+
+class Killing(OraclePolicy):
+    """The expert; kills the Java machine when it is asked for its n-th turn."""
+
+    def __init__(self, demonstrate, n):
+        super().__init__(demonstrate)
+        self.left = n
+
+    def _act(self, context, rng):
+        self.left -= 1
+        if self.left == 0:
+            _kill()
+        return super()._act(context, rng)
+
+
+@needs_java
+@pytest.mark.usefixtures("own_java")
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_only_attempts_in_flight_are_unscored_when_java_dies(in_flight):
+    spec, tasks = EnvSpec(TextWorld, {"game": "coin"}), _tasks("coin", n=16)
+    _find_paths(tasks)
+    pool = EnvPool(2, 30.0)
+    episodes = Episodes(spec, Killing(spec.demonstrate, 20).engine(), pool, max_steps=100, in_flight=in_flight)
+    played = list(episodes.play(Ask(task, "greedy", 0) for task in tasks))
+    pool.close()
+    assert len(played) == 16
+    unscored = [attempt for attempt in played if attempt.success is None]
+    assert 1 <= len(unscored) <= in_flight
+    assert all(attempt.success for attempt in played if attempt not in unscored)
+    for attempt in unscored:
+        assert attempt.reward is None and attempt.cut_by == "fault" and "Java failed to" in str(attempt.verdict.error)
+
+
+@needs_java
+@pytest.mark.usefixtures("own_java")
+def test_only_searches_in_flight_are_cut_when_java_dies():
+    spec, tasks = EnvSpec(TextWorld, {"game": "coin"}), _tasks("coin", n=8)
+    _find_paths(tasks)
+    settings = SearchSettings(simulations=2, max_steps=60)
+    found = search(spec, Killing(spec.demonstrate, 9), settings, tasks, workers=1, trees_in_flight=2)
+    trees = [one.tree for one in found.searches.values()]
+    assert len(trees) == 8 and not any(tree.quarantined for tree in trees)
+    assert 1 <= sum(tree.root.visits == 0 for tree in trees) <= 2
+
+
+@needs_java
+@pytest.mark.usefixtures("own_java")
+def test_half_an_answer_is_no_mistake_of_the_policy(monkeypatch):
+    episode = EnvSpec(TextWorld, {"game": "coin"}).open()
+    episode.reset(_tasks("coin")[0])
+
+    class Torn:
+        def stepJSON(self, command):  # noqa: N802
+            return '{"observation": "You are in'
+
+    monkeypatch.setattr(episode._env._interface, "_java", Torn())
+    with pytest.raises(EnvironmentFault, match="Java failed"):
+        episode.step(_act("look around"))
+    before = list(server.server()._free["coin", ""])
+    episode.close()
+    assert server.server()._free["coin", ""] == before  # what failed is not handed out again
 
 
 @needs_java
