@@ -47,7 +47,8 @@ class Episodes:
         temperature: Of sampled attempts.
         max_tokens: Most tokens of one action; None = the policy's own.
         in_flight: Attempts played at once.
-        reset_seconds: Time limit of opening and resetting an environment; None = the pool's own.
+        reset_seconds: Time limit of opening and resetting an environment; None = the pool's own. Each call of a prefix
+            that is carried out again adds the pool's own.
         segment: The renderer's `segment`, by which prompt tokens are counted; None = as the policy's answers say.
         answered_before: The policy has answered in this run: if it fails all that is left, that is no outage.
         tick: Called about every half second, for progress.
@@ -138,7 +139,15 @@ class Episodes:
         game = Game(ask, self._policy, derive_seed(self._seed, "attempt", ask.task.task_id, ask.number))
         self._games.add(game)
         spare = self._spare.pop() if self._spare else None
-        self._submit(game, partial(begin, self._spec, spare, ask.task, ask.prefix), self._opened, self._reset_seconds)
+        job = partial(begin, self._spec, spare, ask.task, ask.prefix)
+        self._submit(game, job, self._opened, self._opening_seconds(len(ask.prefix)))
+
+    def _opening_seconds(self, calls: int) -> float | None:
+        """Return the time limit of a reset and of the calls that are carried out again; None = the pool's own."""
+        each, reset = self._pool.time_limit, self._reset_seconds
+        if not calls or each is None:
+            return None if calls else reset
+        return (each if reset is None else reset) + calls * each
 
     def _opened(self, game: Game, value: Any) -> Attempt | None:
         if isinstance(value, Broken | EnvironmentFault):

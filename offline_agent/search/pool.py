@@ -29,7 +29,7 @@ class EnvPool:
 
     def __init__(self, workers: int = 4, time_limit: float | None = 30.0, most_hung: int = 256) -> None:
         self.workers = workers
-        self._limit = time_limit
+        self.time_limit = time_limit
         self._most_hung = most_hung
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class EnvPool:
             limit: Seconds this job may take; None = the pool's own limit.
         """
         if self.workers:
-            self._jobs.put((job, done, self._limit if limit is None else limit))
+            self._jobs.put((job, done, self.time_limit if limit is None else limit))
         else:
             started = time.perf_counter()
             result = attempt(job)

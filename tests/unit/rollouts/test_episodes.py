@@ -346,6 +346,59 @@ def test_an_attempt_goes_on_from_another_ones_history() -> None:
     assert all(attempt.context.depth == len(attempt.steps) for attempt in branches.values())  # type: ignore[union-attr]
 
 
+class Slow(Paths):
+    """Takes its time for each door, as long as its class says."""
+
+    takes = 0.3
+
+    def door(self, number: int) -> str:
+        """Go through a door.
+
+        Args:
+            number: Which.
+        """
+        time.sleep(self.takes)
+        return super().door(number)
+
+
+def test_a_history_is_carried_out_again_under_the_limit_of_each_of_its_calls() -> None:
+    spec = EnvSpec(Slow)
+    (task,) = tasks(spec, 1)
+    Slow.takes = 0.3
+    history = next(a for a in play(spec, Guess(), asks([task], 8), 8).values() if len(a.steps) == 3).steps[:2]
+    ask = Ask(task, "branch", 0, prefix=history)
+    (branch,) = play(spec, Guess(), [ask], limit=20.0, reset_seconds=0.1).values()
+    assert branch.success is not None and branch.steps[:2] == history
+    Slow.takes = 3.0  # hangs, for limits as small
+    (hung,) = play(spec, Guess(), [ask], limit=0.2, reset_seconds=0.1).values()
+    assert (hung.success, hung.cut_by) == (None, "time") and "no answer within 0.5 s" in str(hung.verdict.error)
+
+
+@pytest.mark.parametrize(
+    ("step", "reset", "calls", "limit"),
+    [
+        (5.0, 60.0, 0, 60.0), (5.0, 60.0, 13, 125.0), (5.0, None, 0, None), (5.0, None, 2, 15.0), (None, 60.0, 0, 60.0),
+        (None, 60.0, 2, None), (None, None, 2, None),
+    ],
+)  # fmt: skip
+def test_the_limit_of_an_opening_grows_with_the_calls_that_are_repeated(
+    step: float | None, reset: float | None, calls: int, limit: float | None
+) -> None:
+    given: list[float | None] = []
+
+    class Noting(EnvPool):
+        def submit(self, job: Any, done: Any, limit: float | None = None) -> None:
+            given.append(limit)
+            super().submit(job, done, limit)
+
+    (task,) = tasks(SPEC, 1)
+    whole = next(iter(play(SPEC, Script(door(0)), asks([task], 1, False)).values()))
+    prefix = (whole.steps * 5)[:calls]
+    pool = Noting(0, step)
+    list(Episodes(SPEC, Guess().engine(), pool, reset_seconds=reset).play([Ask(task, "branch", 0, prefix=prefix)]))
+    assert given[0] == limit  # None is the pool's own
+
+
 def test_a_history_that_is_answered_differently_leaves_the_attempt_unscored() -> None:
     (task,) = tasks(SPEC, 1)
     whole = next(a for a in play(SPEC, Guess(), asks([task], 8)).values() if len(a.steps) >= 2)
