@@ -40,7 +40,10 @@ class LimitsSection(Section):
     step_seconds: float = key(30.0, "a step that takes longer is abandoned and its branch quarantined", gt=0)
     reset_seconds: float = key(60.0, "opening or resetting an environment that takes longer gives the task up", gt=0)
     critic_seconds: float = key(300.0, "a critic that takes longer has no opinion", gt=0)
-    workers: int = key(4, "threads that step environments", ge=1, free=True)
+    workers: int = key(
+        4, "threads that step environments: how many calls are made at once; more where tools wait rather than compute",
+        ge=1, free=True,
+    )  # fmt: skip
     max_observation_chars: int = key(8000, "longer observations are cut, with a note that says so", ge=100)
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from offline_agent.rollouts.attempts import Attempt
     from offline_agent.training.settings import TrainResult
 
+_CROWDED = 0.8  # share of their time that threads are busy from which roll-outs wait for them
+
 
 def ends(result: TrainResult) -> dict[str, Any]:
     """Return the round figures of the first and the last records."""
@@ -34,6 +36,16 @@ def ends(result: TrainResult) -> dict[str, Any]:
         return {name: sum(values) / len(values) for name, values in known.items() if values}
 
     return {"rounds_first": means(result.records[:few]), "rounds_last": means(result.records[-few:])}
+
+
+def crowded(result: TrainResult, workers: int) -> Iterator[str]:
+    """Yield a note where roll-outs waited for the threads that step environments."""
+    busy = [record["tools_busy"] for record in result.records if "tools_busy" in record]
+    if busy and (share := sum(busy) / len(busy)) > _CROWDED:
+        yield (
+            f"the {workers} threads that step environments were busy {share:.0%} of the time that roll-outs took; "
+            "where tools wait rather than compute, raise limits.workers"
+        )
 
 
 def export(renderer: Renderer, session: Session[RefineGrpoConfig], log: RoundLog) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from offline_agent.pipelines import _processes, _rounds, _training
 from offline_agent.pipelines._command import main
 from offline_agent.pipelines._parts import make_tasks
 from offline_agent.pipelines._pipeline import Command, Facts, Session
-from offline_agent.pipelines._refined import ends, export, show
+from offline_agent.pipelines._refined import crowded, ends, export, show
 from offline_agent.pipelines._sampler import Sampler, absent, make_sampler
 from offline_agent.pipelines._servers import of_servers
 from offline_agent.records import Task
@@ -30,6 +30,7 @@ from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
     from offline_agent.rollouts.episodes import Episodes
+    from offline_agent.search.pool import EnvPool
     from offline_agent.training.objectives import Objective
     from offline_agent.training.online import Played
     from offline_agent.training.rows import LoadReport, TrajectoryRow
@@ -250,7 +251,8 @@ def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
         )  # fmt: skip
         player = _rounds.Player(episodes, log, parts.groups.size, first)
         groups = Groups(parts.tasks, parts.groups, parts.objective, player, config.seed)
-        stage = _Stage(parts, session, tokenizer, groups, episodes, player, log, _rounds.remember(groups, log, first))
+        steps = _rounds.remember(groups, log, first)
+        stage = _Stage(parts, session, tokenizer, groups, episodes, pool, player, log, steps)
         result = train_online(
             model, tokenizer, stage.play, parts.anchors, _training.settings(config), parts.online, parts.objective,
             folder, log=stage.record, watch=stage.look,
@@ -275,7 +277,11 @@ def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
         "data": None if parts.replayed is None else _training.of_report(parts.replayed),
         "findings": [[finding.rule, finding.update, finding.text] for finding in stage.findings],
         "checklist": [list(line) for line in checklist(session.run.events().read())],
-        "warnings": [*(parts.replayed.notes() if parts.replayed else ()), *result.warnings],
+        "warnings": [
+            *(parts.replayed.notes() if parts.replayed else ()),
+            *result.warnings,
+            *crowded(result, config.limits.workers),
+        ],
     }
 
 
@@ -288,6 +294,7 @@ class _Stage:
     tokenizer: Any
     groups: Groups
     episodes: Episodes
+    pool: EnvPool
     player: _rounds.Player
     log: _rounds.RoundLog
     env_steps: int
@@ -316,7 +323,8 @@ class _Stage:
         give = partial(self.parts.sampler.give, model, self.tokenizer, self.session.run.path)
         handed = give()
         self.player.renew = give
-        before, prompt = self.player.seconds, (self.episodes.prefilled, self.episodes.cached)
+        before, busy = self.player.seconds, self.pool.busy_seconds
+        prompt = self.episodes.prefilled, self.episodes.cached
         made = self.groups.make(number)
         self.parts.sampler.rest()
         seconds = self.player.seconds - before
@@ -342,6 +350,8 @@ class _Stage:
         figures |= _rounds.figures_of_sampler(
             self.episodes.prefilled - prompt[0], self.episodes.cached - prompt[1], handed
         )
+        if seconds > 0:
+            figures["tools_busy"] = (self.pool.busy_seconds - busy) / (self.pool.workers * seconds)
         if samples:
             whole = sum(len(s.input_ids) for s in samples)
             figures["trained_share"] = sum(s.tokens for s in samples) / whole

@@ -209,7 +209,8 @@ class Episodes:
         assert game.episode is not None and game.context is not None  # opened
         if action.fault == "no_end":
             game.record(Step(action, game.episode.tools.canonical_key(action), None, "user", action.fault))
-            return game.unscored("tokens", "a turn never ended: token limit (policy.max_tokens)")
+            keys = "policy.max_tokens; in refine_grpo rollouts.max_tokens"
+            return game.unscored("tokens", f"a turn never ended: token limit ({keys})")
         game.tool_calls += 1
         last = game.context.depth + 1 >= self._max_steps
         self._submit(game, partial(advance, game.episode, action, last), self._stepped)

@@ -174,7 +174,8 @@ def same_run(run_dir: Path, whole: Path, gap: float) -> None:
         for name in ("seconds", "rollout_seconds", "crc"):
             del ours[name], theirs[name]
         for record in (ours, theirs):
-            record.pop("prefix_cached", None)  # of what was played again
+            for name in ("prefix_cached", "tools_busy"):  # of what was played again
+                record.pop(name, None)
         assert ours == pytest.approx(theirs, abs=gap)
     for table in ("trajectories", "filtered"):
         assert sorted(map(str, pq.read_table(run_dir / table).to_pylist())) == sorted(
