@@ -10,8 +10,11 @@ from offline_agent._config.base import Section, key, section
 from offline_agent._config.online import (
     CriticSection,
     ObjectiveSection,
+    RefineCheckpoints,
+    RefinedSection,
     RefineOptimizer,
     RolloutsSection,
+    SamplerSection,
     WatchSection,
 )
 from offline_agent._config.sections import BuildPrefsConfig, PolicySection
@@ -60,7 +63,10 @@ class RefineStage(Section):
     optimizer: RefineOptimizer = section(RefineOptimizer, "AdamW and its schedule")
     batch: PassSection = section(PassSection, "what one forward pass sees")
     replayed: int = key(0, "verified successes of the search beside the roll-outs, in every update; 0 = none", ge=0)
+    sampler: SamplerSection = section(SamplerSection, "who samples the actions")
+    filtered: RefinedSection = section(RefinedSection, "successes for rejection fine-tuning")
     watch: WatchSection = section(WatchSection, "the collapse watch")
+    checkpoints: RefineCheckpoints = section(RefineCheckpoints, "checkpoints")
 
 
 class HeldOutSection(Section):

@@ -126,6 +126,12 @@ class SamplerSection(Section):
     memory: float = key(0.3, "colocated: share of the GPU's memory that vLLM takes", gt=0, le=1)
     sleep: int = key(0, "colocated: 1 or 2 = what vLLM gives back while the model is trained", ge=0, le=2)
 
+    @model_validator(mode="after")
+    def _has_an_address(self) -> SamplerSection:
+        if self.name == "server" and not self.url:
+            raise ValueError("sampler.url: sampler.name=server needs the endpoint, e.g. http://localhost:8000/v1")
+        return self
+
 
 class WatchSection(Section):
     """The collapse watch; `training.collapse.WatchSettings` says what each figure is."""
@@ -199,8 +205,6 @@ class RefineGrpoConfig(TrainableConfig):
 
     @model_validator(mode="after")
     def _goes_together(self) -> RefineGrpoConfig:
-        if self.sampler.name == "server" and not self.sampler.url:
-            raise ValueError("sampler.url: sampler.name=server needs the endpoint, e.g. http://localhost:8000/v1")
         if self.offline.rows and not self.offline.runs:
             raise ValueError("offline.runs: offline.rows asks for trajectories, but no run directory is named")
         return self

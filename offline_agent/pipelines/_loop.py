@@ -141,7 +141,10 @@ class Plan:
             optimizer=stage.optimizer,
             batch=stage.batch,
             offline=OfflineSection(rows=stage.replayed if found else 0, runs=found),
+            sampler=stage.sampler,
+            filtered=stage.filtered,
             watch=stage.watch,
+            checkpoints=stage.checkpoints,
         )
         return Stage("refine_grpo", "refine_grpo", config)
 
