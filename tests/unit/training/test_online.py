@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from offline_agent.errors import TrainingError
-from offline_agent.training import checkpoints
+from offline_agent.training import advantages, checkpoints
 from offline_agent.training.models import add_adapters
 from offline_agent.training.objectives import OBJECTIVES, objective, policy_loss, token_weights
 from offline_agent.training.online import OnlineTrainer, Played
@@ -61,6 +61,55 @@ def test_loss_and_gradients_are_those_of_a_float64_reference(name: str, tokens: 
     assert loss == pytest.approx(terms.loss.item(), rel=1e-4, abs=1e-6)
     assert far(found, {n: p.grad for n, p in now.named_parameters() if p.grad is not None}) < 1e-4
     assert own._metrics["train"]["kl"][-1] == pytest.approx(float(terms.figures["kl"]), rel=1e-3)
+
+
+@pytest.mark.parametrize("trunk", [False, True])
+@pytest.mark.parametrize("tokens", [4096, 40])
+def test_policy_and_critic_together_are_those_of_a_float64_reference(trunk: bool, tokens: int, tmp_path: Path) -> None:
+    chosen = replace(objective("ppo"), kl=0.05)
+    more = {"tokens": tokens}
+    own = trainer(tmp_path, chosen, rounds(critic=True, temperature=0.7), passes=2, trunk=trunk, more=more)
+    drawn, chance = samples(0, critic=True), torch.Generator().manual_seed(0)
+    with torch.no_grad():  # a critic of all 0 would hide which hidden states it reads
+        own.critic.head.weight.copy_(0.3 * torch.randn(own.critic.head.weight.shape, generator=chance))
+    reference, old, critic = exact(own._frozen), exact(own.model), exact(own.critic)
+    own.training_step(own.model, {"update": own.plan[0]})
+    own.model.zero_grad()
+    with torch.no_grad():
+        for weights in (*own.model.parameters(), *own.critic.parameters()):
+            weights.add_(0.02 * torch.randn(weights.shape, generator=chance))
+    loss = float(own.training_step(own.model, {"update": own.plan[1]}))
+    trained = {**dict(own.model.named_parameters()), **dict(own.critic.named_parameters())}
+    found = {name: weights.grad.clone() for name, weights in trained.items() if weights.grad is not None}
+
+    def values(of: Any, head: Any, sample: Any, attached: bool) -> torch.Tensor:
+        hidden = of.model(input_ids=torch.tensor([sample.input_ids])).last_hidden_state[0, :-1]
+        read = (hidden if attached else hidden.detach()) @ head.head.weight[0] + head.head.bias[0]
+        return read[torch.tensor(sample.action_mask[1:], dtype=torch.bool)]
+
+    now, head = exact(own.model), exact(own.critic)
+    now.zero_grad()
+    head.zero_grad()
+    counts = [sample.tokens for sample in drawn]
+    before = [values(old, critic, sample, False).detach() for sample in drawn]
+    earned = [[0.0] * (sample.tokens - 1) + [sample.reward] for sample in drawn]
+    both = [advantages.gae(r, v.tolist(), 1.0, 0.95) for r, v in zip(earned, before, strict=True)]
+    given = torch.cat([torch.tensor(a) for a in advantages.whiten([estimate for estimate, _ in both])])
+    returns = torch.cat([torch.tensor(target) for _, target in both])
+    seen = [[plain(m, s.input_ids, s.action_mask, 0.7) for s in drawn] for m in (now, old, reference)]
+    owner, weights = torch.repeat_interleave(torch.tensor(counts)), token_weights(counts, chosen)
+    terms = policy_loss(
+        torch.cat(seen[0]), torch.cat(seen[1]).detach(), given, owner, weights, chosen,
+        ref=torch.cat(seen[2]).detach(), total=sum(counts),
+    )  # fmt: skip
+    guessed = torch.cat([values(now, head, sample, trunk) for sample in drawn])
+    held = torch.cat(before) + (guessed - torch.cat(before)).clamp(-0.2, 0.2)
+    error = torch.maximum((guessed - returns) ** 2, (held - returns) ** 2)
+    whole = terms.loss + 0.5 * (torch.tensor(weights, dtype=torch.float64)[owner] * 0.5 * error).sum()
+    whole.backward()  # type: ignore[no-untyped-call]
+    assert loss == pytest.approx(whole.item(), rel=1e-4, abs=1e-6)
+    both_ = {**dict(now.named_parameters()), **dict(head.named_parameters())}
+    assert far(found, {name: p.grad for name, p in both_.items() if p.grad is not None}) < 1e-4
 
 
 def test_minibatches_and_passes_see_every_trajectory_as_often_as_they_should(tmp_path: Path) -> None:
