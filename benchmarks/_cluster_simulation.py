@@ -276,7 +276,7 @@ class Doors:
         """See `World.open`."""
         return Opening("start", "", (), lambda action: action.text, ())
 
-    def execute(self, state: Path, action: Action) -> Outcome:
+    def execute(self, state: Path, action: Action, replay: bool = True) -> Outcome:
         """See `World.execute`."""
         path = (*state, action.text)
         if len(path) == self.depth:

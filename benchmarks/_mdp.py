@@ -81,7 +81,7 @@ class ChoicesWorld:
     def open(self) -> Opening:
         return Opening("start", "", (), _key, ())
 
-    def execute(self, state: State, action: Action) -> Outcome:
+    def execute(self, state: State, action: Action, replay: bool = True) -> Outcome:
         after = (*state, int(action.text))
         if not self._task.over(after):
             return Outcome("on", "tool", False, state=after)

@@ -100,7 +100,7 @@ class SlowWorld:
         """See `World.open`."""
         return Opening("start", "", (), lambda action: action.text, ())
 
-    def execute(self, state: tuple[str, ...], action: Action) -> Outcome:
+    def execute(self, state: tuple[str, ...], action: Action, replay: bool = True) -> Outcome:
         """See `World.execute`."""
         path = (*state, action.text)
         rng = random.Random("".join(path))

@@ -57,7 +57,7 @@ class FreeWorld:
         """See `World.open`."""
         return Opening("start", "", (), _key, 0)
 
-    def execute(self, state: int, action: Action) -> Outcome:
+    def execute(self, state: int, action: Action, replay: bool = True) -> Outcome:
         """See `World.execute`."""
         return OUTCOMES[state * BRANCHING + WAYS[action.text]]
 

@@ -140,14 +140,7 @@ class Episodes:
         self._games.add(game)
         spare = self._spare.pop() if self._spare else None
         job = partial(begin, self._spec, spare, ask.task, ask.prefix)
-        self._submit(game, job, self._opened, self._opening_seconds(len(ask.prefix)))
-
-    def _opening_seconds(self, calls: int) -> float | None:
-        """Return the time limit of a reset and of the calls that are carried out again; None = the pool's own."""
-        each, reset = self._pool.time_limit, self._reset_seconds
-        if not calls or each is None:
-            return None if calls else reset
-        return (each if reset is None else reset) + calls * each
+        self._submit(game, job, self._opened, self._pool.limit_of(self._reset_seconds, len(ask.prefix)))
 
     def _opened(self, game: Game, value: Any) -> Attempt | None:
         if isinstance(value, Broken | EnvironmentFault):

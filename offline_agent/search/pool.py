@@ -56,6 +56,21 @@ class EnvPool:
             self.busy_seconds += time.perf_counter() - started
             done(result)
 
+    def limit_of(self, reset_seconds: float | None, calls: int) -> float | None:
+        """Return the limit of a job that resets an environment and then makes calls, each as long as the pool allows.
+
+        Args:
+            reset_seconds: What opening and resetting it may take; None = as long as a call.
+            calls: How many calls.
+
+        Returns:
+            Seconds; None = the pool's own.
+        """
+        each = self.time_limit
+        if not calls or each is None:
+            return None if calls else reset_seconds
+        return (each if reset_seconds is None else reset_seconds) + calls * each
+
     def reap(self) -> None:
         """Answer jobs that overran their limit with a fault. Call it now and then.
 

@@ -81,6 +81,14 @@ class ReplayMismatch(EnvironmentFault):
         self.depth = depth
 
 
+class ReplayNeeded(EnvironmentFault):
+    """A state can be brought back by replay alone, which was not allowed: at most a reset and `calls` actions."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__(f"the state after {calls} actions must be replayed; allow it with replay=True")
+        self.calls = calls
+
+
 class World(Protocol):
     """What the search asks of an environment, one world per tree; its methods are called from pool threads."""
 
@@ -88,8 +96,18 @@ class World(Protocol):
         """Start the episode. Raises EnvironmentFault."""
         ...
 
-    def execute(self, state: Any, action: Action) -> Outcome:
-        """Execute an action after a state without disturbing that state. Raises EnvironmentFault."""
+    def execute(self, state: Any, action: Action, replay: bool = True) -> Outcome:
+        """Execute an action after a state without disturbing that state.
+
+        Args:
+            state: The state.
+            action: The action.
+            replay: Whether actions may be replayed to get there, each of which takes as long as it first did.
+
+        Raises:
+            ReplayNeeded: They must be, and may not; nothing was done.
+            EnvironmentFault: The environment broke.
+        """
         ...
 
     def remember(
@@ -149,9 +167,9 @@ class Restorer:
         self._keep(state, episode)
         return Opening(observation, system, tools.schemas, tools.canonical_key, state)
 
-    def execute(self, state: State, action: Action) -> Outcome:
+    def execute(self, state: State, action: Action, replay: bool = True) -> Outcome:
         """See `World.execute`."""
-        episode = self._at(state)
+        episode = self._at(state, replay)
         try:
             result = episode.step(action)
             fingerprint = episode.fingerprint()
@@ -232,11 +250,13 @@ class Restorer:
             del self._live[id(state)]
             return episode
 
-    def _at(self, state: State) -> Episode:
+    def _at(self, state: State, replay: bool) -> Episode:
         behind: list[State] = []
         here: State | None = state
         episode = None
         while here is not None and (episode := self._claim(here)) is None:
+            if not replay:
+                raise ReplayNeeded(state.depth)  # a live ancestor may be somebody else's by the time it is looked for
             behind.append(here)
             here = here.parent
         if episode is None:

@@ -16,7 +16,7 @@ from offline_agent.policies.base import Engine, InlineEngine
 from offline_agent.search.desk import Critic, Desk, RunCounts, Sent
 from offline_agent.search.mcts import TreeSearch
 from offline_agent.search.pool import EnvPool, attempt
-from offline_agent.search.restore import Opening
+from offline_agent.search.restore import Opening, ReplayNeeded
 from offline_agent.search.simulation import ASK, CRITICISE, EXECUTE, WAIT, WAKE
 from offline_agent.search.solo import Direct
 from offline_agent.search.ticket import EMPTY, Ticket
@@ -32,7 +32,8 @@ class Scheduler:
         pool: Steps environments.
         critic: Scores proposals; called in the pool.
         trees_in_flight: Trees searched at once.
-        reset_seconds: Time limit of opening and resetting an environment; None = the pool's own.
+        reset_seconds: Time limit of opening and resetting an environment; None = the pool's own. An action whose state
+            is brought back by replay may take as long, and the pool's own for itself and each action replayed.
         critic_seconds: Time limit of the critic; None = the pool's own.
         seconds: Wall-clock budget; no simulation is issued after it.
         most_policy_errors: Failures of the policy in a row after which the run stops (and can be resumed); see
@@ -189,7 +190,7 @@ class Scheduler:
             elif kind == EXECUTE:
                 if self._pool.workers:
                     job = partial(world.execute, request[1], request[2])
-                    self._pool.submit(job, partial(self._post, ticket))
+                    self._pool.submit(partial(job, replay=False), partial(self._executed, ticket, job))
                     return
                 value = attempt(world.execute, request[1], request[2])
             elif kind == WAKE:
@@ -207,6 +208,14 @@ class Scheduler:
                 assert kind == CRITICISE
                 self._desk.send(ticket, request)
                 return
+
+    def _executed(self, ticket: Ticket, job: Callable[[], Any], value: Any) -> None:
+        """Hand on what an action gave; where it needs a replay, begin again under a limit that has room for one."""
+        if isinstance(value, ReplayNeeded):
+            limit = self._pool.limit_of(self._reset_seconds, value.calls + 1)
+            self._pool.submit(job, partial(self._post, ticket), limit)
+        else:
+            self._post(ticket, value)
 
     def _finish(self, ticket: Ticket, over: list[TreeSearch]) -> None:
         search, counts = ticket.search, self.counts
