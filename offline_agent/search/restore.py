@@ -5,6 +5,7 @@ Knows environments and states; knows nothing of nodes, values or policies.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -160,27 +161,32 @@ class Restorer:
     def open(self) -> Opening:
         """See `World.open`."""
         episode = self._fresh()
-        observation = episode.reset(self._task)
-        self._counts.resets += 1
-        state = State(None, None, observation_hash(observation), episode.fingerprint())
-        tools, system = episode.tools, episode.system_prompt
+        try:
+            observation = episode.reset(self._task)
+            self._counts.resets += 1
+            state = State(None, None, observation_hash(observation), episode.fingerprint())
+            tools, system = episode.tools, episode.system_prompt
+        except Exception:
+            _close(episode)
+            raise
         self._keep(state, episode)
         return Opening(observation, system, tools.schemas, tools.canonical_key, state)
 
     def execute(self, state: State, action: Action, replay: bool = True) -> Outcome:
         """See `World.execute`."""
         episode = self._at(state, replay)
+        verdict, goal = None, None
         try:
             result = episode.step(action)
             fingerprint = episode.fingerprint()
-        except EnvironmentFault:
-            episode.close()  # its state is unknown: nobody may use it again
+            self._counts.executed += 1
+            if result.terminated:
+                verdict, goal = episode.verdict(), episode.achieved_goal()
+        except Exception:
+            _close(episode)  # its state is unknown: nobody may use it again
             raise
-        self._counts.executed += 1
         child = State(state, action, observation_hash(result.observation), fingerprint)
-        verdict, goal = None, None
         if result.terminated:
-            verdict, goal = episode.verdict(), episode.achieved_goal()
             self._release(episode)
         else:
             self._keep(child, episode)
@@ -202,7 +208,7 @@ class Restorer:
             self._live.clear()
             self._spare = []
         for episode in episodes:
-            episode.close()
+            _close(episode)
 
     def _fresh(self) -> Episode:
         with self._lock:
@@ -215,7 +221,7 @@ class Restorer:
             if self._spec.replay_only and not self._closed and len(self._spare) < 2:
                 self._spare.append(episode)  # starting such an environment may be dear; reset brings it back
                 return
-        episode.close()
+        _close(episode)
 
     def _keep(self, state: State, episode: Episode) -> None:
         evicted = None
@@ -261,16 +267,26 @@ class Restorer:
             here = here.parent
         if episode is None:
             episode = self._fresh()
-            root = behind.pop()
-            self._counts.resets += 1
-            self._compare(root, observation_hash(episode.reset(self._task)), episode)
-        while behind:
-            target = behind.pop()
-            assert target.action is not None  # only the root has none, and it was popped above
-            result = episode.step(target.action)
-            self._counts.replayed += 1
-            self._compare(target, observation_hash(result.observation), episode)
+        try:
+            self._bring(episode, behind)
+        except ReplayMismatch:
+            self._release(episode)
+            raise
+        except Exception:
+            _close(episode)
+            raise
         return episode
+
+    def _bring(self, episode: Episode, behind: list[State]) -> None:
+        """Bring an episode forward through the states, last to first; where the last is the root it is reset."""
+        for target in reversed(behind):
+            if target.action is None:
+                self._counts.resets += 1
+                observation: str | None = episode.reset(self._task)
+            else:
+                observation = episode.step(target.action).observation
+                self._counts.replayed += 1
+            self._compare(target, observation_hash(observation), episode)
 
     def _compare(self, target: State, observed: str, episode: Episode) -> None:
         fingerprint = episode.fingerprint()
@@ -278,9 +294,14 @@ class Restorer:
             return
         what = "observation" if observed != target.observed else "state fingerprint"
         self._counts.mismatches += 1
-        self._release(episode)
         raise ReplayMismatch(
             f"replaying {target.depth} actions of task {self._task.task_id!r} gave another {what} than before: "
             "the environment is not deterministic, or its copies share state",
             target.depth,
         )
+
+
+def _close(episode: Episode) -> None:
+    """Close an episode; one that fails to close changes nothing that was recorded."""
+    with contextlib.suppress(EnvironmentFault):
+        episode.close()

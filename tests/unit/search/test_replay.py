@@ -1,4 +1,4 @@
-"""States that are brought back by replay: the time it may take."""
+"""States that are brought back by replay: the time it may take, and what becomes of an episode that breaks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, ToolCall
 from offline_agent.search.mcts import SearchSettings
-from offline_agent.search.restore import ReplayNeeded, Restorer
+from offline_agent.search.restore import ReplayMismatch, ReplayNeeded, Restorer
 from tests.search_kit import Guess, Paths, search, tasks
 
 LAST = 5  # doors before the last one of a corridor
@@ -134,3 +135,101 @@ def test_only_a_state_without_a_live_environment_needs_a_replay(replay_only: boo
     with pytest.raises(ReplayNeeded) as needed:
         world.execute(first, door(3), replay=False)
     assert needed.value.calls == 1 and world.execute(first, door(3)).observation == "Behind you: 13."
+
+
+class Dear(Paths):
+    """Counts its open instances; breaks, and fails to close, as its class says."""
+
+    replay_only = True
+    breaks = ""
+    jams = False
+    lives = 0
+    open: set[int] = set()
+
+    def __enter__(self) -> Dear:
+        self.open.add(id(self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open.discard(id(self))
+        if self.jams:
+            raise OSError("the lock is jammed")
+
+    def reset(self, code: str) -> str:
+        """Begin a life."""
+        Dear.lives += 1
+        self.life = Dear.lives
+        if f"reset {self.life}" == self.breaks:
+            raise OSError("no such world")
+        return super().reset(code)
+
+    def door(self, number: int) -> str:
+        """Go through a door.
+
+        Args:
+            number: Which.
+        """
+        if f"door {self.life}" == self.breaks:
+            raise RuntimeError("the floor gave way")
+        seen = super().door(number)
+        self.terminated |= f"ends {self.life}" == self.breaks
+        return seen + " Again?" * (f"differs {self.life}" == self.breaks)
+
+    @property
+    def achieved_goal(self) -> dict[str, str]:
+        """The path."""
+        if self.breaks == "goal":
+            raise OSError("no map")
+        return {"code": self.path}
+
+
+@pytest.fixture
+def dear(monkeypatch: pytest.MonkeyPatch) -> type[Dear]:
+    for name, value in (("lives", 0), ("open", set())):
+        monkeypatch.setattr(Dear, name, value)
+    return Dear
+
+
+def play(world: Restorer) -> list[str | None]:
+    """Walk to the end, and then another way from the second door on; return what was seen."""
+    start = world.open().state
+    first = world.execute(start, door(1))
+    second = world.execute(first.state, door(1))
+    outcomes = [first, second, *[world.execute(second.state, door(number)) for number in (1, 2)]]
+    return [outcome.observation for outcome in outcomes]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "error", "match"),
+    [
+        ("reset 1", EnvironmentFault, "no such world"), ("door 1", EnvironmentFault, "the floor gave way"),
+        ("reset 2", EnvironmentFault, "no such world"), ("door 2", EnvironmentFault, "the floor gave way"),
+        ("ends 2", RuntimeError, "is over"), ("differs 2", ReplayMismatch, "another observation"),
+        ("goal", EnvironmentFault, "no map"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("jams", [False, True])
+def test_an_episode_that_breaks_is_closed(
+    breaks: str, error: type[Exception], match: str, jams: bool, dear: type[Dear], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dear, "breaks", breaks)
+    monkeypatch.setattr(dear, "jams", jams)
+    spec = EnvSpec(dear)
+    (task,) = tasks(spec, 1)
+    world = Restorer(spec, task)
+    with pytest.raises(error, match=match):
+        play(world)
+    assert len(dear.open) == (error is ReplayMismatch)  # that one is sound: it can be reset
+    world.close()
+    assert not dear.open
+
+
+@pytest.mark.parametrize("live", [1, 2, 100])
+@pytest.mark.parametrize("replay_only", [True, False])
+def test_an_episode_that_fails_to_close_changes_nothing(live: int, replay_only: bool, dear: type[Dear]) -> None:
+    spec = EnvSpec(type("Some", (dear,), {"replay_only": replay_only, "jams": True}))
+    (task,) = tasks(spec, 1)
+    world = Restorer(spec, task, live)
+    assert play(world) == [f"Behind you: {path}." for path in ("1", "11", "111", "112")]
+    world.close()
+    assert not dear.open
