@@ -182,7 +182,8 @@ def miner_of(config: BuildPrefsConfig, spec: EnvSpec, engine: Engine | None) -> 
         kinds=kinds,
         rollout=rollout,
         rollouts=pairs.counterfactual_rollouts,
-        replay_seconds=config.limits.step_seconds,
+        step_seconds=config.limits.step_seconds,
+        reset_seconds=config.limits.reset_seconds,
     )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ class Miner:
         rollout: Runs the policy from given states; measures criticality by counterfactual rollouts instead of by
             deletion. None = by deletion.
         rollouts: Counterfactual rollouts per state.
-        replay_seconds: Time limit of one replay; None = no limit.
+        step_seconds, reset_seconds: What replays may take; see `Replayer`.
         evaluation: Arguments of the evaluation tasks, where `spec` cannot list them; None = ask `spec`.
     """
 
@@ -77,7 +77,8 @@ class Miner:
         kinds: Sequence[str] = ("step", "trajectory", "hindsight", "minimal"),
         rollout: Rollout | None = None,
         rollouts: int = 8,
-        replay_seconds: float | None = 60.0,
+        step_seconds: float | None = 60.0,
+        reset_seconds: float | None = None,
         evaluation: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         certain = spec.deterministic_verifier
@@ -92,7 +93,7 @@ class Miner:
         self.filtered = filtered or RejectionFilter()
         self._rollout = rollout
         self._rollouts = rollouts
-        self._replayer = Replayer(spec, replay_seconds)
+        self._replayer = Replayer(spec, step_seconds, reset_seconds)
 
     def mine(self, tree: SearchTree) -> Mined:
         """Return everything one tree gives. A tree in quarantine gives one refusal and nothing else."""

@@ -51,12 +51,15 @@ class Replayer:
 
     Args:
         spec: The environment.
-        seconds: Time limit of one replay; an episode that exceeds it is abandoned. None = no limit.
+        seconds: What each action of a replay may take; an episode that takes longer than all of them together is
+            abandoned. None = no limit.
+        reset_seconds: What opening and resetting it may take beside them; None = as long as an action.
     """
 
-    def __init__(self, spec: EnvSpec, seconds: float | None = 60.0) -> None:
+    def __init__(self, spec: EnvSpec, seconds: float | None = 60.0, reset_seconds: float | None = None) -> None:
         self._spec = spec
         self._seconds = seconds
+        self._reset_seconds = seconds if reset_seconds is None else reset_seconds
         self._episode: Episode | None = None
         self._worker = _Worker()
         self.count = 0
@@ -72,7 +75,7 @@ class Replayer:
         episode = self._episode if self._episode is not None else self._spec.open()
         self._episode = None
         try:
-            answer = self._limited(lambda: self._run(episode, task, actions))
+            answer = self._limited(lambda: self._run(episode, task, actions), len(actions))
         except BaseException:
             # A broken or hanging episode is never used again, and closing it could hang too.
             threading.Thread(target=episode.close, daemon=True).start()
@@ -91,13 +94,17 @@ class Replayer:
             self._episode.close()
             self._episode = None
 
-    def _limited(self, call: Callable[[], Replay]) -> Replay:
-        if self._seconds is None:
+    def _limited(self, call: Callable[[], Replay], actions: int) -> Replay:
+        if self._seconds is None or self._reset_seconds is None:
             return call()
-        answer = self._worker.call(call, self._seconds)
+        limit = self._reset_seconds + actions * self._seconds
+        answer = self._worker.call(call, limit)
         if answer is None:
             self._worker = _Worker()
-            raise EnvironmentFault(f"a replay ran past its limit of {self._seconds:g} s; replay_seconds sets another")
+            raise EnvironmentFault(
+                f"a replay of {actions} actions took longer than {limit:g} s (limits.reset_seconds, and "
+                "limits.step_seconds for each)"
+            )
         return answer
 
     def _run(self, episode: Episode, task: Task, actions: Sequence[Action]) -> Replay:

@@ -63,7 +63,7 @@ def test_policy_values_stay_between_the_ends(rollouts: list[str]) -> None:
 @given(ROLLOUTS)
 def test_everything_mined_is_verified_and_comes_out_the_same_twice(rollouts: list[str]) -> None:
     tree = kit.grow(rollouts)
-    first, second = (Miner(kit.SPEC, replay_seconds=None).mine(tree) for _ in range(2))
+    first, second = (Miner(kit.SPEC, step_seconds=None).mine(tree) for _ in range(2))
     assert _shown(first.pairs) == _shown(second.pairs) and first.refusals == second.refusals
     for pair in first.pairs:
         assert pair.chosen[0].key != pair.rejected[0].key and 0.5 <= pair.confidence <= 1.0

@@ -83,7 +83,7 @@ def test_token_columns_hold_the_sampled_ids(renderer: Renderer) -> None:
 
 def test_a_shortened_success_keeps_ids_without_log_probabilities(renderer: Renderer) -> None:
     tree = kit.grow([sampled(renderer, "A look B leave")])
-    mined = Miner(kit.SPEC, replay_seconds=None).mine(tree)
+    mined = Miner(kit.SPEC, step_seconds=None).mine(tree)
     (minimal,) = [p for p in mined.pairs if p.kind == "minimal"]
     row = pair_row(minimal, renderer)
     assert row["ref_chosen_logps"] is None and row["ref_rejected_logps"] is not None
@@ -153,7 +153,7 @@ def table(tmp_path: Path, renderer: Renderer | None) -> Path:
 
     rollouts = ("A look B leave", "A C leave", "B leave", "X look leave")
     tree = kit.grow([sampled(renderer, words) if renderer else words for words in rollouts])
-    pairs = Miner(kit.SPEC, replay_seconds=None).mine(tree).pairs
+    pairs = Miner(kit.SPEC, step_seconds=None).mine(tree).pairs
     refusals: list[Refusal] = []
     path = tmp_path / "preferences.parquet"
     write_table(path, "preferences", pair_rows(pairs, renderer, refusals), _schemas.PREFERENCES)

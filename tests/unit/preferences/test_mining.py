@@ -18,7 +18,7 @@ ROLLOUTS = ["A look B leave", "A C leave", "B leave", "C A leave", "A B leave"] 
 
 
 def miner(spec: EnvSpec = kit.SPEC, **options: Any) -> Miner:
-    return Miner(spec, replay_seconds=None, **options)
+    return Miner(spec, step_seconds=None, **options)
 
 
 def test_one_tree_gives_everything() -> None:
@@ -121,10 +121,22 @@ def test_a_replay_that_hangs_is_given_up() -> None:
             return "bye"
 
     replayer = Replayer(EnvSpec(Stuck), seconds=0.05)
-    with pytest.raises(EnvironmentFault, match="past its limit"):
+    with pytest.raises(EnvironmentFault, match="a replay of 2 actions took longer than 0.15 s"):
         replayer.run(kit.task(), kit.acts("A leave"))
     release.set()
     assert replayer.run(kit.task(), kit.acts("A")).steps
+
+
+def test_a_replay_has_time_for_each_of_its_actions() -> None:
+    import time
+
+    class Slow(kit.Vault):
+        def look(self) -> str:
+            """Look around."""
+            time.sleep(0.1)
+            return "nothing"
+
+    assert len(Replayer(EnvSpec(Slow), 0.2, 1.0).run(kit.task(), kit.acts("look " * 20)).steps) == 20
 
 
 def test_a_replay_that_breaks_is_a_fault_and_the_next_one_runs() -> None:

@@ -22,7 +22,7 @@ from tests import preferences_kit as kit
 
 def mined(wanted: str = "AB") -> list[PreferencePair]:
     tree = kit.grow(["A B leave", "A C leave", "B leave", "C leave", "look A B leave"] * 4, of=kit.task(wanted))
-    return Miner(kit.SPEC, replay_seconds=None).mine(tree).pairs
+    return Miner(kit.SPEC, step_seconds=None).mine(tree).pairs
 
 
 def put(shelf: PairShelf, pairs: Sequence[PreferencePair]) -> None:
@@ -87,7 +87,7 @@ def test_an_episode_of_thousands_of_turns(tmp_path: Path) -> None:
 
 def test_trajectories_are_packed_too_and_nothing_is_nothing() -> None:
     tree = kit.grow(["A B leave", "A C leave"])
-    trajectories = Miner(kit.SPEC, replay_seconds=None).mine(tree).trajectories
+    trajectories = Miner(kit.SPEC, step_seconds=None).mine(tree).trajectories
     found = unpack(pack(trajectories), Same())
     assert [t.context.messages() for t in found] == [t.context.messages() for t in trajectories] and found
     assert pack([]) == b"" and unpack(b"", Same()) == []
