@@ -174,7 +174,7 @@ def test_successes_are_kept_as_the_offline_stage_keeps_them(start: Path, tmp_pat
     [
         (("rollouts.credit=turn", "rollouts.branches=0.5", "objective.name=ppo"), "asks its critic"),
         (
-            ("rollouts.credit=turn", "rollouts.branches=0.5", "objective.overlong_soft=9", "objective.overlong_hard=9"),
+            ("rollouts.credit=turn", "rollouts.branches=0.5", "objective.overlong_soft=1", "objective.overlong_hard=9"),
             "overlong shaping does not change",
         ),
         (("sampler.correction=token_mask", "rollouts.temperature=0.7"), "token_mask compares log-probabilities"),
