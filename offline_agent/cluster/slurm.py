@@ -14,7 +14,8 @@ its own, by which its jobs are found: a number may belong to another job by now.
 A job's script runs the command as a step (`srun`), so that signals reach it whether they are sent to the steps, as a
 time limit (`--signal`) and `scancel --signal` do, or to the script (`scancel --batch`), which passes them on. A
 pipeline that a signal stops makes the file that `$OFFLINE_AGENT_STOPPED` names. The script then asks Slurm: a job that
-still counts as running was not cancelled, so it is requeued, and goes on from its run directory.
+still counts as running was not cancelled, so it is requeued, and goes on from its run directory. So is one whose step
+a signal ended before the pipeline listened: Slurm may tell a job up to a minute early that its time is up.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +34,9 @@ from offline_agent.errors import ConfigError, OfflineAgentError
 
 STOPPED = "OFFLINE_AGENT_STOPPED"
 """Environment variable: the file that a pipeline makes when a signal stops it."""
+
+_UNHEARD = " ".join(str(128 + number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
+"""What srun ends with where one of these signals ended the step."""
 
 _PATIENCE = 60.0  # seconds for an answer of Slurm's
 _WAITING = {
@@ -186,7 +191,7 @@ def render(job: Job) -> str:
         'for signal in TERM USR1 USR2; do trap "kill -$signal $step 2>/dev/null" $signal; done',
         # a signal ends `wait`, not the step
         'while :; do wait "$step"; status=$?; kill -0 "$step" 2>/dev/null || break; done',
-        f'if [ -e "${STOPPED}" ]; then',
+        f'if [ -e "${STOPPED}" ] || [[ " {_UNHEARD} " == *" $status "* ]]; then',
         f'    rm -f "${STOPPED}"',
         '    state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)',
         f'    if [ "$state" = RUNNING ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.request.requeues} ]; then',

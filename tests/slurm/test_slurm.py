@@ -111,6 +111,15 @@ def test_a_search_whose_time_is_up_is_requeued_and_makes_the_same_trees(slurm: S
     assert len(whole) == 6 + 3 and whole == content(local, "trees", *TABLES)
 
 
+def test_a_job_that_is_told_before_it_listens_is_requeued(slurm: Slurm, tmp_path: Path) -> None:
+    paths = os.pathsep.join([str(SCRIPTS / "told_at_once"), str(ROOT)])
+    keys = [QUIET, "policy=noisy", "tasks.n=2", "attempts=1", *JOBS, "slurm.shards=1", f"run_dir={tmp_path / 'run'}"]
+    status, out, err = slurm.run("evaluate", *keys, PYTHONPATH=paths)
+    assert status == 0, out + err
+    logs = [log.read_text() for log in (tmp_path / "run" / "slurm").glob("*.log")]
+    assert len(logs) == 2 and all("stopped by a signal: requeued" in log for log in logs)
+
+
 def test_training_on_two_nodes_is_preempted_and_learns_what_one_process_learns(slurm: Slurm, tmp_path: Path) -> None:
     keys = [QUIET, "tasks.n=8", "batch.rows=4", "batch.tokens=400", "optimizer.epochs=3", "checkpoints.every=1"]
     run, alone = tmp_path / "run", tmp_path / "alone"

@@ -98,7 +98,19 @@ def test_a_job_that_a_signal_stopped_is_requeued_if_slurm_lets_it_run(
     assert not list(tmp_path.glob(".stopped*"))
 
 
-@pytest.mark.parametrize("status", [0, 3])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_step_that_a_signal_ended_before_it_listened_is_requeued(
+    program: Program, tmp_path: Path, number: signal.Signals
+) -> None:
+    program("srun", STEP)
+    program("squeue", "echo RUNNING")
+    called = program("scontrol", "")
+    file = script(job(tmp_path, f"bash -c 'kill -{int(number)} $$'"), tmp_path)
+    done = subprocess.run(["bash", str(file)], env={**os.environ, "SLURM_JOB_ID": "17"}, check=False)
+    assert done.returncode == 128 + number and called.read_text() == "requeue 17\n"
+
+
+@pytest.mark.parametrize("status", [0, 3, 128 + signal.SIGKILL])
 def test_a_job_that_ends_by_itself_is_not_requeued(program: Program, tmp_path: Path, status: int) -> None:
     program("srun", STEP)
     program("squeue", "echo RUNNING")
