@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -44,6 +44,16 @@ class Section(BaseModel):
     """A section: unknown keys are faults, values are not coerced, nothing changes after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _off_is_a_word(cls, data: Any) -> Any:
+        # YAML reads a bare `off` as false
+        if not isinstance(data, dict):
+            return data
+        types = {name: (field.annotation, *get_args(field.annotation)) for name, field in cls.model_fields.items()}
+        words = [name for name, options in types.items() if any("off" in get_args(option) for option in options)]
+        return data | {name: "off" for name in words if data.get(name) is False}
 
 
 class Plugged(Section):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -84,6 +85,38 @@ def test_a_name_in_the_file_may_be_short(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["2024", "1e3", "true", "[a]", "a: b", "http://h:1/v1", "null.x", "2024-01-01"])
 def test_a_text_is_taken_as_it_stands(text: str) -> None:
     assert load(BuildPrefsConfig, None, [f"policy.model={text}"]).policy.model == text
+
+
+WORDS = [
+    (model, entry.path, word)
+    for model in MODELS.values()
+    for entry in keys(model)
+    if " | " in entry.allowed and "true | false" not in entry.allowed and not entry.allowed.startswith("list of")
+    for word in entry.allowed.removesuffix(" or null").split(" | ")
+]
+
+
+@pytest.mark.parametrize(("model", "path", "word"), WORDS)
+def test_every_word_that_a_key_allows_can_be_typed(model: Any, path: str, word: str, tmp_path: Path) -> None:
+    section, _, name = path.rpartition(".")
+    file = tmp_path / "c.yaml"
+    file.write_text(f"{section}:\n  {name}: {word}\n" if section else f"{name}: {word}\n")
+    for source, overrides in ((None, [f"{path}={word}"]), (file, [])):
+        try:
+            value: Any = load(model, source, overrides)
+        except ConfigError as error:
+            assert not any(f"{path}: got" in fault for fault in error.faults), error.faults  # it may ask for other keys
+            continue
+        for part in path.split("."):
+            value = getattr(value, part)
+        assert str(value) == word
+
+
+def test_a_word_is_not_what_yaml_makes_of_another() -> None:
+    with pytest.raises(ConfigError, match="got True, allowed: auto | off"):
+        load(TrainSftConfig, None, ["batch.share_prefixes=on"])
+    with pytest.raises(ConfigError, match="got False, allowed:"):
+        load(RefineGrpoConfig, None, ["objective.scale=off"])
 
 
 def test_null_and_lists_and_interpolation() -> None:
