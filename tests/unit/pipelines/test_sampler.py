@@ -1,0 +1,90 @@
+"""Who samples the online stage's actions: what it is given by the keys, and which processes have one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_agent import config as configuration
+from offline_agent.config import RefineGrpoConfig
+from offline_agent.pipelines import _sampler, refine_grpo
+from offline_agent.policies.weights import Probe
+from offline_agent.records import Task
+from offline_agent.training.trainer import arguments
+from tests.training_kit import model, settings
+
+
+def config(*keys: str) -> RefineGrpoConfig:
+    return configuration.load(RefineGrpoConfig, None, keys)
+
+
+class Near:
+    """Stands in for vLLM in this process."""
+
+    def __init__(self, path: str | None, **given: Any) -> None:
+        self.given = given
+
+    def take_weights(self, source: Any, probe: Probe) -> Probe:
+        return probe
+
+    def sleep(self) -> None:
+        """Not called."""
+
+
+def tokenizer(text: str, **more: Any) -> dict[str, list[int]]:
+    return {"input_ids": [1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtype", "tolerance"),
+    [((), "float32", 0.01), (("model.dtype=bfloat16",), "bfloat16", 0.5), (("sampler.tolerance=0.2",), "float32", 0.2)],
+)
+def test_a_colocated_sampler_computes_as_the_trainer_does(
+    keys: tuple[str, ...], dtype: str, tolerance: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("offline_agent.policies.colocated.ColocatedPolicy", Near)
+    renderer: Any = None
+    made = _sampler.make_sampler(config("sampler.name=colocated", *keys), renderer, Task("t", "train", {}))
+    near: Any = made.policy
+    assert near.given["dtype"] == dtype
+    probe: Any = made.give(model(), tokenizer, tmp_path)
+    assert probe.tolerance == tolerance and len(probe.logps) == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "correction"),
+    [
+        ((), "off"),
+        (("sampler.correction=token_mask",), "token_mask"),
+        (("sampler.name=colocated",), "token_truncate"),
+        (("sampler.name=colocated", "sampler.correction=off"), "off"),
+    ],
+)
+def test_a_correction_is_what_was_asked_for(keys: tuple[str, ...], correction: str) -> None:
+    assert refine_grpo.online_settings(config(*keys)).correction == correction
+
+
+def test_processes_that_do_not_play_load_no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a sampler was made")
+
+    monkeypatch.setattr(refine_grpo, "make_sampler", refuse)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    parts, facts = refine_grpo.prepare(config("tasks.n=2", "run_dir=none"))
+    assert parts.sampler is not None and facts.manifest["policy"] == {}
+    parts.sampler.policy.engine().close()
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(AssertionError, match="a sampler was made"):
+        refine_grpo.prepare(config("tasks.n=2", "run_dir=none"))
+
+
+def test_others_wait_longer_than_a_round_takes(tmp_path: Path) -> None:
+    assert arguments(settings(), tmp_path, 1)["ddp_timeout"] > 24 * 3600
+
+
+def test_a_run_goes_on_with_its_server_elsewhere() -> None:
+    section = RefineGrpoConfig.model_fields["sampler"].annotation
+    assert section.model_fields["url"].json_schema_extra == {"free": True}  # type: ignore[union-attr]
