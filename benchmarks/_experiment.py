@@ -249,18 +249,15 @@ def _together(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 def _run_all(plans: Mapping[Path, Sequence[Stage]], jobs: int, finished: Callable[[Path], None]) -> None:
     """Run the stages of all seeds, `jobs` at once, each as soon as those it needs are done."""
-    # the first stages of every seed come before the second of any: the long ones begin early
-    waiting = sorted(
-        ((number, folder, stage) for folder, plan in plans.items() for number, stage in enumerate(plan)),
-        key=lambda entry: entry[0],
-    )
+    # seed after seed, so that what is stopped has kept as many whole seeds as it can
+    waiting = [(folder, stage) for folder, plan in plans.items() for stage in plan]
     left = {folder: len(plan) for folder, plan in plans.items()}
     done: set[Path] = set()
     running: dict[Future[None], tuple[Path, Path]] = {}
     with ThreadPoolExecutor(jobs) as pool:
         while waiting or running:
             for entry in list(waiting):
-                _, folder, stage = entry
+                folder, stage = entry
                 place = (folder / stage.name).resolve()
                 ready = all((folder / name).resolve() in done for name in stage.after)
                 if len(running) < jobs and ready and place not in (there for there, _ in running.values()):
