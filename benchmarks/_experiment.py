@@ -10,10 +10,12 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -254,7 +256,7 @@ def _run_all(plans: Mapping[Path, Sequence[Stage]], jobs: int, finished: Callabl
     left = {folder: len(plan) for folder, plan in plans.items()}
     done: set[Path] = set()
     running: dict[Future[None], tuple[Path, Path]] = {}
-    with ThreadPoolExecutor(jobs) as pool:
+    with _ended_together(), ThreadPoolExecutor(jobs) as pool:
         while waiting or running:
             for entry in list(waiting):
                 folder, stage = entry
@@ -273,6 +275,26 @@ def _run_all(plans: Mapping[Path, Sequence[Stage]], jobs: int, finished: Callabl
                     finished(folder)
 
 
+_COMMANDS: set[subprocess.Popen[bytes]] = set()
+"""Those that run now."""
+
+
+@contextmanager
+def _ended_together() -> Iterator[None]:
+    """Let SIGTERM end the commands too; they keep what they have, and the same experiment goes on with it."""
+
+    def end(*_: Any) -> None:
+        for command in tuple(_COMMANDS):
+            command.terminate()
+        raise SystemExit("stopped by SIGTERM; the same command goes on from here")
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _run(folder: Path, stage: Stage) -> None:
     if _done(folder / stage.name):
         return
@@ -281,7 +303,10 @@ def _run(folder: Path, stage: Stage) -> None:
     with (folder / f"{stage.name}.log").open("a") as log:
         own = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         root = Path(__file__).parents[1]  # configurations are named from there
-        code = subprocess.run(stage.command(folder), stdout=log, stderr=log, env=own, cwd=root, check=False).returncode
+        with subprocess.Popen(stage.command(folder), stdout=log, stderr=log, env=own, cwd=root) as command:
+            _COMMANDS.add(command)
+            code = command.wait()
+            _COMMANDS.discard(command)
     if code:
         raise SystemExit(f"{stage.name} ended with status {code}; see {folder / stage.name}.log")
 

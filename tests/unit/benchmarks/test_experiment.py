@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,3 +202,33 @@ def test_a_stage_that_fails_ends_it_and_keeps_nothing(
     with pytest.raises(SystemExit, match="ended with status 1"):
         experiment.carry_out("x", options, plan, {})
     assert not (options.results / "x").exists()
+
+
+def test_a_signal_ends_the_commands_too(tmp_path: Path) -> None:
+    sleeper = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
+    script = f"""
+import argparse, sys
+from pathlib import Path
+import _experiment as experiment
+
+class Sleeping(experiment.Stage):
+    def command(self, folder):
+        return [sys.executable, "-c", {sleeper!r}, str(folder / self.name)]
+
+options = argparse.Namespace(results=Path("r"), work=Path("w"), seeds=[0], jobs=2, plan=False)
+stages = [Sleeping(name, "evaluate", ()) for name in ("one", "two", "three")]
+experiment.carry_out("x", options, lambda seed, folder: stages, {{}})
+"""
+    path = {**os.environ, "PYTHONPATH": str(Path(experiment.__file__).parent)}
+    with subprocess.Popen([sys.executable, "-c", script], env=path, cwd=tmp_path, stderr=subprocess.PIPE) as driver:
+        files = [tmp_path / "w" / "seed-0" / name for name in ("one", "two")]
+        while not all(file.exists() and file.read_text() for file in files):
+            assert driver.poll() is None
+            time.sleep(0.02)
+        driver.terminate()
+        _, said = driver.communicate(timeout=60)
+    assert driver.returncode == 1 and b"the same command goes on" in said
+    assert not (tmp_path / "w" / "seed-0" / "three").exists()
+    for file in files:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(file.read_text()), 0)
