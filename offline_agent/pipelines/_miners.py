@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from offline_agent.pipelines._figures import Row, TreeFigures, figures_of
 from offline_agent.pipelines._parts import make_environment
 from offline_agent.policies.base import Engine
 from offline_agent.preferences.balance import Balance
-from offline_agent.preferences.criticality import MinimalPairs
+from offline_agent.preferences.criticality import MinimalPairs, Rollout
 from offline_agent.preferences.export import pair_rows, trajectory_rows
 from offline_agent.preferences.facts import FactMaker, PairFacts
 from offline_agent.preferences.filters import RejectionFilter
@@ -36,8 +37,10 @@ from offline_agent.preferences.pairs import StepPairs, TrajectoryPairs
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.shelf import Kept, Same, kept_of, pack, unpack
 from offline_agent.rendering import Renderer
+from offline_agent.rollouts.continuations import continuations
+from offline_agent.rollouts.episodes import Episodes
 from offline_agent.search.codec import tree_from_json
-from offline_agent.search.rollouts import Rollouts
+from offline_agent.search.pool import EnvPool
 from offline_agent.store import read_tree, tree_path
 
 _AHEAD = 4  # trees for each process that wait for it, or for those before them
@@ -104,7 +107,13 @@ class TreeMiner:
             spec = make_environment(setup.config)
             spec.replay_only = setup.replay_only
         self._setup = setup
-        self._miner = miner_of(setup.config, spec, engine)
+        self._pool: EnvPool | None = None
+        rollout = None
+        if asks_policy(config := setup.config):
+            assert engine is not None  # `pairs.miners` is refused then
+            self._pool = EnvPool(config.limits.workers, config.limits.step_seconds)
+            rollout = partial(continuations, _episodes(config, spec, engine, self._pool))
+        self._miner = miner_of(config, spec, rollout)
         self._maker = FactMaker()
         self._same = Same()
 
@@ -143,8 +152,10 @@ class TreeMiner:
             yield method(*job)
 
     def close(self) -> None:
-        """Close the environment that was kept for replays."""
+        """Close the environment that was kept for replays, and end the threads of counterfactual roll-outs."""
         self._miner.close()
+        if self._pool is not None:
+            self._pool.close()
 
 
 def rules_of(config: BuildPrefsConfig) -> Balance:
@@ -157,15 +168,19 @@ def asks_policy(config: BuildPrefsConfig) -> bool:
     return config.pairs.criticality in ("counterfactual", "both")
 
 
-def miner_of(config: BuildPrefsConfig, spec: EnvSpec, engine: Engine | None) -> Miner:
-    """Return what mines the trees of a run; `engine` is needed where mining asks the policy."""
+def _episodes(config: BuildPrefsConfig, spec: EnvSpec, engine: Engine, pool: EnvPool) -> Episodes:
+    limits = config.limits
+    return Episodes(
+        spec, engine, pool, seed=config.seed, max_steps=config.search.max_steps, temperature=config.policy.temperature,
+        reset_seconds=limits.reset_seconds,
+    )  # fmt: skip
+
+
+def miner_of(config: BuildPrefsConfig, spec: EnvSpec, rollout: Rollout | None) -> Miner:
+    """Return what mines the trees of a run; `rollout` is needed where mining asks the policy."""
     pairs = config.pairs
     relabel = pairs.hindsight != "none" and "hindsight" in pairs.kinds
     kinds = [kind for kind in pairs.kinds if kind != "hindsight" or relabel]
-    rollout = None
-    if asks_policy(config):
-        assert engine is not None  # `pairs.miners` is refused then
-        rollout = Rollouts(spec, engine, config.seed, config.search.max_steps, config.policy.temperature)
     strategy = "final" if pairs.hindsight == "none" else pairs.hindsight
     return Miner(
         spec,

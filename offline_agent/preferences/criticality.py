@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.replay import Replay, Replayer, extend, without_logps
-from offline_agent.records import Action, PreferencePair, Step, Task, Trajectory, Verdict
+from offline_agent.records import PreferencePair, Step, Task, Trajectory, Verdict
 
 if TYPE_CHECKING:
     from offline_agent.search.tree import Edge, Node, SearchTree
 
-Rollout = Callable[[Task, Sequence[Action], int], Sequence[Verdict]]
-"""`(task, actions so far, n)` -> the verdicts of n fresh rollouts of the policy from there."""
+Rollout = Callable[[Task, Sequence[Step], int], Sequence[Verdict]]
+"""`(task, steps so far, n)` -> the verdicts of n fresh rollouts of the policy from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ def counterfactual(trajectory: Trajectory, rollout: Rollout, n: int = 8) -> tupl
     The second term is the policy's value at h_i, so one set of rollouts per history serves two steps.
 
     Args:
-        trajectory: The branch; its actions are replayed by `rollout`.
-        rollout: Runs the policy from the state after given actions.
+        trajectory: The branch; its steps are replayed by `rollout`.
+        rollout: Runs the policy from the state after given steps.
         n: Rollouts per history.
 
     Returns:
@@ -103,8 +103,8 @@ def counterfactual(trajectory: Trajectory, rollout: Rollout, n: int = 8) -> tupl
     """
     if n < 1:
         raise ConfigError(f"counterfactual: n must be at least 1, got {n!r}")
-    actions = [step.action for step in trajectory.steps]
-    values = [_mean(rollout(trajectory.task, actions[:k], n)) for k in range(len(actions))]
+    steps = trajectory.steps
+    values = [_mean(rollout(trajectory.task, steps[:k], n)) for k in range(len(steps))]
     end = trajectory.verdict.score if trajectory.verdict is not None else None
     values.append(end)
     return tuple(

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from offline_agent.store import read_table
 from tests.e2e.test_build_prefs import ALL, ENV, build, built, command, digests
 
 KEYS = ["tasks.n=6", "search.simulations=12"]
@@ -57,6 +58,16 @@ def test_counterfactuals_ask_the_policy_which_one_process_has(tmp_path: Path) ->
     done = build(tmp_path / "run", "pairs.miners=2", "pairs.criticality=counterfactual")
     assert done.returncode == 2 and not (tmp_path / "run").exists()
     assert "pairs.miners=2" in done.stderr and "allowed is 1, or pairs.criticality=deletion" in done.stderr
+
+
+def test_counterfactuals_say_what_each_step_of_a_success_was_worth(tmp_path: Path) -> None:
+    keys = ["tasks.n=4", "search.simulations=24", "pairs.criticality=counterfactual", "pairs.counterfactual_rollouts=3"]
+    first, second = built(tmp_path / "first", *keys), built(tmp_path / "second", *keys)
+    assert digests(first, *ALL) == digests(second, *ALL)
+    rows = [row for row in read_table(first / "trajectories" / "0000.parquet") if row["criticality"] is not None]
+    values = [value for row in rows for value in row["criticality"]]
+    assert rows and None not in values and all(-1 <= value <= 1 for value in values)
+    assert any(0 < abs(value) < 1 for value in values)  # deletion gives nothing between
 
 
 @pytest.fixture

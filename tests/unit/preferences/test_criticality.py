@@ -16,7 +16,7 @@ from offline_agent.preferences.criticality import (
 from offline_agent.preferences.pairs import trajectories
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.replay import Replayer
-from offline_agent.records import Action, Task, Verdict
+from offline_agent.records import Action, Step, Task, Verdict
 from tests import preferences_kit as kit
 
 
@@ -142,8 +142,8 @@ def test_ids_stay_and_log_probabilities_go() -> None:
 def test_counterfactual_criticality_is_the_rise_in_value() -> None:
     values = {0: 0.25, 1: 0.25, 2: 0.5}
 
-    def rollout(task: Task, actions: Sequence[Action], n: int) -> list[Verdict]:
-        good = round(values[len(actions)] * n)
+    def rollout(task: Task, steps: Sequence[Step], n: int) -> list[Verdict]:
+        good = round(values[len(steps)] * n)
         return [Verdict(1.0, True, "k")] * good + [Verdict(0.0, False, "k")] * (n - good)
 
     tree = kit.grow(["A B leave"])
@@ -151,8 +151,8 @@ def test_counterfactual_criticality_is_the_rise_in_value() -> None:
 
 
 def test_counterfactual_without_a_verdict_is_unknown() -> None:
-    def rollout(task: Task, actions: Sequence[Action], n: int) -> list[Verdict]:
-        return [Verdict(None, None, "k", error="broke")] * n if len(actions) == 1 else [Verdict(0.5, False, "k")] * n
+    def rollout(task: Task, steps: Sequence[Step], n: int) -> list[Verdict]:
+        return [Verdict(None, None, "k", error="broke")] * n if len(steps) == 1 else [Verdict(0.5, False, "k")] * n
 
     tree = kit.grow(["A B leave"])
     assert counterfactual(next(trajectories(tree)), rollout, n=2) == (None, None, 0.5)

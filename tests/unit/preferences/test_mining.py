@@ -11,7 +11,7 @@ from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.balance import Balance, balance
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.replay import Replayer
-from offline_agent.records import Action, Task, Verdict
+from offline_agent.records import Step, Task, Verdict
 from tests import preferences_kit as kit
 
 ROLLOUTS = ["A look B leave", "A C leave", "B leave", "C A leave", "A B leave"] * 4
@@ -65,8 +65,8 @@ def test_a_noisy_verifier_shortens_nothing_and_is_never_certain() -> None:
 
 
 def test_counterfactual_rollouts_replace_deletion() -> None:
-    def rollout(task: Task, actions: Sequence[Action], n: int) -> list[Verdict]:
-        return [Verdict(len(actions) / 10, False, "k")] * n
+    def rollout(task: Task, steps: Sequence[Step], n: int) -> list[Verdict]:
+        return [Verdict(len(steps) / 10, False, "k")] * n
 
     mined = miner(rollout=rollout, rollouts=2).mine(kit.grow(["A look B leave"]))
     (measured,) = [t for t in mined.trajectories if t.criticality is not None]

@@ -1,21 +1,19 @@
-"""Selection rules, the Gumbel root, the policy as critic, counterfactual rollouts, the worker pool."""
+"""Selection rules, the Gumbel root, the policy as critic, the worker pool."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import EnvironmentFault, JudgeError, PolicyError
-from offline_agent.policies.base import InlineEngine, Proposals, ProposeRequest, Usage
+from offline_agent.policies.base import InlineEngine, Proposals, Usage
 from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.pool import EnvPool
-from offline_agent.search.rollouts import Rollouts
 from offline_agent.search.selection import GumbelRoot, mixed_value, puct, refresh_priors, uct
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import SearchTree
@@ -147,90 +145,6 @@ def test_an_unreadable_ranking_scores_nothing(text: str) -> None:
 def test_a_failing_critic_says_so() -> None:
     with pytest.raises(JudgeError, match="gone"):
         ranked("!")
-
-
-@pytest.mark.parametrize("jitter", [0.0, 0.001])
-def test_rollouts_from_a_history_depend_on_their_seed_alone(jitter: float) -> None:
-    spec = EnvSpec(Paths)
-    (task,) = tasks(spec, 1)
-    policy = Guess(skill=0.5, jitter=jitter)
-    engine = policy.engine()
-    first = Action("door", call=ToolCall("door", {"number": int(task.args["code"][0])}))
-    verdicts = Rollouts(spec, engine, 1, 10)(task, [first], 16)
-    engine.close()
-    again = Rollouts(spec, InlineEngine(Guess(skill=0.5)), 1, 10)(task, [first], 16)
-    assert [v.score for v in verdicts] == [v.score for v in again]
-    assert all(v.score is not None and v.score >= 1 / 3 for v in verdicts)
-    assert len({v.score for v in verdicts}) > 1
-    cut = Rollouts(spec, InlineEngine(policy), 1, 2)(task, [first], 2)
-    assert [v.score for v in cut] == [0.0, 0.0] and cut[0].evidence == {"truncated": True}
-
-
-def test_rollouts_past_the_end_are_a_fault() -> None:
-    spec = EnvSpec(Paths)
-    (task,) = tasks(spec, 1)
-    doors = [Action("door", call=ToolCall("door", {"number": 1}))] * 4
-    with pytest.raises(EnvironmentFault, match="ended before"):
-        Rollouts(spec, InlineEngine(Guess()), 1, 9)(task, doors, 1)
-
-
-class Fails(Guess):
-    """Fails some requests.
-
-    Args:
-        which: Gets the request's number and the request.
-    """
-
-    def __init__(self, which: Callable[[int, ProposeRequest], bool]) -> None:
-        super().__init__(skill=0.5)
-        self.which, self.asked = which, 0
-
-    def propose(self, requests: Any) -> list[Any]:
-        """Answer, or fail."""
-        (request,) = requests
-        self.asked += 1
-        return [PolicyError("gone")] if self.which(self.asked, request) else super().propose(requests)
-
-
-def test_what_the_policy_cannot_answer_in_a_rollout_is_not_scored() -> None:
-    spec = EnvSpec(Paths)
-    (task,) = tasks(spec, 1)
-    bad = InlineEngine(Fails(lambda _, request: request.context.depth == 1 and request.seeds[0] % 2 == 0))
-    verdicts = Rollouts(spec, bad, 1, 9)(task, [], 8)
-    whole = Rollouts(spec, InlineEngine(Guess(skill=0.5)), 1, 9)(task, [], 8)
-    assert 0 < sum(verdict.score is None for verdict in verdicts) < 8
-    assert all(a.score in (None, b.score) for a, b in zip(verdicts, whole, strict=True))
-    assert all("gone" in (verdict.error or "") for verdict in verdicts if verdict.score is None)
-
-
-def test_a_first_request_that_cannot_be_answered_is_no_outage() -> None:
-    spec, first = EnvSpec(Paths), []
-    (task,) = tasks(spec, 1)
-
-    def the_first(number: int, request: ProposeRequest) -> bool:
-        first.append(request.seeds)
-        return request.seeds == first[0]
-
-    (verdict,) = Rollouts(spec, InlineEngine(Fails(the_first)), 1, 9)(task, [], 1)
-    assert verdict.score is None and "gone" in (verdict.error or "")
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_an_outage_changes_no_rollout(threads: bool) -> None:
-    spec = EnvSpec(Paths)
-    (task,) = tasks(spec, 1)
-    policy = Fails(lambda number, _: 3 <= number < 30)
-    engine = policy.engine() if threads else InlineEngine(policy)
-    verdicts = Rollouts(spec, engine, 1, 9)(task, [], 8)
-    engine.close()
-    assert verdicts == Rollouts(spec, InlineEngine(Guess(skill=0.5)), 1, 9)(task, [], 8)
-
-
-def test_rollouts_give_up_a_policy_that_never_answers() -> None:
-    spec = EnvSpec(Paths)
-    (task,) = tasks(spec, 1)
-    with pytest.raises(PolicyError, match=r"failed 40 times in a row, the last .*: gone\..*run the same command"):
-        Rollouts(spec, InlineEngine(Says("!")), 1, 9)(task, [], 2)
 
 
 def test_the_pool_answers_hung_jobs_and_throws_their_results_away() -> None:
