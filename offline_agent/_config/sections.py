@@ -153,8 +153,10 @@ class PairsSection(Section):
     max_extra_steps: int = key(5, "a trajectory pair's success may be this much longer than its failure", ge=0)
     hindsight: Literal["final", "future", "none"] = key("final", "which reached goals a failure is relabelled with")
     miners: int = key(1, "processes that build them, each with an environment of its own", ge=1, free=True)
-    criticality: Literal["deletion", "counterfactual", "both", "none"] = key(
-        "deletion", "how the steps that mattered are found: delete and replay, or sample other actions"
+    criticality: Literal["deletion", "counterfactual", "both", "none"] | None = key(
+        None,
+        "how the steps that mattered are found: delete and replay, or sample other actions; null = deletion where "
+        "minimal pairs are built, which need it, else none: no training reads it and replays are calls of tools",
     )
     counterfactual_rollouts: int = key(8, "rollouts for each step of a counterfactual estimate", ge=1)
 

@@ -181,6 +181,7 @@ def miner_of(config: BuildPrefsConfig, spec: EnvSpec, rollout: Rollout | None) -
     pairs = config.pairs
     relabel = pairs.hindsight != "none" and "hindsight" in pairs.kinds
     kinds = [kind for kind in pairs.kinds if kind != "hindsight" or relabel]
+    shorten = "minimal" in kinds or pairs.criticality not in (None, "none")
     strategy = "final" if pairs.hindsight == "none" else pairs.hindsight
     return Miner(
         spec,
@@ -190,7 +191,7 @@ def miner_of(config: BuildPrefsConfig, spec: EnvSpec, rollout: Rollout | None) -
         ),
         trajectory_pairs=TrajectoryPairs(pairs.max_extra_steps, certain=spec.deterministic_verifier),
         hindsight=Hindsight(spec, evaluation_tasks(spec), strategy) if relabel else None,
-        minimal=MinimalPairs(per_tree=0) if pairs.criticality == "none" and "minimal" not in kinds else MinimalPairs(),
+        minimal=MinimalPairs() if shorten else MinimalPairs(per_tree=0),
         filtered=RejectionFilter(
             config.filtered.per_task, config.filtered.negatives, origins=config.filtered.origins
         ),

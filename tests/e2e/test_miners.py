@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -68,6 +69,20 @@ def test_counterfactuals_say_what_each_step_of_a_success_was_worth(tmp_path: Pat
     values = [value for row in rows for value in row["criticality"]]
     assert rows and None not in values and all(-1 <= value <= 1 for value in values)
     assert any(0 < abs(value) < 1 for value in values)  # deletion gives nothing between
+
+
+def test_steps_are_deleted_where_something_needs_it(whole: Path, tmp_path: Path) -> None:
+    def replayed(run_dir: Path) -> tuple[int, bool]:
+        rows = read_table(run_dir / "trajectories" / "0000.parquet")
+        calls = json.loads((run_dir / "summary.json").read_text())["replayed_calls"]
+        return calls, any(row["criticality"] is not None for row in rows)
+
+    calls, measured = replayed(whole)
+    assert calls > 0 and measured
+    steps = [*KEYS, "pairs.kinds=[step]"]
+    assert replayed(built(tmp_path / "steps", *steps)) == (0, False)
+    calls, measured = replayed(built(tmp_path / "asked", *steps, "pairs.criticality=deletion"))
+    assert calls > 0 and measured
 
 
 @pytest.fixture

@@ -102,14 +102,16 @@ def test_what_searches_and_rounds_cost_is_kept_where_it_is_known(tmp_path: Path)
         (folder / "summary.json").write_text(json.dumps(content))
 
     offline, seed = tmp_path / "offline", tmp_path / "online" / "seed-0"
-    assert offline_loop.searched(offline / "seed-0") == {} == online_loop.played(offline, seed)["environment steps"]
+    assert offline_loop.searched(offline / "seed-0") == {}
+    assert online_loop.played(offline, seed) == {"environment steps": {}}
     for number in (0, 1):
         folder = offline / "seed-0" / "iterate" / f"iteration-{number}" / "build_prefs"
         summary(folder, tool_calls=10 + number, replayed_calls=100, generated=7)
     summary(seed / "offline-ppo", rollouts={"env_steps": 5})
     found = offline_loop.searched(offline / "seed-0")
     assert found == {"tool calls": 21, "calls in replays": 200, "tokens sampled": 14}
-    assert online_loop.played(offline, seed) == {"environment steps": {"offline": 21, "offline-ppo": 5}}
+    steps = {"environment steps": {"offline": 21, "offline-ppo": 5}}
+    assert online_loop.played(offline, seed) == {**steps, "replayed": 200}
     assert offline_loop.warmed(offline / "warm") == {}
     summary(offline / "warm", data={"kept": 3}, demonstrations={"attempts": 5})
     assert offline_loop.warmed(offline / "warm") == {"gold paths": "3 of 5 games"}
