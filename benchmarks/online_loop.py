@@ -67,7 +67,8 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
 
 
 def played(offline: Path, folder: Path) -> dict[str, Any]:
-    """Return the environment steps of each of a seed's trainings, and of the searches before them.
+    """Return the environment steps of each of a seed's trainings, and of the searches before them; and the calls that
+    mining replayed after these, without the policy, to see which steps of a success are needed.
 
     Args:
         offline: What `offline_loop.py --work` wrote.
@@ -79,7 +80,7 @@ def played(offline: Path, folder: Path) -> dict[str, Any]:
         summary = folder / model / "summary.json"
         if summary.exists():
             steps[model] = json.loads(summary.read_text())["rollouts"]["env_steps"]
-    return {"environment steps": steps}
+    return {"environment steps": steps, **({"replayed": cost["calls in replays"]} if cost else {})}
 
 
 def table(seeds: Sequence[Seed]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -97,6 +98,8 @@ def table(seeds: Sequence[Seed]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         steps = [seed.facts["environment steps"].get(model) for seed in seeds]
         row["environment steps"] = ", ".join(f"{each:,}" if each else "–" for each in steps)
         rows.append(row)
+    replayed = [seed.facts.get("replayed") for seed in seeds]
+    told = {"offline loop: calls replayed to mine pairs": ", ".join(f"{each:,}" if each else "–" for each in replayed)}
     gains = {}
     pairs = [(title, "offline loop" if title.startswith("offline loop →") else "warm start") for title in ROWS]
     for title, begin in [*pairs, ("offline loop → GRPO", TWICE)]:
@@ -105,7 +108,7 @@ def table(seeds: Sequence[Seed]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         gain = 100 * (sampled[title] - sampled[begin])
         low, high = interval(gain)
         gains[f"{title} over {begin}, points"] = f"{gain.mean():.1f} ({low:.1f} to {high:.1f})"
-    return rows, {**gains, "seeds": len(seeds), "test tasks": sampled["warm start"].shape[1]}
+    return rows, {**gains, **told, "seeds": len(seeds), "test tasks": sampled["warm start"].shape[1]}
 
 
 def main() -> None:
