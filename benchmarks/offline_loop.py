@@ -79,6 +79,7 @@ class Suite:
         return ROWS if self.ablations else {title: model for title, model in ROWS.items() if model not in _ABLATIONS}
 
 
+_BUILT = "pairs.kinds=[step,trajectory,hindsight,minimal]"  # the shop's ablations read them all
 _RATES = ("optimizer.learning_rate=5e-5", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
 
 
@@ -94,6 +95,7 @@ def _textworld(game: str, params: str, gold: int, kept: int, epochs: int) -> Sui
             "sft.optimizer.learning_rate=5e-4",
             f"sft.optimizer.epochs={epochs}",
             "sft.batch.rows=4",  # its episodes are long and few: batches of 32 would be a handful of updates
+            _BUILT,
             "dpo.kinds=[step]",
             "dpo.batch.rows=8",
             "dpo.optimizer.learning_rate=5e-5",
@@ -126,6 +128,7 @@ SUITES = {
             "filtered.origins=[search,rollout]",
             "sft.optimizer.learning_rate=5e-4",
             "sft.optimizer.epochs=2",
+            _BUILT,
             "dpo.kinds=[step]",
             "dpo.optimizer.learning_rate=5e-5",
             "dpo.optimizer.epochs=2",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
@@ -17,7 +17,7 @@ from offline_agent._config.online import (
     SamplerSection,
     WatchSection,
 )
-from offline_agent._config.sections import BuildPrefsConfig, PolicySection
+from offline_agent._config.sections import DEFAULT_ORIGINS, BuildPrefsConfig, PolicySection
 from offline_agent._config.training import (
     ALL_KINDS,
     AnchorSection,
@@ -45,7 +45,9 @@ class DpoStage(Section):
     """The preference training of each iteration."""
 
     enabled: bool = key(True, "train on preferences/")
-    kinds: Kinds = key(ALL_KINDS, "kinds of pairs that are used, of those that pairs.kinds builds", strict=False)
+    kinds: Kinds = key(
+        ALL_KINDS, "kinds of pairs that are used; others are not built, unless pairs.kinds names them", strict=False
+    )
     optimizer: DpoOptimizerSection = section(DpoOptimizerSection, "AdamW and its schedule")
     batch: BatchSection = section(BatchSection, "what one optimizer update sees")
     loss: DpoSection = section(DpoSection, "the preference loss")
@@ -118,6 +120,20 @@ class IterateConfig(BuildPrefsConfig):
     replay: ReplaySection = section(ReplaySection, "pairs of earlier iterations")
     curriculum: CurriculumSection = section(CurriculumSection, "which tasks an iteration searches")
     threads: int | None = key(None, "of torch while it trains; null = as train_sft", ge=1, free=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _builds_what_is_used(cls, data: Any) -> Any:
+        # what nothing learns from costs replays, which are calls of tools
+        sections = {name: data.get(name, {}) for name in ("pairs", "dpo", "filtered")} if isinstance(data, dict) else {}
+        if not sections or not all(isinstance(each, dict) for each in sections.values()):
+            return data
+        used, origins = sections["dpo"].get("kinds"), sections["filtered"].get("origins", DEFAULT_ORIGINS)
+        if "kinds" in sections["pairs"] or not isinstance(used, list) or not isinstance(origins, list | tuple):
+            return data
+        filtered = {"hindsight": "hindsight", "minimal": "pruned"}
+        kinds = [kind for kind in ALL_KINDS if kind in used or filtered.get(kind) in origins]
+        return data | {"pairs": sections["pairs"] | {"kinds": kinds}}
 
     @field_validator("policy")
     @classmethod

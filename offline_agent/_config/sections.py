@@ -169,6 +169,7 @@ class PairsSection(Section):
 
 
 Origins = tuple[Literal["search", "rollout", "hindsight", "pruned"], ...]
+DEFAULT_ORIGINS: Origins = ("search", "rollout", "hindsight")
 
 
 class FilteredSection(Section):
@@ -177,7 +178,7 @@ class FilteredSection(Section):
     per_task: int = key(2, "most trajectories of one task, shortest first", ge=1)
     negatives: bool = key(False, "also refusals of impossible or hallucinated calls")
     origins: Origins = key(
-        ("search", "rollout", "hindsight"), "where they may come from; pruned ones teach to guess", strict=False
+        DEFAULT_ORIGINS, "where they may come from; pruned ones teach to guess", strict=False
     )
 
 

@@ -245,6 +245,24 @@ def test_the_loop_trains_on_kinds_that_are_built() -> None:
         load(IterateConfig, None, ["dpo.kinds=[minimal]", "pairs.kinds=[step]"])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "built"),
+    [
+        ([], ("step", "trajectory", "hindsight", "minimal")),
+        (["dpo.kinds=[step]"], ("step", "hindsight")),  # fine-tuning takes hindsight's trajectories
+        (["dpo.kinds=[step]", "filtered.origins=[search]"], ("step",)),
+        (["dpo.kinds=[trajectory]", "filtered.origins=[search,pruned]"], ("trajectory", "minimal")),
+        (["dpo.kinds=[step]", "pairs.kinds=[step,minimal]"], ("step", "minimal")),
+        (["dpo.kinds=[step]", "filtered.origins=[search]", "pairs.min_gap=0.3"], ("step",)),
+    ],
+)
+def test_the_loop_builds_what_is_used(overrides: list[str], built: tuple[str, ...], tmp_path: Path) -> None:
+    config = load(IterateConfig, None, overrides)
+    assert config.pairs.kinds == built
+    (tmp_path / "c.yaml").write_text(to_yaml(config))
+    assert load(IterateConfig, tmp_path / "c.yaml", []) == config
+
+
 def test_the_watch_has_the_same_defaults_as_key_and_as_setting() -> None:
     from dataclasses import asdict
 
