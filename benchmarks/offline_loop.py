@@ -186,14 +186,21 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
 
 
 def searched(folder: Path) -> dict[str, int]:
-    """Return what the loop's searches cost: calls of tools, those of replays beside them, and tokens sampled.
+    """Return what the loop's searches cost: calls of tools, those that restored states, those of mining's replays, and
+    tokens sampled.
 
     Args:
-        folder: The seed's. Nothing is returned where it holds no search.
+        folder: The seed's. Nothing is returned where it holds no search; nothing of restored states where a search was
+            interrupted, since its summary tells of its last session alone.
     """
     names = {"tool_calls": "tool calls", "replayed_calls": "calls in replays", "generated": "tokens sampled"}
     summaries = [json.loads(path.read_text()) for path in folder.glob("iterate/iteration-*/build_prefs/summary.json")]
-    return {title: sum(each[name] for each in summaries) for name, title in names.items()} if summaries else {}
+    if not summaries:
+        return {}
+    cost = {title: sum(each[name] for each in summaries) for name, title in names.items()}
+    if not any(each["resumed"] for each in summaries):
+        cost["calls to restore states"] = sum(each["this_session"]["calls_replayed"] for each in summaries)
+    return cost
 
 
 def told(folder: Path) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
 
 def played(offline: Path, folder: Path) -> dict[str, Any]:
     """Return the environment steps of each of a seed's trainings, and of the searches before them; and the calls that
-    mining replayed after these, without the policy, to see which steps of a success are needed.
+    these repeated without the policy, to restore states and to mine pairs.
 
     Args:
         offline: What `offline_loop.py --work` wrote.
@@ -80,7 +80,8 @@ def played(offline: Path, folder: Path) -> dict[str, Any]:
         summary = folder / model / "summary.json"
         if summary.exists():
             steps[model] = json.loads(summary.read_text())["rollouts"]["env_steps"]
-    return {"environment steps": steps, **({"replayed": cost["calls in replays"]} if cost else {})}
+    names = {"restored": "calls to restore states", "replayed": "calls in replays"}
+    return {"environment steps": steps, **{name: cost[title] for name, title in names.items() if title in cost}}
 
 
 def table(seeds: Sequence[Seed]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -98,8 +99,10 @@ def table(seeds: Sequence[Seed]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         steps = [seed.facts["environment steps"].get(model) for seed in seeds]
         row["environment steps"] = ", ".join(f"{each:,}" if each else "–" for each in steps)
         rows.append(row)
-    replayed = [seed.facts.get("replayed") for seed in seeds]
-    told = {"offline loop: calls replayed to mine pairs": ", ".join(f"{each:,}" if each else "–" for each in replayed)}
+    told = {}
+    for name, why in (("restored", "restore states"), ("replayed", "mine pairs")):
+        calls = [f"{seed.facts[name]:,}" if name in seed.facts else "–" for seed in seeds]
+        told[f"offline loop: calls repeated to {why}"] = ", ".join(calls)
     gains = {}
     pairs = [(title, "offline loop" if title.startswith("offline loop →") else "warm start") for title in ROWS]
     for title, begin in [*pairs, ("offline loop → GRPO", TWICE)]:

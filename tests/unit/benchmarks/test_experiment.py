@@ -106,12 +106,18 @@ def test_what_searches_and_rounds_cost_is_kept_where_it_is_known(tmp_path: Path)
     assert online_loop.played(offline, seed) == {"environment steps": {}}
     for number in (0, 1):
         folder = offline / "seed-0" / "iterate" / f"iteration-{number}" / "build_prefs"
-        summary(folder, tool_calls=10 + number, replayed_calls=100, generated=7)
+        session = {"calls_replayed": 4}
+        summary(folder, tool_calls=10 + number, replayed_calls=100, generated=7, resumed=False, this_session=session)
     summary(seed / "offline-ppo", rollouts={"env_steps": 5})
     found = offline_loop.searched(offline / "seed-0")
-    assert found == {"tool calls": 21, "calls in replays": 200, "tokens sampled": 14}
+    whole = {"tool calls": 21, "calls in replays": 200, "tokens sampled": 14}
+    assert found == {**whole, "calls to restore states": 8}
     steps = {"environment steps": {"offline": 21, "offline-ppo": 5}}
-    assert online_loop.played(offline, seed) == {**steps, "replayed": 200}
+    assert online_loop.played(offline, seed) == {**steps, "restored": 8, "replayed": 200}
+    folder = offline / "seed-0" / "iterate" / "iteration-2" / "build_prefs"
+    summary(folder, tool_calls=0, replayed_calls=0, generated=0, resumed=True, this_session={"calls_replayed": 1})
+    assert offline_loop.searched(offline / "seed-0") == whole  # what came before the interruption is not known
+    assert "restored" not in online_loop.played(offline, seed)
     assert offline_loop.warmed(offline / "warm") == {}
     summary(offline / "warm", data={"kept": 3}, demonstrations={"attempts": 5})
     assert offline_loop.warmed(offline / "warm") == {"gold paths": "3 of 5 games"}
