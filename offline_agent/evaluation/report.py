@@ -110,7 +110,7 @@ def compare(
 ) -> dict[str, Any]:
     """Return the candidate's success minus the other's over the tasks both tried: see `statistics.paired_difference`.
 
-    Beside it stand both means over those tasks, the difference of the rewards, and P(the candidate is not worse).
+    Beside it stand both means over those tasks, the difference of the rewards, and the confidence that it is not worse.
     """
     return compare_outcomes(
         (successes(candidate), rewards(candidate)), (successes(against), rewards(against)), confidence, resamples, seed
@@ -131,7 +131,7 @@ def compare_outcomes(
         **statistics.paired_difference(candidate[0], against[0], confidence, resamples, seed).to_json(),
         "candidate": _mean([ours[task] for task in common]),
         "against": _mean([theirs[task] for task in common]),
-        "probability_not_worse": statistics.probability_not_worse(candidate[0], against[0], 0.0, resamples, seed),
+        "confidence_not_worse": statistics.confidence_not_worse(candidate[0], against[0]),
         "reward": statistics.paired_difference(candidate[1], against[1], confidence, resamples, seed).to_json(),
     }
 

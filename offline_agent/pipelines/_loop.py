@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterable
@@ -27,6 +28,7 @@ from offline_agent.config import (
 )
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines._stages import Stage
+from offline_agent.records import Task
 from offline_agent.seeding import derive_seed
 
 _SEEDS = 1 << 31  # libraries take seeds of 32 bits
@@ -41,7 +43,7 @@ class Model:
     Attributes:
         name: What it is called: `start`, or the stage that made it, e.g. `iteration-0/train_dpo`.
         path: Its folder, or a hub name; None = the embedded default.
-        evaluation: Run directory of its evaluation on the held-out tasks; None before that.
+        evaluation: Run directory of its last evaluation on held-out tasks; None before that.
     """
 
     name: str
@@ -148,14 +150,14 @@ class Plan:
         )
         return Stage("refine_grpo", "refine_grpo", config)
 
-    def evaluate(self, iteration: int, name: str, model: Model, against: Path | None) -> Stage:
-        """Return the evaluation of a model on the held-out tasks: the same tasks and seeds for every model."""
+    def evaluate(self, iteration: int, name: str, model: Model, tasks: Path, against: Path | None) -> Stage:
+        """Return the evaluation of a model on the held-out tasks of a file: one seed for all models of an iteration."""
         held_out = self.config.held_out
         config = EvaluateConfig(
-            **self._common(iteration, name, seed=self.config.seed),
+            **self._common(iteration, name, seed=self.seed(iteration, "held_out")),
             env=self.config.env,
             limits=self.config.limits,
-            tasks=EvaluateTasks(split=held_out.split, n=held_out.n),
+            tasks=EvaluateTasks(split=held_out.split, n=None, file=str(tasks)),
             policy=self._policy(model),
             attempts=held_out.attempts,
             max_steps=self.config.search.max_steps,
@@ -188,6 +190,14 @@ class Plan:
         template = (policy.model_extra or {}).get("chat_template")
         section = ModelSection(path=model.path, tokenizer=absolute(policy.tokenizer), chat_template=template)
         return {"model": section, "lora": self.config.lora, "threads": self.config.threads}
+
+
+def write_tasks(file: Path, tasks: Iterable[Task]) -> None:
+    """Write tasks as a file that `tasks.file` names, whole or not at all."""
+    from offline_agent._store.files import write_atomic
+
+    lines = [json.dumps({"task_id": task.task_id, **task.args}) + "\n" for task in tasks]
+    write_atomic(file, "".join(lines).encode())
 
 
 def absolute(path_or_name: str | None) -> str | None:

@@ -83,8 +83,8 @@ class Iterate:
         yield "build_prefs", search
         trained = [name for name in ("sft", "dpo") if getattr(config, name).enabled]
         refined = {"never": 0, "last": 1, "each": count}[config.refine.when]
-        evaluations = 1 + len(trained) * count + refined
-        held_out = _own(config, plan.evaluate(0, "evaluate", start, None))
+        evaluations = (1 + len(trained)) * count + refined  # the incumbent's own again in each iteration
+        held_out = _own(config, plan.evaluate(0, "evaluate", start, nowhere, None))
         played = Evaluate().of_tasks(held_out, config.held_out.n * evaluations, _stage(seen, "evaluate_incumbent"))
         yield "evaluate", played
         found = {figure.name: figure.estimate for figure in search}
