@@ -243,10 +243,8 @@ def confidence_not_worse(candidate: Outcomes, incumbent: Outcomes, margin: float
     losses = -d[d < 0]
     size = (float((losses**2).sum()) + 0.5) / (float(losses.sum()) + 0.5)
     rate, count = (float(d[d > 0].sum()) / n + margin) / size, float(losses.sum()) / size
-    if count >= n or rate <= 0:
-        few = 1.0
-    else:
-        few = 0.0 if rate >= 1 else float(betainc(n - count, count + 1, 1 - rate))  # P(Binomial(n, rate) <= count)
+    # P(Binomial(n, rate) <= count)
+    few = 1.0 if count >= n else float(betainc(n - count, count + 1, max(0.0, 1 - rate)))
     return 1 - max(float(stdtr(n - 1, -t)), few)
 
 

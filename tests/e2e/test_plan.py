@@ -301,7 +301,7 @@ def test_the_loop(monkeypatch: pytest.MonkeyPatch, start: Path, tmp_path: Path) 
         "dpo.batch.rows=8", "dpo.anchor.rows=4", "plan.probe=6", "plan.updates=1",
     ]  # fmt: skip
     told = planned(monkeypatch, "iterate", *keys)
-    assert told["trees"]["expected"] == 32 and told["attempts"]["expected"] == 5 * 20 * 2  # sampled and greedy
+    assert told["trees"]["expected"] == 32 and told["attempts"]["expected"] == 6 * 20 * 2  # sampled and greedy
     assert told["pairs"]["low"] <= told["pairs"]["expected"] <= told["pairs"]["high"]
     parts = ("build_prefs", "evaluate", "train_sft", "train_dpo")
     assert told["seconds"]["expected"] == pytest.approx(sum(told[f"seconds_{name}"]["expected"] for name in parts))

@@ -75,7 +75,7 @@ def test_a_comparison_is_over_the_tasks_both_could_be_scored_on() -> None:
     assert got["difference"]["mean"] == pytest.approx(0.25) and got["tasks"] == 2
     assert (got["candidate"], got["against"], got["tasks_left_out"]) == (0.75, 0.5, 2)
     assert got["reward"]["difference"]["mean"] == pytest.approx((0.75 - 0 + 1 - 1) / 2)
-    assert 0 < got["p_value"] <= 1 and 0 <= got["probability_not_worse"] <= 1
+    assert 0 < got["p_value"] <= 1 and 0 <= got["confidence_not_worse"] <= 1
 
 
 def test_who_judged() -> None:
