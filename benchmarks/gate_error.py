@@ -1,7 +1,7 @@
 """How often a run of `iterate` promotes what is worse, and how often what is better: simulated runs, where it is known.
 
 Run `python benchmarks/gate_error.py`. A run has five iterations of two candidates, 50 held-out tasks and 4 attempts at
-each. The incumbent solves a task with a chance drawn from 0.2 + 0.6 Beta(2, 2); a candidate's chance is the incumbent's,
+each. The incumbent solves a task with a chance drawn from 0.2 + 0.6 Beta(2, 2); a candidate's chance is that one,
 plus the scenario's change, plus up to 10 points more or fewer, drawn for each task. What is promoted is the next
 incumbent. The candidates here are judged by these rules:
 

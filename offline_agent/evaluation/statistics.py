@@ -182,10 +182,16 @@ def estimate(
         raise ValueError(f"values must be in [0, 1], got {x.min()} to {x.max()}")
     mean = float(x.mean())
     low, high = _quantiles(resampled_means(x, resamples, seed), confidence)
-    if min(np.count_nonzero(x > 0), np.count_nonzero(x < 1)) >= FEW and x.min() < x.max():
+    if not too_alike(x):
         return Estimate(mean, low, high, len(x), unscored, "bootstrap")
     below, above = wilson(mean, len(x), confidence)
     return Estimate(mean, min(low, below), max(high, above), len(x), unscored, "bootstrap+wilson")
+
+
+def too_alike(values: NDArray[np.float64]) -> bool:
+    """Return whether values in [0, 1], one a task, differ too little to be resampled: see `estimate`."""
+    others = min(np.count_nonzero(values > 0), np.count_nonzero(values < 1))
+    return others < FEW or bool(values.min() == values.max())
 
 
 def paired_difference(

@@ -111,7 +111,7 @@ def test_all_looks_together_get_no_more_than_the_error_of_the_run() -> None:
             spent += (2 - passed) * error  # what was tested and did not pass has used up its part
             looks.append(Look(2, passed))
         assert spent <= 0.1 + 1e-9
-    assert needed_confidence(0.9, [], 1) == pytest.approx(0.95) and needed_confidence(0.9, [], 2) == pytest.approx(0.975)
+    assert [needed_confidence(0.9, [], n) for n in (1, 2)] == [pytest.approx(0.95), pytest.approx(0.975)]
     refused, won, half = (needed_confidence(0.9, [Look(2, n)], 1) for n in (0, 2, 1))
     assert refused == pytest.approx(1 - 0.1 / 6) and won == pytest.approx(1 - 0.1 * (1 / 2 + 1 / 6))
     assert half == pytest.approx(1 - 0.1 * (1 / 4 + 1 / 6))
