@@ -191,7 +191,7 @@ def estimate(
 def too_alike(values: NDArray[np.float64]) -> bool:
     """Return whether values in [0, 1], one a task, differ too little to be resampled: see `estimate`."""
     others = min(np.count_nonzero(values > 0), np.count_nonzero(values < 1))
-    return others < FEW or bool(values.min() == values.max())
+    return bool(others < FEW or values.min() == values.max())
 
 
 def paired_difference(

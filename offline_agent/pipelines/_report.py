@@ -42,6 +42,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     if summary["stopped"]:
         reasons.append(f"stopped {summary['stopped']}")
     change = f"held-out success: {percent(summary['start'])} at the start, {percent(summary['end'])} at the end"
+    change += "; each iteration has tasks of its own" if len(summary["iterations"]) > 1 else ""
     where = copyable(
         "\n".join(["", *reasons, change, "", f"The model ({summary['model']['from']}) is in {path}/model; use it with"])
         + f"\n  policy=hf policy.model={path}/model\n"
