@@ -131,7 +131,7 @@ class IterateConfig(BuildPrefsConfig):
     gate: GateSection = section(GateSection, "when a candidate replaces the incumbent")
     replay: ReplaySection = section(ReplaySection, "pairs of earlier iterations")
     curriculum: CurriculumSection = section(CurriculumSection, "which tasks an iteration searches")
-    threads: int | None = key(None, "of torch while it trains; null = as train_sft", ge=1, free=True)
+    threads: int | None = key(None, "of torch while it trains; null = as train_sft", ge=1, le=4096, free=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent import config as configuration
 from offline_agent.config import RunConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
-from offline_agent.pipelines._arguments import parse, usage
+from offline_agent.pipelines._arguments import again, parse, usage
 from offline_agent.pipelines._opening import open_run, refuse
 from offline_agent.pipelines._pipeline import DONE, FAILED, C, Command, Facts, P, Session
 from offline_agent.pipelines._progress import Progress
@@ -118,8 +117,7 @@ def _carry_out(
     except OfflineAgentError as error:
         say(f"{command.name}: {error}")
         return FAILED
-    same = [argument for argument in arguments if not argument.startswith("run_dir=")]
-    again = f"python -m offline_agent.pipelines.{command.name} {shlex.join([*same, f'run_dir={run.path}'])}"
+    line = again(command.name, arguments, run.path)
     try:
         with signals(), run:
             _work(command, config, prepared, facts, run, part)
@@ -127,11 +125,11 @@ def _carry_out(
         say(f"{command.name}: {error}")
         return FAILED
     except Stopped as stop:
-        say(f"{command.name}: stopped by {stop}. To go on: {again}")
+        say(f"{command.name}: stopped by {stop}. To go on: {line}")
         return FAILED
     except Exception:
         traceback.print_exc()
-        say(f"{command.name}: a fault of the program (above). What was done is in {run.path}; to go on: {again}")
+        say(f"{command.name}: a fault of the program (above). What was done is in {run.path}; to go on: {line}")
         return FAILED
     return DONE
 

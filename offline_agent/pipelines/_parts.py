@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,6 +43,7 @@ def make_parts(config: Config) -> Parts:
     faults: list[str] = []
     spec = _collect(faults, lambda: make_environment(config))
     reward = _collect(faults, lambda: make_reward(config))
+    _collect(faults, lambda: own_critic(config.search.critic))
     tasks = _collect(faults, lambda: _make_tasks(spec, config.tasks, TaskList)) if spec else None
     chosen = _collect(faults, lambda: _policy_arguments(config.policy))  # looked at even where the rest is wrong
     policy = _collect(faults, lambda: make_policy(config.policy, spec)) if chosen and spec and not faults else None
@@ -72,6 +74,25 @@ def make_reward(config: Config) -> CompositeReward | None:
     if not arguments:
         return None
     return CompositeReward(**catalog.keywords("reward", CompositeReward, arguments, {}))
+
+
+def own_critic(name: str | None) -> Callable[..., Any] | None:
+    """Return the callable that `search.critic` names; None where it names none of the user's own.
+
+    Raises:
+        ConfigError: It cannot be loaded, or cannot be called with a history, its proposals and a seed.
+    """
+    if name is None or name == "policy":
+        return None
+    critic: Callable[..., Any] = catalog.load("search.critic", name)
+    try:
+        inspect.signature(critic).bind("context", "actions", "seed")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"search.critic: {name} cannot be called as critic(context, actions, seed): {error}. It returns one score "
+            "in [0, 1], or None, for each action"
+        ) from error
+    return critic
 
 
 def make_tasks(spec: EnvSpec, section: TasksSection) -> list[Task]:

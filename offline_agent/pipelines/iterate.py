@@ -37,7 +37,7 @@ class Parts:
 
 def prepare(config: IterateConfig) -> tuple[Parts, Facts]:
     """Look at everything that can be found faulty before hours are spent; see `_pipeline.Command.prepare`."""
-    from offline_agent.pipelines._parts import make_environment, make_reward, make_tasks
+    from offline_agent.pipelines._parts import make_environment, make_reward, make_tasks, own_critic
     from offline_agent.pipelines._searches import settings_of
     from offline_agent.pipelines._tasks import TaskList, hash_tasks
     from offline_agent.store import hash_json, hash_path
@@ -46,6 +46,7 @@ def prepare(config: IterateConfig) -> tuple[Parts, Facts]:
     spec, tasks, held_out, hashes = None, [], TaskList(()), {}
     try:
         make_reward(config)
+        own_critic(config.search.critic)
         spec = make_environment(config)
         tasks = make_tasks(spec, _pool(config))
         first = tasks if config.tasks.n is None else tasks[: config.tasks.n]

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from offline_agent.errors import PolicyError
+from offline_agent.errors import JudgeError, PolicyError
 from offline_agent.policies.base import Engine, Proposals, ProposeRequest, Usage
 from offline_agent.policies.outage import Outage
 from offline_agent.records import Action, Context
 from offline_agent.search.pool import EnvPool
 from offline_agent.search.simulation import ASK
 from offline_agent.search.ticket import Request, Ticket
+
+MOST_UNHEARD = 16  # failures of a critic that never answered, after which the search ends
 
 FREE = Proposals(()).usage  # of answers that say nothing about their cost
 
@@ -99,6 +101,7 @@ class Desk:
         self._post = post
         self._outage: Outage[tuple[Sent, Any]] = Outage(most_errors)
         self._under_way = 0
+        self._unheard: int | None = 0  # failures of a critic that has not answered yet; None once it has
 
     def expect(self, request: ProposeRequest) -> None:
         """Take a request for one that the policy can answer, as long as it has not answered any."""
@@ -122,6 +125,7 @@ class Desk:
 
         Raises:
             PolicyError: The policy failed too often in a row.
+            JudgeError: The critic failed each of its first calls.
         """
         self._under_way -= 1
         free: list[tuple[Ticket, Any]] = []
@@ -196,12 +200,32 @@ class Desk:
         return answer
 
     def _scores(self, scores: Any, n: int) -> Any:
-        if not isinstance(scores, Exception) and len(scores) == n:
+        if (wrong := _wrong_scores(scores, n)) is None:
+            self._unheard = None
             return scores
-        self._counts.fault(f"critic: {scores}")
+        self._counts.fault(f"critic: {wrong}")
         cause: Any = scores
         while isinstance(cause, BaseException):
             if isinstance(cause, PolicyError):
                 return None
             cause = cause.__cause__
+        if self._unheard is not None:
+            self._unheard += 1
+            if self._unheard >= MOST_UNHEARD:
+                raise JudgeError(
+                    f"search.critic failed each of its first {self._unheard} calls; the last: {wrong}. It is called as "
+                    "critic(context, actions, seed) and returns one score in [0, 1], or None, for each action"
+                )
         return [None] * n  # no opinion: the search goes on with its own values
+
+
+def _wrong_scores(scores: Any, n: int) -> str | None:
+    """Return what is wrong with a critic's answer; None where it has one score in [0, 1], or None, for each action."""
+    if isinstance(scores, BaseException):
+        return str(scores)
+    if not isinstance(scores, Sequence) or isinstance(scores, str) or len(scores) != n:
+        return f"it answered {scores!r:.200}, allowed: a list of {n} scores"
+    for score in scores:
+        if score is not None and not (isinstance(score, int | float) and 0 <= score <= 1):
+            return f"it gave the score {score!r:.200}, allowed: a number in [0, 1], or None"
+    return None

@@ -336,3 +336,30 @@ def test_every_call_is_answered_in_chat_messages():
     assert json.loads(messages[2]["tool_calls"][0]["function"]["arguments"]) == {"query": "red shoes"}
     asked = [m["tool_calls"][0]["id"] for m in messages if "tool_calls" in m]
     assert asked == [m["tool_call_id"] for m in messages if m["role"] == "tool"] and len(set(asked)) == 2
+
+
+def test_a_server_that_changes_its_model_is_noticed(fake):
+    served = policy(fake)
+    named = iter(["m", "m", "another"])
+    choice = {"message": {"content": "hello"}, "finish_reason": "stop"}
+    fake.misbehave = lambda path, body, count: (200, {"choices": [choice], "model": next(named)})
+    ask(served), ask(served)
+    with pytest.raises(PolicyError, match="'another', before they named 'm'"):
+        raise ask(served)
+
+
+@pytest.mark.parametrize("where", ["choice", "answer"])
+def test_a_prompt_that_is_changed_on_the_way_is_noticed(fake, tokenizer_path, where):
+    served = policy(fake, tokenizer=tokenizer_path)
+    end = served.renderer.end_id
+
+    def changed(path, body, count):
+        read = [*body["prompt"][:3], 7, *body["prompt"][4:]] if count else list(body["prompt"])
+        told = {"prompt_token_ids": read}
+        choice = {"text": "", "token_ids": [end], "finish_reason": "stop", **(told if where == "choice" else {})}
+        return 200, {"choices": [choice], **(told if where == "answer" else {})}
+
+    fake.misbehave = changed
+    assert not isinstance(ask(served), PolicyError)
+    with pytest.raises(PolicyError, match="another prompt than was sent.*number 3"):
+        raise ask(served)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from typing import Any
 
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.errors import EnvironmentFault, PolicyError
-from offline_agent.policies.base import Proposals, ThreadEngine
-from offline_agent.records import Action, ToolCall, Verdict
+from offline_agent.errors import EnvironmentFault, JudgeError, PolicyError
+from offline_agent.policies.base import ThreadEngine
+from offline_agent.records import Action, ToolCall
 from offline_agent.search.mcts import SearchSettings
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import EnvPool, Scheduler
@@ -277,9 +278,31 @@ def test_the_critic_steers_and_is_kept_apart() -> None:
     assert best[1] >= best[0]
     scored = [e for s in led.searches.values() for e in s.tree.edges if e.critic is not None]  # type: ignore[union-attr]
     assert scored and all(e.critic in (0.0, 1.0) for e in scored)
-    broken = search(spec, Guess(), settings, tasks(spec, 2), critic=lambda *_: 1 / 0)
-    assert broken.scheduler and any("critic" in t for t in broken.scheduler.counts.fault_examples)
-    assert isinstance(Verdict(1.0, True, "x"), Verdict) and Proposals is not None
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda n: 1 / 0, "division by zero"),
+        (lambda n: 7, "it answered 7, allowed: a list of"),
+        (lambda n: [0.5] * (n + 1), "allowed: a list of"),
+        (lambda n: [float("nan")] * n, "it gave the score nan, allowed: a number in"),
+        (lambda n: [2.0] * n, "it gave the score 2.0"),
+        (lambda n: ["good"] * n, "it gave the score 'good'"),
+    ],
+)
+def test_a_critic_that_never_answers_ends_the_search_and_one_that_did_once_does_not(answer: Any, says: str) -> None:
+    spec, settings = EnvSpec(Paths), SearchSettings(simulations=24)
+    asked: list[int] = []
+
+    def at_first(context: Any, actions: Any, seed: int) -> Any:
+        asked.append(seed)
+        return [None] * len(actions) if len(asked) == 1 else answer(len(actions))
+
+    with pytest.raises(JudgeError, match=f"first 16 calls.*{re.escape(says)}"):
+        search(spec, Guess(), settings, tasks(spec, 4), critic=lambda context, actions, seed: answer(len(actions)))
+    run = search(spec, Guess(), settings, tasks(spec, 4), critic=at_first)
+    assert run.scheduler and len(asked) > 17 and any(says in t for t in run.scheduler.counts.fault_examples)
 
 
 @pytest.mark.parametrize(("takes", "limit", "heard"), [(0.8, 20.0, True), (1.5, 0.1, False)])
