@@ -255,7 +255,7 @@ def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
         stage = _Stage(parts, session, tokenizer, groups, episodes, pool, player, log, steps)
         result = train_online(
             model, tokenizer, stage.play, parts.anchors, _training.settings(config), parts.online, parts.objective,
-            folder, log=stage.record, watch=stage.look,
+            folder, log=stage.record, watch=stage.look, say=session.say,
         )  # fmt: skip
     finally:
         engine.close()
