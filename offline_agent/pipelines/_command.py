@@ -147,6 +147,7 @@ def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: Run
         tags={"pipeline": command.name, "run_dir": str(run.path.resolve()), **_commit(run), **facts.tags},
         say=progress.say,
         parent=config.tracking.parent,
+        run_dir=run.path,
     )
     try:
         expectation = _expectation(command, config, run, progress.say)

@@ -47,6 +47,8 @@ def load_trainable(
     _check_source(source)
     check_whole(Path(source), "model.path")
     renderer = Renderer.load(tokenizer or source, chat_template)
+    for name in ("is_local", "local_files_only"):  # where it was loaded from is no part of what is saved with a model
+        renderer.tokenizer.init_kwargs.pop(name, None)
     with quiet():
         try:
             model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype), use_safetensors=True)
