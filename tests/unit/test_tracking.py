@@ -210,7 +210,7 @@ def test_what_could_not_be_sent_is_kept_and_sent_later_once(
         file.write('{"op": "metr')  # its writer was killed
     shutil.copy(run_dir / "tracking.jsonl", tmp_path / "kept")
     moved = run_dir.rename(tmp_path / "moved")
-    for turn in range(2):  # the second time as if the first one had not come to its end
+    for _ in range(2):  # the second time as if the first one had not come to its end
         assert main([f"run_dir={moved}"]) == 0
         assert f"9 messages sent to {uri}" in capsys.readouterr().out and not (moved / "tracking.jsonl").exists()
         client = _client(folder)
