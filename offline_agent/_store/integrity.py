@@ -35,7 +35,7 @@ def faults(folder: Path, contents: bool = True) -> list[str] | None:
         listed = json.loads((folder / SEAL).read_bytes())
         if not isinstance(listed, dict) or not listed:
             return [f"{SEAL}: it lists no files"]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         return [f"{SEAL}: not readable ({error})"]

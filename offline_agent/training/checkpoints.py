@@ -87,8 +87,8 @@ def commit(folder: Path, name: str, keep: int) -> Path:
         shutil.rmtree(final)
     os.replace(written, final)
     sync_folder(folder)
-    whole = [entry for entry in _listed(folder) if not damage(entry, contents=False)]
-    for old in whole[max(1, keep) :]:
+    kept = [entry for entry in _listed(folder) if not damage(entry, contents=False)][: max(1, keep)]
+    for old in (entry for entry in _listed(folder) if number(entry) < number(kept[-1])):
         # out of sight first: a kill in between leaves no half-removed checkpoint under its name
         with contextlib.suppress(OSError):
             os.replace(old, staging(folder) / f"old-{old.name}")

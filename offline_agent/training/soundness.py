@@ -42,9 +42,10 @@ class Sound(Sharded):
 
     def check_weights(self) -> None:
         """Raise TrainingError where weights are not finite, or the model answers nothing finite; in all processes."""
-        self.guard.weights(self.broken() or self._speechless(), self.state.global_step)
+        broken = self._broken()
+        self.guard.weights(broken, None if broken else self._silent(), self.state.global_step)
 
-    def broken(self) -> list[str]:
+    def _broken(self) -> list[str]:
         """Return the names of weights that are not finite, in any process."""
         own = {id(weights) for weights in self.model.parameters()}
         others = [(f"value head {n}", each) for n, each in enumerate(self.trained()) if id(each) not in own]
@@ -55,14 +56,11 @@ class Sound(Sharded):
             broken = list(dict.fromkeys(name for names in found for name in names))
         return broken
 
-    def _speechless(self) -> list[str]:
-        """Return the shortest row of the last update if the model's log-probabilities of it are not finite.
-
-        Weights can be finite and so large that nothing computed with them is.
-        """
+    def _silent(self) -> str | None:
+        """Return the shortest row of the last update if log-probabilities of it are not finite, else None."""
         rows = () if self._update is None else (*self._update.rows, *self._update.anchors)
         if not rows:
-            return []
+            return None
         unit, training = min(rows, key=lambda unit: unit.raw_tokens), self.model.training
         self.model.eval()
         try:
@@ -71,7 +69,7 @@ class Sound(Sharded):
         finally:
             self.model.train(training)
         sound = all(bool(torch.isfinite(scores.logps[row]).all()) for row in pack.rows)
-        return [] if sound else [f"so large that no log-probability of {unit.name} is a number"]
+        return None if sound else unit.name
 
     def resumed(self) -> Path | None:
         """Return the checkpoint to go on from, the same in all processes: the first one looks."""

@@ -134,8 +134,8 @@ class PackedTrainer(Sound):
             whole = [weights for weights in self.trained() if not hasattr(weights, "full_tensor")]
             sums = _add_up(sums, whole, self.accelerator.device)
         figures = dict(zip(sums, torch.stack([value.double() for value in sums.values()]).tolist(), strict=True))
-        if not math.isfinite(figures["loss"]):
-            self.guard.weights(self.broken(), update.number)  # it is the update before that did it
+        if update.number and not math.isfinite(figures["loss"]):
+            self.check_weights()  # where they are to blame, it is the update before that did it
         self.guard.loss(figures["loss"], update)
         for name, value in self.figures(update, figures).items():
             self._metrics["train"][name].append(value)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from offline_agent._store import integrity
 from offline_agent.pipelines._command import main
-from tests.bandit_kit import ENV, call, command
+from tests.bandit_kit import ENV, command, warm_started
 from tests.rows_kit import pair, run, trajectory
 
 COMMANDS = ("train_sft", "train_dpo", "refine_grpo")
@@ -23,14 +23,8 @@ Carry = Callable[..., int]
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a new model of a few thousand weights, hardly trained."""
-    folder = tmp_path_factory.mktemp("start")
-    call(
-        "train_sft", ENV, "scratch.layers=1", "scratch.hidden_size=16", "scratch.heads=2", "scratch.key_value_heads=1",
-        "scratch.vocabulary=320", "scratch.max_positions=512", "tasks.n=8", "optimizer.max_updates=2", "threads=1",
-        f"run_dir={folder}",
-    )  # fmt: skip
-    return folder / "model"
+    """Return a tiny model that pulls either arm of the bandit."""
+    return warm_started(tmp_path_factory.mktemp("start"))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +34,7 @@ def keys(start: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, lis
     data = run(folder / "prefs", [pair(n, "tea", "cup") for n in range(4)], [trajectory(n) for n in range(3)])
     every = ["tracking.uri=null", "threads=1", "checkpoints.every=1", "checkpoints.keep=3"]
     offline = [*every, f"data.runs=[{data}]", "optimizer.max_updates=3", "optimizer.epochs=3", "batch.rows=4"]
-    online = ["rounds=3", "rollouts.tasks=2", "rollouts.size=2", "rollouts.max_steps=1", "rollouts.max_tokens=8"]
+    online = ["rounds=3", "rollouts.tasks=2", "rollouts.size=4", "rollouts.max_steps=1", "seed=1"]
     return {
         "train_sft": offline,
         "train_dpo": [*offline, "lora.rank=2", "anchor.rows=2"],
@@ -63,6 +57,8 @@ def whole(request: pytest.FixtureRequest, carry: Carry, tmp_path_factory: pytest
     """Return a command and a run directory that it finished without a stop."""
     run_dir = tmp_path_factory.mktemp(request.param) / "run"
     assert carry(request.param, run_dir) == 0
+    model = json.loads((run_dir / "summary.json").read_text())["model"]
+    assert model["hash"] != model["begun"]["model"]  # it learns
     return request.param, run_dir
 
 
@@ -94,6 +90,8 @@ def test_a_flipped_bit_in_any_file_of_a_checkpoint_changes_nothing(
     results = ("model", "adapter", "trajectories", "filtered")
     files = sorted(p.name for p in (begun / "checkpoints" / "checkpoint-2").iterdir())
     assert {"optimizer.pt", "rng_state.pth", "trainer_state.json", "scheduler.pt", "whole.json"} <= set(files)
+    if name == "refine_grpo":  # the others have tried the tokenizer's
+        files = [file for file in files if "token" not in file and "config" not in file]
     for number, damaged in enumerate([None, *files]):
         run_dir = stopped(begun, tmp_path / str(number))
         place = run_dir / "checkpoints" / "checkpoint-2"
@@ -192,12 +190,10 @@ def test_a_last_update_that_destroys_the_weights_is_no_result(
     name, _ = whole
     rate = ["optimizer.learning_rate=1e38", "optimizer.schedule=constant", "optimizer.warmup=0"]
     last = ["rounds=1"] if name == "refine_grpo" else ["optimizer.max_updates=1"]
-    if name == "refine_grpo":
-        last += ["rollouts.reward=score", "rollouts.temperature=1"]
     run_dir = tmp_path / "run"
     assert carry(name, run_dir, *rate, *last) == 1
     said = capsys.readouterr().err
-    assert "update 1: the weights are not finite after it" in said and "Lower optimizer.learning_rate" in said
+    assert "update 1: it made weights that are " in said and "Lower optimizer.learning_rate" in said
     assert "Traceback" not in said and json.loads((run_dir / "manifest.json").read_text())["status"] == "failed"
     assert not (run_dir / "model").exists() and not list((run_dir / "checkpoints").glob("checkpoint-*"))
 
