@@ -234,8 +234,10 @@ class _Link:
             process.stdout.close()
         if process is not None and process.returncode:
             self._fail(f"the tracking process ended with status {process.returncode}")
-        if self._outbox is not None:
-            self._outbox.close() if self.failed else self._outbox.clear()
+        if self._outbox is not None and self.failed:
+            self._outbox.close()
+        elif self._outbox is not None:
+            self._outbox.clear()
 
     def _write(self) -> None:
         """Keep each message, then pass it on; where the other side is gone, keep it alone."""

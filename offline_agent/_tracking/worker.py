@@ -30,6 +30,8 @@ class Worker:
     def handle(self, message: dict[str, Any]) -> None:
         """Carry out a message; raises whatever MLflow raises."""
         if message["op"] == "open":
+            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - takes seconds, in which others need not wait
+
             self._file = sqlite_file(message["uri"])
         with alone(self._file):
             getattr(self, "_" + message.pop("op"))(**message)

@@ -1,7 +1,8 @@
 """Send to MLflow what a run could not: `python -m offline_agent.pipelines.track run_dir=RUN_DIR [tracking.uri=URI]`.
 
 Sends what the run keeps in tracking.jsonl, to the store that it was to go to, or to another one, and removes the file
-once everything has arrived. A run that is gone on with does the same by itself.
+once everything has arrived. A run that is gone on with does the same by itself. What arrives twice is there once. Where
+a store refuses a message for good, remove tracking.jsonl: the figures are in events/ and summary.json too.
 
 Exit status: 0 everything is sent, 1 it could not be, 2 the request was wrong.
 """
