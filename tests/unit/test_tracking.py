@@ -145,7 +145,7 @@ import sys
 from offline_agent.tracking import open_tracker
 folder, number = sys.argv[1:]
 run = open_tracker(f'sqlite:///{folder}/mlflow.db', 'project', f'run {number}', run_id=number, params={'n': number},
-                   tags={}, say=print, timeout=500.0)
+                   tags={}, say=print, timeout=3000.0)
 for step in range(3):
     run.metrics({'x': float(step)}, step)
 run.close()
