@@ -144,10 +144,9 @@ def test_a_bad_loss_stops_the_run_before_it_does_harm(tmp_path: Path, monkeypatc
     assert train(tmp_path).updates == 6
 
 
-@pytest.mark.parametrize("rate", [1e30, 1e38])
-def test_an_update_that_destroys_the_weights_is_named_by_the_one_after_it(rate: float, tmp_path: Path) -> None:
+def test_an_update_that_destroys_the_weights_is_named_by_the_one_after_it(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"update 1: it made weights that are .*there is no checkpoint yet"):
-        train(tmp_path, learning_rate=rate, schedule="constant", every=3)
+        train(tmp_path, learning_rate=1e38, schedule="constant", every=3)
     assert not list(tmp_path.glob("checkpoints/checkpoint-*"))
 
 
