@@ -253,6 +253,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         f"\nWritten to {path}\n"
         f"  preferences/  {summary['pairs_total']} pairs; "
         f'load_dataset("parquet", data_files="{path}/preferences/*.parquet")\n'
+        "                (those with several turns a side are in multiturn_preferences/)\n"
         f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
         f"  trajectories/ {summary['trajectories']} branches; trees/ {summary['tasks']} trees; "
         "quarantine.jsonl says what was refused and why\n"

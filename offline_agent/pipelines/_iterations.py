@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offline_agent._store.columns import MULTITURN, PAIR_TABLES, PREFERENCES, stored, table_of
 from offline_agent.config import IterateConfig
 from offline_agent.pipelines._judging import Judging
 from offline_agent.pipelines._loop import Model, Plan, model_folder, place_model, template_text, write_tasks
@@ -144,10 +145,11 @@ class Iterations:
             return
         replay = self._replay(one, pairs)
         stage = self.plan.train_dpo(one.number, model, pairs, replay, self._with_successes())
-        consumed = {model.name: self._weights(model), f"{pairs.parent.name}/preferences": pairs / "preferences"}
+        made = {f"{pairs.parent.name}/{table}": pairs / table for table in PAIR_TABLES if (pairs / table).is_dir()}
+        consumed = {model.name: self._weights(model), **made}
         if not self.config.dpo.anchor.runs:
             consumed |= self._filtered()
-        self._run(stage, one.seconds, consumed if replay is None else {**consumed, "replay": replay})
+        self._run(stage, one.seconds, {**consumed, **{f"replay/{file.stem}": file for file in replay}})
         one.candidates.append(Model(stage.label, str(stage.path / "model")))
 
     def _refine(self, one: _Iteration, model: Model) -> None:
@@ -162,23 +164,26 @@ class Iterations:
         self.played.append(stage.path)
         one.candidates.append(Model(stage.label, str(stage.path / "model")))
 
-    def _replay(self, one: _Iteration, pairs: Path) -> Path | None:
+    def _replay(self, one: _Iteration, pairs: Path) -> list[Path]:
+        """Write the earlier pairs that are used again, a file for each of the two tables of pairs."""
         from offline_agent.pipelines import _schemas
         from offline_agent.store import read_table
         from offline_agent.training.buffer import replay
 
         settings, earlier = self.config.replay, _tables(*self.built[:-1])
         if not earlier or not settings.pairs:
-            return None
+            return []
         found = replay(
             earlier, (row for file in _tables(pairs) for row in read_table(file)), pairs=settings.pairs,
             share=settings.share, priority=settings.priority, seed=self.plan.seed(one.number, "replay"),
         )  # fmt: skip
         one.replayed, one.replay_kept = len(found.rows), found.kept
-        if not found.rows:
-            return None
-        table = f"{self.plan.folder(one.number).name}/replay"
-        return self.session.run.write_rows(table, found.rows, _schemas.PREFERENCES).resolve()
+        folder, files = f"{self.plan.folder(one.number).name}/replay", []
+        for table, schema in ((PREFERENCES, _schemas.PREFERENCES), (MULTITURN, _schemas.MULTITURN)):
+            rows = [stored(row, table) for row in found.rows if table_of(row) == table]
+            if rows:
+                files.append(self.session.run.write_rows(folder, rows, schema, table).resolve())
+        return files
 
     def _record(self, one: _Iteration, incumbent: Model, decisions: Mapping[str, Decision]) -> dict[str, Any]:
         from offline_agent.evaluation.gate import best
@@ -293,4 +298,4 @@ class Iterations:
 
 
 def _tables(*runs: Path) -> list[Path]:
-    return [file for run in runs for file in sorted((run / "preferences").glob("*.parquet"))]
+    return [file for run in runs for table in PAIR_TABLES for file in sorted((run / table).glob("*.parquet"))]

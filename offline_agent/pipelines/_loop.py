@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,14 +98,16 @@ class Plan:
         )
         return Stage("train_sft", "train_sft", config)
 
-    def train_dpo(self, iteration: int, model: Model, pairs: Path, replay: Path | None, runs: Iterable[Path]) -> Stage:
+    def train_dpo(
+        self, iteration: int, model: Model, pairs: Path, replay: Sequence[Path], runs: Iterable[Path]
+    ) -> Stage:
         """Return the preference training of a model.
 
         Args:
             iteration: The iteration.
             model: What is trained, and the reference.
             pairs: The run of `build_prefs` whose pairs are used.
-            replay: A file of earlier pairs; None = none.
+            replay: Files of earlier pairs.
             runs: Runs of `build_prefs` whose successes are the anchor, where the configuration names none; without
                 any there is no anchor.
         """
@@ -120,7 +122,7 @@ class Plan:
             optimizer=stage.optimizer,
             batch=stage.batch,
             data=DpoDataSection(
-                runs=(str(pairs),), files=() if replay is None else (str(replay),), kinds=stage.kinds
+                runs=(str(pairs),), files=tuple(map(str, replay)), kinds=stage.kinds
             ),
             dpo=stage.loss,
             anchor=anchor,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
 
+from offline_agent._store.columns import MULTITURN, PREFERENCES, table_of
 from offline_agent._store.spill import Spill
 from offline_agent.config import BuildPrefsConfig
 from offline_agent.pipelines import _mined, _schemas
@@ -86,7 +88,18 @@ def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figu
         run_dir.write_rows("filtered", figures.count("filtered", found), _schemas.FILTERED)
         filtered.close()
         found = rows("pairs", pairs.choose(rules_of(config), refused.append))
-        run_dir.write_rows("preferences", figures.count_pairs(found), _schemas.PREFERENCES)
+        several = stack.enter_context(closing(Spill(run_dir.path, MULTITURN)))
+        run_dir.write_rows(PREFERENCES, _single(figures.count_pairs(found), several), _schemas.PREFERENCES)
+        run_dir.write_rows(MULTITURN, map(pickle.loads, several.read()), _schemas.MULTITURN)
+
+
+def _single(rows: Iterable[Row], several: Spill) -> Iterator[Row]:
+    """Yield the rows of pairs whose sides are one turn each; put the others by, for the table that comes next."""
+    for row in rows:
+        if table_of(row) == PREFERENCES:
+            yield row
+        else:
+            several.add(pickle.dumps(row, pickle.HIGHEST_PROTOCOL))
 
 
 def _miner(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine) -> TreeMiner | MinerProcesses:

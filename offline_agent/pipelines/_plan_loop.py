@@ -94,7 +94,7 @@ class Iterate:
             for number in range(count):  # each is tuned on all successes so far
                 yield "train_sft", self._trained(TrainSft(), stage, rows.times((number + 1) / count), seen)
         if config.dpo.enabled:
-            stage = _own(config, plan.train_dpo(0, start, Path("/"), None, ()))
+            stage = _own(config, plan.train_dpo(0, start, Path("/"), (), ()))
             rows = self._kept(seen, "train_dpo", "pairs_total", found.get("pairs", Estimate()))
             for number in range(count):
                 replay = config.replay.share if config.replay.pairs and number else 0.0

@@ -86,7 +86,7 @@ def _training_faults(config: IterateConfig) -> Iterator[str]:
     if not config.dpo.enabled:
         return
     plan = Plan(config, Path("/"), "")
-    stage = plan.train_dpo(0, plan.start(), Path("/"), None, ()).config
+    stage = plan.train_dpo(0, plan.start(), Path("/"), (), ()).config
     assert isinstance(stage, TrainDpoConfig)
     try:
         dpo_settings(stage).check()

@@ -53,16 +53,17 @@ def _parse(arguments: Sequence[str]) -> tuple[Path, str | None, int]:
 
 
 def _rows(run_dir: Path) -> Iterator[Mapping[str, Any]]:
+    from offline_agent._store.columns import PAIR_TABLES, known
     from offline_agent.store import read_table
 
     try:
-        files = sorted((run_dir / "preferences").glob("*.parquet"))
+        files = [file for table in PAIR_TABLES for file in sorted((run_dir / table).glob("*.parquet"))]
     except (OSError, ValueError) as error:  # a path that the system cannot even ask for
         raise DataError(f"{str(run_dir)!r:.80}: cannot be read: {error}") from error
     if not files:
         raise DataError(f"{run_dir}/preferences holds no table: is this the directory of a finished build_prefs?")
     for file in files:
-        yield from read_table(file)
+        yield from map(known, read_table(file))
 
 
 def _pick(rows: Iterable[Mapping[str, Any]], kind: str | None, n: int) -> list[Mapping[str, Any]]:

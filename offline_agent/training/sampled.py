@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
+from offline_agent._store.columns import known
 from offline_agent.errors import DataError
 from offline_agent.preferences.export import trajectory_row
 from offline_agent.rendering import Renderer
@@ -182,7 +183,7 @@ def _rows(
         if reward is None or trajectory is None:
             continue
         try:
-            row = trajectory_row(trajectory, renderer)
+            row = known(trajectory_row(trajectory, renderer))
         except DataError as error:
             refused.append((_name(attempt, number), str(error)))
             continue
