@@ -1,7 +1,7 @@
 """Certificates: what a row's masks and other columns claim, in numbers that a loader can check again.
 
 A certificate has the hash of each id sequence and the spans of its masks, the value or the hash of every other
-column, and a digest of all that. It finds what changed by accident or by a careless edit; whoever makes it anew signs nothing.
+column, and a digest of all that. It finds what changed by accident or by a careless edit; it is no signature.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class Iterations:
         consumed = {model.name: self._weights(model), **made}
         if not self.config.dpo.anchor.runs:
             consumed |= self._filtered()
-        self._run(stage, one.seconds, {**consumed, **{f"replay/{file.stem}": file for file in replay}})
+        self._run(stage, one.seconds, {**consumed, "replay": replay[0].parent} if replay else consumed)
         one.candidates.append(Model(stage.label, str(stage.path / "model")))
 
     def _refine(self, one: _Iteration, model: Model) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from offline_agent import config as configuration
 from offline_agent import tracking
+from offline_agent._store.columns import stored
 from offline_agent._store.tables import write_table
 from offline_agent.config import IterateConfig
 from offline_agent.errors import TrainingError
@@ -78,7 +79,7 @@ class Stages:
         (stage.path / "search" / "trees").rename(stage.path / "trees")
         shutil.rmtree(stage.path / "search")
         pairs = self.pairs_of.get(iteration, self.pairs)
-        rows = [pair(100 * iteration + n) for n in range(pairs)]
+        rows = [stored(pair(100 * iteration + n), "preferences") for n in range(pairs)]
         write_table(stage.path / "preferences" / "0000.parquet", "preferences", rows, PREFERENCES)
         (stage.path / "filtered").mkdir(exist_ok=True)
         return {
@@ -209,7 +210,7 @@ def test_earlier_pairs_are_replayed_with_their_certificates(tmp_path: Path, stag
     configs: list[Any] = [stages.stages[f"iteration-{i}/train_dpo"].config for i in range(3)]
     assert configs[0].data.files == () and configs[0].data.runs == (str(run / "iteration-0" / "build_prefs"),)
     rows = list(read_table(Path(configs[2].data.files[0])))
-    assert len(rows) == 3 and all(row["certificate"] and row["ref_chosen_logps"] for row in rows)
+    assert len(rows) == 3 and all(row["certificate"] and row["tokens_ref_chosen_logps"] for row in rows)
     assert {row["task_id"] for row in rows} <= {f"t{100 * i + n}" for i in range(2) for n in range(5)}
     assert summary(run)["iterations"][2]["replayed"] == 3 and summary(run)["iterations"][2]["replay_buffer"] == 10
     assert configs[2].anchor.runs == tuple(str(run / f"iteration-{i}" / "build_prefs") for i in (2, 1, 0))
@@ -307,7 +308,7 @@ def test_tracking_links_every_stage_with_what_it_consumed(
     parents = "iteration-1/train_dpo.parent"
     assert tags[f"{parents}.iteration-1/train_sft"] == hash_path(last / "train_sft" / "model")
     assert tags[f"{parents}.iteration-1/preferences"] == hash_path(build / "preferences")
-    assert tags[f"{parents}.replay"] == hash_path(last / "replay" / "0000.parquet")
+    assert tags[f"{parents}.replay"] == hash_path(last / "replay")
     for iteration in ("iteration-0", "iteration-1"):
         filtered = hash_path(run / iteration / "build_prefs" / "filtered")
         assert tags[f"iteration-1/train_sft.parent.{iteration}/filtered"] == filtered

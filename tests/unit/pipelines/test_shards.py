@@ -22,7 +22,7 @@ COMMANDS: dict[str, Any] = {"build_prefs": build_prefs.COMMAND, "evaluate": eval
 
 
 def content(run: Path) -> dict[str, bytes]:
-    folders = ("trees", "preferences", "filtered", "trajectories", "attempts", "quarantine.jsonl")
+    folders = ("trees", *PAIR_TABLES, "filtered", "trajectories", "attempts", "quarantine.jsonl")
     files = (file for folder in folders for file in [run / folder, *(run / folder).rglob("*")] if file.is_file())
     return {str(file.relative_to(run)): file.read_bytes() for file in files}
 
