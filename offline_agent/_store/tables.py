@@ -216,7 +216,7 @@ def read_table(path: Path) -> Iterator[dict[str, Any]]:
         with pq.ParquetFile(path) as file:
             version = version_of(file.schema_arrow.metadata)
             if version not in READABLE:
-                raise DataError(f"{path}: schema version {version}, this program reads {_readable()}. {mend}")
+                raise DataError(f"{path}: schema version {version or 'none'}, this program reads {_readable()}. {mend}")
             for batch in file.iter_batches(_ROWS_AT_ONCE):
                 for row in batch.to_pylist():
                     yield {field.name: _decode(row[field.name], field.type) for field in batch.schema}

@@ -70,7 +70,7 @@ def _make() -> dict[str, Any]:
             pa.field("rejected_mask", mask),
             pa.field("ref_chosen_logps", logps),
             pa.field("ref_rejected_logps", logps),
-            required("certificate", pa.string()),
+            pa.field("certificate", pa.string()),
         ]
     )
 
@@ -92,7 +92,7 @@ def _make() -> dict[str, Any]:
             pa.field("action_mask", mask),
             pa.field("logps", logps),
             pa.field("criticality", pa.list_(pa.float64())),  # [steps], null where not computed
-            required("certificate", pa.string()),
+            pa.field("certificate", pa.string()),
         ]
     )
 
