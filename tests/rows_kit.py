@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from offline_agent._rendering import certificate
 from offline_agent._store.columns import MULTITURN, PREFERENCES, known, stored, table_of
 from offline_agent.pipelines import _schemas
 from offline_agent.preferences.export import pair_row, trajectory_row
@@ -78,6 +79,12 @@ def trajectory(
         context = context.child(step.action, step.observation)
     made = Trajectory(context, done, verdict, True, False, origin)
     return known(trajectory_row(made, renderer() if tokens else None))
+
+
+def resealed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a changed row with a certificate that covers the change, as if it had been written so."""
+    data = {name: value for name, value in certificate.parse(row["certificate"]).items() if name != "columns"}
+    return {**row, "certificate": certificate.seal(json.dumps(data), row)}
 
 
 def refusal(number: int = 0) -> dict[str, Any]:

@@ -11,9 +11,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+
+from offline_agent._store.columns import PAIR_TABLES, known
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -54,7 +57,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_writes_what_the_contract_lists(whole: Path) -> None:
     assert {p.name for p in whole.iterdir()} >= {
-        "manifest.json", "events", "trees", "trajectories", *PAIR_TABLES, "filtered", "quarantine.jsonl", "summary.json",
+        "manifest.json", "events", "trees", "trajectories", *PAIR_TABLES, "filtered", "quarantine.jsonl",
+        "summary.json",
     }  # fmt: skip
     summary = json.loads((whole / "summary.json").read_text())
     rows = pairs_of(whole)

@@ -77,8 +77,8 @@ def test_every_stage_can_be_found_and_run_by_hand(whole: Path) -> None:
         assert hash_path(whole / "iteration-1" / name / "summary.json") == before
     if summary(whole)["iterations"][1]["replayed"]:
         replayed, earlier = (
-            {row["certificate"] for row in pq.read_table(whole / folder).to_pylist()}
-            for folder in ("iteration-1/replay", "iteration-0/build_prefs/preferences")
+            {one for file in whole.glob(files) for one in pq.read_table(file)["certificate"].to_pylist()}
+            for files in ("iteration-1/replay/*.parquet", "iteration-0/build_prefs/*preferences/*.parquet")
         )
         assert replayed <= earlier
 

@@ -146,7 +146,8 @@ def test_it_writes_what_others_read(whole: Path, tmp_path: Path) -> None:
     played = pq.read_table(whole / "trajectories").to_pylist()
     kept = pq.read_table(whole / "filtered").to_pylist()
     assert len(played) == 60 and kept and all(row["success"] for row in kept)
-    assert all(json.loads(row["certificate"]) and len(row["input_ids"]) == len(row["action_mask"]) for row in kept)
+    for row in kept:
+        assert json.loads(row["certificate"]) and len(row["tokens_input_ids"]) == len(row["tokens_action_mask"])
     updates = list(records(whole))
     assert [record["update"] for record in updates] == [1, 2, 3, 4, 5]
     import mlflow

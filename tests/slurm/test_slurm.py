@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from offline_agent._store.columns import PAIR_TABLES
 from tests.slurm_kit import HOLD, ROOT, SCRIPTS, Slurm, content, manifest, two_nodes, until
 
 TABLES = (*PAIR_TABLES, "trajectories", "filtered")

@@ -47,7 +47,8 @@ def test_columns_are_those_of_the_contract() -> None:
         "prompt", "chosen", "rejected", "tools", "kind", "task_id", "split", "tree_id", "node_id", "chosen_edge",
         "rejected_edge", "q_chosen", "q_rejected", "visits_chosen", "visits_rejected", "confidence", "weight",
         "verdict_chosen", "verdict_rejected", "tokens_prompt_ids", "tokens_chosen_ids", "tokens_rejected_ids",
-        "tokens_chosen_mask", "tokens_rejected_mask", "tokens_ref_chosen_logps", "tokens_ref_rejected_logps", "certificate",
+        "tokens_chosen_mask", "tokens_rejected_mask", "tokens_ref_chosen_logps", "tokens_ref_rejected_logps",
+        "certificate",
     ]  # fmt: skip
     assert TRAJECTORIES.names == FILTERED.names == [
         "messages", "tools", "task_id", "split", "origin", "reward", "success", "verdict", "steps", "terminated",

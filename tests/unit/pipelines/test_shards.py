@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from offline_agent._store.columns import PAIR_TABLES
 from offline_agent.config import BuildPrefsConfig, EvaluateConfig, load
 from offline_agent.errors import DataError
 from offline_agent.pipelines import build_prefs, evaluate
