@@ -203,10 +203,12 @@ def _as_float(value: int) -> float | str:
 
 
 def _sealed(row: Row, renderer: Renderer | None) -> Row:
-    """Return a row whose certificate covers all of its columns, checked as a reader checks it."""
-    row["certificate"] = certificate.seal(row["certificate"], row)
-    check_row(None, row) if renderer is None else renderer.check_row(row)
-    return row
+    """Check a row as a reader does, and return it with a certificate that covers all of its columns."""
+    if renderer is None:
+        check_row(None, row)
+    else:
+        renderer.check_row(row)
+    return {**row, "certificate": certificate.seal(row["certificate"], row)}
 
 
 def _fill(row: Row, columns: Mapping[str, Any], names: Sequence[str]) -> None:
