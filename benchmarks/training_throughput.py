@@ -30,6 +30,7 @@ import torch
 from _common import write_result
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
+from offline_agent._store.columns import PAIR_TABLES, SUCCESS_TABLES, known_name
 from offline_agent.policies.hf import DEFAULT_MODEL
 from offline_agent.rendering import Renderer
 from offline_agent.training import dpo, sft
@@ -113,13 +114,17 @@ def theirs(task: str, table: Any, updates: int, keys: dict[str, Any], folder: Pa
 
 def messages(run: Path, task: str, count: int) -> Any:
     """Return TRL's view of the first rows: message columns and tools."""
-    from datasets import load_dataset
+    from datasets import concatenate_datasets, load_dataset
 
-    folder, columns = ("filtered", ["messages", "tools"]) if task == "sft" else (
-        "preferences", ["prompt", "chosen", "rejected", "tools"],
+    folders, columns = (SUCCESS_TABLES, ["messages", "tools"]) if task == "sft" else (
+        PAIR_TABLES, ["prompt", "chosen", "rejected", "tools"],
     )  # fmt: skip
-    table = load_dataset("parquet", data_files=f"{run}/{folder}/*.parquet", split="train")
-    return table.select(range(count)).select_columns(columns)
+    tables = []
+    for folder in folders:  # names that plain trainers do not know are taken away: TRL is to do the same work
+        table = load_dataset("parquet", data_files=f"{run}/{folder}/*.parquet", split="train")
+        table = table.rename_columns({name: known_name(name) for name in table.column_names if name.endswith("_turns")})
+        tables.append(table.select_columns(columns))
+    return concatenate_datasets(tables).select(range(count))
 
 
 def useful(task: str, rows: Sequence[Any]) -> int:
