@@ -177,7 +177,7 @@ class DpoDataSection(Section):
     """The preference pairs."""
 
     runs: Paths = key(
-        (), "run directories whose preferences/ is trained on; none = a small search is run first", strict=False
+        (), "run directories whose pairs are trained on; none = a small search is run first", strict=False
     )
     files: Paths = key((), "parquet or JSON-lines files of preference rows", strict=False)
     kinds: Kinds = key(ALL_KINDS, "kinds of pairs that are used", strict=False)

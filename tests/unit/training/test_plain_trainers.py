@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from offline_agent._store.columns import known
+from offline_agent.pipelines import _schemas
 from offline_agent.preferences.export import pair_row
 from offline_agent.records import Action, PreferencePair, Step, ToolCall
 from tests import rows_kit
@@ -126,6 +127,27 @@ def ratios(data: Any) -> list[tuple[float, float]]:
         )
         for row in data
     ]  # type: ignore[return-value]
+
+
+TAKEN = {
+    "attention_mask", "assistant_masks", "chat_template_kwargs", "chosen_ids", "chosen_input_ids", "completion",
+    "completion_ids", "completion_mask", "conversations", "image", "images", "input_ids", "KL_completion_ids", "label",
+    "labels", "margin", "position_ids", "prompt_ids", "prompt_input_ids", "ref_chosen_logps", "ref_KL_logps",
+    "ref_logps", "ref_rejected_logps", "rejected_ids", "rejected_input_ids", "seq_lengths", "text",
+}  # fmt: skip
+"""Columns that a trainer of TRL reads or writes, beside those of messages."""
+
+
+def test_no_column_has_a_name_that_a_trainer_takes_for_its_own() -> None:
+    messages = {
+        "PREFERENCES": {"prompt", "chosen", "rejected", "tools"},
+        "MULTITURN": {"prompt", "tools"},
+        "FILTERED": {"messages", "tools"},
+        "TRAJECTORIES": {"messages", "tools"},
+    }
+    for table, meant in messages.items():
+        names = set(getattr(_schemas, table).names)
+        assert names & {*TAKEN, "prompt", "chosen", "rejected", "messages", "tools"} == meant, table
 
 
 @pytest.mark.parametrize("options", [{}, {"completion_only_loss": True}])
