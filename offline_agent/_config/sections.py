@@ -161,12 +161,22 @@ class PairsSection(Section):
     max_extra_steps: int = key(5, "a trajectory pair's success may be this much longer than its failure", ge=0)
     hindsight: Literal["final", "future", "none"] = key("final", "which reached goals a failure is relabelled with")
     miners: int = key(1, "processes that build them, each with an environment of its own", ge=1, le=1024, free=True)
-    criticality: Literal["deletion", "counterfactual", "both", "none"] | None = key(
-        None,
-        "how the steps that mattered are found: delete and replay, or sample other actions; null = deletion where "
-        "minimal pairs are built, which need it, else none: no training reads it and replays are calls of tools",
+    criticality: Literal["deletion", "counterfactual", "both", "none"] = key(
+        "none",
+        "how the steps that mattered are found: delete each and replay, or sample other actions; no training reads it, "
+        "and replays are calls of tools",
     )
     counterfactual_rollouts: int = key(8, "rollouts for each step of a counterfactual estimate", ge=1)
+
+    rejudge: float | None = key(
+        None, "share of a task's successes (shortest first, and some failures) whose verdict is judged again after a "
+        "fresh replay; a tree in which one does not repeat gives no data; null = 1, or 0.25 where states cannot be "
+        "copied", ge=0, le=1,
+    )  # fmt: skip
+    replay_budget: float | None = key(
+        1.0, "most calls that replays of a task may make (judging again, hindsight, minimal pairs, deletion), as a "
+        "share of its search's; null = no limit", ge=0,
+    )  # fmt: skip
 
     @field_validator("kinds")
     @classmethod

@@ -139,11 +139,10 @@ class Figures:
                 "critic_tokens": critic.generated,
             }
 
-    def tree(self, tree: TreeFigures, replays: int, tool_calls: int) -> None:
-        """Take the figures of one tree, and what mining it cost."""
+    def tree(self, tree: TreeFigures, mining: Mapping[str, int]) -> None:
+        """Take the figures of one tree, and what mining it cost and left out."""
         self.totals.update(tree.totals)
-        self.totals["replays"] += replays
-        self.totals["replayed_calls"] += tool_calls
+        self.totals.update(mining)
         self.stopped[tree.stopped] += 1
         for greedy, success in tree.rollouts:
             (self.greedy if greedy else self.plain).add(success)
@@ -205,7 +204,14 @@ class Figures:
             "offset": config.tasks.offset,
             **{name: self.totals[name] for name in (
                 "simulations", "nodes", "tool_calls", "generated", "prompt_trie", "replays", "replayed_calls",
+                "replays_left_out",
             )},
+            "rejudged": {
+                "verdicts": self.totals["verdicts"],
+                "judged": self.totals["rejudged"],
+                "broken": self.totals["rejudged_broken"],
+                "disagreed": self.totals["disagreed"],
+            },
             "success": {
                 "plain_greedy": self.greedy.value,
                 "plain_sampled": self.plain.value,
@@ -270,6 +276,17 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "simulations", f"{summary['simulations']:,}", _counts(summary["stopped"], "stopped by ")
     reused = session.get("calls_replayed", 0)
     yield "tool calls", f"{summary['tool_calls']:,}", f"+ {reused + summary['replayed_calls']:,} in replays"
+    if summary["replays_left_out"]:
+        note = "they did not fit in pairs.replay_budget; more of it may give more pairs"
+        yield "replays left out", f"{summary['replays_left_out']:,}", note
+    again = summary["rejudged"]
+    if again["verdicts"]:
+        note = f"{again['disagreed']} did not repeat"
+        if again["disagreed"]:
+            note += "; their trees give no data, see quarantine.jsonl"
+        if again["broken"]:
+            note += f"; the replays of {again['broken']} others broke"
+        yield "verdicts judged again", f"{again['judged']:,}", f"of {again['verdicts']:,}; {note}"
     note = ""
     if session.get("prefilled_tokens"):
         note = f"{session['prefilled_tokens']:,} prompt tokens computed, {session['reused_tokens']:,} reused"

@@ -16,6 +16,7 @@ from offline_agent.pipelines._figures import Figures, Row
 from offline_agent.pipelines._miners import MinerProcesses, Setup, TreeMiner, rules_of
 from offline_agent.pipelines._parts import Parts
 from offline_agent.pipelines._pipeline import Session
+from offline_agent.pipelines._probe import trust_copies
 from offline_agent.policies.base import Engine
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.shelf import PairShelf
@@ -60,6 +61,7 @@ def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figur
 def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
     config, run_dir = session.config, session.run
     refused = _Refused(run_dir, figures)
+    trust_copies(session, parts.spec, parts.tasks)  # a run whose trees were all there has not tried yet
     session.progress.start(len(parts.tasks), "building pairs")
     with ExitStack() as stack:
         pairs = stack.enter_context(closing(PairShelf(run_dir.path)))
@@ -74,7 +76,7 @@ def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figu
 
         def trajectories() -> Iterator[Row]:
             for number, one in enumerate(miner.map("tree", ((task.task_id,) for task in parts.tasks)), 1):
-                figures.tree(one.figures, one.replays, one.tool_calls)
+                figures.tree(one.figures, one.mining)
                 pairs.add(one.facts, one.pairs)
                 if one.filtered:
                     filtered.add(one.filtered)

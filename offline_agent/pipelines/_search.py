@@ -53,7 +53,7 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
     left = [task for task in parts.tasks if task.task_id not in written]
     if not left:
         return
-    trust_copies(session, parts.spec, left)
+    trust_copies(session, parts.spec, parts.tasks)
     settings = settings_of(config, len(parts.tasks), parts.policy.max_tokens, parts.spec.deterministic_verifier)
     session.progress.start(len(parts.tasks), "searching")
     if config.launcher == "ray":

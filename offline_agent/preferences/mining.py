@@ -72,8 +72,8 @@ class Miner:
         rollouts: Counterfactual rollouts per state.
         rejudge: Share of the successes whose verdict is judged again; see `rejudging`. None = all where the
             environment can be copied, else a quarter.
-        replay_budget: Most calls that replays of a tree may make, as a share of the calls of its search. Each of
-            judging again, hindsight and deletion leaves half of what it finds to those after it. None = no limit.
+        replay_budget: Most calls that replays of a tree may make, as a share of the calls of its search. Judging again
+            and hindsight each leave half of what they find to those after them. None = no limit.
         step_seconds, reset_seconds, live_states: What replays may take and keep; see `Replayer`.
         evaluation: Arguments of the evaluation tasks, where `spec` cannot list them; None = ask `spec`.
     """
@@ -169,12 +169,13 @@ class Miner:
     def _half(self, others: bool) -> Iterator[None]:
         """Keep half of the calls that are left for what comes after, where there are `others`."""
         replayer = self._replayer
-        kept = 0 if replayer.left is None or not others else replayer.left // 2
-        if replayer.left is not None:
-            replayer.left -= kept
+        if replayer.left is None or not others:
+            yield
+            return
+        kept = replayer.left // 2
+        replayer.left -= kept
         yield
-        if replayer.left is not None:
-            replayer.left += kept
+        replayer.left += kept
 
     def _shorten(self, tree: SearchTree, mined: Mined) -> None:
         """Measure the criticality of the shortest successes and add their shorter versions and minimal pairs."""

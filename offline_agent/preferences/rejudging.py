@@ -103,4 +103,4 @@ def _difference(steps: Sequence[Step], verdict: Verdict, replay: Replay) -> str 
 
 
 def _told(verdict: Verdict) -> str:
-    return f"{verdict.score:g} ({'success' if verdict.success else 'failure'})"
+    return f"{verdict.score:.10g} ({'success' if verdict.success else 'failure'})"

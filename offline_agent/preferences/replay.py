@@ -24,7 +24,7 @@ _WORLDS = 2  # a tree's own task, and the one that its branches are tried under 
 
 
 class BudgetSpent(EnvironmentFault):
-    """A replay was not begun, since it might take more calls than are left."""
+    """A replay would take more calls than are left; see `Replayer.left`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Replayer:
         tool_calls: Number of actions executed.
         asked: Number of actions that were asked for; what replaying each sequence from the start would execute.
         left: Number of actions that may still be executed; None = without limit.
-        left_out: Number of replays that were not begun for want of them.
+        left_out: Number of replays that were not run, or not to their end, for want of them.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Replayer:
         """Take the actions from the start of `task` until they are used up or the episode is over.
 
         Raises:
-            BudgetSpent: More calls might be needed than are left.
+            BudgetSpent: More calls are needed than are left; none was made.
             EnvironmentFault: The environment broke, ran past the time limit, or answered differently than before.
         """
         replay = self._run(task, actions, False, None)
@@ -142,78 +142,88 @@ class Replayer:
         world = self._world(task)
         before = self.tool_calls
         try:
-            self._afford(world, actions, merge)
+            if not merge:
+                self._afford(world, actions)
+            # What was found with the help of fingerprints is run once without.
+            reserve = len(actions) if merge and world.merged else 0
             here, context = world.root, world.context
             steps: list[Step] = []
             goals: list[Goal | None] = []
             for at, action in enumerate(actions):
                 if here.terminated:
                     break
-                key, outcome, here = self._take(world, here, action, merge)
+                taken = self._take(world, here, action, merge, reserve)
+                outcome, here = taken.outcome, taken.to
                 if faulty is not None and outcome.fault is not None and not faulty[at]:
                     return None
+                key = world.canonical(action)
                 steps.append(Step(action, key, outcome.observation, outcome.role, outcome.fault))
                 context = context.child(action, outcome.observation, outcome.role)
                 goals.append(outcome.goal)
-            verdict, start = self._judged(world, here), self._judged(world, world.root)
+            verdict, start = self._judged(world, here, reserve), self._judged(world, world.root, 0)
             return Replay(context, tuple(steps), verdict, here.terminated, start, world.goal, tuple(goals))
+        except BudgetSpent:
+            self.left_out += 1
+            raise
         finally:
             self.count += self.tool_calls > before
 
-    def _afford(self, world: World, actions: Sequence[Action], merge: bool) -> None:
-        """Raise BudgetSpent where a replay might need more calls than are left."""
+    def _afford(self, world: World, actions: Sequence[Action]) -> None:
+        """Raise BudgetSpent where all of the actions together need more calls than are left: none is made in vain."""
         if self.left is None:
             return
         here, known = world.root, 0
         for action in actions:
-            taken = here.find(world.name(action), merge)
+            taken = here.taken.get(world.name(action))
             if here.terminated or isinstance(taken, EnvironmentFault):
                 return
             if taken is None:
                 break
             here, known = taken.to, known + 1
-        needed = len(actions) - known
-        if needed or here.verdict is None:
-            needed += world.restorer.distance(here.state)
-        if merge and world.merged:
-            needed += len(actions)  # what was found with the help of fingerprints is run once without
-        if needed > self.left:
-            self.left_out += 1
-            raise BudgetSpent(f"it might take {needed} calls, of which pairs.replay_budget leaves {self.left}")
+        if known < len(actions) or here.verdict is None:
+            self._check(len(actions) - known + world.restorer.distance(here.state))
 
-    def _take(self, world: World, here: Reached, action: Action, merge: bool) -> tuple[str, Outcome, Reached]:
+    def _check(self, calls: int) -> None:
+        if self.left is not None and calls > self.left:
+            raise BudgetSpent(f"a replay needs {calls} calls, and pairs.replay_budget leaves {self.left}")
+
+    def _take(self, world: World, here: Reached, action: Action, merge: bool, reserve: int) -> Taken:
         name = world.name(action)
         taken = here.find(name, merge)
         if taken is None:
             if merge and here.same is not None:
                 here = here.same
+            self._check(1 + world.restorer.distance(here.state) + reserve)
             taken = here.taken[name] = self._execute(world, here, action)
         if isinstance(taken, EnvironmentFault):
             raise taken.with_traceback(None)
-        return world.canonical(action), taken.outcome, taken.to
+        return taken
 
     def _execute(self, world: World, here: Reached, action: Action) -> Taken | EnvironmentFault:
+        calls = self._spend(1 + world.restorer.distance(here.state))
         try:
-            needed = self._spend(world, here, 1)
-            outcome = self._limited(world, lambda: world.restorer.execute(here.state, action), needed)
+            outcome = self._limited(world, lambda: world.restorer.execute(here.state, action), calls)
         except EnvironmentFault as error:
             return error
         return Taken(outcome, world.reached(outcome))
 
-    def _judged(self, world: World, here: Reached) -> Verdict:
+    def _judged(self, world: World, here: Reached, reserve: int) -> Verdict:
         if here.verdict is None:
-            needed = self._spend(world, here, 0)
-            here.verdict = self._limited(world, lambda: world.restorer.judge(here.state), needed).verdict
+            calls = world.restorer.distance(here.state)
+            self._check(calls + reserve)
+            self._spend(calls)
+            here.verdict = self._limited(world, lambda: world.restorer.judge(here.state), calls).verdict
         return here.verdict
 
-    def _spend(self, world: World, here: Reached, calls: int) -> int:
-        calls += world.restorer.distance(here.state)
+    def _spend(self, calls: int) -> int:
         self.tool_calls += calls
         if self.left is not None:
             self.left -= calls
         return calls
 
     def _world(self, task: Task) -> World:
+        if self._worlds and self._worlds[-1].task != task and self._spec.replay_only:
+            self._worlds[-1].restorer.park()  # one episode is enough: another may be dear to start
         for world in self._worlds:
             if world.task == task:
                 self._worlds.remove(world)

@@ -246,19 +246,26 @@ class Restorer:
             here = here.parent
         return state.depth - (0 if here is None else here.depth)
 
-    def close(self) -> None:
-        """See `World.close`."""
+    def park(self) -> None:
+        """Give up every live state; those that are needed again are brought back by replay."""
         with self._lock:
-            self._closed = True
             episodes = [s.episode for s in self._live.values() if s.episode is not None]
             for state in self._live.values():
                 state.episode = None
             self._live.clear()
-            if not self._shared:
-                episodes += self._spare
-                self._spare = []
         for episode in episodes:
             self._release(episode)
+
+    def close(self) -> None:
+        """See `World.close`."""
+        with self._lock:
+            self._closed = True
+            own = [] if self._shared else self._spare
+            if not self._shared:
+                self._spare = []
+        self.park()
+        for episode in own:
+            _close(episode)
 
     def _fresh(self) -> Episode:
         with self._lock:

@@ -99,7 +99,7 @@ def test_a_shortened_success_keeps_ids_without_log_probabilities(renderer: Rende
 def test_trajectory_rows(renderer: Renderer) -> None:
     tree = kit.grow([sampled(renderer, "A look B leave"), sampled(renderer, "B leave")])
     good, bad = trajectories(tree)
-    found = delete_steps(good, Replayer(kit.SPEC, None))
+    found = delete_steps(good, Replayer(kit.SPEC, None), each=True)
     assert not isinstance(found, Refusal)
     row = known(trajectory_row(replace(good, criticality=found.criticality), renderer))
     assert (row["reward"], row["success"], row["steps"], row["terminated"]) == (1.0, True, 4, True)
