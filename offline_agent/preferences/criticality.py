@@ -138,7 +138,8 @@ class _Versions:
             return EnvironmentFault(replay.verdict.error or "not judged")
         if not replay.verified or len(replay.steps) < len(keep):
             return None
-        if any(new.fault is not None and self._steps[i].fault is None for i, new in zip(keep, replay.steps, strict=True)):
+        old = [self._steps[i] for i in keep]
+        if any(new.fault is not None and was.fault is None for was, new in zip(old, replay.steps, strict=True)):
             return None
         return replay
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,7 @@ class Mined:
         refusals: What was refused, and why.
         replays: Number of replays run.
         tool_calls: Number of actions executed by them.
+        asked: Number of actions that were asked of them: those that replays from the start would execute.
         left_out: Number of replays that the budget did not pay for.
         rejudged: What judging verdicts again showed; None where none was.
     """
@@ -53,6 +53,7 @@ class Mined:
     refusals: list[Refusal] = field(default_factory=list)
     replays: int = 0
     tool_calls: int = 0
+    asked: int = 0
     left_out: int = 0
     rejudged: Rejudged | None = None
 
@@ -73,7 +74,7 @@ class Miner:
         rejudge: Share of the successes whose verdict is judged again; see `rejudging`. None = all where the
             environment can be copied, else a quarter.
         replay_budget: Most calls that replays of a tree may make, as a share of the calls of its search. Judging again
-            and hindsight each leave half of what they find to those after them. None = no limit.
+            comes first; hindsight leaves half of what it finds to minimal pairs and deletion. None = no limit.
         step_seconds, reset_seconds, live_states: What replays may take and keep; see `Replayer`.
         evaluation: Arguments of the evaluation tasks, where `spec` cannot list them; None = ask `spec`.
     """
@@ -124,7 +125,8 @@ class Miner:
         """
         mined = Mined()
         replayer = self._replayer
-        replays, calls, left_out = replayer.count, replayer.tool_calls, replayer.left_out
+        replays, calls = replayer.count, replayer.tool_calls
+        asked, left_out = replayer.asked, replayer.left_out
         share = self._replay_budget
         replayer.begin(None if share is None else int(share * tree.counters["tool_calls"]))
         try:
@@ -132,15 +134,14 @@ class Miner:
         finally:
             replayer.begin(None)
         mined.replays, mined.tool_calls = replayer.count - replays, replayer.tool_calls - calls
-        mined.left_out = replayer.left_out - left_out
+        mined.asked, mined.left_out = replayer.asked - asked, replayer.left_out - left_out
         return mined
 
     def _mine(self, tree: SearchTree, mined: Mined) -> None:
         relabels = "hindsight" in self.kinds and self.hindsight is not None
         deletes = bool(self._successes(tree)) and ("minimal" in self.kinds or self._deletion)
         if tree.quarantined is None and self._rejudge:
-            with self._half(relabels or deletes):
-                mined.rejudged = rejudge(tree, self._replayer, self._rejudge)
+            mined.rejudged = rejudge(tree, self._replayer, self._rejudge)
             tree.quarantined = _unrepeated(mined.rejudged)
         if tree.quarantined is not None:
             mined.refusals.append(Refusal("tree", tree.tree_id, f"the tree is in quarantine: {tree.quarantined}"))
@@ -153,7 +154,7 @@ class Miner:
             _add(mined, *self.trajectory_pairs.mine(tree))
         if relabels:
             assert self.hindsight is not None  # `relabels`
-            with self._half(deletes):
+            with self._replayer.sparing(0.5 if deletes else 0.0):
                 relabelled, pairs, refusals = self.hindsight.mine(tree, self._replayer)
             mined.trajectories += [found.trajectory for found in relabelled]
             _add(mined, pairs, refusals)
@@ -164,18 +165,6 @@ class Miner:
     def close(self) -> None:
         """Close what is kept for replays."""
         self._replayer.close()
-
-    @contextlib.contextmanager
-    def _half(self, others: bool) -> Iterator[None]:
-        """Keep half of the calls that are left for what comes after, where there are `others`."""
-        replayer = self._replayer
-        if replayer.left is None or not others:
-            yield
-            return
-        kept = replayer.left // 2
-        replayer.left -= kept
-        yield
-        replayer.left += kept
 
     def _shorten(self, tree: SearchTree, mined: Mined) -> None:
         """Measure the criticality of the shortest successes and add their shorter versions and minimal pairs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +12,7 @@ from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.patience import Worker
 from offline_agent.preferences.reached import Reached, Taken, World
 from offline_agent.records import Action, Context, Step, Task, Verdict
-from offline_agent.search.restore import Outcome, Restorer
+from offline_agent.search.restore import Restorer
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec, Episode
@@ -98,6 +98,16 @@ class Replayer:
         self.left = calls
         while self._worlds:
             self._worlds.pop().restorer.close()
+
+    @contextlib.contextmanager
+    def sparing(self, share: float) -> Iterator[None]:
+        """Keep a share of the calls that are left from what runs inside."""
+        kept = 0 if self.left is None else int(share * self.left)
+        if self.left is not None:
+            self.left -= kept
+        yield
+        if self.left is not None:
+            self.left += kept
 
     def run(self, task: Task, actions: Sequence[Action]) -> Replay:
         """Take the actions from the start of `task` until they are used up or the episode is over.

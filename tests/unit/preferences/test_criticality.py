@@ -74,6 +74,9 @@ def test_fingerprints_that_mislead_shorten_nothing() -> None:
         def fingerprint(self) -> str:
             return self._pressed[-1:]
 
+        def get_reward(self) -> float:
+            return super().get_reward() if self.terminated else 0.0
+
     found, _ = prune("A B leave", spec=kit.EnvSpec(Forgetful))
     assert isinstance(found, Refusal) and "by the environment's fingerprints, but is none" in found.reason
 
