@@ -12,6 +12,7 @@ from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.patience import Worker
 from offline_agent.preferences.reached import Reached, Taken, World
 from offline_agent.records import Action, Context, Step, Task, Verdict
+from offline_agent.search.pool import as_fault
 from offline_agent.search.restore import Restorer
 
 if TYPE_CHECKING:
@@ -255,10 +256,13 @@ class Replayer:
 
     def _limited(self, world: World, call: Callable[[], T], actions: int) -> T:
         """Make a call within the time that a reset and so many actions may take; abandon the world beyond it."""
-        if self._seconds is None or self._reset_seconds is None:
-            return call()
-        limit = self._reset_seconds + actions * self._seconds
-        answer = self._worker.call(call, limit)
+        try:
+            if self._seconds is None or self._reset_seconds is None:
+                return call()
+            limit = self._reset_seconds + actions * self._seconds
+            answer = self._worker.call(call, limit)
+        except Exception as error:
+            raise as_fault(error) from error  # as in the search: a copy that shares state may be over, for instance
         if answer is not None:
             return answer
         self._worker = Worker()

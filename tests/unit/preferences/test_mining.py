@@ -182,6 +182,17 @@ def test_faulty_turns_are_told_apart_by_their_text() -> None:
     assert seen[0].key == seen[1].key and seen[0].observation != seen[1].observation
 
 
+def test_copies_that_share_state_are_a_fault_and_no_error_of_the_program() -> None:
+    class Sharing(kit.Vault):
+        def __deepcopy__(self, memo: object) -> Sharing:
+            return self
+
+    replayer = Replayer(EnvSpec(Sharing), None)
+    assert replayer.run(kit.task(), kit.acts("A B leave")).verified
+    with pytest.raises(EnvironmentFault, match="when the episode is over"):
+        replayer.run(kit.task(), kit.acts("A C"))
+
+
 # -- judging again ---------------------------------------------------------------------------------------------------
 
 
