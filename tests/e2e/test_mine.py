@@ -57,7 +57,7 @@ elif phase == "refusing":
             die()
     _mine._Refused.append = append
 elif phase == "preferences":
-    after(TreeMiner, "pairs", 2)
+    after(TreeMiner, "pairs", 1)
 elif phase == "keeping":
     after(_mined, "keep", 0)
 elif phase == "mining at all":
