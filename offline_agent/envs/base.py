@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from offline_agent import catalog
 from offline_agent.envs.episode import Episode, StepResult, ToolError
 from offline_agent.envs.tools import ToolSet
-from offline_agent.errors import ConfigError, EnvironmentFault, did_you_mean
+from offline_agent.errors import ConfigError, EnvironmentFault, did_you_mean, ends_the_run, in_words
 from offline_agent.records import Task, Verdict
 
 __all__ = ["EnvSpec", "Environment", "Episode", "StepResult", "ToolError", "ToolSet"]
@@ -190,17 +190,21 @@ class EnvSpec:
                 environment = environment if entered is None else entered
         except (ConfigError, EnvironmentFault):
             raise
-        except (Exception, SystemExit) as error:
-            raise EnvironmentFault(f"{self.name}: opening it raised {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            raise EnvironmentFault(f"{self.name}: opening it raised {in_words(error)}") from error
         return Episode(self, environment)
 
     def _listed(self, listing: Callable[..., Any], split: str, args: Mapping[str, Any]) -> Iterator[Any]:
         try:
             yield from listing(split, **args)
-        except (ConfigError, EnvironmentFault):
+        except (ConfigError, EnvironmentFault, GeneratorExit):  # the last: nobody wants more tasks
             raise
-        except Exception as error:
-            raise EnvironmentFault(f"{self.name}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            raise EnvironmentFault(f"{self.name}: tasks({split!r}) raised {in_words(error)}") from error
 
 
 def _class_faults(cls: type) -> Iterator[str]:

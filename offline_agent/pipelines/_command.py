@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offline_agent import config as configuration
+from offline_agent import running
 from offline_agent.config import RunConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.pipelines._arguments import again, parse, usage
@@ -16,6 +17,7 @@ from offline_agent.pipelines._opening import open_run, refuse
 from offline_agent.pipelines._pipeline import DONE, FAILED, C, Command, Facts, P, Session
 from offline_agent.pipelines._progress import Progress
 from offline_agent.pipelines._signals import Stopped, signals
+from offline_agent.pipelines._supervisor import supervised
 from offline_agent.pipelines._terminal import say, show
 
 if TYPE_CHECKING:
@@ -27,12 +29,19 @@ def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
 
     Args:
         command: The pipeline.
-        argv: Arguments without the program's name; None = `sys.argv`'s.
+        argv: Arguments without the program's name; None = `sys.argv`'s, carried out in a child of this process
+            (`_supervisor`).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "--help" in arguments or "-h" in arguments:
         show(usage(command.name, command.about, command.config, command.spread is not None))
         return DONE
+    if argv is None:
+        return supervised(command.name, lambda: _main(command, arguments))
+    return _main(command, arguments)
+
+
+def _main(command: Command[C, P], arguments: list[str]) -> int:
     try:
         asked = parse(arguments)
         config = configuration.load(command.config, asked.file, asked.overrides)
@@ -118,6 +127,8 @@ def _carry_out(
         say(f"{command.name}: {error}")
         return FAILED
     line = again(command.name, arguments, run.path)
+    if running.notes is not None:
+        running.notes.again = line
     try:
         with signals(), run:
             _work(command, config, prepared, facts, run, part)

@@ -156,5 +156,5 @@ def guarded(job: Callable[[], Any]) -> Any:
     """Return what a job returns, or `Broken` for what it raises."""
     try:
         return job()
-    except Exception as error:
+    except BaseException as error:
         return Broken(as_fault(error))

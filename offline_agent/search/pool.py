@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from offline_agent.errors import EnvironmentFault
+from offline_agent.errors import EnvironmentFault, ends_the_run, in_words
 
 Job = tuple[Callable[[], Any], Callable[[Any], None], float | None]
 """What to run, who is told, and the seconds it may take."""
@@ -121,14 +121,20 @@ def attempt(job: Callable[..., Any], *arguments: Any) -> Any:
     """Return what the job returns, or an `EnvironmentFault` for what it raises."""
     try:
         return job(*arguments)
-    except Exception as error:
+    except BaseException as error:
         return as_fault(error)
 
 
-def as_fault(error: Exception) -> EnvironmentFault:
-    """Return `error` itself if it is an `EnvironmentFault`, else one that names it and has it as its cause."""
+def as_fault(error: BaseException) -> EnvironmentFault:
+    """Return `error` itself if it is an `EnvironmentFault`, else one that names it and has it as its cause.
+
+    Raises:
+        BaseException: `error`, where it ends the run.
+    """
+    if ends_the_run(error):
+        raise error
     if isinstance(error, EnvironmentFault):
         return error
-    wrapped = EnvironmentFault(f"{type(error).__name__}: {error}")
+    wrapped = EnvironmentFault(in_words(error))
     wrapped.__cause__ = error
     return wrapped

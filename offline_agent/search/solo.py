@@ -124,7 +124,7 @@ def _follow(
             seed = child_seed(seed, key)
         try:
             outcome = execute(state, action)
-        except Exception as error:
+        except BaseException as error:
             fault = as_fault(error)
             rows.append((sample, key, action, None, None, seed, str(fault), others))
             note_fault(ticket, fault)

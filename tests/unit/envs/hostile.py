@@ -6,10 +6,15 @@ wherever an environment's name does.
 
 from __future__ import annotations
 
+import builtins
+import ctypes
 import itertools
+import os
 import random
+import signal
 import threading
 import time
+from asyncio import CancelledError
 from typing import Any
 
 from offline_agent.records import Verdict
@@ -93,6 +98,50 @@ class ExitsInTool(Honest):
             n: The number.
         """
         raise SystemExit(3)
+
+
+class Raises(Honest):
+    """Raises an error of a class that no handler of `Exception` catches when it is given `bad`."""
+
+    def __init__(self, error: str = "KeyboardInterrupt", bad: int = 5) -> None:
+        self.error, self.bad = error, bad
+
+    def pick(self, n: int) -> str:
+        """Pick a number.
+
+        Args:
+            n: The number.
+        """
+        if n == self.bad:
+            kinds = {kind.__name__: kind for kind in (Own, CancelledError)}
+            raise (kinds.get(self.error) or getattr(builtins, self.error))("enough")
+        return super().pick(n)
+
+
+class Own(BaseException):
+    def __str__(self) -> str:
+        raise OSError("no message")
+
+
+class Dies(Honest):
+    """Ends its process when it is given `bad`: by `os._exit`, by a crash in C, or by a signal."""
+
+    def __init__(self, how: str = "exit", bad: int = 5) -> None:
+        self.how, self.bad = how, bad
+
+    def pick(self, n: int) -> str:
+        """Pick a number.
+
+        Args:
+            n: The number.
+        """
+        if n == self.bad:
+            if self.how == "exit":
+                os._exit(0)
+            if self.how == "segfault":
+                ctypes.string_at(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().pick(n)
 
 
 class Hangs(Honest):
