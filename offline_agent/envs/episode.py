@@ -207,6 +207,14 @@ class Episode:
             raise EnvironmentFault(f"{self.spec.name}: turn_reward is {value!r}; allowed: a number in [0, 1], or None")
         return reward
 
+    def undeclared_turn_reward(self) -> bool:
+        """Tell whether the instance has a `turn_reward` that its class does not declare, so that nobody asks for it.
+
+        Raises:
+            EnvironmentFault: The attribute raised.
+        """
+        return not self.spec.turn_rewards and self._read("turn_reward", None) is not None
+
     def close(self) -> None:
         """Free what the environment holds (`__exit__`, where it has one).
 

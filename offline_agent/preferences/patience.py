@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from offline_agent.envs.isolation.waiting import Call
+
 T = TypeVar("T")
 
 
@@ -17,7 +19,7 @@ class Worker:
     """
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Call, Callable[[], object]] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._started = False
 
@@ -30,10 +32,12 @@ class Worker:
             # Both queues go as arguments: the thread must not keep the worker alive.
             threading.Thread(target=_serve, args=(self._calls, self._answers), daemon=True).start()
             self._started = True
-        self._calls.put(call)
+        limited = Call()
+        self._calls.put((limited, call))
         try:
             value, error = self._answers.get(timeout=seconds)
         except queue.Empty:
+            limited.end()
             self._calls.put(None)
             return None
         if error is not None:
@@ -46,8 +50,10 @@ class Worker:
 
 
 def _serve(calls: queue.SimpleQueue[Any], answers: queue.SimpleQueue[Any]) -> None:
-    while (call := calls.get()) is not None:
+    while (item := calls.get()) is not None:
+        limited, call = item
         try:
-            answers.put((call(), None))
+            with limited.made_here():
+                answers.put((call(), None))
         except BaseException as error:
             answers.put((None, error))

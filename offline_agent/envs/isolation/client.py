@@ -1,0 +1,237 @@
+"""An isolated episode as the rest of the package sees it, and the server that its process comes from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.envs.episode import Episode, StepResult
+from offline_agent.envs.isolation import waiting
+from offline_agent.envs.isolation.protocol import Garbage, receive_answer, send_request
+from offline_agent.envs.tools import ToolSet
+from offline_agent.errors import ConfigError, EnvironmentFault
+from offline_agent.records import Action, Task, Verdict
+
+if TYPE_CHECKING:
+    from offline_agent.envs.base import EnvSpec
+
+_PACKAGE = Path(__file__).resolve().parents[3]
+
+
+class Server:
+    """The process that episodes are forked from; started at once, ended with this object or with the run.
+
+    Args:
+        spec: The environment.
+
+    Raises:
+        ConfigError: Its process cannot load the environment, or the system has no fork.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        if not sys.platform.startswith("linux"):
+            raise ConfigError("env.isolate: got process, which needs Linux; allowed here: none")
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "offline_agent.envs.isolation.server", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
+                env={**os.environ, "PYTHONPATH": paths},
+            )  # fmt: skip
+        self._finalizer = weakref.finalize(self, _end, self._socket, self._process)
+        options = {
+            "sandboxed": spec.sandboxed, "max_observation_chars": spec.max_observation_chars,
+            "replay_only": spec.replay_only,
+        }  # fmt: skip
+        answer = self._ask((spec.path, spec.args, options, list(sys.path), os.getpid()))
+        if answer.get("faults"):
+            raise ConfigError([f"env.isolate=process, {spec.name}: {fault}" for fault in answer["faults"]])
+
+    def fork(self, theirs: socket.socket) -> int:
+        """Return the process id of a new episode that has this end of a socket pair."""
+        return int(self._ask(("open",), theirs)["pid"])
+
+    def kill(self, pid: int) -> None:
+        """Kill an episode's process."""
+        with contextlib.suppress(EnvironmentFault):  # a server that is gone took its processes along
+            self._ask(("kill", pid))
+
+    def end_of(self, pid: int) -> str:
+        """Return in words how an episode's process ended."""
+        code = self._ask(("ended", pid)).get("code")
+        if code is None:
+            return "ended"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+
+    def _ask(self, request: tuple[Any, ...], *handed: socket.socket) -> dict[str, Any]:
+        with self._lock:
+            try:
+                send_request(self._socket, request, *handed)
+                return receive_answer(self._socket)
+            except (OSError, EOFError, Garbage) as error:
+                raise EnvironmentFault("the process that environments are forked from is gone") from error
+
+
+class IsolatedEpisode(Episode):
+    """An episode in a process of its own; see `Episode`.
+
+    Where its process ends, or answers something that cannot be read, that is an `EnvironmentFault`.
+
+    Args:
+        spec: The environment.
+        server: Where its process comes from.
+        ours: The socket to its process.
+        pid: Its process id; None = its first answer names it.
+    """
+
+    def __init__(self, spec: EnvSpec, server: Server, ours: socket.socket, pid: int | None = None) -> None:
+        super().__init__(spec, None)
+        self._server = server
+        self._socket = ours
+        self._pid = pid
+        self._terminated: Any = False
+        self._greeted = self._receive("opening it", None if pid is None else lambda: server.kill(pid))
+        if pid is None:
+            self._pid = int(self._greeted["value"])
+
+    @property
+    def terminated(self) -> bool:
+        """See `Episode.terminated`."""
+        if isinstance(self._terminated, str):
+            raise EnvironmentFault(self._terminated)
+        return bool(self._terminated)
+
+    @property
+    def system_prompt(self) -> str:
+        """See `Episode.system_prompt`."""
+        return str(self._ask("system_prompt"))
+
+    def reset(self, task: Task) -> str:
+        """See `Episode.reset`."""
+        self._task = task
+        value = self._ask("reset", task)
+        own = value["tools"]
+        self.tools = self.spec.tools if own is None else ToolSet.from_json(own)
+        return str(value["observation"])
+
+    def step(self, action: Action) -> StepResult:
+        """See `Episode.step`."""
+        bare = action if action.token_ids is None else replace(action, token_ids=None, logps=None)
+        return StepResult(*self._ask("step", bare))
+
+    def verdict(self) -> Verdict:
+        """See `Episode.verdict`."""
+        try:
+            return Verdict.from_json(self._ask("verdict"))
+        except EnvironmentFault as error:
+            return Verdict(None, None, f"{self.spec.name}.get_reward", self.spec.version, error=f"Error: {error}")
+
+    def copy(self) -> Episode:
+        """See `Episode.copy`: a fork of its process."""
+        if self.spec.replay_only:
+            raise EnvironmentFault(f"{self.spec.name}: replay_only environments are restored by replay, not copied")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._send("copy", theirs)
+        twin = IsolatedEpisode(self.spec, self._server, ours)
+        twin.tools, twin._terminated, twin._task = self.tools, self._terminated, self._task
+        return twin
+
+    def fingerprint(self) -> str | None:
+        """See `Episode.fingerprint`."""
+        value = self._ask("fingerprint")
+        return None if value is None else str(value)
+
+    def achieved_goal(self) -> dict[str, Any] | None:
+        """See `Episode.achieved_goal`."""
+        value = self._ask("achieved_goal")
+        return dict(value) if isinstance(value, Mapping) else None
+
+    def turn_reward(self) -> float | None:
+        """See `Episode.turn_reward`."""
+        value = self._ask("turn_reward")
+        return None if value is None else float(value)
+
+    def undeclared_turn_reward(self) -> bool:
+        """See `Episode.undeclared_turn_reward`."""
+        return bool(self._ask("undeclared_turn_reward"))
+
+    def close(self) -> None:
+        """See `Episode.close`: its process ends."""
+        try:
+            if hasattr(self.spec.cls, "__exit__"):
+                self._ask("close")
+        finally:
+            self._socket.close()
+
+    # -- talking to the process --------------------------------------------------------------------------------------
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        self._send(what, *arguments)
+        answer = self._receive(what, lambda: self._server.kill(self._pid or 0))
+        if "misuse" in answer:
+            raise RuntimeError(answer["misuse"])
+        try:
+            return answer["value"]
+        except KeyError as error:
+            raise EnvironmentFault(f"{self.spec.name}: its process sent an answer without a value") from error
+
+    def _send(self, what: str, *arguments: Any) -> None:
+        handed = [one for one in arguments if isinstance(one, socket.socket)]
+        plain = [one for one in arguments if not isinstance(one, socket.socket)]
+        try:
+            send_request(self._socket, (what, *plain), *handed)
+        except OSError:
+            return  # its process is gone, which receiving finds out as well
+
+    def _receive(self, what: str, kill: Any) -> dict[str, Any]:
+        """Return the answer to the last request; a call that ran out of time has its process killed meanwhile."""
+        call = waiting.present() if kill is not None else None
+        if call is not None and not call.begin(kill):
+            kill()
+        try:
+            answer = receive_answer(self._socket)
+        except (OSError, EOFError) as error:
+            how = "ended" if self._pid is None else self._server.end_of(self._pid)
+            task = self._task.task_id if self._task else "-"
+            self._socket.close()
+            raise EnvironmentFault(f"{self.spec.name}: its process {how} in {what} (task {task})") from error
+        except Garbage as error:
+            if kill is not None:
+                kill()
+            self._socket.close()
+            raise EnvironmentFault(f"{self.spec.name}: its process was interfered with: {error}") from error
+        finally:
+            if call is not None:
+                call.done()
+        self._terminated = answer.get("terminated", False)
+        if "fault" in answer:
+            raise EnvironmentFault(str(answer["fault"]))
+        return answer
+
+
+def open_isolated(spec: EnvSpec, server: Server) -> Episode:
+    """Return a fresh environment in a process of its own; raises EnvironmentFault as `EnvSpec.open`."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        pid = server.fork(theirs)
+    return IsolatedEpisode(spec, server, ours, pid)
+
+
+def _end(own: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """End the server and all that it forked: it kills its session where its socket is closed."""
+    own.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5)
