@@ -277,8 +277,8 @@ def _acquire(path: Path) -> int:
         ) from error
     with disk_errors(path / _LOCK, "locking the run"):
         os.ftruncate(lock, 0)
-        holder = os.getpid() if running.notes is None else running.notes.command
-        os.pwrite(lock, f"process {holder} on {socket.gethostname()}".encode(), 0)
+        command = os.getpid() if running.notes is None else running.notes.command
+        os.pwrite(lock, f"process {command} on {socket.gethostname()}".encode(), 0)
     return lock
 
 

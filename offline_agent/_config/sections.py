@@ -33,6 +33,11 @@ class EnvSection(Plugged):
     argument_note: ClassVar[str] = "any argument of the environment's constructor, e.g. env.game=coin"
     _known = field_validator("name")(lambda name: known_name("env", name))
     name: str = key("shop", "bfcl, shop, textworld, or module:Class of your own (env=NAME is short for env.name=NAME)")
+    isolate: Literal["auto", "none", "process"] = key(
+        "auto", "process = environments run in processes of their own, where a crash costs one branch and a snapshot "
+        "is a fork; auto = where a search finds that copies are no snapshots and forks are cheaper than replays, or "
+        "that the environment changes the process it runs in", free=True,
+    )  # fmt: skip
 
 
 class LimitsSection(Section):
@@ -44,6 +49,10 @@ class LimitsSection(Section):
     workers: int = key(
         4, "threads that step environments: how many calls are made at once; more where tools wait rather than compute",
         ge=1, le=4096, free=True,
+    )  # fmt: skip
+    processes: int = key(
+        256, "with env.isolate=process: processes that hold states of environments; beyond that, a tree keeps its last",
+        ge=1, le=10**6, free=True,
     )  # fmt: skip
     max_observation_chars: int = key(8000, "longer observations are cut, with a note that says so", ge=100, le=10**8)
 

@@ -65,6 +65,7 @@ class EnvSpec:
         sandboxed: Whether tools marked irreversible may be called.
         max_observation_chars: Longer observations are cut, with a note that says so.
         isolated: Open environments in processes of their own (`envs.isolation`).
+        most_processes: Number of them above which no more are kept than each tree's last.
 
     Attributes:
         path: Name under which another process loads the class.
@@ -86,10 +87,12 @@ class EnvSpec:
         sandboxed: bool = False,
         max_observation_chars: int = 8000,
         isolated: bool = False,
+        most_processes: int = 256,
     ) -> None:
         self.cls = cls
         self.path = f"{cls.__module__}:{cls.__qualname__}" if inspect.isclass(cls) else ""
         self.isolated = isolated
+        self.most_processes = most_processes
         self._server: Server | None = None
         self._starting = threading.Lock()
         self.args = dict(args or {})
@@ -127,7 +130,7 @@ class EnvSpec:
         Args:
             name_or_path: A short name of the catalog, `module:Class`, or `path/to/file.py:Class`.
             args: Keyword arguments of the environment's constructor.
-            options: `sandboxed`, `max_observation_chars`, `isolated`; see the class.
+            options: `sandboxed`, `max_observation_chars`, `isolated`, `most_processes`; see the class.
 
         Raises:
             ConfigError: There is no such environment, or it is not fit.
@@ -198,12 +201,12 @@ class EnvSpec:
             ConfigError: It is to be isolated, and its process cannot load it.
         """
         if self.isolated:
-            from offline_agent.envs.isolation.client import Server, open_isolated
+            from offline_agent.envs.isolation.client import Server
 
             with self._starting:
                 if self._server is None:
                     self._server = Server(self)
-            return open_isolated(self, self._server)
+            return self._server.open(self)
         try:
             environment = self.cls(**self.args)
             if hasattr(self.cls, "__enter__"):
@@ -216,6 +219,11 @@ class EnvSpec:
                 raise
             raise EnvironmentFault(f"{self.name}: opening it raised {in_words(error)}") from error
         return Episode(self, environment)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more processes of environments live than should be kept."""
+        return self._server is not None and self._server.live > self.most_processes
 
     def _listed(self, listing: Callable[..., Any], split: str, args: Mapping[str, Any]) -> Iterator[Any]:
         try:

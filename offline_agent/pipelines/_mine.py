@@ -108,6 +108,9 @@ def _miner(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine) -> 
     """Return what mines: this process, or others."""
     known = parts.policy.identity.get("model_hash")
     model = None if known is None else str(known)
-    setup = Setup(session.config, session.run.path, parts.spec.replay_only, parts.policy.renderer, model)
+    spec = parts.spec
+    setup = Setup(
+        session.config, session.run.path, spec.replay_only, spec.isolated, parts.policy.renderer, model
+    )  # fmt: skip
     count = min(session.config.pairs.miners, len(parts.tasks))
-    return MinerProcesses(setup, count) if count > 1 else TreeMiner(setup, parts.spec, engine)
+    return MinerProcesses(setup, count) if count > 1 else TreeMiner(setup, spec, engine)

@@ -81,6 +81,7 @@ class Setup:
         config: The command's.
         path: The run directory.
         replay_only: Copies of the environment were found to be no snapshots.
+        isolated: Environments run in processes of their own.
         renderer: The policy's.
         model: Hash of the policy's model, where it has one.
     """
@@ -88,6 +89,7 @@ class Setup:
     config: BuildPrefsConfig
     path: Path
     replay_only: bool
+    isolated: bool
     renderer: Renderer | None
     model: str | None
 
@@ -104,7 +106,7 @@ class TreeMiner:
     def __init__(self, setup: Setup, spec: EnvSpec | None = None, engine: Engine | None = None) -> None:
         if spec is None:
             spec = make_environment(setup.config)
-            spec.replay_only = setup.replay_only
+            spec.replay_only, spec.isolated = setup.replay_only, setup.isolated
         self._setup = setup
         self._pool: EnvPool | None = None
         rollout = None
@@ -234,7 +236,7 @@ class MinerProcesses:
         self._ahead = _AHEAD * processes
         self._waiting: deque[Future[Any]] = deque()
         config = type(setup.config), json.dumps(setup.config.model_dump(mode="json"))
-        rest = (str(setup.path), setup.replay_only, setup.renderer, setup.model)
+        rest = (str(setup.path), setup.replay_only, setup.isolated, setup.renderer, setup.model)
         context = multiprocessing.get_context("spawn")  # threads and open files do not survive a fork
         self._pool = ProcessPoolExecutor(processes, context, _begin, (*config, *rest))
 
@@ -268,13 +270,13 @@ _here: TreeMiner | OfflineAgentError | None = None
 
 
 def _begin(
-    kind: type[BuildPrefsConfig], config: str, path: str, replay_only: bool, renderer: Renderer | None,
-    model: str | None,
+    kind: type[BuildPrefsConfig], config: str, path: str, replay_only: bool, isolated: bool,
+    renderer: Renderer | None, model: str | None,
 ) -> None:  # fmt: skip
     global _here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the command ends its processes itself
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    setup = Setup(kind.model_validate(json.loads(config)), Path(path), replay_only, renderer, model)
+    setup = Setup(kind.model_validate(json.loads(config)), Path(path), replay_only, isolated, renderer, model)
     try:
         _here = TreeMiner(setup)
     except OfflineAgentError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from offline_agent import catalog
-from offline_agent.config import BuildPrefsConfig, EvaluateConfig, PolicySection, TasksSection
+from offline_agent.config import BuildPrefsConfig, EvaluateConfig, PolicySection, RefineGrpoConfig, TasksSection
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.judges.rewards import CompositeReward
@@ -62,10 +62,15 @@ def _collect(faults: list[str], make: Callable[[], Any]) -> Any:
     return None
 
 
-def make_environment(config: Config) -> EnvSpec:
+def make_environment(config: Config | RefineGrpoConfig) -> EnvSpec:
     """Return the environment; raises ConfigError."""
-    arguments = dict(config.env.model_extra or {})
-    return EnvSpec.load(config.env.name, arguments, max_observation_chars=config.limits.max_observation_chars)
+    return EnvSpec.load(
+        config.env.name,
+        dict(config.env.model_extra or {}),
+        max_observation_chars=config.limits.max_observation_chars,
+        isolated=config.env.isolate == "process",
+        most_processes=config.limits.processes,
+    )
 
 
 def make_reward(config: Config) -> CompositeReward | None:

@@ -17,7 +17,7 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.pipelines import _processes, _rounds, _training
 from offline_agent.pipelines._command import main
-from offline_agent.pipelines._parts import make_tasks
+from offline_agent.pipelines._parts import make_environment, make_tasks
 from offline_agent.pipelines._pipeline import Command, Facts, Session
 from offline_agent.pipelines._refined import crowded, ends, export, show
 from offline_agent.pipelines._sampler import Sampler, absent, make_sampler
@@ -75,7 +75,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
             found.append(str(error))
         return None
 
-    spec = collect(lambda: _environment(config))
+    spec = collect(lambda: make_environment(config))
     if spec is not None and config.rollouts.credit == "turn_reward" and not spec.turn_rewards:
         found.append(
             f"rollouts.credit: turn_reward needs what single calls earn, and environment {spec.name} does not say it: "
@@ -125,11 +125,6 @@ def faults(config: RefineGrpoConfig) -> list[str]:
         except ConfigError as error:
             found += error.faults
     return found
-
-
-def _environment(config: RefineGrpoConfig) -> EnvSpec:
-    arguments = dict(config.env.model_extra or {})
-    return EnvSpec.load(config.env.name, arguments, max_observation_chars=config.limits.max_observation_chars)
 
 
 def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:

@@ -294,7 +294,7 @@ class Restorer:
             else:
                 state.episode = episode
                 self._live[id(state)] = state
-                if len(self._live) > self._limit:
+                if len(self._live) > self._limit or (len(self._live) > 1 and self._spec.crowded):
                     _, old = self._live.popitem(last=False)
                     evicted, old.episode = old.episode, None
         if evicted is not None:

@@ -34,13 +34,22 @@ class Server:
     Args:
         spec: The environment.
 
+    Attributes:
+        live: Number of processes that episodes hold.
+        template: A process that has reset the environment once: it has loaded what a reset loads, so what is forked
+            from it starts fast. None before the first reset, and where that process cannot be forked.
+
     Raises:
-        ConfigError: Its process cannot load the environment, or the system has no fork.
+        ConfigError: Its process cannot load the environment, or the system is not Linux.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
         if not sys.platform.startswith("linux"):
             raise ConfigError("env.isolate: got process, which needs Linux; allowed here: none")
+        self.live = 0
+        self.template: IsolatedEpisode | None = None
+        self._templated = False
+        self._counting, self._opening = threading.Lock(), threading.Lock()
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
@@ -51,17 +60,43 @@ class Server:
                 env={**os.environ, "PYTHONPATH": paths},
             )  # fmt: skip
         self._finalizer = weakref.finalize(self, _end, self._socket, self._process)
-        options = {
-            "sandboxed": spec.sandboxed, "max_observation_chars": spec.max_observation_chars,
-            "replay_only": spec.replay_only,
-        }  # fmt: skip
+        options = {"sandboxed": spec.sandboxed, "max_observation_chars": spec.max_observation_chars}
         answer = self._ask((spec.path, spec.args, options, list(sys.path), os.getpid()))
         if answer.get("faults"):
             raise ConfigError([f"env.isolate=process, {spec.name}: {fault}" for fault in answer["faults"]])
 
     def fork(self, theirs: socket.socket) -> int:
-        """Return the process id of a new episode that has this end of a socket pair."""
-        return int(self._ask(("open",), theirs)["pid"])
+        """Return the process id of a new episode that has this end of a socket pair; raises EnvironmentFault."""
+        answer = self._ask(("open",), theirs)
+        if "fault" in answer:
+            raise EnvironmentFault(f"no process can be forked for an environment: {answer['fault']}")
+        return int(answer["pid"])
+
+    def count(self, more: int) -> None:
+        """Note that so many more processes are held."""
+        with self._counting:
+            self.live += more
+
+    def keep_template(self, episode: IsolatedEpisode) -> None:
+        """Keep a fork of the first episode that was reset."""
+        with self._counting:
+            first, self._templated = not self._templated, True
+        if first:
+            with contextlib.suppress(EnvironmentFault):
+                self.template = episode.fork("copy")
+
+    def open(self, spec: EnvSpec) -> IsolatedEpisode:
+        """Return a fresh environment in a process of its own; raises EnvironmentFault as `EnvSpec.open`."""
+        if self.template is not None:
+            try:
+                with self._opening:
+                    return self.template.fork("open")
+            except EnvironmentFault:
+                self.template = None  # it cannot be forked any more; or the next line tells what is wrong
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pid = self.fork(theirs)
+        return IsolatedEpisode(spec, self, ours, pid)
 
     def kill(self, pid: int) -> None:
         """Kill an episode's process."""
@@ -94,17 +129,23 @@ class IsolatedEpisode(Episode):
         server: Where its process comes from.
         ours: The socket to its process.
         pid: Its process id; None = its first answer names it.
+        opens: It opens the environment now, and says when it has.
     """
 
-    def __init__(self, spec: EnvSpec, server: Server, ours: socket.socket, pid: int | None = None) -> None:
+    def __init__(
+        self, spec: EnvSpec, server: Server, ours: socket.socket, pid: int | None = None, opens: bool = True
+    ) -> None:
         super().__init__(spec, None)
         self._server = server
         self._socket = ours
         self._pid = pid
         self._terminated: Any = False
-        self._greeted = self._receive("opening it", None if pid is None else lambda: server.kill(pid))
+        self._held = True
+        server.count(1)
         if pid is None:
-            self._pid = int(self._greeted["value"])
+            self._pid = int(self._receive("being forked")["value"])
+        if opens:
+            self._receive("opening it")
 
     @property
     def terminated(self) -> bool:
@@ -124,6 +165,7 @@ class IsolatedEpisode(Episode):
         value = self._ask("reset", task)
         own = value["tools"]
         self.tools = self.spec.tools if own is None else ToolSet.from_json(own)
+        self._server.keep_template(self)
         return str(value["observation"])
 
     def step(self, action: Action) -> StepResult:
@@ -142,12 +184,20 @@ class IsolatedEpisode(Episode):
         """See `Episode.copy`: a fork of its process."""
         if self.spec.replay_only:
             raise EnvironmentFault(f"{self.spec.name}: replay_only environments are restored by replay, not copied")
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._send("copy", theirs)
-        twin = IsolatedEpisode(self.spec, self._server, ours)
+        twin = self.fork("copy")
         twin.tools, twin._terminated, twin._task = self.tools, self._terminated, self._task
         return twin
+
+    def fork(self, what: str) -> IsolatedEpisode:
+        """Return an episode in a fork of its process: a `copy` of this one, or a fresh one that it is to `open`.
+
+        Raises:
+            EnvironmentFault: It cannot be forked, or does not open.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._send(what, theirs)
+        return IsolatedEpisode(self.spec, self._server, ours, opens=what == "open")
 
     def fingerprint(self) -> str | None:
         """See `Episode.fingerprint`."""
@@ -174,13 +224,16 @@ class IsolatedEpisode(Episode):
             if hasattr(self.spec.cls, "__exit__"):
                 self._ask("close")
         finally:
-            self._socket.close()
+            self._drop()
+
+    def __del__(self) -> None:
+        self._drop()
 
     # -- talking to the process --------------------------------------------------------------------------------------
 
     def _ask(self, what: str, *arguments: Any) -> Any:
         self._send(what, *arguments)
-        answer = self._receive(what, lambda: self._server.kill(self._pid or 0))
+        answer = self._receive(what)
         if "misuse" in answer:
             raise RuntimeError(answer["misuse"])
         try:
@@ -196,22 +249,32 @@ class IsolatedEpisode(Episode):
         except OSError:
             return  # its process is gone, which receiving finds out as well
 
-    def _receive(self, what: str, kill: Any) -> dict[str, Any]:
+    def _drop(self) -> None:
+        """Let its process end."""
+        if self._held:
+            self._held = False
+            self._server.count(-1)
+            self._socket.close()
+
+    def _kill(self) -> None:
+        if self._pid is not None:
+            self._server.kill(self._pid)
+
+    def _receive(self, what: str) -> dict[str, Any]:
         """Return the answer to the last request; a call that ran out of time has its process killed meanwhile."""
-        call = waiting.present() if kill is not None else None
-        if call is not None and not call.begin(kill):
-            kill()
+        call = waiting.present()
+        if call is not None and not call.begin(self._kill):
+            self._kill()
         try:
             answer = receive_answer(self._socket)
         except (OSError, EOFError) as error:
             how = "ended" if self._pid is None else self._server.end_of(self._pid)
             task = self._task.task_id if self._task else "-"
-            self._socket.close()
+            self._drop()
             raise EnvironmentFault(f"{self.spec.name}: its process {how} in {what} (task {task})") from error
         except Garbage as error:
-            if kill is not None:
-                kill()
-            self._socket.close()
+            self._kill()
+            self._drop()
             raise EnvironmentFault(f"{self.spec.name}: its process was interfered with: {error}") from error
         finally:
             if call is not None:
@@ -220,14 +283,6 @@ class IsolatedEpisode(Episode):
         if "fault" in answer:
             raise EnvironmentFault(str(answer["fault"]))
         return answer
-
-
-def open_isolated(spec: EnvSpec, server: Server) -> Episode:
-    """Return a fresh environment in a process of its own; raises EnvironmentFault as `EnvSpec.open`."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        pid = server.fork(theirs)
-    return IsolatedEpisode(spec, server, ours, pid)
 
 
 def _end(own: socket.socket, process: subprocess.Popen[bytes]) -> None:

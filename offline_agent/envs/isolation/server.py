@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 from collections import OrderedDict
-from typing import Any
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.isolation.protocol import receive_request, send_answer
@@ -55,7 +54,12 @@ class Server:
             except (EOFError, OSError):
                 return None
             if what == "open":
-                pid = os.fork()
+                try:
+                    pid = os.fork()
+                except OSError as error:
+                    send_answer(self._run, {"fault": str(error)})
+                    handed[0].close()
+                    continue
                 if pid == 0:
                     self._run.close()
                     return handed[0]
@@ -117,7 +121,7 @@ def main() -> None:
     (path, args, options, paths, parent), _ = receive_request(run)
     sys.path[:] = paths
     try:
-        spec = _load(path, args, options)
+        spec = EnvSpec.load(path, args, **options)
     except ConfigError as error:
         send_answer(run, {"faults": list(error.faults)})
         return
@@ -134,13 +138,6 @@ def main() -> None:
         serve(spec, mine)
         sys.stdout.flush()
         os._exit(0)
-
-
-def _load(path: str, args: dict[str, Any], options: dict[str, Any]) -> EnvSpec:
-    replay_only = options.pop("replay_only")
-    spec = EnvSpec.load(path, args, **options)
-    spec.replay_only = replay_only
-    return spec
 
 
 if __name__ == "__main__":

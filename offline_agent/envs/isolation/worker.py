@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,31 +19,38 @@ _UNREAPED = 16  # copies left to the server, which tells from a zombie how it en
 
 
 def serve(spec: EnvSpec, run: socket.socket) -> None:
-    """Open the environment and answer requests until the run closes the socket; returns in copies too.
+    """Open the environment and answer requests until the run closes the socket; returns in forks too.
 
     Args:
         spec: The environment.
         run: The socket to the run.
     """
-    try:
-        episode = spec.open()
-    except (EnvironmentFault, ConfigError) as error:
-        send_answer(run, {"fault": str(error)})
+    episodes: list[Episode] = []  # earlier ones are kept: what destroying them would free is their own process's
+    if not _open(spec, run, episodes):
         return
-    send_answer(run, {"value": os.getpid()})
     copies: list[int] = []
     while True:
         try:
             (what, *arguments), handed = receive_request(run)
         except (EOFError, OSError):
             return  # the run does not need it any more, or is gone
-        if what == "copy":
-            copy = _fork(spec, handed[0], run, copies)
-            if copy is not None:
-                run = copy
-                continue
-        else:
-            _answer(run, episode, what, arguments)
+        if what not in ("copy", "open"):
+            _answer(run, episodes[-1], what, arguments)
+        elif (fork := _fork(spec, handed[0], run, copies)) is not None:
+            run = fork
+            if what == "open" and not _open(spec, run, episodes):
+                return
+
+
+def _open(spec: EnvSpec, run: socket.socket, episodes: list[Episode]) -> bool:
+    """Add a fresh environment to the episodes and say so; return whether it opened."""
+    try:
+        episodes.append(spec.open())
+    except (EnvironmentFault, ConfigError) as error:
+        send_answer(run, {"fault": str(error)})
+        return False
+    send_answer(run, {"value": None})
+    return True
 
 
 def _answer(run: socket.socket, episode: Episode, what: str, arguments: list[Any]) -> None:
@@ -100,8 +108,7 @@ def _fork(spec: EnvSpec, copy: socket.socket, run: socket.socket, copies: list[i
     Returns:
         In the copy its socket; None in this process.
     """
-    others = _threads() - 1
-    if others:
+    if others := _other_threads():
         fault = f"{spec.name}: its process cannot be forked: it runs {others} more threads, which a fork does not copy"
         send_answer(copy, {"fault": fault})
         copy.close()
@@ -109,7 +116,12 @@ def _fork(spec: EnvSpec, copy: socket.socket, run: socket.socket, copies: list[i
     while len(copies) > _UNREAPED and os.waitpid(copies[0], os.WNOHANG)[0]:
         del copies[0]
     chance = random.getstate()  # Python seeds the shared generator anew in a child
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        send_answer(copy, {"fault": f"{spec.name}: its process cannot be forked: {error}"})
+        copy.close()
+        return None
     if pid:
         copies.append(pid)
         copy.close()
@@ -121,6 +133,13 @@ def _fork(spec: EnvSpec, copy: socket.socket, run: socket.socket, copies: list[i
     return copy
 
 
-def _threads() -> int:
-    """Return how many threads this process has, those of C libraries included."""
-    return len(os.listdir("/proc/self/task"))
+def _other_threads() -> int:
+    """Return how many threads this process has beside this one, those of C libraries included.
+
+    That of tqdm, which watches progress bars and is begun by the first of them, is ended: it begins again by itself.
+    """
+    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if bars is not None and bars.monitor is not None:
+        bars.monitor.exit()
+        bars.monitor = None
+    return len(os.listdir("/proc/self/task")) - 1

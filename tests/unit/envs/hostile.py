@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 import itertools
+import json
 import os
 import random
 import signal
@@ -142,6 +143,61 @@ class Dies(Honest):
                 ctypes.string_at(0)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().pick(n)
+
+
+class Meddles(Honest):
+    """Changes the process that it runs in."""
+
+    def pick(self, n: int) -> str:
+        """Pick a number.
+
+        Args:
+            n: The number.
+        """
+        os.umask(0)
+        os.chdir("/")
+        json.dumps = lambda *_, **__: "{}"
+        return super().pick(n)
+
+
+class Spins(Honest):
+    """Computes for ever in its tool when it is given `bad`."""
+
+    def __init__(self, bad: int = 5) -> None:
+        self.bad = bad
+
+    def pick(self, n: int) -> str:
+        """Pick a number.
+
+        Args:
+            n: The number.
+        """
+        while n == self.bad:
+            pass
+        return super().pick(n)
+
+
+class Generates(Honest):
+    """Keeps its state in a generator, which `copy.deepcopy` cannot copy; a new one takes long to begin."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def reset(self, goal: int) -> str:
+        time.sleep(self.seconds)
+        said = super().reset(goal)
+        self.sums = itertools.accumulate(iter(lambda: self.last, None))
+        self.beginning = (number for number in itertools.count(1))
+        return said
+
+    def pick(self, n: int) -> str:
+        """Pick a number.
+
+        Args:
+            n: The number.
+        """
+        self.last = n
+        return f"{super().pick(n)} {next(self.sums)} in {next(self.beginning)}."
 
 
 class Hangs(Honest):
