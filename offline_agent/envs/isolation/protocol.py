@@ -15,7 +15,6 @@ from typing import Any
 
 _HEADER = struct.Struct("!Q")
 _MOST = 1 << 28  # bytes of a message; a longer one is garbage
-_FIRST = 65536
 _MOST_FDS = 4
 
 
@@ -68,23 +67,18 @@ def _send(to: socket.socket, body: bytes, *handed: socket.socket) -> None:
 
 
 def _receive(source: socket.socket) -> tuple[bytes, list[socket.socket]]:
-    data, fds, _, _ = socket.recv_fds(source, _FIRST, _MOST_FDS)
+    data, fds, _, _ = socket.recv_fds(source, _HEADER.size, _MOST_FDS)
     handed = [socket.socket(fileno=fd) for fd in fds]
-    buffer = bytearray(data)
-    while len(buffer) < _HEADER.size:
-        _more(source, buffer)
-    (length,) = _HEADER.unpack_from(buffer)
+    (length,) = _HEADER.unpack(_filled(source, bytearray(data), _HEADER.size))
     if length > _MOST:
         raise Garbage(f"it announced a message of {length} bytes")
-    while len(buffer) < _HEADER.size + length:
-        _more(source, buffer)
-    if len(buffer) > _HEADER.size + length:
-        raise Garbage("it sent more than was asked for")
-    return bytes(buffer[_HEADER.size :]), handed
+    return bytes(_filled(source, bytearray(), length)), handed
 
 
-def _more(source: socket.socket, buffer: bytearray) -> None:
-    data = source.recv(1 << 20)
-    if not data:
-        raise EOFError
-    buffer += data
+def _filled(source: socket.socket, buffer: bytearray, size: int) -> bytearray:
+    while len(buffer) < size:
+        data = source.recv(min(size - len(buffer), 1 << 20))
+        if not data:
+            raise EOFError
+        buffer += data
+    return buffer

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 import socket
-import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from offline_agent.envs.isolation.protocol import receive_request, send_answer
 from offline_agent.errors import ConfigError, EnvironmentFault, in_words
 from offline_agent.records import Verdict
 
+_ENDING = 0.1  # seconds
 _UNREAPED = 16  # copies left to the server, which tells from a zombie how it ended
 
 
@@ -138,8 +140,14 @@ def _other_threads() -> int:
 
     That of tqdm, which watches progress bars and is begun by the first of them, is ended: it begins again by itself.
     """
-    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    if bars is not None and bars.monitor is not None:
-        bars.monitor.exit()
-        bars.monitor = None
-    return len(os.listdir("/proc/self/task")) - 1
+    for thread in threading.enumerate():
+        if type(thread).__module__ == "tqdm._monitor":
+            watch: Any = thread
+            watch.exit()
+            watch.tqdm_cls.monitor = None
+    until = time.monotonic() + _ENDING
+    while (others := len(os.listdir("/proc/self/task")) - 1) and threading.active_count() == 1:
+        if time.monotonic() > until:
+            break  # a library's own
+        time.sleep(0.001)  # one that was joined is listed a little longer
+    return others

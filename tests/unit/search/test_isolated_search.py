@@ -31,6 +31,7 @@ class Sleeps(Paths):
 
 def trees(cls: type, isolated: bool, **options: Any) -> dict[str, str]:
     spec = EnvSpec(cls, isolated=isolated, most_processes=options.pop("most_processes", 256))
+    spec.open().close()  # starting the process that all are forked from is under no limit
     return search(spec, Guess(), SETTINGS, tasks(spec, 2), **options).trees
 
 
