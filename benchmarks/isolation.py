@@ -112,7 +112,8 @@ def row(name: str, cls: Any, isolated: bool) -> dict[str, Any]:
     try:
         copy: float | None = median_us(lambda: episode.copy().close())
         spare = [episode.copy() for _ in range(20)]
-        restored: float | None = statistics.median(median_us(lambda one=one: one.copy().step(actions[0]), 1) for one in spare)
+        restoring = [median_us(lambda one=one: one.copy().step(actions[0]), 1) for one in spare]
+        restored: float | None = statistics.median(restoring)
     except EnvironmentFault:
         copy = restored = None
     return {

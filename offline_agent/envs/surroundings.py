@@ -20,7 +20,7 @@ from typing import Any
 
 _MODULES = (builtins, copy, json, json.decoder, json.encoder, os, os.path, random, time)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_STREAMS = ("stdout", "stderr", "excepthook")
+_STREAMS = ("stdout", "stderr")
 
 
 class Surroundings:

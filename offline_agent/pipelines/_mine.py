@@ -16,7 +16,7 @@ from offline_agent.pipelines._figures import Figures, Row
 from offline_agent.pipelines._miners import MinerProcesses, Setup, TreeMiner, rules_of
 from offline_agent.pipelines._parts import Parts
 from offline_agent.pipelines._pipeline import Session
-from offline_agent.pipelines._probe import trust_copies
+from offline_agent.pipelines._probe import trust_copies, undoing_changes
 from offline_agent.policies.base import Engine
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.shelf import PairShelf
@@ -53,7 +53,8 @@ def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figur
     started = time.perf_counter()
     kept = _mined.known(session.run)
     if kept is None or not figures.take_over(kept):
-        _mine(parts, session, engine, figures)
+        with undoing_changes(session, parts.spec):
+            _mine(parts, session, engine, figures)
         _mined.keep(session.run, figures.of_trees())
     figures.seconds["judging"] = time.perf_counter() - started
 

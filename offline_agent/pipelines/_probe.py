@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -18,7 +19,7 @@ from offline_agent.records import Action, Context, Task
 from offline_agent.search.pool import EnvPool
 from offline_agent.search.probe import copying_fault, costs
 
-_WHY_ISOLATED = "environments run in processes of their own, and snapshots are forks of them"
+_WHY_ISOLATED = "environments run in processes of their own, which are forked for snapshots where they can be"
 _WHY_REPLAYED = "states are restored by replay"
 
 
@@ -46,17 +47,32 @@ def trust_copies(session: Session[Any], spec: EnvSpec, tasks: Sequence[Task]) ->
         surroundings.put_back()
         return
     changed = surroundings.put_back()
+    isolated = choosing and (reason is not None or bool(changed)) and _isolate(session, spec, task, bool(changed))
+    surroundings.put_back()  # trying what replays cost steps it in this process again
     if changed:
-        note_changes(session, spec, changed, _WHY_ISOLATED if choosing else "they were undone")
-    if choosing and (reason is not None or changed) and _isolate(session, spec, task, bool(changed)):
-        if reason is not None:
-            _note(session, spec, reason, _WHY_ISOLATED)
-    elif reason is not None:
+        _note_changes(session, spec, changed, _WHY_ISOLATED if isolated else "that was undone")
+    if reason is not None and not isolated:
         spec.replay_only = True
-        _note(session, spec, reason, _WHY_REPLAYED)
+    if reason is not None:
+        _note(session, spec, reason, _WHY_ISOLATED if isolated else _WHY_REPLAYED)
 
 
-def note_changes(session: Session[Any], spec: EnvSpec, changed: Sequence[str], consequence: str) -> None:
+@contextlib.contextmanager
+def undoing_changes(session: Session[Any], spec: EnvSpec) -> Iterator[Callable[[], None]]:
+    """Undo, and say, what an environment changes in this process: when the function is called, and at the end."""
+    surroundings = Surroundings()
+
+    def look() -> None:
+        if changed := surroundings.put_back():
+            _note_changes(session, spec, changed, "that was undone")
+
+    try:
+        yield look
+    finally:
+        look()
+
+
+def _note_changes(session: Session[Any], spec: EnvSpec, changed: Sequence[str], consequence: str) -> None:
     """Say that an environment changed the process it runs in, and what came of it."""
     reason = f"{spec.name} changes the process that it runs in: {', '.join(changed)}"
     _note(session, spec, reason, consequence, "" if spec.isolated else " (env.isolate=process keeps it out)")

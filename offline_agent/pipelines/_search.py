@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offline_agent.config import BuildPrefsConfig
-from offline_agent.envs.surroundings import Surroundings
 from offline_agent.pipelines._figures import Figures
 from offline_agent.pipelines._parts import Parts
 from offline_agent.pipelines._pipeline import Session
-from offline_agent.pipelines._probe import note_changes, trust_copies
+from offline_agent.pipelines._probe import trust_copies, undoing_changes
 from offline_agent.pipelines._searches import Searches, settings_of
 from offline_agent.policies.base import Engine
 from offline_agent.search.codec import tree_to_json
@@ -70,20 +69,18 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
         for task in left:
             yield made.new(task, log.append), logs.records.pop(task.task_id, ())
 
-    surroundings = Surroundings()
-
     def tick(now: RunCounts) -> None:
-        if changed := surroundings.put_back():
-            note_changes(session, parts.spec, changed, "they were undone, half a second later or less")
+        look()
         rate = now.generated / now.seconds if now.seconds else 0
         session.progress.update(done, simulations=now.simulations, tokens=now.generated, per_second=f"{rate:.0f}")
 
     scheduler = made.scheduler(pool, config.search.budget.seconds, tick)
     try:
-        for one in scheduler.run(searches()):
-            assert one.tree is not None  # finished
-            run_dir.write_tree(one.tree_id, tree_to_json(one.tree))
-            done += 1
+        with undoing_changes(session, parts.spec) as look:
+            for one in scheduler.run(searches()):
+                assert one.tree is not None  # finished
+                run_dir.write_tree(one.tree_id, tree_to_json(one.tree))
+                done += 1
     finally:
         pool.close()
         figures.searched(scheduler.counts, made.counts, made.critic)

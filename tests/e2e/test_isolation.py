@@ -46,7 +46,6 @@ def test_a_tool_that_ends_the_process_ends_the_run_and_says_so_and_isolated_it_c
     assert done.returncode == 0, done.stderr
     lost = [entry for entry in entries(tmp_path / "run") if "its process exited with status 0" in entry["reason"]]
     assert lost and len(trees(tmp_path / "run")) == 3
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["trees"]
 
 
 @pytest.mark.parametrize("how", ["segfault", "kill"])
@@ -62,7 +61,7 @@ def test_where_copies_fail_and_replays_are_dear_forks_are_chosen_and_the_trees_a
 ) -> None:
     keys = hostile("Generates", "env.seconds=0.2")
     assert main(build_prefs.COMMAND, [*keys, f"run_dir={tmp_path / 'forked'}"]) == 0
-    assert "copy.deepcopy failed" in (said := capfd.readouterr().err) and "snapshots are forks of them" in said
+    assert "copy.deepcopy failed" in (said := capfd.readouterr().err) and "which are forked for snapshots" in said
     assert main(build_prefs.COMMAND, [*keys, "env.isolate=none", f"run_dir={tmp_path / 'replayed'}"]) == 0
     assert "restored by replay" in capfd.readouterr().err
     assert trees(tmp_path / "forked") == trees(tmp_path / "replayed")
@@ -73,7 +72,7 @@ def test_what_an_environment_changes_in_the_process_is_undone_and_told(
 ) -> None:
     before, here, mask = json.dumps, os.getcwd(), os.umask(0o027)
     try:
-        keys = hostile("Meddles", "env.isolate=none", f"run_dir={tmp_path / 'run'}")
+        keys = hostile("Meddles", "env.harmless=true", "env.isolate=none", f"run_dir={tmp_path / 'run'}")
         assert main(build_prefs.COMMAND, keys) == 0
         said = capfd.readouterr().err
         for told in ("umask 000 instead of 027", "the current directory / instead of", "another json.dumps"):

@@ -20,6 +20,8 @@ from typing import Any
 
 from offline_agent.records import Verdict
 
+_dumps = json.dumps
+
 
 class Honest:
     """Pick three numbers that add up to the goal."""
@@ -146,7 +148,10 @@ class Dies(Honest):
 
 
 class Meddles(Honest):
-    """Changes the process that it runs in."""
+    """Changes the process that it runs in; what it puts in the place of `json.dumps` works where it is `harmless`."""
+
+    def __init__(self, harmless: bool = False) -> None:
+        self.harmless = harmless
 
     def pick(self, n: int) -> str:
         """Pick a number.
@@ -156,7 +161,7 @@ class Meddles(Honest):
         """
         os.umask(0)
         os.chdir("/")
-        json.dumps = lambda *_, **__: "{}"
+        json.dumps = (lambda *given, **named: _dumps(*given, **named)) if self.harmless else lambda *_, **__: "{}"
         return super().pick(n)
 
 
