@@ -32,6 +32,10 @@ class PolicyError(OfflineAgentError):
     """The policy's back end broke; a badly formed action is not an error but an `Action` with a fault."""
 
 
+class ContextFull(PolicyError):
+    """A history leaves no room for another action in the model's context: a limit of the policy, and no outage."""
+
+
 class JudgeError(OfflineAgentError):
     """A scorer could not score. The score is None, never 0."""
 

@@ -13,6 +13,7 @@ from offline_agent.pipelines._parts import Parts
 from offline_agent.pipelines._servers import Elsewhere, of_servers, tables
 from offline_agent.pipelines._terminal import copyable
 from offline_agent.preferences.refusals import Refusal
+from offline_agent.records import POLICY_CUTS
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.restore import RestoreCounts
 from offline_agent.search.scheduler import RunCounts
@@ -79,7 +80,7 @@ def figures_of(tree: SearchTree) -> TreeFigures:
     rollouts = [
         (bool(rollout["greedy"]), float(bool(rollout["success"])))
         for rollout in tree.first_rollouts
-        if rollout["success"] is not None or rollout["cut"] == "max_steps"
+        if rollout["success"] is not None or rollout["cut"] in POLICY_CUTS
     ]
     best = None
     if tree.quarantined is None:
@@ -124,6 +125,7 @@ class Figures:
             "prefilled_tokens": run.prefilled,
             "reused_tokens": run.cached,
             "policy_errors": run.policy_errors,
+            "full_contexts": run.full_contexts,
             "environment_faults": run.faults,
             "hung_calls": run.hung,
             "calls_executed": restored.executed,

@@ -203,7 +203,9 @@ def miner_of(config: BuildPrefsConfig, spec: EnvSpec, rollout: Rollout | None) -
             pairs.min_visits, pairs.min_gap, pairs.confidence, pairs.per_node, value=config.search.value,
             exact_terminals=spec.deterministic_verifier,
         ),
-        trajectory_pairs=TrajectoryPairs(pairs.max_extra_steps, certain=spec.deterministic_verifier),
+        trajectory_pairs=TrajectoryPairs(
+            pairs.max_extra_steps, certain=spec.deterministic_verifier, cut_failures=pairs.cut_failures
+        ),
         hindsight=Hindsight(spec, evaluation_tasks(spec), strategy) if relabel else None,
         minimal=MinimalPairs() if shorten else MinimalPairs(per_tree=0),
         filtered=RejectionFilter(

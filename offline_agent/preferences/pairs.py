@@ -153,8 +153,8 @@ class StepPairs:
             return "never executed"
         if edge.quarantined is not None:
             return "quarantined"
-        if edge.child.truncated:
-            return "cut by max_steps"
+        if edge.child.cut is not None:
+            return f"cut by {edge.child.cut}"
         if self._exact(edge) or _rollouts(edge) >= self.min_visits:
             return None
         if edge.closed and estimated and _rollouts(edge):
@@ -222,7 +222,7 @@ def _count(side: _Side) -> int:
 
 
 def _rollouts(edge: Edge) -> int:
-    """Rollouts that say something of an edge: judged ones, and those that used up their steps."""
+    """Rollouts that say something of an edge: judged ones, and those that a limit of the policy's own cut."""
     return edge.verified + edge.truncated
 
 

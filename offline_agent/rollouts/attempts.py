@@ -34,9 +34,10 @@ class Attempt:
         steps: One per action, first to last.
         verdict: The outcome; its score is None where the attempt is unscored, and its error says why.
         terminated: The task ended by itself.
-        truncated: It was cut, and `cut_by` says by what: `max_steps`, `tokens`, `time`, `fault`.
+        truncated: It was cut, and `cut_by` says by what: one of `records.POLICY_CUTS`, which is a failure worth 0; or
+            `time` or `fault`, which is no score.
         end_score: The environment's own score of the last state, however it was reached; None where nobody could say.
-            Differs from the verdict's only where `max_steps` cut the attempt, which then is a failure worth 0.
+            Differs from the verdict's only where a limit of the policy's own cut the attempt.
         fingerprint: The environment's hash of the last state; None where it offers none.
         generated: Tokens sampled; those of samples and simulations that were not chosen included.
         prefilled: Prompt tokens, those shared by the turns of one episode (or of one search tree) counted once; not

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from offline_agent.envs.base import EnvSpec, Episode, StepResult
 from offline_agent.errors import EnvironmentFault
-from offline_agent.records import Action, Context, Step, Task, Verdict
+from offline_agent.records import Action, Context, Step, Task, Verdict, cut_verdict
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.search.pool import as_fault
 
@@ -112,6 +112,18 @@ class Game:
             self.tool_calls, explored=tuple(self.explored),
         )  # fmt: skip
 
+    def cut(self, by: str, evidence: Mapping[str, Any], end: Verdict | None, fingerprint: str | None) -> Attempt:
+        """Return the attempt, which a limit of the policy's own cut: a failure worth 0.
+
+        Args:
+            by: One of `records.POLICY_CUTS`.
+            evidence: What the limit was.
+            end: The environment's verdict on the state at the cut; None where it gave none.
+            fingerprint: Of that state.
+        """
+        evidence = {**evidence, **({} if end is None else {"state_at_the_cut": end.to_json()})}
+        return self.over(cut_verdict(by, **evidence), False, by, None if end is None else end.score, fingerprint)
+
     def unscored(self, cut_by: str, reason: str) -> Attempt:
         """Return the attempt, which something cut that says nothing of success or failure."""
         return self.over(Verdict(None, None, "evaluation", error=reason), False, cut_by)
@@ -150,6 +162,11 @@ def advance(episode: Episode, action: Action, last: bool) -> Stepped:
     if not result.terminated and not last:
         return Stepped(result, key, None, None)
     return Stepped(result, key, episode.verdict(), episode.fingerprint())
+
+
+def judged(episode: Episode) -> tuple[Verdict, str | None]:
+    """Return the verdict on an episode's state, and the state's fingerprint."""
+    return episode.verdict(), episode.fingerprint()
 
 
 def guarded(job: Callable[[], Any]) -> Any:

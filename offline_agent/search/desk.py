@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from offline_agent.errors import JudgeError, PolicyError
+from offline_agent.errors import ContextFull, JudgeError, PolicyError
 from offline_agent.policies.base import Engine, Proposals, ProposeRequest, Usage
 from offline_agent.policies.outage import Outage
 from offline_agent.records import Action, Context
 from offline_agent.search.pool import EnvPool
-from offline_agent.search.simulation import ASK
+from offline_agent.search.simulation import ASK, FINAL
 from offline_agent.search.ticket import Request, Ticket
 
 MOST_UNHEARD = 16  # failures of a critic that never answered, after which the search ends
@@ -36,6 +36,7 @@ class RunCounts:
     prefilled: int = 0
     cached: int = 0
     policy_errors: int = 0
+    full_contexts: int = 0
     faults: int = 0
     hung: int = 0
     simulations: int = 0
@@ -49,6 +50,10 @@ class RunCounts:
     def fault(self, text: str) -> None:
         """Count a fault; the first twenty texts are kept."""
         self.faults += 1
+        self.example(text)
+
+    def example(self, text: str) -> None:
+        """Keep a text of what went wrong, of the first twenty."""
         if len(self.fault_examples) < 20 and text not in self.fault_examples:
             self.fault_examples.append(text)
 
@@ -130,8 +135,10 @@ class Desk:
         self._under_way -= 1
         free: list[tuple[Ticket, Any]] = []
         if sent.request[0] == ASK:
-            failed = type(value) is not Proposals
-            if failed:
+            failed = not isinstance(value, FINAL)
+            if isinstance(value, ContextFull):  # says something of the history, and nothing of whether it answers
+                self._note_full(value)
+            elif failed:
                 value = self._failed(value)
             else:
                 self._pay(value.usage)
@@ -160,6 +167,9 @@ class Desk:
         def ask(request: ProposeRequest) -> Any:
             counts.requests += 1
             value = answer(request)
+            if isinstance(value, ContextFull):
+                self._note_full(value)
+                return value
             if type(value) is not Proposals:
                 value = self._failed(value)
                 while True:
@@ -190,6 +200,10 @@ class Desk:
             counts.prefilled += usage.prefilled
             counts.cached += usage.cached
 
+    def _note_full(self, answer: ContextFull) -> None:
+        self._counts.full_contexts += 1
+        self._counts.example(f"policy: {answer}")
+
     def _failed(self, answer: Any) -> PolicyError:
         """Count what is no answer; return the failure that it is."""
         if not isinstance(answer, PolicyError):
@@ -206,6 +220,8 @@ class Desk:
         self._counts.fault(f"critic: {wrong}")
         cause: Any = scores
         while isinstance(cause, BaseException):
+            if isinstance(cause, ContextFull):
+                break
             if isinstance(cause, PolicyError):
                 return None
             cause = cause.__cause__
