@@ -140,6 +140,7 @@ class Plan:
             tasks=RefineTasks(n=None, file=str(tasks)),
             rounds=stage.rounds,
             rollouts=stage.rollouts.model_copy(update={"max_steps": self.config.search.max_steps}),
+            reward=self.config.reward,
             objective=stage.objective,
             critic=stage.critic,
             optimizer=stage.optimizer,

@@ -73,8 +73,8 @@ def make_environment(config: Config | RefineGrpoConfig) -> EnvSpec:
     )
 
 
-def make_reward(config: Config) -> CompositeReward | None:
-    """Return the composite reward, or None where no key of it is set: then the verifier's score is backed up."""
+def make_reward(config: Config | RefineGrpoConfig) -> CompositeReward | None:
+    """Return the composite reward, or None where no key of it is set: then the verifier's score is what counts."""
     arguments = dict(config.reward.model_extra or {})
     if not arguments:
         return None

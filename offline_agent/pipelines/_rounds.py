@@ -192,7 +192,7 @@ def figures(made: Round, env_steps: int, seconds: float) -> dict[str, Any]:
         "temperature": made.temperature,
         "env_steps": env_steps,
         "rollout_seconds": seconds,
-        "unscored": sum(attempt.reward is None for attempt in attempts) / len(attempts),
+        "unscored": sum(reward is None for _, reward in made.rewarded) / len(attempts),
     }
     if went:
         out["truncated"] = sum(attempt.truncated for attempt in went) / len(went)

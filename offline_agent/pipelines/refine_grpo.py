@@ -7,28 +7,31 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from offline_agent import catalog
 from offline_agent.config import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.pipelines import _processes, _rounds, _training
 from offline_agent.pipelines._command import main
-from offline_agent.pipelines._parts import make_environment, make_tasks
+from offline_agent.pipelines._parts import make_environment, make_reward, make_tasks
 from offline_agent.pipelines._pipeline import Command, Facts, Session
 from offline_agent.pipelines._refined import crowded, ends, export, show
 from offline_agent.pipelines._sampler import Sampler, absent, make_sampler
 from offline_agent.pipelines._servers import of_servers
-from offline_agent.records import Task
+from offline_agent.records import Task, Trajectory
 from offline_agent.store import hash_json
 from offline_agent.training.collapse import Finding, Watch, WatchSettings, checklist
 from offline_agent.training.groups import Groups, GroupSettings
 from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
+    from offline_agent.judges.rewards import CompositeReward
+    from offline_agent.rollouts.attempts import Attempt
     from offline_agent.rollouts.episodes import Episodes
     from offline_agent.search.pool import EnvPool
     from offline_agent.training.objectives import Objective
@@ -46,6 +49,7 @@ class Parts:
         objective: What is maximised.
         groups, online: How rounds are made, and how they become updates.
         watch: When to warn; None = never.
+        reward: What an episode is worth, shaping included; None = as `groups.reward` says.
         sampler: Plays; None until everything else was found in order.
         anchors, replayed: Trajectories of earlier runs beside the roll-outs, and what was left out of them.
     """
@@ -57,6 +61,7 @@ class Parts:
     groups: GroupSettings
     online: OnlineSettings
     watch: WatchSettings | None
+    reward: CompositeReward | None = None
     sampler: Sampler | None = None
     anchors: list[TrajectoryRow] = field(default_factory=list)
     replayed: LoadReport | None = None
@@ -76,10 +81,12 @@ def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
         return None
 
     spec = collect(lambda: make_environment(config))
-    if spec is not None and config.rollouts.credit == "turn_reward" and not spec.turn_rewards:
+    asks = config.rollouts.credit == "turn_reward" and config.rollouts.turn_judge is None
+    if spec is not None and asks and not spec.turn_rewards:
         found.append(
             f"rollouts.credit: turn_reward needs what single calls earn, and environment {spec.name} does not say it: "
-            "give its class an attribute or property turn_reward (a number in [0, 1] after each call), or set "
+            "give its class an attribute or property turn_reward (a number in [0, 1] after each call), or name "
+            "rollouts.turn_judge, or set "
             "rollouts.credit=trajectory, or rollouts.credit=turn with rollouts.branches=0.5"
         )
     tasks = collect(lambda: make_tasks(spec, config.tasks)) if spec else None
@@ -90,7 +97,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
         raise ConfigError(found)
     parts = Parts(
         spec, tasks, trainable, objective_of(config), group_settings(config), online_settings(config),
-        watch_settings(config),
+        watch_settings(config), make_reward(config),
     )  # fmt: skip
     if config.offline.rows:
         from offline_agent.training.rows import load_trajectories
@@ -119,7 +126,8 @@ def faults(config: RefineGrpoConfig) -> list[str]:
     """Return what is wrong with the keys themselves, before anything is loaded."""
     found = [*_conflicts(config)]
     watch = watch_settings(config)
-    for check in (lambda: objective_of(config), group_settings(config).check, *([watch.check] if watch else [])):
+    checks = lambda: objective_of(config), lambda: make_reward(config), lambda: turn_judge(config)
+    for check in (*checks, group_settings(config).check, *([watch.check] if watch else [])):
         try:
             check()
         except ConfigError as error:
@@ -136,6 +144,7 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
             f"temperature 1, but rollouts.temperature is {', '.join(map(str, hot))}; set it to 1, or "
             "sampler.correction=off"
         )
+    yield from _reward_conflicts(config)
     if rollouts.credit == "turn" and not rollouts.branches:
         yield "rollouts.credit: turn needs branches to compare with; set rollouts.branches=0.5, or credit=trajectory"
     if rollouts.credit == "turn":
@@ -153,6 +162,34 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
                 "rollouts.credit: turn takes its advantages from what the branches came to, which overlong shaping "
                 "does not change; set rollouts.credit=trajectory, or leave out objective.overlong_soft and _hard"
             )
+
+
+def _reward_conflicts(config: RefineGrpoConfig) -> Iterator[str]:
+    rollouts, shaped = config.rollouts, dict(config.reward.model_extra or {})
+    if shaped and rollouts.reward == "success":
+        yield (
+            f"reward: {', '.join(sorted(shaped))} and rollouts.reward=success both say what an episode is worth; leave "
+            "one of them out (reward.failure_ceiling=0 gives no partial credit either)"
+        )
+    if shaped.get("length_rule") == "dapo" and config.objective.overlong_soft is not None:
+        yield (
+            "reward.length_rule: dapo is the punishment that objective.overlong_soft and _hard add; name one of the two"
+        )
+    if rollouts.turn_judge is None:
+        return
+    if rollouts.credit != "turn_reward":
+        yield f"rollouts.turn_judge: credit={rollouts.credit} does not ask it; set rollouts.credit=turn_reward"
+    if rollouts.outcome < 1:
+        yield (
+            f"rollouts.outcome: got {rollouts.outcome:g}, with rollouts.turn_judge at least 1: what a judge says of "
+            "turns adds up to 1 at most, and must not outweigh the outcome"
+        )
+
+
+def turn_judge(config: RefineGrpoConfig) -> Callable[[Trajectory], Sequence[float]] | None:
+    """Return who says what turns earned; None = the environment. Raises ConfigError."""
+    name = config.rollouts.turn_judge
+    return None if name is None else catalog.load("rollouts.turn_judge", name)
 
 
 def _correction(config: RefineGrpoConfig) -> str:
@@ -245,7 +282,7 @@ def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
             reset_seconds=config.limits.reset_seconds,
         )  # fmt: skip
         player = _rounds.Player(episodes, log, parts.groups.size, first)
-        groups = Groups(parts.tasks, parts.groups, parts.objective, player, config.seed)
+        groups = Groups(parts.tasks, parts.groups, parts.objective, player, config.seed, parts.reward)
         steps = _rounds.remember(groups, log, first)
         stage = _Stage(parts, session, tokenizer, groups, episodes, pool, player, log, steps)
         result = train_online(
@@ -331,15 +368,17 @@ class _Stage:
             parts.trainable[2],
             parts.objective,
             max_length=_training.max_length(config, parts.trainable[0]),
-            credit=Credit(config.rollouts.credit, config.rollouts.turn_discount, config.rollouts.outcome),
+            credit=Credit(
+                config.rollouts.credit, config.rollouts.turn_discount, config.rollouts.outcome, turn_judge(config)
+            ),
             refused=refused,
         )
         for name, reason in refused:
             self.session.run.quarantine("row", name, reason)
-        for attempt in made.attempts:
-            if attempt.reward is None:
+        for attempt, reward in made.rewarded:
+            if reward is None:
                 name = f"round {number}, {attempt.task.task_id}/{attempt.number}"
-                self.session.run.quarantine("attempt", name, str(attempt.verdict.error))
+                self.session.run.quarantine("attempt", name, self._why_unscored(attempt))
         self.log.close_round(_rounds.record_of(made, seconds, len(refused)))
         figures = _rounds.figures(made, self.env_steps, seconds)
         figures |= _rounds.figures_of_sampler(
@@ -351,6 +390,12 @@ class _Stage:
             whole = sum(len(s.input_ids) for s in samples)
             figures["trained_share"] = sum(s.tokens for s in samples) / whole
         return Played(samples, made.temperature, figures)
+
+    def _why_unscored(self, attempt: Attempt) -> str:
+        done = attempt.episode()
+        if attempt.reward is None or self.parts.reward is None or done is None:
+            return str(attempt.verdict.error)
+        return str(self.parts.reward.judge(done).error)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Keep an update's record."""

@@ -28,6 +28,8 @@ class Ask(NamedTuple):
         epsilon: Chance of each turn that a tool is drawn instead of an action: of `DRAWN` sampled actions one is taken,
             every tool among them with the same chance.
         explored: Turns of the prefix whose tool was drawn.
+        source: Number of the attempt that the prefix is of, where this one branches from it; None = it begins at the
+            beginning, or with turns that are nobody's.
     """
 
     task: Task
@@ -37,6 +39,7 @@ class Ask(NamedTuple):
     prefix: tuple[Step, ...] = ()
     epsilon: float = 0.0
     explored: tuple[int, ...] = ()
+    source: int | None = None
 
 
 DRAWN = 4
@@ -110,6 +113,7 @@ class Game:
             self.policy, self.ask.mode, self.ask.task, self.ask.number, self.context, tuple(self.steps), verdict,
             terminated, cut_by is not None, cut_by, end_score, fingerprint, self.generated, self.prefilled,
             self.tool_calls, explored=tuple(self.explored),
+            branch=None if self.ask.source is None else (self.ask.source, len(self.ask.prefix)),
         )  # fmt: skip
 
     def cut(self, by: str, evidence: Mapping[str, Any], end: Verdict | None, fingerprint: str | None) -> Attempt:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from offline_agent.errors import ConfigError
-from offline_agent.records import Step, Task
+from offline_agent.records import Task, Trajectory
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.rollouts.game import Ask
 from offline_agent.rollouts.success import Known
@@ -120,6 +120,20 @@ class Group:
         return [attempt.success for attempt in self.attempts if attempt.success is not None]
 
     @property
+    def branching_turns(self) -> int:
+        """Turns from which a member could branch: all those of the judged members that began at the beginning."""
+        return sum(len(one.steps) for one in self._sources)
+
+    @property
+    def mean_turns(self) -> float:
+        """Mean turns of the members that others could branch from; 1 where there was none to branch from."""
+        return self.branching_turns / len(self._sources) if self.branching_turns else 1.0
+
+    @property
+    def _sources(self) -> list[Attempt]:
+        return [one for one in self.attempts if one.branch is None and one.reward is not None]
+
+    @property
     def spread(self) -> float | None:
         """Standard deviation (ddof 1) of the rewards; None where fewer than two are known."""
         return advantages.spread(self.rewards, [0] * len(self.rewards)).get(0)
@@ -150,6 +164,12 @@ class Round:
         return (attempt for group in self.groups for attempt in group.attempts)
 
     @property
+    def rewarded(self) -> Iterator[tuple[Attempt, float | None]]:
+        """Every attempt with its reward."""
+        for group in self.groups:
+            yield from zip(group.attempts, group.rewards, strict=True)
+
+    @property
     def env_steps(self) -> int:
         """Steps of the environment that were executed."""
         return sum(attempt.tool_calls for attempt in self.attempts)
@@ -165,6 +185,7 @@ class Groups:
         objective: Says which groups are trained on.
         play: Plays attempts.
         seed: The run's.
+        composite: What an attempt is worth, shaping included, or None where it cannot say; `settings.reward` without.
     """
 
     tasks: Sequence[Task]
@@ -172,6 +193,7 @@ class Groups:
     objective: Objective
     play: Play
     seed: int = 0
+    composite: Callable[[Trajectory], float | None] | None = None
     # by task: the round of its last group, and what that came to
     _seen: dict[str, tuple[int, Known]] = field(default_factory=dict)
 
@@ -225,7 +247,10 @@ class Groups:
             done[attempt.task.task_id][attempt.number] = attempt
         if settings.roots < settings.size:
             branches = [
-                ask(task, "sampled", first + place, prefix=root.steps[:length], explored=_before(root, length))
+                ask(
+                    task, "sampled", first + place, prefix=root.steps[:length], explored=_before(root, length),
+                    source=root.number,
+                )
                 for task in drawn
                 for place, root, length in self._branches(list(done[task.task_id].values()), number)
             ]
@@ -245,6 +270,9 @@ class Groups:
         return Group(task, tuple(attempts), tuple(self._reward(attempt) for attempt in attempts))
 
     def _reward(self, attempt: Attempt) -> float | None:
+        if self.composite is not None:
+            done = attempt.episode()
+            return None if done is None or attempt.reward is None else self.composite(done)
         if self.settings.reward == "score" or attempt.success is None:
             return attempt.reward
         return float(attempt.success)
@@ -262,30 +290,51 @@ def _before(root: Attempt, length: int) -> tuple[int, ...]:
 
 
 def branch_advantages(group: Group) -> list[list[float] | None]:
-    """Return A(h, a) of every turn of every member: the mean reward below its action less that below its history.
+    """Return the advantage of every turn of every member: its reward less that of other actions after the same history.
 
-    Histories are those that members share, so a turn after which nobody else went on the same way gets 0, and the sum
-    over an attempt's turns is its reward less the group's mean (where the same turns always come to the same). None for
-    a member that nobody judged.
+    Compared are the turns at which members part: the first of those that began at the beginning with one another, and
+    the first of a branch's own with its source and with the branches that left it there. All other turns get 0.
+    Branches are drawn evenly over the turns of their sources, so a turn is divided by its chance to be compared: of a
+    source of R with T turns in all, 1 - (1 - 1/T)^B that one of B branches left it there; of a branch, R/T. Then the
+    expected gradient, summed over the members, is (R + B) times the policy gradient (checked by enumeration in
+    `tests/unit/training/test_branches.py`). None for a member that nobody judged.
 
     Args:
         group: Its members share histories where one branched from another.
     """
-    below: dict[tuple[object, ...], list[float]] = {}
-    paths = [_path(attempt.steps) for attempt in group.attempts]
-    for path, reward in zip(paths, group.rewards, strict=True):
-        if reward is not None:
-            for length in range(len(path) + 1):
-                below.setdefault(path[:length], []).append(reward)
-    means = {history: sum(rewards) / len(rewards) for history, rewards in below.items()}
-    return [
-        None
-        if reward is None
-        else [means[path[: turn + 1]] - means[path[:turn]] for turn in range(len(path))]
-        for path, reward in zip(paths, group.rewards, strict=True)
-    ]
+    judged = [(one, reward) for one, reward in zip(group.attempts, group.rewards, strict=True) if reward is not None]
+    roots = [(one.number, reward) for one, reward in judged if one.branch is None]
+    left: dict[tuple[int, int], list[tuple[int, float]]] = {}  # members by the history that they branched from
+    for one, reward in judged:
+        if one.branch is not None:
+            left.setdefault(one.branch, []).append((one.number, reward))
+    turns, branches = group.branching_turns, len(judged) - len(roots)
+    chance = 1 - (1 - 1 / turns) ** branches if turns and branches else 1.0
+    mean_turns = group.mean_turns
+    out: list[list[float] | None] = []
+    for one, worth in zip(group.attempts, group.rewards, strict=True):
+        if worth is None:
+            out.append(None)
+            continue
+        found = [0.0] * len(one.steps)
+        if one.branch is None:
+            for turn in range(len(found)):
+                if turn == 0 and len(roots) > 1:
+                    found[turn] = _over(worth, one.number, roots)
+                else:
+                    found[turn] = _over(worth, one.number, left.get((one.number, turn), ())) / chance
+        elif one.branch[1] < len(found):
+            source, turn = one.branch
+            if turn == 0:
+                rivals = roots + [each for (_, at), there in left.items() if at == 0 for each in there]
+            else:
+                rivals = [each for each in roots if each[0] == source] + left[one.branch]
+            found[turn] = mean_turns * _over(worth, one.number, rivals)
+        out.append(found)
+    return out
 
 
-def _path(steps: Sequence[Step]) -> tuple[object, ...]:
-    """Return what makes a history: the sampled ids, or the text where there are none, and what answered them."""
-    return tuple((step.action.token_ids or step.action.text, step.observation) for step in steps)
+def _over(reward: float, number: int, members: Sequence[tuple[int, float]]) -> float:
+    """Return a member's reward less the mean of the others'; 0 without any."""
+    others = [each for other, each in members if other != number]
+    return reward - sum(others) / len(others) if others else 0.0

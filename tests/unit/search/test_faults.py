@@ -235,7 +235,8 @@ def test_what_the_policy_causes_is_worth_0_and_told_by_its_kind(algorithm: Any, 
         for node in tree.nodes:
             if node.cut is not None:
                 cuts.add(node.cut)
-                assert (node.edge is None or node.edge.closed) and node.visits and node.value_sum == 0 and node.verdict is None
+                assert node.edge is None or node.edge.closed
+                assert node.visits and node.value_sum == 0 and node.verdict is None
                 endless = node.edge is not None and node.edge.fault == "no_end"
                 assert node.cut == ("tokens" if endless else "context") and (endless or node.depth == room)
         for edge in tree.edges:
