@@ -13,7 +13,7 @@ Json = dict[str, Any]
 NO_KEY = "none"
 
 TOO_LONG = re.compile(
-    r"maximum context length|context[ _](length|size|window)|longer than the (maximum )?model|max_model_len",
+    r"maximum context length|context[ _](length|size|window)|context is too long|longer than the (maximum )?model",
     re.IGNORECASE,
 )
 """What vLLM, SGLang, llama.cpp and OpenAI say of a prompt that is longer than the model's context."""

@@ -182,7 +182,8 @@ def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
             "dpo.loss.beta=0.3", "dpo.batch.rows=7", "lora.rank=4", "threads=1", "search.max_steps=9",
             "held_out.attempts=3", "limits.step_seconds=5", "tracking.experiment=x",
             "refine.sampler.name=server", "refine.sampler.url=http://gpu:1/v1", "refine.checkpoints.every=2",
-            "refine.filtered.per_task=5", "refine.watch.stop=[kl]", "refine.objective.name=rloo"]  # fmt: skip
+            "refine.filtered.per_task=5", "reward.format=0.1", "refine.watch.stop=[kl]",
+            "refine.objective.name=rloo"]  # fmt: skip
     made = plan(tmp_path, *keys)
     model = Model("iteration-0/train_dpo", str(tmp_path))
     build = made.build_prefs(1, model, tmp_path / "tasks.jsonl").config
@@ -203,6 +204,7 @@ def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
     assert (online.sampler.name, online.sampler.url) == ("server", "http://gpu:1/v1") and online.watch.stop == ("kl",)
     assert (online.checkpoints.every, online.filtered.per_task, online.objective.name) == (2, 5, "rloo")
     assert online.rollouts.max_steps == 9 and online.limits.step_seconds == 5
+    assert online.reward.model_extra == {"format": 0.1} == build.reward.model_extra  # one reward for search and online
     for config in (build, sft, dpo, judged, online):
         assert config.tracking.parent == "parent-id" and config.tracking.experiment == "x"
         assert Path(config.run_dir or "").parent == tmp_path / "iteration-1" and 0 <= config.seed < 2**31

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from offline_agent.errors import ConfigError, PolicyError
+from offline_agent.errors import ConfigError, ContextFull, PolicyError
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.policies.chat import chat_action, chat_messages
 from offline_agent.policies.conformance import check_policy
@@ -166,6 +166,23 @@ def test_bad_answers_are_that_requests_error(fake, status, body, said):
     assert isinstance(answers[0], PolicyError)
     assert re.search(f"(?s){said}", str(answers[0]))
     assert len(answers[1].actions) == 2
+
+
+@pytest.mark.parametrize(
+    "status, said",
+    [
+        (400, "This model's maximum context length is 40 tokens. However, you requested 99 tokens"),  # vLLM, SGLang
+        (400, "The decoder prompt (length 99) is longer than the maximum model length of 40."),  # vLLM
+        (400, "the request exceeds the available context size. try increasing the context size"),  # llama.cpp
+        (400, "Input tokens exceed: context_length_exceeded"),  # OpenAI
+    ],
+)
+def test_a_prompt_that_the_model_cannot_take_is_told_from_a_server_that_fails(fake, status, said):
+    served = policy(fake)
+    fake.misbehave = lambda path, sent, count: (status, {"error": {"message": said}}) if count == 0 else (503, {})
+    assert isinstance(served.propose([ProposeRequest(kit.root(), (1,))])[0], ContextFull)
+    (dead,) = served.propose([ProposeRequest(kit.root(), (1,))])
+    assert isinstance(dead, PolicyError) and not isinstance(dead, ContextFull)
 
 
 def test_it_tries_again(fake):

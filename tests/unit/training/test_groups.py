@@ -25,7 +25,8 @@ def attempt(ask: Ask, reward: float | None, texts: Sequence[str] = ("a",)) -> At
         context = context.child(step.action, step.observation)
     verdict = Verdict(reward, None if reward is None else reward == 1.0, "test", error="no" if reward is None else None)
     return Attempt("candidate", ask.mode, ask.task, ask.number, context, tuple(steps), verdict, True, False, None,
-                   tool_calls=len(steps), branch=None if ask.source is None else (ask.source, len(ask.prefix)))  # fmt: skip
+                   tool_calls=len(steps),
+                   branch=None if ask.source is None else (ask.source, len(ask.prefix)))  # fmt: skip
 
 
 class Table:

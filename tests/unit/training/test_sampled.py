@@ -100,8 +100,8 @@ def test_rows_that_cannot_be_trained_on_are_listed() -> None:
 def rambling(number: int) -> Attempt:
     """Return an attempt whose second turn never ended."""
     one = attempt(number, 0.0, ("red",), (0.5,), cut_by="tokens")
-    endless = Action("and on", fault="no_end", token_ids=act("and on").token_ids[:-1])  # type: ignore[index]
-    endless = replace(endless, logps=(-1.0,) * len(endless.token_ids or ()))
+    ids = (act("and on").token_ids or ())[:-4]
+    endless = Action(qwen().decode(ids), fault="no_end", token_ids=ids, logps=(-1.0,) * len(ids))
     context = one.context.child(endless, None, "user")  # type: ignore[union-attr]
     return replace(
         one, context=context, steps=(*one.steps, Step(endless, "!no_end", None, "user", "no_end", 0.0)),
