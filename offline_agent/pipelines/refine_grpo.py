@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from offline_agent import catalog
 from offline_agent.config import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.pipelines import _processes, _rounds, _training
 from offline_agent.pipelines._command import main
+from offline_agent.pipelines._online_reward import reward_conflicts, turn_judge
 from offline_agent.pipelines._parts import make_environment, make_reward, make_tasks
 from offline_agent.pipelines._pipeline import Command, Facts, Session
 from offline_agent.pipelines._refined import crowded, ends, export, show
 from offline_agent.pipelines._sampler import Sampler, absent, make_sampler
 from offline_agent.pipelines._servers import of_servers
-from offline_agent.records import Task, Trajectory
+from offline_agent.records import Task
 from offline_agent.store import hash_json
 from offline_agent.training.collapse import Finding, Watch, WatchSettings, checklist
 from offline_agent.training.groups import Groups, GroupSettings
@@ -144,7 +144,7 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
             f"temperature 1, but rollouts.temperature is {', '.join(map(str, hot))}; set it to 1, or "
             "sampler.correction=off"
         )
-    yield from _reward_conflicts(config)
+    yield from reward_conflicts(config)
     if rollouts.credit == "turn" and not rollouts.branches:
         yield "rollouts.credit: turn needs branches to compare with; set rollouts.branches=0.5, or credit=trajectory"
     if rollouts.credit == "turn":
@@ -162,34 +162,6 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
                 "rollouts.credit: turn takes its advantages from what the branches came to, which overlong shaping "
                 "does not change; set rollouts.credit=trajectory, or leave out objective.overlong_soft and _hard"
             )
-
-
-def _reward_conflicts(config: RefineGrpoConfig) -> Iterator[str]:
-    rollouts, shaped = config.rollouts, dict(config.reward.model_extra or {})
-    if shaped and rollouts.reward == "success":
-        yield (
-            f"reward: {', '.join(sorted(shaped))} and rollouts.reward=success both say what an episode is worth; leave "
-            "one of them out (reward.failure_ceiling=0 gives no partial credit either)"
-        )
-    if shaped.get("length_rule") == "dapo" and config.objective.overlong_soft is not None:
-        yield (
-            "reward.length_rule: dapo is the punishment that objective.overlong_soft and _hard add; name one of the two"
-        )
-    if rollouts.turn_judge is None:
-        return
-    if rollouts.credit != "turn_reward":
-        yield f"rollouts.turn_judge: credit={rollouts.credit} does not ask it; set rollouts.credit=turn_reward"
-    if rollouts.outcome < 1:
-        yield (
-            f"rollouts.outcome: got {rollouts.outcome:g}, with rollouts.turn_judge at least 1: what a judge says of "
-            "turns adds up to 1 at most, and must not outweigh the outcome"
-        )
-
-
-def turn_judge(config: RefineGrpoConfig) -> Callable[[Trajectory], Sequence[float]] | None:
-    """Return who says what turns earned; None = the environment. Raises ConfigError."""
-    name = config.rollouts.turn_judge
-    return None if name is None else catalog.load("rollouts.turn_judge", name)
 
 
 def _correction(config: RefineGrpoConfig) -> str:

@@ -18,7 +18,8 @@ from offline_agent.records import POLICY_CUTS, Trajectory
 from offline_agent.rendering import Renderer
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.training import advantages
-from offline_agent.training.groups import Group, Round, branch_advantages
+from offline_agent.training.branching import branch_advantages
+from offline_agent.training.groups import Group, Round
 from offline_agent.training.objectives import Objective
 
 
@@ -282,7 +283,7 @@ def _own(attempt: Attempt, turn: int) -> bool:
 
 
 def _by_turn(rows: Sequence[_Row], objective: Objective) -> list[list[float] | None]:
-    """Return A(h, a) of each row's turns, divided as the objective divides; see `groups.branch_advantages`.
+    """Return A(h, a) of each row's turns, divided as the objective divides; see `branching.branch_advantages`.
 
     Values and deviations are of the same attempts: all that were judged, those with nothing to learn from included.
     """

@@ -11,6 +11,7 @@ from offline_agent import config as configuration
 from offline_agent.config import RefineGrpoConfig
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.pipelines import refine_grpo
+from offline_agent.pipelines._online_reward import turn_judge
 from offline_agent.records import Action, Trajectory
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.training.groups import Groups, GroupSettings
@@ -62,4 +63,4 @@ def test_what_contradicts_the_reward_is_refused(keys: list[str], says: str) -> N
 def test_the_reward_and_the_judge_are_found() -> None:
     judged = "rollouts.turn_judge=tests.unit.pipelines.test_online_reward:generous"
     config = configuration.load(RefineGrpoConfig, None, ["reward.format=0.1", judged, "rollouts.credit=turn_reward"])
-    assert refine_grpo.faults(config) == [] and refine_grpo.turn_judge(config) is not None
+    assert refine_grpo.faults(config) == [] and turn_judge(config) is not None

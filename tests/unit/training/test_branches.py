@@ -17,7 +17,8 @@ import pytest
 from offline_agent.records import Action, Step, Verdict
 from offline_agent.rendering import Renderer
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.training.groups import Group, Round, branch_advantages
+from offline_agent.training.branching import branch_advantages
+from offline_agent.training.groups import Group, Round
 from offline_agent.training.objectives import Objective, objective
 from offline_agent.training.round_batch import Batch, Played
 from offline_agent.training.sampled import Credit, sample

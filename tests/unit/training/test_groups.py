@@ -11,7 +11,8 @@ from offline_agent.errors import ConfigError
 from offline_agent.records import Action, Context, Step, Task, Verdict
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.rollouts.game import Ask
-from offline_agent.training.groups import Group, Groups, GroupSettings, branch_advantages
+from offline_agent.training.branching import branch_advantages
+from offline_agent.training.groups import Group, Groups, GroupSettings
 from offline_agent.training.objectives import objective
 
 POOL = [Task(f"t{n}", "train", {"n": n}) for n in range(12)]
