@@ -236,9 +236,16 @@ class TreeSearch:
 
     def _select_gumbel(self, tree: SearchTree, node: Node) -> Edge | None:
         if self._gumbel is None:
-            settings = self.settings
-            self._gumbel = GumbelRoot(settings.gumbel_m, settings.simulations, derive_seed(self._seed, "gumbel"))
+            if self._is_drawing(node):
+                return None  # its candidates are not all known yet
+            settings, seed = self.settings, derive_seed(self._seed, "gumbel")
+            self._gumbel = GumbelRoot(settings.gumbel_m, settings.simulations, seed, settings.critic_alpha)
         return self._gumbel.select(tree, node)
+
+    @staticmethod
+    def _is_drawing(node: Node) -> bool:
+        """Whether simulations in flight draw proposals at a node."""
+        return node.asking or (node.group is not None and node.group.active > 0)
 
     def _wanted(self, node: Node) -> int:
         """Return how many proposals a node that is not full should draw before it is left through one of its edges."""
@@ -250,8 +257,11 @@ class TreeSearch:
         room = settings.max_children - edges
         if node.duplicates >= settings.saturation:
             return 0
-        if node.edge is None and settings.gumbel_root and edges < settings.gumbel_m and self._gumbel is None:
-            return min(settings.gumbel_m - edges, settings.proposals, room)
+        if node.edge is None and settings.gumbel_root:
+            if self._gumbel is None:
+                return min(max(0, settings.gumbel_m - edges), settings.proposals, room)
+            if not all([edge.closed for edge in node.edges]):
+                return 0  # the budget is divided among the candidates
         if node.samples < settings.proposals:
             return settings.proposals - node.samples
         limit = settings.widening * math.sqrt(node.visits)

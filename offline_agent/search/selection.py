@@ -37,32 +37,63 @@ def refresh_priors(node: Node) -> None:
             edge.prior = (edge.count + share) / total
 
 
-def mixed_value(edge: Edge, critic_alpha: float | None) -> float | None:
-    """Return alpha * Q_search + (1 - alpha) * Q_critic, with alpha_n = n / (n + 2) unless it is fixed.
+def mix(value: float | None, visits: int, critic: float | None, critic_alpha: float | None = None) -> float | None:
+    """Return alpha * value + (1 - alpha) * critic: the mixed Q of AgentQ (Putta et al. 2024, section 4.2).
 
-    A fixed alpha reproduces AgentQ (Putta et al. 2024). None where neither source knows anything.
+    Args:
+        value: Mean of what was backed up, on the critic's scale of [0, 1]; None before the first visit.
+        visits: Number n of rollouts behind it.
+        critic: The critic's score in [0, 1]; None where it has no opinion, which leaves the value as it is.
+        critic_alpha: A fixed alpha, as in AgentQ; None = n / (n + 2).
+
+    Returns:
+        The mixture; the source that knows something where the other knows nothing; None where neither does.
     """
-    visits, critic = edge.visits, edge.critic
-    if critic is None:
-        return edge.value_sum / visits if visits else None
-    if not visits:
-        return critic
+    if critic is None or value is None:
+        return critic if value is None else value
     alpha = visits / (visits + 2) if critic_alpha is None else critic_alpha
-    return alpha * edge.value_sum / visits + (1 - alpha) * critic
+    return alpha * value + (1 - alpha) * critic
+
+
+def value_range(tree: SearchTree) -> tuple[float, float]:
+    """Return the least value of the tree and the spread of its values, by which the search's values are normalised.
+
+    While all values are equal it is (0, 1), so that values stay as they are (as in MuZero's pseudocode, Schrittwieser
+    et al. 2020).
+    """
+    span = tree.high - tree.low
+    return (tree.low, span) if span > 1e-9 else (0.0, 1.0)
+
+
+def mixed_value(tree: SearchTree, edge: Edge, critic_alpha: float | None = None) -> float | None:
+    """Return the mixture of an edge's min-max-normalised search value and its critic's score; see `mix`.
+
+    Only the search's part is normalised: the critic is in [0, 1] by itself, and counts alike whether the values of the
+    tree are close or far apart.
+    """
+    if not edge.visits:
+        return edge.critic
+    low, span = value_range(tree)
+    return mix((edge.value_sum / edge.visits - low) / span, edge.visits, edge.critic, critic_alpha)
 
 
 def puct(c: float = 1.25, fpu_reduction: float = 0.2, critic_alpha: float | None = None) -> Selector:
     """Return PUCT on min-max-normalised values (Silver et al. 2017; Schrittwieser et al. 2020, appendix B).
 
-    Score = Qn + c * P * sqrt(N_parent) / (1 + N), where N counts simulations in flight too (WU-UCT, Liu et al. 2020:
-    the exploration term alone knows of them, the value does not). An unvisited edge has the value
-    V_parent - fpu_reduction * sqrt(sum of visited priors).
+    Score = Qm + c * P * sqrt(N_parent) / (1 + N), where Qm is `mixed_value` and N counts simulations in flight too
+    (WU-UCT, Liu et al. 2020: the exploration term alone knows of them, the value does not). An unvisited edge has the
+    value of its critic; without an opinion, V_parent - fpu_reduction * sqrt(sum of visited priors).
     """
 
     def select(tree: SearchTree, node: Node) -> Edge | None:
-        # Every value is scaled and none is shifted by the minimum: that would move all scores alike.
+        # Values of the search are scaled and not shifted by the minimum, which would move all scores alike; where a
+        # critic has an opinion, it is shifted the other way.
         span = tree.high - tree.low
-        scale = 1.0 / span if span > 1e-9 else 0.0
+        if span > 1e-9:
+            scale = 1.0 / span
+            shift = tree.low * scale
+        else:  # all values are equal
+            scale, shift = 0.0, -tree.low if span >= 0.0 else 0.0
         explore = c * sqrt(node.visits + node.pending)
         best: Edge | None = None
         fresh: Edge | None = None
@@ -70,17 +101,19 @@ def puct(c: float = 1.25, fpu_reduction: float = 0.2, critic_alpha: float | None
         for edge in node.edges:
             if edge.closed:
                 continue
-            visits = edge.visits
+            visits, critic = edge.visits, edge.critic
             if visits:
-                value = edge.value_sum / visits if edge.critic is None else mixed_value(edge, critic_alpha)
-            elif edge.critic is None:
+                value: float = edge.value_sum / visits * scale
+                if critic is not None:
+                    value = mix(value, visits, critic + shift, critic_alpha)  # type: ignore[assignment]  # both known
+            elif critic is None:
                 bonus = edge.prior * explore / (1 + edge.pending)
                 if bonus > best_bonus:
                     fresh, best_bonus = edge, bonus
                 continue
             else:
-                value = edge.critic
-            score = value * scale + edge.prior * explore / (1 + visits + edge.pending)  # type: ignore[operator]
+                value = critic + shift
+            score = value + edge.prior * explore / (1 + visits + edge.pending)
             if score > best_score:
                 best, best_score = edge, score
         if fresh is not None:
@@ -94,9 +127,10 @@ def puct(c: float = 1.25, fpu_reduction: float = 0.2, critic_alpha: float | None
 
 
 def uct(c: float = 1.0, critic_alpha: float | None = None) -> Selector:
-    """Return AgentQ's UCT: Q + c * sqrt(log N(h) / (1 + N(h'))) (Putta et al. 2024), raw values.
+    """Return AgentQ's UCT: Q + c * sqrt(log N(h) / (1 + N(h'))) (Putta et al. 2024).
 
-    An unvisited edge's value is 0 unless the critic knows better.
+    Q is the mixture of the value as it is, in [0, 1], and the critic; see `mix`. An unvisited edge's is the critic's
+    score; without an opinion it is AgentQ's initial value, 0.
     """
 
     def select(tree: SearchTree, node: Node) -> Edge | None:
@@ -106,7 +140,7 @@ def uct(c: float = 1.0, critic_alpha: float | None = None) -> Selector:
         for edge in node.edges:
             if edge.closed:
                 continue
-            value = mixed_value(edge, critic_alpha) or 0.0
+            value = mix(edge.value, edge.visits, edge.critic, critic_alpha) or 0.0
             score = value + c * math.sqrt(log_visits / (1 + edge.visits + edge.pending))
             if score > best_score:
                 best, best_score = edge, score
@@ -118,52 +152,65 @@ def uct(c: float = 1.0, critic_alpha: float | None = None) -> Selector:
 class GumbelRoot:
     """Gumbel top-m with sequential halving at the root (Danihelka et al. 2022), on committed visits.
 
-    Candidates are the m open edges of the greatest g + log prior; each phase gives every candidate the same number
-    of visits and then drops the worse half by g + log prior + sigma(Qn), sigma(q) = (50 + max N) * q as in the paper.
+    Candidates are the m open edges of the greatest g + log prior, chosen at the first `select`, for which the root's
+    proposals must all be there. Each phase gives every candidate the same number of visits; when all of them are
+    committed, the worse half by g + log prior + sigma(Qm) is dropped, sigma(q) = (50 + max N) * q as in the paper and
+    Qm is `mixed_value`. Where all candidates are closed, the rest of the budget goes to new ones.
 
     Args:
         m: Number of candidates.
-        simulations: Budget that the phases divide among themselves.
+        simulations: The tree's; what is left of them at the first `select` is the budget that the phases share.
         seed: Seeds the Gumbel noise, which is drawn per canonical key, so the order of proposals does not matter.
+        critic_alpha: See `mix`.
+
+    Attributes:
+        candidates: Edges that are still in the running; empty before the first `select`.
     """
 
-    def __init__(self, m: int, simulations: int, seed: int) -> None:
+    def __init__(self, m: int, simulations: int, seed: int, critic_alpha: float | None = None) -> None:
         self._m = m
         self._simulations = simulations
         self._seed = seed
-        self._active: list[Edge] | None = None
+        self._alpha = critic_alpha
+        self.candidates: list[Edge] = []
+        self._left = 0
+        self._phases = 1
         self._quota = 0
 
     def select(self, tree: SearchTree, node: Node) -> Edge | None:
-        """Return the candidate with the fewest visits, simulations in flight included; None when all are closed."""
-        if self._active is None:
-            ranked = sorted((e for e in node.edges if not e.closed), key=lambda e: (-self._gumbel(e), e.id))
-            self._active = ranked[: self._m]
-            self._left = max(1, self._simulations - node.visits)
-            self._phases = max(1, math.ceil(math.log2(max(2, len(self._active)))))
-            self._quota = max((e.visits for e in self._active), default=0) + self._share()
+        """Return the candidate with the fewest visits, simulations in flight included.
+
+        None where all edges are closed, and at the end of a phase while visits of it are in flight.
+        """
         while True:
-            alive = [e for e in self._active if not e.closed]
+            alive = [edge for edge in self.candidates if not edge.closed]
             if not alive:
-                open_edges = [e for e in node.edges if not e.closed]
-                return max(open_edges, key=self._gumbel) if open_edges else None
-            if len(alive) > 1 and all(e.visits + e.pending >= self._quota for e in alive):
-                ranked = sorted(alive, key=lambda e: (-self._score(tree, node, e), e.id))
-                self._active = alive = ranked[: max(1, len(ranked) // 2)]
-                self._quota += self._share()
+                if not self._begin(node):
+                    return None
                 continue
-            return min(alive, key=lambda e: (e.visits + e.pending, -self._gumbel(e), e.id))
+            if len(alive) == 1 or any(edge.visits + edge.pending < self._quota for edge in alive):
+                return min(alive, key=lambda e: (e.visits + e.pending, -self._gumbel(e), e.id))
+            if any(edge.pending for edge in alive):
+                return None
+            self.candidates = sorted(alive, key=lambda e: (-self._score(tree, node, e), e.id))[: len(alive) // 2]
+            self._quota += self._share()
+
+    def _begin(self, node: Node) -> bool:
+        """Choose candidates among the open edges; return whether there are any."""
+        ranked = sorted((e for e in node.edges if not e.closed), key=lambda e: (-self._gumbel(e), e.id))
+        self.candidates = ranked[: self._m]
+        self._left = max(1, self._simulations - node.visits - node.pending)
+        self._phases = max(1, math.ceil(math.log2(max(2, len(self.candidates)))))
+        self._quota = max((e.visits for e in self.candidates), default=0) + self._share()
+        return bool(ranked)
 
     def _share(self) -> int:
-        assert self._active is not None  # set by select
-        return max(1, self._left // (self._phases * max(1, len(self._active))))
+        return max(1, self._left // (self._phases * max(1, len(self.candidates))))
 
     def _gumbel(self, edge: Edge) -> float:
         noise = random.Random(f"{self._seed}:{edge.key}").random()
         return -math.log(-math.log(max(noise, 1e-12))) + math.log(max(edge.prior, 1e-12))
 
     def _score(self, tree: SearchTree, node: Node, edge: Edge) -> float:
-        span = tree.high - tree.low
-        value = edge.value
-        normal = 0.5 if value is None or span <= 1e-9 else (value - tree.low) / span
-        return self._gumbel(edge) + (50 + max(e.visits for e in node.edges)) * normal
+        value = mixed_value(tree, edge, self._alpha)
+        return self._gumbel(edge) + (50 + max(e.visits for e in node.edges)) * (0.5 if value is None else value)

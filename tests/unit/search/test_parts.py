@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 from typing import Any
 
@@ -14,7 +15,7 @@ from offline_agent.policies.base import InlineEngine, Proposals, Usage
 from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.pool import EnvPool
-from offline_agent.search.selection import GumbelRoot, mixed_value, puct, refresh_priors, uct
+from offline_agent.search.selection import GumbelRoot, mix, mixed_value, puct, refresh_priors, uct
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import SearchTree
 from tests.search_kit import Guess, Paths, search, tasks
@@ -71,13 +72,47 @@ def test_uct_is_agentqs() -> None:
 
 
 def test_mixed_values() -> None:
-    (edge,) = tree_with([(6, 0.5)]).edges
-    assert mixed_value(edge, None) == 0.5
-    edge.critic = 1.0
-    assert mixed_value(edge, None) == pytest.approx(6 / 8 * 0.5 + 2 / 8 * 1.0)
-    assert mixed_value(edge, 0.25) == pytest.approx(0.25 * 0.5 + 0.75)
-    edge.visits = 0
-    assert mixed_value(edge, None) == 1.0
+    assert mix(0.5, 6, None) == 0.5 and mix(None, 0, 0.3) == 0.3 and mix(None, 0, None) is None
+    assert mix(0.5, 6, 1.0) == pytest.approx(6 / 8 * 0.5 + 2 / 8 * 1.0)
+    assert mix(0.5, 6, 1.0, 0.25) == pytest.approx(0.25 * 0.5 + 0.75)
+    tree = tree_with([(6, 0.5), (2, 0.4), (0, 0.0)])
+    tree.low = 0.3
+    assert mixed_value(tree, tree.edges[1]) == pytest.approx(0.5)
+    for edge in tree.edges:
+        edge.critic = 0.8
+    values = [mixed_value(tree, edge) for edge in tree.edges]
+    assert values == pytest.approx([6 / 8 * 1.0 + 2 / 8 * 0.8, 2 / 4 * 0.5 + 2 / 4 * 0.8, 0.8])
+
+
+@pytest.mark.parametrize("span", [0.0, 0.01, 0.6])
+def test_the_critic_counts_alike_whatever_the_spread_of_the_values(span: float) -> None:
+    """With equal visits an opinion that is 0.5 higher makes up for just so much search value, normalised."""
+    low = 0.2
+    for gap in (-0.1, 0.1):  # of the normalised values, beyond what the critic makes up for
+        searched = min(1.0, max(0.0, 0.5 + gap))
+        tree = tree_with([(2, low + searched * span), (2, low), (1, low), (1, low + span)])
+        for edge, critic in zip(tree.edges, (0.2, 0.7), strict=False):
+            edge.critic = critic
+        tree.edges[2].closed = tree.edges[3].closed = True
+        better = tree.edges[0] if gap > 0 and span else tree.edges[1]
+        assert puct(c=0.0)(tree, tree.root) is better
+
+
+def test_puct_adds_its_exploration_to_the_mixed_value() -> None:
+    rng = random.Random(4)
+    for _ in range(200):
+        tree = tree_with([(rng.randrange(4), round(rng.random(), 1)) for _ in range(5)])
+        for edge in tree.edges:
+            edge.critic = rng.random() if rng.random() < 0.7 or not edge.visits else None
+        alpha = rng.choice([None, 0.3])
+        chosen = puct(1.25, 0.2, alpha)(tree, tree.root)
+
+        def score(edge: Any, tree: Any = tree, alpha: Any = alpha) -> float:
+            value = mixed_value(tree, edge, alpha)
+            assert value is not None
+            return float(value + 1.25 * edge.prior * math.sqrt(tree.root.visits) / (1 + edge.visits))
+
+        assert chosen is not None and score(chosen) == pytest.approx(max(score(edge) for edge in tree.edges))
 
 
 def test_gumbel_root_visits_candidates_evenly_and_halves() -> None:
