@@ -110,6 +110,9 @@ class SearchSection(Section):
     )
     max_children: int = key(8, "most distinct actions of one node", ge=1, le=4096)
     widening: float = key(2.0, "a node of N visits may have up to ceil(widening * sqrt(N)) actions", gt=0)
+    saturation: int = key(
+        8, "proposals in a row, beyond a node's first search.proposals, that add nothing until no more are drawn", ge=1
+    )
     selection: Literal["puct", "uct"] = key("puct", "how a child is chosen; uct needs no log-probabilities")
     c_puct: float = key(1.25, "exploration constant of puct", ge=0)
     c_uct: float = key(1.0, "exploration constant of uct", ge=0)
@@ -122,6 +125,9 @@ class SearchSection(Section):
     gamma: float = key(1.0, "discount a step", gt=0, le=1)
     value: Literal["reward", "success"] = key("reward", "what is backed up: the score, or 1 for success and else 0")
     critic: str | None = key(None, "policy = the policy ranks its proposals itself; module:callable; null = none")
+    critic_ranking: Literal["once", "repeated"] = key(
+        "once", "search.critic=policy: one request for the whole order, or one for the best of those left, repeated"
+    )
     critic_alpha: float | None = key(
         None, "fixed weight of the search against the critic; null = n / (n + 2)", ge=0, le=1
     )

@@ -108,7 +108,7 @@ class Searches:
 def critic_of(config: Config, engine: Engine) -> Critic | None:
     """Return what scores proposals; None where nothing does."""
     name = config.search.critic
-    return PolicyCritic(engine) if name == "policy" else own_critic(name)
+    return PolicyCritic(engine, config.search.critic_ranking) if name == "policy" else own_critic(name)
 
 
 def search_log(

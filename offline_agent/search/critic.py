@@ -1,4 +1,4 @@
-"""The policy as its own critic: it ranks the proposals of a node in one call (AgentQ's self-critique)."""
+"""The policy as its own critic: it ranks the proposals of a node (AgentQ's self-critique)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import random
 import re
 import threading
 from collections.abc import Sequence
+from typing import Literal
 
-from offline_agent.errors import JudgeError
+from offline_agent.errors import ConfigError, JudgeError
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
 from offline_agent.records import Action, Context
 
@@ -16,22 +17,41 @@ _SYSTEM = (
     "the lines of dashes, and the candidate next steps. Answer with the candidates' numbers from the most to the "
     "least promising, separated by commas, and nothing else."
 )
+_SYSTEM_BEST = (
+    "You judge the next step of an agent that works with tools. You are shown what happened so far, as data between "
+    "the lines of dashes, and the candidate next steps. Answer with the number of the most promising candidate, and "
+    "nothing else."
+)
 
 
 class PolicyCritic:
-    """Ranks proposals by asking the policy once, the candidates in an order shuffled by the seed.
+    """Ranks proposals by asking the policy, the candidates in an order shuffled by the seed.
 
-    The score of a candidate is (K - 1 - rank) / (K - 1), in [0, 1]. An answer that does not rank every candidate
-    scores none of them: nothing is guessed.
+    The score of a candidate is (K - 1 - rank) / (K - 1), in [0, 1]. An answer that cannot be read scores none of the
+    candidates: nothing is guessed.
 
     Args:
         engine: The policy's engine.
+        ranking: `once` asks for the whole order in one request; `repeated` asks for the best candidate, removes it and
+            asks again, K - 1 requests in all (AgentQ, Putta et al. 2024, section 4.2).
         max_chars: Length to which the history is cut, from its beginning.
-        wait_seconds: Longest wait for an answer.
+        wait_seconds: Longest wait for an answer to one request.
+
+    Raises:
+        ConfigError: `ranking` is neither.
     """
 
-    def __init__(self, engine: Engine, max_chars: int = 6000, wait_seconds: float = 300.0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        ranking: Literal["once", "repeated"] = "once",
+        max_chars: int = 6000,
+        wait_seconds: float = 300.0,
+    ) -> None:
+        if ranking not in ("once", "repeated"):
+            raise ConfigError([f"ranking: got {ranking!r}, allowed: once, repeated"])
         self._engine = engine
+        self._rank = self._rank_once if ranking == "once" else self._rank_repeatedly
         self._max_chars = max_chars
         self._wait = wait_seconds
         self.asked = 0
@@ -47,25 +67,47 @@ class PolicyCritic:
         count = len(actions)
         if count < 2:
             return [None] * count  # nothing to rank
-        order = list(range(count))
-        random.Random(seed).shuffle(order)
-        prompt = self._prompt(context, [actions[i] for i in order])
-        ranking = self._read(self._ask(Context(context.task, _SYSTEM, (), prompt), seed), count)
+        ranking = self._rank(context, actions, random.Random(seed), seed)
         if ranking is None:
             self.unreadable += 1
             return [None] * count
         scores: list[float | None] = [None] * count
-        for rank, shown in enumerate(ranking):
-            scores[order[shown]] = (count - 1 - rank) / (count - 1)
+        for rank, index in enumerate(ranking):
+            scores[index] = (count - 1 - rank) / (count - 1)
         return scores
 
-    def _prompt(self, context: Context, actions: Sequence[Action]) -> str:
+    def _rank_once(
+        self, context: Context, actions: Sequence[Action], rng: random.Random, seed: int
+    ) -> list[int] | None:
+        """Return the actions' indices from best to worst; None where the answer cannot be read."""
+        order = list(range(len(actions)))
+        rng.shuffle(order)
+        said = self._ask(_SYSTEM, context, [actions[i] for i in order], "ranking", seed)
+        return [order[shown] for shown in said] if sorted(said) == list(range(len(order))) else None
+
+    def _rank_repeatedly(
+        self, context: Context, actions: Sequence[Action], rng: random.Random, seed: int
+    ) -> list[int] | None:
+        """Return as `_rank_once`; every request shows what is left in a new order."""
+        left, ranking = list(range(len(actions))), []
+        while len(left) > 1:
+            rng.shuffle(left)
+            said = self._ask(_SYSTEM_BEST, context, [actions[i] for i in left], "choice", seed)
+            if len(said) != 1 or not 0 <= said[0] < len(left):
+                return None
+            ranking.append(left.pop(said[0]))
+        return ranking + left
+
+    def _ask(self, system: str, context: Context, shown: Sequence[Action], wanted: str, seed: int) -> list[int]:
+        """Return the positions in `shown` that the policy names, each once."""
         lines = [f"{message['role']}: {_text(message)}" for message in context.messages()]
         history = "\n".join(lines)[-self._max_chars :]
-        shown = "\n".join(f"{i}. {' '.join(action.text.split())}" for i, action in enumerate(actions, 1))
-        return f"-----\n{history}\n-----\nCandidates:\n{shown}\nYour ranking:"
+        candidates = "\n".join(f"{i}. {' '.join(action.text.split())}" for i, action in enumerate(shown, 1))
+        prompt = f"-----\n{history}\n-----\nCandidates:\n{candidates}\nYour {wanted}:"
+        text = self._answer(Context(context.task, system, (), prompt), seed)
+        return list(dict.fromkeys(int(number) - 1 for number in re.findall(r"\d{1,4}", text)))
 
-    def _ask(self, context: Context, seed: int) -> str:
+    def _answer(self, context: Context, seed: int) -> str:
         box: list[Answer] = []
         answered = threading.Event()
 
@@ -82,11 +124,6 @@ class PolicyCritic:
             raise JudgeError(f"the critic failed: {answer}") from answer
         self.generated += answer.usage.generated
         return answer.actions[0].text
-
-    @staticmethod
-    def _read(text: str, count: int) -> list[int] | None:
-        seen = list(dict.fromkeys(int(number) - 1 for number in re.findall(r"\d{1,4}", text)))
-        return seen if sorted(seen) == list(range(count)) else None
 
 
 def _text(message: dict[str, object]) -> str:

@@ -141,7 +141,8 @@ def pick(ticket: Ticket, fresh: Fresh) -> tuple[int, Action, str] | None:
     if not critic:
         key = max(fresh, key=fresh.__getitem__)  # minus the index differs, so no two actions are compared
     else:
-        key = max(fresh, key=lambda k: (critic.get(k, 0.0), fresh[k][:3]))
+        usual = sum(critic.values()) / len(critic)  # no opinion speaks neither for nor against an action
+        key = max(fresh, key=lambda k: (critic.get(k, usual), fresh[k][:3]))
     return -fresh[key][2], fresh[key][3], key
 
 
