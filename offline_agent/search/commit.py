@@ -12,7 +12,7 @@ from offline_agent.records import POLICY_CUTS, Context
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.ticket import Link, Others, Row, Ticket
-from offline_agent.search.tree import Edge, Node, SearchTree
+from offline_agent.search.tree import Edge, Node, SearchTree, is_noise
 
 
 class Committer:
@@ -29,6 +29,7 @@ class Committer:
         self._deterministic = settings.deterministic_verifier
         self._independent = settings.algorithm == "best_of_n"
         self._gamma = settings.gamma
+        self._first = settings.proposals
         self._rollouts = settings.simulations if self._independent else settings.proposals
 
     def commit(self, tree: SearchTree, ticket: Ticket) -> None:
@@ -44,6 +45,8 @@ class Committer:
             ticket.group.active -= 1
         if ticket.draw:
             self._commit_proposals(tree, ticket)
+        if tree.noisy and is_noise(ticket.path if ticket.edge is None else [*ticket.path, ticket.edge]):
+            ticket.value = None  # the branch was quarantined while this was in flight
         last = self._commit_chain(tree, ticket)
         if ticket.index < self._rollouts:
             self._note_first(tree, ticket)
@@ -54,7 +57,7 @@ class Committer:
         node.asking = False
         for _, action, key in ticket.drawn:
             self._count(tree, node, action)
-            edge, _ = tree.add_proposal(node, action, key)
+            edge, _ = tree.add_proposal(node, action, key, self._first)
             if action.fault == "no_end":
                 edge.closed, edge.fault = True, action.fault
         for edge in node.edges:
@@ -80,7 +83,7 @@ class Committer:
             rows = ticket.rows
             start = ticket.edge or tree.find(ticket.node, rows[0][1])
             assert start is not None  # proposed just now
-            if start.child is None:
+            if start.child is None and start.quarantined is None:
                 last, value = self._graft(tree, ticket, start, rows)
                 self._back_up(tree, ticket, ticket.path, value, ticket.node)
                 return last
@@ -94,20 +97,22 @@ class Committer:
             if link.sample >= 0 and not (position == 0 and ticket.draw):
                 edge = self._commit_link(tree, ticket, node, link)
             assert edge is not None  # proposed just now, or known at issue
+            if edge.quarantined is not None:
+                ticket.value = None  # as above
             if edge.child is None and ticket.value is not None:
                 last, value = self._graft(tree, ticket, edge, chain[position:] if position else chain)
                 self._back_up(tree, ticket, edges, value, node)
                 return last
             edges = [*edges, edge]
             if link.outcome is None:
-                self._commit_fault(ticket, edge, link)
+                self._commit_fault(tree, ticket, edge, link)
                 break
             if edge.child is None:
                 self._add_child(tree, edge, link, ticket.greedy).group = ticket.group
                 if link.outcome.terminated and (self._deterministic or ticket.cut == "unscored"):
                     edge.closed = True
                 if link.outcome.terminated and ticket.cut == "unscored":
-                    edge.quarantined = f"verifier: {ticket.error}"
+                    tree.quarantine(edge, f"verifier: {ticket.error}", self._gamma)
             elif link.context is not edge.child.context and not _same_history(link.context, edge.child.context):
                 tree.counters["dropped"] += len(chain) - position - 1
                 node = edge.child
@@ -132,7 +137,7 @@ class Committer:
         if self._independent and edge is not None and not _same(edge.actions[0], link.action):
             key = f"{link.key}#{link.sample}.{ticket.index}"  # independent rollouts never share another's turn
         self._count(tree, node, link.action)
-        edge, _ = tree.add_proposal(node, link.action, key)
+        edge, _ = tree.add_proposal(node, link.action, key, self._first)
         self._commit_others(tree, node, link.others)
         refresh_priors(node)
         return edge
@@ -140,14 +145,14 @@ class Committer:
     def _commit_others(self, tree: SearchTree, node: Node, others: Others) -> None:
         for action, key in others:
             self._count(tree, node, action)
-            edge, _ = tree.add_proposal(node, action, key)
+            edge, _ = tree.add_proposal(node, action, key, self._first)
             if action.fault == "no_end":
                 edge.closed, edge.fault = True, action.fault
 
-    def _commit_fault(self, ticket: Ticket, edge: Edge, link: Link) -> None:
+    def _commit_fault(self, tree: SearchTree, ticket: Ticket, edge: Edge, link: Link) -> None:
         edge.closed = True
         if ticket.mismatch is None and edge.quarantined is None:
-            edge.quarantined = link.reason or "unknown fault"
+            tree.quarantine(edge, link.reason or "unknown fault", self._gamma)
 
     def _add_child(self, tree: SearchTree, edge: Edge, link: Link, greedy: bool) -> Node:
         outcome, context = link.outcome, link.context
@@ -262,7 +267,8 @@ class Committer:
             tree.quarantined = ticket.error
             return
         edge = edges[depth - 1]
-        edge.quarantined, edge.closed = ticket.error, True
+        edge.closed = True
+        tree.quarantine(edge, ticket.error or "a replay differed", self._gamma)
         self._close_from(edge.parent)
 
     def _note_first(self, tree: SearchTree, ticket: Ticket) -> None:

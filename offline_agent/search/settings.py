@@ -9,7 +9,7 @@ from offline_agent.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """How a tree is searched; the defaults are those of algorithms.md section 2.
+    """How a tree is searched; see the keys under `search` of `build_prefs --help`.
 
     Attributes:
         algorithm: `mcts`, or `best_of_n`: independent rollouts, the baseline.
@@ -19,7 +19,8 @@ class SearchSettings:
         rollout_proposals: Proposals drawn in one request at each new node of a rollout. 1 leaves the others to the
             time when the node is expanded, if ever; `proposals` draws them all at once (fewer, larger requests).
         max_children, widening: A node may have ceil(widening * sqrt(N)) children, at least K0, at most `max_children`.
-        saturation: Proposals in a row that add nothing before a node counts as exhausted.
+        saturation: Proposals in a row, beyond the first `proposals` of a node, that add nothing before it counts as
+            exhausted: an action of probability p is then missed with probability (1 - p)^saturation at most.
         selection: `puct` or `uct`.
         c_puct, c_uct, fpu_reduction: Constants of the two rules.
         gumbel_root, gumbel_m: Gumbel top-m with sequential halving at the root.
@@ -42,7 +43,7 @@ class SearchSettings:
     rollout_proposals: int = 1
     max_children: int = 8
     widening: float = 2.0
-    saturation: int = 3
+    saturation: int = 8
     selection: str = "puct"
     c_puct: float = 1.25
     c_uct: float = 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from offline_agent.records import Action, Context, Step, Task, Verdict
@@ -44,7 +44,7 @@ class Edge:
         child: The node it leads to; None before it was executed.
         fault: Class of the error the environment answered with; None when the call went through or is unexecuted.
         closed: Nothing below it is left to learn.
-        quarantined: Why its values are noise; None where they are sound.
+        quarantined: Why what lies behind it is noise; None where it is sound. Its own sums are 0 then.
         group: The simulations in flight that share its execution; never exported.
     """
 
@@ -113,7 +113,7 @@ class Node:
         context: The history itself; its last observation is what this node shows.
         edges: Actions proposed here, in the order in which they became known.
         samples: Number of proposals drawn and committed here.
-        duplicates: Number of proposals in a row that added no edge.
+        duplicates: Number of proposals in a row, those of the first request apart, that added no edge.
         visits: Number of committed simulations that went through or ended here.
         value_sum: Sum of the values backed up through it.
         terminated: The episode is over here by itself.
@@ -208,6 +208,14 @@ class Node:
         return None
 
 
+_SUMS = ("visits", "value_sum", "verified", "score_sum", "successes", "truncated")
+
+
+def is_noise(path: Iterable[Edge]) -> bool:
+    """Whether an edge of a path is quarantined."""
+    return any([edge.quarantined is not None for edge in path])
+
+
 USUAL_WIDTH = 8  # of a node; edges are looked up in a dictionary only where widening was raised above it
 
 
@@ -219,12 +227,14 @@ class SearchTree:
         tree_id: The task's id, or another unique name.
         nodes: Every node, in the order of creation; `nodes[i].id == i`.
         edges: Every edge, likewise.
-        simulations: Number of simulations that backed a value up.
+        simulations: Number of simulations that backed a value up, those that a quarantine took back included.
         tickets: Number of simulations committed, those that a fault ended included.
-        low, high: Least and greatest edge value seen; selection normalises by them. `low > high` before the first.
+        low, high: Least and greatest edge value seen, or of those that stand since a branch was quarantined; selection
+            normalises by them. `low > high` before the first.
         stopped: Why the search ended: `simulations`, `closed`, `tickets`, `tokens`, `prefilled`, `tool_calls`,
             `seconds` or `quarantined`; None while it goes on.
         quarantined: Why the whole tree is noise; None where it is sound.
+        noisy: An edge is quarantined; never exported.
         first_rollouts: What the policy reaches alone: one entry for each of the first rollouts from the root, the
             greedy one first, with `greedy`, `score`, `success` and `cut` (None, or what cut the rollout).
         counters: Deterministic totals: `generated` (sampled ids), `prefilled` (other ids of the trie of prompts),
@@ -234,7 +244,7 @@ class SearchTree:
 
     __slots__ = (
         "task", "tree_id", "nodes", "edges", "simulations", "tickets", "low", "high", "stopped", "quarantined",
-        "first_rollouts", "counters", "_wide",
+        "noisy", "first_rollouts", "counters", "_wide",
     )  # fmt: skip
 
     def __init__(self, context: Context, tree_id: str | None = None) -> None:
@@ -248,6 +258,7 @@ class SearchTree:
         self.high = float("-inf")
         self.stopped: str | None = None
         self.quarantined: str | None = None
+        self.noisy = False
         self.first_rollouts: list[dict[str, Any]] = []
         self._wide: dict[int, dict[str, Edge]] = {}  # edges by key, for nodes with so many that looking costs more
         self.counters: dict[str, int] = {"generated": 0, "prefilled": 0, "tool_calls": 0, "dropped": 0}
@@ -269,13 +280,24 @@ class SearchTree:
                 return edge
         return None
 
-    def add_proposal(self, node: Node, action: Action, key: str) -> tuple[Edge, bool]:
-        """Merge one proposal into the tree; return its edge and whether the edge is new. Priors are not refreshed."""
+    def add_proposal(self, node: Node, action: Action, key: str, first: int = 0) -> tuple[Edge, bool]:
+        """Merge one proposal into the tree. Priors are not refreshed.
+
+        Args:
+            node: Where it was drawn.
+            action: The proposal.
+            key: Its canonical key.
+            first: Size of a node's first request, among which duplicates say nothing of what is left to find.
+
+        Returns:
+            Its edge, and whether the edge is new.
+        """
         edge = self.find(node, key)
         logp = mean_logp(action)
         node.samples += 1
         if edge is not None:
-            node.duplicates += 1
+            if node.samples > first:
+                node.duplicates += 1
             edge.count += 1
             if all(known.text != action.text for known in edge.actions):
                 edge.actions.append(action)
@@ -305,6 +327,46 @@ class SearchTree:
             self.low = value
         if value > self.high:
             self.high = value
+
+    def quarantine(self, edge: Edge, reason: str, gamma: float) -> None:
+        """Take what was backed up through an edge out of all sums above the node it leads to, `low` and `high` included.
+
+        Nodes behind the edge keep their sums, as a record of what was measured there.
+
+        Args:
+            edge: The edge; where it is quarantined already, nothing changes.
+            reason: Why its values are noise.
+            gamma: Discount per step with which they were backed up.
+        """
+        self.noisy = True
+        if edge.quarantined is not None:
+            return
+        gone = {name: getattr(edge, name) for name in _SUMS}
+        above: Edge | None = edge
+        while above is not None and above.quarantined is None:
+            for name, amount in gone.items():
+                setattr(above, name, getattr(above, name) - amount)
+            if not above.visits:
+                above.value_sum = above.score_sum = 0.0  # not what rounding left
+            gone["value_sum"] *= gamma
+            node = above.parent
+            node.visits -= gone["visits"]
+            node.value_sum = node.value_sum - gone["value_sum"] if node.visits else 0.0
+            above = node.edge
+        edge.quarantined = reason
+        if gone["visits"]:
+            self._see_again()
+
+    def _see_again(self) -> None:
+        """Set `low` and `high` by the values that stand."""
+        self.low, self.high = float("inf"), float("-inf")
+        sound = [True] * len(self.nodes)
+        for node in self.nodes[1:]:
+            edge = node.edge
+            assert edge is not None  # only the root has none
+            sound[node.id] = edge.quarantined is None and sound[edge.parent.id]
+            if sound[node.id] and edge.visits:
+                self.see(edge.value_sum / edge.visits)
 
     def path(self, node: Node) -> list[Edge]:
         """Return the edges from the root to `node`."""
