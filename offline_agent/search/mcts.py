@@ -266,7 +266,8 @@ class TreeSearch:
             return settings.proposals - node.samples
         limit = settings.widening * math.sqrt(node.visits)
         if edges < limit:
-            return min(settings.proposals, math.ceil(limit) - edges, room)
+            # The more proposals in a row added nothing, the more it takes to find something new.
+            return min(settings.proposals, math.ceil(limit) - edges + node.duplicates, room)
         if all([edge.closed for edge in node.edges]):
             return min(settings.proposals, room)
         return 0
