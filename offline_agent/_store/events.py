@@ -12,21 +12,39 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import orjson
+
 from offline_agent._store import parts
 from offline_agent._store.files import disk_errors, sync_folder
 from offline_agent._store.parts import START, Sealed, lines
 from offline_agent.errors import DataError
-from offline_agent.records import SCHEMA_VERSION
 
 PART_BYTES = 64 << 20
 """A log that has grown to this size goes on in another file; what is in whole files is not read again for nothing."""
 
 _SYNC_SECONDS = 1.0
-_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_exact = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+
+LOG_VERSION = 2
+"""Version of a log's records: 2 leaves out what has its usual value, which readers of version 1 look for."""
+
+_READ = (1, LOG_VERSION)
+
+
+def _dumps(record: Mapping[str, Any]) -> bytes:
+    """Return a record as compact JSON. Raises ValueError or TypeError where it is none."""
+    try:
+        body = orjson.dumps(record, option=_OPTIONS)
+    except TypeError:  # lone surrogates, long integers, keys that are numbers: what is none is refused below
+        return _exact(record).encode("ascii")
+    if b"null" in body and orjson.loads(body) != record:  # it is written for numbers that are not finite, too
+        return _exact(record).encode("ascii")
+    return body
 
 
 def _encode(record: Mapping[str, Any], before: int) -> tuple[bytes, int]:
-    body = _dumps(record).encode("ascii")
+    body = _dumps(record)
     crc = zlib.crc32(body, before)
     rest = b"," + body[1:] if len(body) > 2 else b"}"
     return b'%s%08x"%s\n' % (START, crc, rest), crc
@@ -38,7 +56,8 @@ class EventLog:
     A line is `{"crc":"<8 hex digits>", ...the record}`; the first says the schema version. The checksum is the
     CRC-32 of the record's compact JSON, started from the checksum of the line before. A long log goes on in further
     files (`<name>~000001.jsonl` …), each with its header and chained to the file before; beside a file that is full
-    lies an index, which says of which trees it has records (`parts`).
+    lies an index, which says of which trees it has records (`parts`). So does a log whose last file is of an earlier
+    version.
 
     Args:
         path: The first file; made at the first append. A torn last line is cut off then.
@@ -56,6 +75,7 @@ class EventLog:
         self._trees: set[str] = set()  # of which it has records
         self._crc = 0
         self._size = 0
+        self._older = False  # the file's records are of an earlier version: the next one goes into another file
         self._synced = monotonic()
         self._dirty = False
         self._broken: str | None = None
@@ -74,7 +94,7 @@ class EventLog:
             fd = self._fd
             if fd is None:
                 fd = self._open()
-            if self._size >= self._part_bytes:
+            if self._size >= self._part_bytes or self._older:
                 fd = self._go_on(fd)
             self._put(fd, record)
             self._trees.add(parts.tree_of(record))
@@ -151,7 +171,7 @@ class EventLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             found = parts.scan(self._now, before)
             if found.header is not None:
-                _check_header(self._now, json.loads(found.header))
+                self._older = _check_header(self._now, json.loads(found.header)) < LOG_VERSION
             fd = os.open(self._now, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             try:
                 os.ftruncate(fd, found.end)
@@ -189,12 +209,13 @@ class EventLog:
             raise
         before, trees = self._before, self._trees
         self._number, self._before, self._trees, self._fd = self._number + 1, crc, set(), fd
+        self._older = False
         os.close(full)
         parts.write_index(old, before, crc, trees)
         return fd
 
     def _header(self) -> dict[str, Any]:
-        return {"event_log": self.path.stem, "schema_version": SCHEMA_VERSION}
+        return {"event_log": self.path.stem, "schema_version": LOG_VERSION}
 
     def _put(self, fd: int, record: Mapping[str, Any]) -> None:
         line, crc = _encode(record, self._crc)
@@ -225,10 +246,12 @@ class EventLog:
         self._dirty = False
 
 
-def _check_header(path: Path, record: Mapping[str, Any]) -> None:
+def _check_header(path: Path, record: Mapping[str, Any]) -> int:
+    """Return the version of a file's records; raises DataError where this program cannot read it."""
     version = record.get("schema_version")
-    if "event_log" not in record or version != SCHEMA_VERSION:
+    if "event_log" not in record or version not in _READ:
         raise DataError(
-            f"{path}: schema version {version!r}, this program reads {SCHEMA_VERSION}. Use the version of "
-            f"offline_agent that wrote it, or name another run_dir; nothing was changed."
+            f"{path}: schema version {version!r}, this program reads {' and '.join(map(str, _READ))}. Use the version "
+            "of offline_agent that wrote it, or name another run_dir; nothing was changed."
         )
+    return int(version)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.errors import DataError
 from offline_agent.records import SCHEMA_VERSION, Action, Context, Task, ToolCall, Verdict
 from offline_agent.search.restore import Outcome, World
-from offline_agent.search.ticket import Link, Ticket
+from offline_agent.search.ticket import Link, Row, Ticket
 from offline_agent.search.tree import Edge, Node, SearchTree, observation_hash
+from offline_agent.seeding import child_seed
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -59,38 +60,83 @@ def action_from_json(data: Mapping[str, Any]) -> Action:
 
 
 def ticket_to_record(tree_id: str, ticket: Ticket) -> dict[str, Any]:
-    """Return what a commit needs, apart from the tree it falls on."""
+    """Return what a commit needs, apart from the tree it falls on; what has its usual value is left out."""
     record: dict[str, Any] = {"tree": tree_id, "t": ticket.index}
     if ticket.drawn:
         record["drawn"] = [[index, action_to_json(action), key] for index, action, key in ticket.drawn]
     if ticket.critic:
         record["critic"] = ticket.critic
-    if ticket.chain:
-        record["chain"] = [_link_to_json(link) for link in ticket.chain]
-    for name in ("cut", "value", "mismatch", "error"):
-        if getattr(ticket, name) is not None:
-            record[name] = getattr(ticket, name)
+    links = ticket.rows or ticket.chain
+    if links:
+        record["chain"] = chain = []
+        seed = _seed_before(ticket)
+        for link in links:
+            chain.append(_link_to_json(link, seed))
+            seed = link[5]
+    if ticket.value is not None:
+        record["value"] = ticket.value
+    if ticket.cut is not None:
+        record["cut"] = ticket.cut
+    if ticket.mismatch is not None:
+        record["mismatch"] = ticket.mismatch
+    if ticket.error is not None:
+        record["error"] = ticket.error
     return record
 
 
-def _link_to_json(link: Link) -> dict[str, Any]:
-    out: dict[str, Any] = {"s": link.sample, "k": link.key, "seed": link.seed}
-    out["a"] = action_to_json(link.action)
-    if link.others:
-        out["others"] = [[action_to_json(action), key] for action, key in link.others]
-    outcome = link.outcome
+def _seed_before(ticket: Ticket) -> int:
+    """Return the seed of the history at which a ticket's chain begins; that of a link follows from it and the key."""
+    if ticket.draw or ticket.edge is not None or ticket.group is None:
+        return ticket.node.seed
+    return ticket.group.seed
+
+
+def _link_to_json(link: Row, before: int) -> dict[str, Any]:
+    sample, key, action, outcome, context, seed, reason, others = link
+    out: dict[str, Any] = {"k": key, "a": action_to_json(action)}
+    if sample:
+        out["s"] = sample
+    if seed != child_seed(before, key):
+        out["seed"] = seed
+    if others:
+        out["others"] = [[action_to_json(other), name] for other, name in others]
     if outcome is None:
-        out["reason"] = link.reason
+        out["reason"] = reason
         return out
-    out["o"] = {"observation": outcome.observation, "role": outcome.role}
-    for name in ("terminated", "fault", "fingerprint", "goal"):
-        if getattr(outcome, name):
-            out["o"][name] = getattr(outcome, name)
-    if outcome.verdict is not None:
-        out["o"]["verdict"] = outcome.verdict.to_json()
-    assert link.context is not None and link.context.action is not None  # it was executed
-    if link.context.action is not link.action:
-        out["executed"] = action_to_json(link.context.action)  # another simulation's wording of the same call
+    observation, role, terminated, fault, verdict, fingerprint, goal, _ = outcome
+    shown: dict[str, Any] = {}
+    if observation is not None:
+        shown["observation"] = observation
+    if role != "tool":
+        shown["role"] = role
+    if terminated:
+        shown["terminated"] = True
+    if fault:
+        shown["fault"] = fault
+    if fingerprint:
+        shown["fingerprint"] = fingerprint
+    if goal:
+        shown["goal"] = goal
+    if verdict is not None:
+        shown["verdict"] = _verdict_to_json(verdict)
+    out["o"] = shown
+    assert context is not None and context.action is not None  # it was executed
+    if context.action is not action:
+        out["executed"] = action_to_json(context.action)  # another simulation's wording of the same call
+    return out
+
+
+_USUAL_VERDICT: dict[str, Any] = {"version": "1", "evidence": {}, "error": None}
+
+
+def _verdict_to_json(verdict: Verdict) -> dict[str, Any]:
+    out: dict[str, Any] = {"verifier": verdict.verifier, "score": verdict.score, "success": verdict.success}
+    if verdict.version != "1":
+        out["version"] = verdict.version
+    if verdict.evidence:
+        out["evidence"] = dict(verdict.evidence)
+    if verdict.error is not None:
+        out["error"] = verdict.error
     return out
 
 
@@ -107,9 +153,11 @@ def ticket_from_record(ticket: Ticket, record: Mapping[str, Any], tree: SearchTr
         ticket.mismatch, ticket.error = record.get("mismatch"), record.get("error")
         state, context, node = ticket.node.state, ticket.node.context, ticket.node
         here: Node | None = node
+        seed = _seed_before(ticket)
         for data in record.get("chain", ()):
-            link, state, context, here = _link_from_json(data, state, context, here, tree, world)
+            link, state, context, here = _link_from_json(data, state, context, here, tree, world, seed)
             ticket.chain.append(link)
+            seed = link.seed
         outcome = ticket.chain[-1].outcome if ticket.chain else None
         ticket.verdict = None if outcome is None else outcome.verdict
     except (KeyError, TypeError, ValueError) as error:
@@ -117,17 +165,22 @@ def ticket_from_record(ticket: Ticket, record: Mapping[str, Any], tree: SearchTr
 
 
 def _link_from_json(
-    data: Mapping[str, Any], state: Any, context: Context, here: Node | None, tree: SearchTree, world: World
-) -> tuple[Link, Any, Context, Node | None]:
+    data: Mapping[str, Any], state: Any, context: Context, here: Node | None, tree: SearchTree, world: World,
+    before: int,
+) -> tuple[Link, Any, Context, Node | None]:  # fmt: skip
     action = action_from_json(data["a"])
+    sample, seed = data.get("s", 0), data.get("seed")
+    if seed is None:
+        seed = child_seed(before, data["k"])
     edge = None if here is None else tree.find(here, data["k"])
-    if data["s"] < 0 and edge is not None:
+    if sample < 0 and edge is not None:
         action = edge.actions[0]
     shown = data.get("o")
     others = tuple([(action_from_json(other), key) for other, key in data.get("others", ())])
     if shown is None:
-        link = Link(data["s"], data["k"], action, None, None, data["seed"], data["reason"], others)
+        link = Link(sample, data["k"], action, None, None, seed, data["reason"], others)
         return link, state, context, None
+    shown = {"observation": None, "role": "tool", **shown}
     executed = action_from_json(data["executed"]) if "executed" in data else action
     known = None if edge is None else edge.child
     following = context.child(executed, shown["observation"], shown["role"])
@@ -141,9 +194,9 @@ def _link_from_json(
     verdict = shown.get("verdict")
     outcome = Outcome(
         shown["observation"], shown["role"], bool(shown.get("terminated")), shown.get("fault"),
-        None if verdict is None else Verdict.from_json(verdict), shown.get("fingerprint"), shown.get("goal"), state,
+        None if verdict is None else Verdict.from_json({**_USUAL_VERDICT, **verdict}), shown.get("fingerprint"), shown.get("goal"), state,
     )  # fmt: skip
-    link = Link(data["s"], data["k"], action, outcome, following, data["seed"], None, others)
+    link = Link(sample, data["k"], action, outcome, following, seed, None, others)
     return link, state, following, here
 
 

@@ -33,7 +33,7 @@ def test_each_line_is_json_with_a_checksum(tmp_path: Path) -> None:
     _filled(tmp_path / "e.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
     assert len(lines) == 4 and all(len(line["crc"]) == 8 for line in lines)
-    assert lines[0]["schema_version"] == 1
+    assert lines[0]["schema_version"] == 2
 
 
 def test_an_append_is_with_the_operating_system_before_it_returns(tmp_path: Path) -> None:
@@ -103,22 +103,57 @@ def test_a_damaged_line_is_named_and_nothing_is_destroyed(tmp_path: Path, damage
 def test_another_schema_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import offline_agent._store.events as events
 
-    monkeypatch.setattr(events, "SCHEMA_VERSION", 99)
+    monkeypatch.setattr(events, "LOG_VERSION", 99)
     _filled(tmp_path / "e.jsonl")
     monkeypatch.undo()
-    with pytest.raises(DataError, match="schema version 99, this program reads 1"):
+    with pytest.raises(DataError, match="schema version 99, this program reads 1 and 2"):
         list(EventLog(tmp_path / "e.jsonl").read())
     with pytest.raises(DataError, match="schema version 99"):
         EventLog(tmp_path / "e.jsonl").append({})
 
 
-def test_numbers_json_does_not_know_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("beside", [{}, {"nothing": None}, {"long": 1 << 70}])
+def test_numbers_json_does_not_know_are_refused(tmp_path: Path, number: float, beside: dict[str, object]) -> None:
     log = EventLog(tmp_path / "e.jsonl")
     with pytest.raises(ValueError):
-        log.append({"x": float("nan")})
+        log.append({"x": [{"y": number}], **beside})
     log.append({"x": 1})
     assert list(log.read()) == [{"x": 1}]
     log.close()
+
+
+@pytest.mark.parametrize("record", [
+    {"text": "lone \ud800 surrogate"}, {"n": 1 << 70, "none": None}, {"text": "Grüße \u2028 \x00 \"", "f": 1e-7},
+    {"floats": [0.1, -0.0, 1e300, 5e-324, 1 / 3], "none": None}, {"deep": [{"a": None}, [], {}]},
+])  # fmt: skip
+def test_what_json_can_say_comes_back_as_it_was(tmp_path: Path, record: dict[str, object]) -> None:
+    log = EventLog(tmp_path / "e.jsonl")
+    log.append(record)
+    log.close()
+    assert list(EventLog(tmp_path / "e.jsonl").read()) == [record]
+    assert repr(next(EventLog(tmp_path / "e.jsonl").read())) == repr(record)
+
+
+def test_a_log_of_the_earlier_version_is_read_and_goes_on_in_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import offline_agent._store.events as events
+
+    monkeypatch.setattr(events, "LOG_VERSION", 1)
+    path = tmp_path / "e.jsonl"
+    old = EventLog(path)
+    old.append({"n": 0})
+    old.close()
+    monkeypatch.undo()
+    before = path.read_bytes()
+    for n in (1, 2):
+        log = EventLog(path)
+        log.append({"n": n})
+        log.close()
+    assert path.read_bytes() == before
+    assert json.loads((tmp_path / "e~000001.jsonl").read_bytes().splitlines()[0])["schema_version"] == 2
+    assert [record["n"] for record in EventLog(path).read()] == [0, 1, 2]
 
 
 def test_a_full_disk_leaves_whole_lines_and_can_be_gone_on_from(

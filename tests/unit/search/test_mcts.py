@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from typing import Any
 
 import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.search.codec import tree_from_json, tree_to_json, tree_to_networkx, write_graphml
+from offline_agent.search.codec import (
+    ticket_to_record,
+    tree_from_json,
+    tree_to_json,
+    tree_to_networkx,
+    write_graphml,
+)
 from offline_agent.search.mcts import SearchSettings
+from offline_agent.search.ticket import Ticket
 from tests.search_kit import Guess, Paths, search, tasks
 
 SPEC = EnvSpec(Paths)
@@ -49,6 +58,30 @@ def test_resume_after_any_commit_ends_in_the_same_tree(settings: SearchSettings)
                        workers=cut % 7 == 0 and 3 or 0)  # fmt: skip
         assert again.trees == whole.trees, f"cut after {cut} commits"
         assert again.logs[name] == log
+
+
+def test_a_log_that_says_every_usual_value_leads_to_the_same_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 1 of the event log wrote the seed of every link, and defaults of outcomes and verdicts."""
+
+    def version_1(tree_id: str, ticket: Ticket) -> dict[str, Any]:
+        record = ticket_to_record(tree_id, ticket)
+        for data, link in zip(record.get("chain", ()), ticket.rows or ticket.chain, strict=True):
+            data["s"], data["seed"] = link[0], link[5]
+            if "o" in data:
+                data["o"] = {"observation": None, "role": "tool", **data["o"]}
+                if "verdict" in data["o"]:
+                    data["o"]["verdict"] = link[3].verdict.to_json()  # type: ignore[union-attr]
+        return record
+
+    some, settings = tasks(SPEC, 1), SearchSettings(simulations=24)
+    new = search(SPEC, Guess(), settings, some)
+    with monkeypatch.context() as patch:
+        patch.setattr("offline_agent.search.mcts.ticket_to_record", version_1)
+        old = search(SPEC, Guess(), settings, some)
+    ((name, log),) = old.logs.items()
+    assert len(json.dumps(new.logs)) < 0.95 * len(json.dumps(old.logs))
+    for cut in (1, 5, 20):
+        assert search(SPEC, Guess(), settings, some, records={name: log[:cut]}).trees == new.trees == old.trees
 
 
 def test_a_log_of_another_search_is_refused() -> None:
@@ -126,8 +159,29 @@ def test_first_rollout_is_greedy_and_the_first_rollouts_are_the_policys_own() ->
         assert [n.context.action.call.arguments["number"] for n in greedy[1:]] == [(int(c) + 1) % 10 for c in code]  # type: ignore[union-attr]
 
 
+def test_a_node_is_never_exhausted_by_its_first_request() -> None:
+    settings = SearchSettings(simulations=64, saturation=1)
+    run = search(SPEC, Guess(skill=0.8, doors=3, thoughts=False), settings, tasks(SPEC, 12))
+    closed = [node for one in run.searches.values() for node in one.tree.nodes if node.closed and node.edges]  # type: ignore[union-attr]
+    assert any(len(node.edges) == 1 for node in closed)
+    assert all(node.samples > settings.proposals for node in closed)
+
+
+def test_trees_do_not_close_while_much_of_what_the_policy_would_do_is_untried() -> None:
+    """The policy takes each of four doors with a probability of at least 0.175 at the root."""
+
+    def closed_early(saturation: int) -> float:
+        settings = SearchSettings(simulations=64, saturation=saturation)
+        run = search(SPEC, Guess(thoughts=False), settings, tasks(SPEC, 20))
+        trees = [one.tree for one in run.searches.values() if one.tree is not None]
+        return sum(tree.stopped == "closed" and len(tree.root.edges) < 4 for tree in trees) / len(trees)
+
+    assert closed_early(1) > 0.4
+    assert closed_early(SearchSettings().saturation) <= 0.05
+
+
 def test_a_closed_root_ends_the_search_early() -> None:
-    settings = SearchSettings(simulations=500, saturation=20)  # both doors are drawn before a node counts as exhausted
+    settings = SearchSettings(simulations=500, saturation=20)  # both doors are drawn at every node
     run = search(SPEC, Guess(skill=0.0, doors=2, thoughts=False), settings, tasks(SPEC, 1))
     (one,) = run.searches.values()
     assert one.tree is not None and one.tree.stopped == "closed"
