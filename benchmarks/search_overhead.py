@@ -1,16 +1,23 @@
 """Cost of the search itself: simulations per second with a policy and an environment that cost nothing.
 
 Run `python benchmarks/search_overhead.py`. Branching 4, depth 8, reward at the leaves. The search runs exactly as in
-`build_prefs` (scheduler, tickets, ordered commit, rollouts into the tree), with and without the event log.
+`build_prefs` (scheduler, tickets, ordered commit, rollouts into the tree, event log), and once more without the log.
+llm-reasoners searches the same tree in the same rounds (`_llm_reasoners.py`): it is installed from PyPI into an
+environment of its own, or `--rival` names the Python of one that has it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import tracemalloc
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +27,7 @@ from offline_agent.search.mcts import SearchSettings, TreeSearch
 from offline_agent.search.restore import Opening, Outcome
 from offline_agent.search.scheduler import EnvPool, Scheduler
 
+RIVAL = "llm-reasoners==1.0.2"
 BRANCHING, DEPTH = 4, 8
 ACTIONS = [Action(text=str(i), call=ToolCall("go", {"way": i}), logps=(-1.0 - 0.1 * i,)) for i in range(BRANCHING)]
 ANSWERS = [
@@ -85,57 +93,88 @@ def search(simulations: int, log: Any = None, leaves: int = 4, trees: int = 1) -
     return last
 
 
+def logged(simulations: int, trees: int) -> float:
+    """Return simulations per second with the event log, as real runs have it."""
+    from offline_agent.store import EventLog
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = EventLog(Path(folder) / "0000.jsonl")
+        log.create()
+        started = time.perf_counter()
+        search(simulations, log.append, trees=trees)
+        log.close()
+        return trees * simulations / (time.perf_counter() - started)
+
+
+def plain(simulations: int, trees: int) -> float:
+    """Return simulations per second without the event log."""
+    started = time.perf_counter()
+    search(simulations, trees=trees)
+    return trees * simulations / (time.perf_counter() - started)
+
+
+def install(folder: Path) -> Path:
+    """Install llm-reasoners into an environment of its own; return its Python."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", RIVAL], check=True)
+    return python
+
+
+def rival(python: Path, simulations: int, trees: int) -> float:
+    """Return llm-reasoners' simulations per second; it finds torch, which it imports and does not use, in ours."""
+    script = Path(__file__).with_name("_llm_reasoners.py")
+    environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
+    command = [str(python), str(script), str(simulations), str(trees)]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def memory(simulations: int) -> tuple[int, float]:
+    """Return a tree's nodes, and the bytes of one."""
+    tracemalloc.start()
+    tree = search(simulations).tree
+    assert tree is not None
+    per_node = tracemalloc.get_traced_memory()[0] / len(tree.nodes)
+    tracemalloc.stop()
+    return len(tree.nodes), per_node
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rival", type=Path, help="Python of an environment that has llm-reasoners")
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     from _common import write_result
 
-    from offline_agent.store import EventLog
-
     rows = []
-    theirs = {200: 9100, 2000: 7300, 20000: 2500}
-    for simulations in (200, 2000, 20000):
-        plain, logged = [], []
-        for _ in range(arguments.repeats):
-            rounds = max(1, 4000 // simulations)
-            started = time.perf_counter()
-            search(simulations, trees=rounds)
-            plain.append(rounds * simulations / (time.perf_counter() - started))
-            with tempfile.TemporaryDirectory() as folder:
-                log = EventLog(Path(folder) / "0000.jsonl")
-                started = time.perf_counter()
-                search(simulations, log.append)
-                logged.append(simulations / (time.perf_counter() - started))
-                log.close()
-        tracemalloc.start()
-        one = search(simulations)
-        tree = one.tree
-        assert tree is not None
-        memory = tracemalloc.get_traced_memory()[0] / len(tree.nodes)
-        tracemalloc.stop()
-        rows.append(
-            {
-                "simulations": simulations,
-                "simulations/s": round(max(plain)),
-                "with event log": round(max(logged)),
-                "llm-reasoners*": theirs[simulations],
-                "nodes": len(tree.nodes),
-                "bytes/node": round(memory),
-                "us/simulation": round(1e6 / max(plain), 1),
-            }
-        )
+    with tempfile.TemporaryDirectory() as folder:
+        python = arguments.rival or install(Path(folder))
+        for simulations in (200, 2000, 20000):
+            trees = max(1, 4000 // simulations)
+            rounds = [
+                (logged(simulations, trees), plain(simulations, trees), rival(python, simulations, trees))
+                for _ in range(arguments.repeats)
+            ]
+            ours, bare, theirs = map(max, zip(*rounds, strict=True))
+            nodes, per_node = memory(simulations)
+            rows.append(
+                {
+                    "simulations": simulations,
+                    "simulations/s": round(ours),
+                    "llm-reasoners": round(theirs),
+                    "times as fast": round(ours / theirs, 1),
+                    "without event log": round(bare),
+                    "us/simulation": round(1e6 / ours, 1),
+                    "nodes": nodes,
+                    "bytes/node": round(per_node),
+                }
+            )
     growth = rows[-1]["us/simulation"] / rows[0]["us/simulation"]
-    write_result(
-        "search_overhead",
-        rows,
-        {
-            "growth of cost per simulation, 200 -> 20,000": round(growth, 2),
-            "*": "llm-reasoners: measured on this class of machine with the same shape of tree, not in this run",
-        },
-    )
+    facts = {"growth of cost per simulation, 200 -> 20,000": round(growth, 2), "llm-reasoners": RIVAL}
+    write_result("search_overhead", rows, facts)
 
 
 if __name__ == "__main__":

@@ -169,6 +169,9 @@ class PairsSection(Section):
     min_gap: float = key(0.2, "least difference of the values of a step pair", ge=0, le=1)
     min_visits: int = key(3, "least visits of each side of a step pair, unless its value is exact", ge=1)
     confidence: float = key(0.9, "least P(Q_chosen > Q_rejected) of a step pair", ge=0.5, le=0.999999)
+    value_source: Literal["search", "mixed"] = key(
+        "search", "values that order step pairs and make their gap: the search's, or mixed with the critic's (AgentQ)"
+    )
     per_node: int = key(2, "most step pairs of one node", ge=1)
     per_task: int = key(16, "most pairs of one task", ge=1)
     per_depth: int = key(4, "most pairs of one task at one depth", ge=1)

@@ -201,7 +201,8 @@ def miner_of(config: BuildPrefsConfig, spec: EnvSpec, rollout: Rollout | None) -
         spec,
         steps=StepPairs(
             pairs.min_visits, pairs.min_gap, pairs.confidence, pairs.per_node, value=config.search.value,
-            exact_terminals=spec.deterministic_verifier,
+            exact_terminals=spec.deterministic_verifier, value_source=pairs.value_source,
+            critic_alpha=config.search.critic_alpha,
         ),
         trajectory_pairs=TrajectoryPairs(
             pairs.max_extra_steps, certain=spec.deterministic_verifier, cut_failures=pairs.cut_failures

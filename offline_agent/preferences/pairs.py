@@ -13,6 +13,7 @@ from offline_agent.preferences.policy_value import Estimate, as_evidence, policy
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.statistics import PRIOR, Evidence, probability_above
 from offline_agent.records import PreferencePair
+from offline_agent.search.selection import mix
 
 if TYPE_CHECKING:
     from offline_agent.search.tree import Edge, Node, SearchTree
@@ -52,6 +53,10 @@ class StepPairs:
         value: What a rollout is worth: its `reward` (partial credit counts as a part of a success) or `success`.
         second_opinion: Whether the policy-weighted values are asked; False leaves closed children to `min_visits` too.
         exact_terminals: Whether one verdict settles a child that ends the episode; False where the verifier is noisy.
+        value_source: Which values decide a pair's order and gap, and are stored: those of the `search`, or `mixed` with
+            the critic's scores as in AgentQ (`selection.mix`; an exact value stands as it is). Confidence is always
+            that of the rollouts.
+        critic_alpha: Weight of the search in mixed values; see `selection.mix`.
 
     Raises:
         ConfigError: A number is out of its range.
@@ -67,6 +72,8 @@ class StepPairs:
         second_opinion: bool = True,
         value: Literal["reward", "success"] = "reward",
         exact_terminals: bool = True,
+        value_source: Literal["search", "mixed"] = "search",
+        critic_alpha: float | None = None,
     ) -> None:
         faults = [
             *([f"min_visits must be at least 1, got {min_visits!r}"] if min_visits < 1 else []),
@@ -75,6 +82,11 @@ class StepPairs:
             *([f"per_node must be at least 1, got {per_node!r}"] if per_node < 1 else []),
             *([f"prior must be above 0, got {prior!r}"] if prior <= 0 else []),
             *([f"value must be 'reward' or 'success', got {value!r}"] if value not in ("reward", "success") else []),
+            *(
+                [f"value_source must be 'search' or 'mixed', got {value_source!r}"]
+                if value_source not in ("search", "mixed")
+                else []
+            ),
         ]
         if faults:
             raise ConfigError(faults)
@@ -86,6 +98,8 @@ class StepPairs:
         self.second_opinion = second_opinion
         self.value = value
         self.exact_terminals = exact_terminals
+        self.value_source = value_source
+        self.critic_alpha = critic_alpha
 
     def mine(self, tree: SearchTree) -> Mined:
         """Return the step pairs of a tree in the order of its nodes, and what was refused: one entry per rule."""
@@ -144,6 +158,14 @@ class StepPairs:
             return _Side(edge, settled, settled)
         return _Side(edge, evidence, as_evidence(estimate, evidence.count))
 
+    def _value(self, side: _Side) -> float:
+        """Return what a side is worth in the order of the pairs."""
+        mean = side.evidence.mean
+        if self.value_source == "mixed" and side.evidence.known is None:
+            mean = mix(mean, _rollouts(side.edge), side.edge.critic, self.critic_alpha)
+        assert mean is not None  # a side has rollouts
+        return mean
+
     def _exact(self, edge: Edge) -> bool:
         return self.exact_terminals and edge.exact
 
@@ -165,10 +187,9 @@ class StepPairs:
         if one.edge.key == other.edge.key:
             return "same canonical action"
         better, worse = one, other
-        if (one.evidence.mean or 0.0) < (other.evidence.mean or 0.0):
-            better, worse = other, one
-        high, low = better.evidence.mean, worse.evidence.mean
-        assert high is not None and low is not None
+        high, low = self._value(one), self._value(other)
+        if high < low:
+            better, worse, high, low = other, one, low, high
         if high - low < self.min_gap:
             return f"gap below {self.min_gap:g}"
         sure = probability_above(better.evidence, worse.evidence, self.prior)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import errno
 import os
 from pathlib import Path

@@ -47,6 +47,27 @@ def test_thresholds_are_met_with_equality() -> None:
     assert not StepPairs(second_opinion=False, min_gap=0.51, confidence=0.5).mine(kit.fan((3, 1), (1, 3)))[0]
 
 
+def test_mixed_values_make_the_gap_where_they_are_asked_for() -> None:
+    tree = kit.fan((60, 40), (41, 59))
+    tree.edges[0].critic, tree.edges[1].critic = 1.0, 0.0
+    assert why(PLAIN, tree) == {"gap below 0.2"}
+    (pair,), _ = StepPairs(second_opinion=False, value_source="mixed").mine(tree)
+    assert (pair.q_chosen, pair.q_rejected) == pytest.approx((0.6 * 100 / 102 + 2 / 102, 0.41 * 100 / 102))
+    (pair,), _ = StepPairs(second_opinion=False, value_source="mixed", critic_alpha=0.5).mine(tree)
+    assert (pair.q_chosen, pair.q_rejected) == pytest.approx((0.8, 0.205))
+    tree.edges[1].critic = None  # no opinion is no term
+    (pair,), _ = StepPairs(second_opinion=False, value_source="mixed", critic_alpha=0.5).mine(tree)
+    assert (pair.q_chosen, pair.q_rejected) == pytest.approx((0.8, 0.41))
+    with pytest.raises(ConfigError, match="'search' or 'mixed'"):
+        StepPairs(value_source="critic")  # type: ignore[arg-type]
+
+
+def test_a_critic_cannot_turn_round_what_the_rollouts_say() -> None:
+    tree = kit.fan((5, 0), (0, 4))
+    tree.edges[0].critic, tree.edges[1].critic = 0.0, 1.0
+    assert StepPairs(second_opinion=False, value_source="mixed", critic_alpha=0.1).mine(tree)[0] == []
+
+
 def test_partial_credit_counts_in_part() -> None:
     tree = kit.fan((2.25, 0.75), (1.0, 2.0))
     assert PLAIN.mine(tree)[0] == []  # as three successes against one it would be one
