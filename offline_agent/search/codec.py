@@ -192,9 +192,11 @@ def _link_from_json(
         state = world.remember(state, executed, shown["observation"], shown.get("fingerprint"))
         here = None
     verdict = shown.get("verdict")
+    if verdict is not None:
+        verdict = Verdict.from_json({**_USUAL_VERDICT, **verdict})
     outcome = Outcome(
         shown["observation"], shown["role"], bool(shown.get("terminated")), shown.get("fault"),
-        None if verdict is None else Verdict.from_json({**_USUAL_VERDICT, **verdict}), shown.get("fingerprint"), shown.get("goal"), state,
+        verdict, shown.get("fingerprint"), shown.get("goal"), state,
     )  # fmt: skip
     link = Link(sample, data["k"], action, outcome, following, seed, None, others)
     return link, state, following, here

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from offline_agent.records import POLICY_CUTS, Context
+from offline_agent.search.quarantine import is_noise, quarantine
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.ticket import Link, Others, Row, Ticket
-from offline_agent.search.tree import Edge, Node, SearchTree, is_noise
+from offline_agent.search.tree import Edge, Node, SearchTree
 
 
 class Committer:
@@ -112,7 +113,7 @@ class Committer:
                 if link.outcome.terminated and (self._deterministic or ticket.cut == "unscored"):
                     edge.closed = True
                 if link.outcome.terminated and ticket.cut == "unscored":
-                    tree.quarantine(edge, f"verifier: {ticket.error}", self._gamma)
+                    quarantine(tree, edge, f"verifier: {ticket.error}", self._gamma)
             elif link.context is not edge.child.context and not _same_history(link.context, edge.child.context):
                 tree.counters["dropped"] += len(chain) - position - 1
                 node = edge.child
@@ -152,7 +153,7 @@ class Committer:
     def _commit_fault(self, tree: SearchTree, ticket: Ticket, edge: Edge, link: Link) -> None:
         edge.closed = True
         if ticket.mismatch is None and edge.quarantined is None:
-            tree.quarantine(edge, link.reason or "unknown fault", self._gamma)
+            quarantine(tree, edge, link.reason or "unknown fault", self._gamma)
 
     def _add_child(self, tree: SearchTree, edge: Edge, link: Link, greedy: bool) -> Node:
         outcome, context = link.outcome, link.context
@@ -268,7 +269,7 @@ class Committer:
             return
         edge = edges[depth - 1]
         edge.closed = True
-        tree.quarantine(edge, ticket.error or "a replay differed", self._gamma)
+        quarantine(tree, edge, ticket.error or "a replay differed", self._gamma)
         self._close_from(edge.parent)
 
     def _note_first(self, tree: SearchTree, ticket: Ticket) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from offline_agent.records import Action, Context, Step, Task, Verdict
@@ -208,14 +208,6 @@ class Node:
         return None
 
 
-_SUMS = ("visits", "value_sum", "verified", "score_sum", "successes", "truncated")
-
-
-def is_noise(path: Iterable[Edge]) -> bool:
-    """Whether an edge of a path is quarantined."""
-    return any([edge.quarantined is not None for edge in path])
-
-
 USUAL_WIDTH = 8  # of a node; edges are looked up in a dictionary only where widening was raised above it
 
 
@@ -327,46 +319,6 @@ class SearchTree:
             self.low = value
         if value > self.high:
             self.high = value
-
-    def quarantine(self, edge: Edge, reason: str, gamma: float) -> None:
-        """Take what was backed up through an edge out of all sums above the node it leads to, `low` and `high` included.
-
-        Nodes behind the edge keep their sums, as a record of what was measured there.
-
-        Args:
-            edge: The edge; where it is quarantined already, nothing changes.
-            reason: Why its values are noise.
-            gamma: Discount per step with which they were backed up.
-        """
-        self.noisy = True
-        if edge.quarantined is not None:
-            return
-        gone = {name: getattr(edge, name) for name in _SUMS}
-        above: Edge | None = edge
-        while above is not None and above.quarantined is None:
-            for name, amount in gone.items():
-                setattr(above, name, getattr(above, name) - amount)
-            if not above.visits:
-                above.value_sum = above.score_sum = 0.0  # not what rounding left
-            gone["value_sum"] *= gamma
-            node = above.parent
-            node.visits -= gone["visits"]
-            node.value_sum = node.value_sum - gone["value_sum"] if node.visits else 0.0
-            above = node.edge
-        edge.quarantined = reason
-        if gone["visits"]:
-            self._see_again()
-
-    def _see_again(self) -> None:
-        """Set `low` and `high` by the values that stand."""
-        self.low, self.high = float("inf"), float("-inf")
-        sound = [True] * len(self.nodes)
-        for node in self.nodes[1:]:
-            edge = node.edge
-            assert edge is not None  # only the root has none
-            sound[node.id] = edge.quarantined is None and sound[edge.parent.id]
-            if sound[node.id] and edge.visits:
-                self.see(edge.value_sum / edge.visits)
 
     def path(self, node: Node) -> list[Edge]:
         """Return the edges from the root to `node`."""

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import json
 import errno
+import json
 import os
 from pathlib import Path
 

@@ -10,6 +10,7 @@ import pytest
 from offline_agent.envs.base import EnvSpec
 from offline_agent.records import Action, Context, Task, Verdict
 from offline_agent.search.mcts import SearchSettings
+from offline_agent.search.quarantine import quarantine
 from offline_agent.search.tree import Edge, Node, SearchTree
 from tests.search_kit import Guess, Paths, Run, search, tasks
 
@@ -106,12 +107,12 @@ def test_the_range_of_values_is_that_of_what_stands() -> None:
         tree.see(value)
         edges.append(edge)
     assert (tree.low, tree.high) == (0.25, 1.0)
-    tree.quarantine(edges[1], "it moved", 1.0)
-    tree.quarantine(edges[1], "it moved again", 1.0)
+    quarantine(tree, edges[1], "it moved", 1.0)
+    quarantine(tree, edges[1], "it moved again", 1.0)
     assert (tree.low, tree.high) == (0.25, 0.5) and edges[1].quarantined == "it moved"
     assert (tree.root.visits, tree.root.value_sum) == (4, 1.5)
-    tree.quarantine(edges[0], "it moved", 1.0)
-    tree.quarantine(edges[2], "it moved", 1.0)
+    quarantine(tree, edges[0], "it moved", 1.0)
+    quarantine(tree, edges[2], "it moved", 1.0)
     assert tree.low > tree.high and (tree.root.visits, tree.root.value_sum) == (0, 0.0)
 
 
