@@ -55,7 +55,8 @@ def test_adapters_that_are_finite_and_whose_product_is_not_are_not_saved(tmp_pat
 def test_weights_too_large_to_compute_with_are_called_that(tmp_path: Path) -> None:
     model, tokenizer = tiny()
     with torch.no_grad():
-        model.lm_head.weight.fill_(1e38)
+        model.lm_head.weight.mul_(1e10)
+        model.model.norm.weight.fill_(1e38)
     save_plain(model, tokenizer, tmp_path / "model")
     with pytest.raises(ConfigError, match="logits of a random prompt are not finite, though its weights are"):
         HFPolicy(tmp_path / "model")
