@@ -20,6 +20,7 @@ from offline_agent.preferences.hindsight import Hindsight
 from offline_agent.preferences.pairs import StepPairs, TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.replay import Replayer
+from offline_agent.preferences.siblings import with_confidence
 from offline_agent.records import PreferencePair, Trajectory
 
 if TYPE_CHECKING:
@@ -104,8 +105,9 @@ class Miner:
         replays, calls = self._replayer.count, self._replayer.tool_calls
         self._quarantined_branches(tree, mined)
         mined.trajectories = list(trajectories(tree))
+        compared = self.steps.compare(tree)
         if "step" in self.kinds:
-            _add(mined, *self.steps.mine(tree))
+            _add(mined, *self.steps.mine(tree, compared))
         if "trajectory" in self.kinds:
             _add(mined, *self.trajectory_pairs.mine(tree))
         if "hindsight" in self.kinds and self.hindsight is not None:
@@ -113,6 +115,7 @@ class Miner:
             mined.trajectories += [found.trajectory for found in relabelled]
             _add(mined, pairs, refusals)
         self._shorten(tree, mined)
+        mined.pairs = [with_confidence(pair, tree, compared) for pair in mined.pairs]
         mined.filtered, refusals = self.filtered.select(mined.trajectories, tree.tree_id)
         mined.refusals += refusals
         mined.replays = self._replayer.count - replays

@@ -44,8 +44,8 @@ def trajectory(**change: Any) -> dict[str, Any]:
 def test_columns_are_those_of_the_contract() -> None:
     assert PREFERENCES.names == [
         "prompt", "chosen", "rejected", "tools", "kind", "task_id", "split", "tree_id", "node_id", "chosen_edge",
-        "rejected_edge", "q_chosen", "q_rejected", "visits_chosen", "visits_rejected", "confidence", "weight",
-        "verdict_chosen", "verdict_rejected", "prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask",
+        "rejected_edge", "q_chosen", "q_rejected", "visits_chosen", "visits_rejected", "confidence", "rest_confidence",
+        "weight", "verdict_chosen", "verdict_rejected", "prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask",
         "rejected_mask", "ref_chosen_logps", "ref_rejected_logps", "certificate",
     ]  # fmt: skip
     assert TRAJECTORIES.names == FILTERED.names == [

@@ -17,11 +17,12 @@ def test_a_clear_order_is_a_pair() -> None:
     tree = kit.fan((5, 0), (0, 4))
     (pair,), refusals = PLAIN.mine(tree)
     assert (pair.kind, pair.chosen_edge, pair.rejected_edge, pair.node_id) == ("step", 0, 1, 0)
-    assert (pair.q_chosen, pair.q_rejected, pair.visits_chosen, pair.visits_rejected) == (1.0, 0.0, 5, 4)
+    assert (pair.q_chosen, pair.q_rejected) == (5.5 / 6, 0.5 / 5)  # posterior means under Beta(½, ½)
+    assert (pair.visits_chosen, pair.visits_rejected) == (5, 4)
     assert pair.confidence > 0.99 and pair.prefix is tree.root.context and not refusals
     assert [step.key for step in pair.chosen] == ["key A"] and [step.key for step in pair.rejected] == ["key B"]
     assert pair.verdict_chosen is None and pair.verdict_rejected is None
-    assert "values 1.000 and 0.000 over 5 and 4 rollouts" in pair.reason
+    assert "values 0.917 and 0.100 over 5 and 4 rollouts" in pair.reason
 
 
 def test_order_of_the_edges_does_not_matter() -> None:
@@ -43,8 +44,8 @@ def test_each_threshold_refuses(tree: object, reason: str) -> None:
 
 
 def test_thresholds_are_met_with_equality() -> None:
-    assert len(StepPairs(second_opinion=False, min_gap=0.5, confidence=0.5).mine(kit.fan((3, 1), (1, 3)))[0]) == 1
-    assert not StepPairs(second_opinion=False, min_gap=0.51, confidence=0.5).mine(kit.fan((3, 1), (1, 3)))[0]
+    assert len(StepPairs(second_opinion=False, min_gap=0.5, confidence=0.5).mine(kit.fan((5.5, 1.5), (1.5, 5.5)))[0]) == 1
+    assert not StepPairs(second_opinion=False, min_gap=0.51, confidence=0.5).mine(kit.fan((5.5, 1.5), (1.5, 5.5)))[0]
 
 
 def test_partial_credit_counts_in_part() -> None:
@@ -52,7 +53,7 @@ def test_partial_credit_counts_in_part() -> None:
     assert PLAIN.mine(tree)[0] == []  # as three successes against one it would be one
     tree = kit.fan((5.0, 1.0), (1.5, 4.5))
     (pair,), _ = PLAIN.mine(tree)
-    assert pair.q_chosen == pytest.approx(5 / 6) and pair.q_rejected == pytest.approx(0.25)
+    assert pair.q_chosen == pytest.approx(5.5 / 7) and pair.q_rejected == pytest.approx(2 / 7)
 
 
 def test_value_success_ignores_partial_credit() -> None:
@@ -64,7 +65,7 @@ def test_value_success_ignores_partial_credit() -> None:
 def test_rollouts_that_used_up_their_steps_scored_nothing() -> None:
     assert PLAIN.mine(kit.fan((4, 0), (3, 1)))[0] == []
     (pair,), _ = PLAIN.mine(kit.fan((4, 0), (3, 1), truncated=(0, 12)))
-    assert pair.visits_rejected == 16 and pair.q_rejected == pytest.approx(3 / 16)
+    assert pair.visits_rejected == 16 and pair.q_rejected == pytest.approx(3.5 / 17)
     assert PLAIN.mine(kit.fan((4, 0), (0, 4), truncated=(20, 0)))[0] == []
 
 
@@ -157,7 +158,7 @@ def test_a_closed_child_needs_no_more_visits() -> None:
     for edge in tree.edges[:2]:
         edge.closed = True
     (pair,), _ = StepPairs().mine(tree)
-    assert pair.visits_chosen == 1 and pair.q_chosen == 1.0 and 0.9 <= pair.confidence < 1.0
+    assert pair.visits_chosen == 1 and 0.9 < pair.q_chosen < 1.0 and 0.9 <= pair.confidence < 1.0
 
 
 def test_a_closed_child_of_which_nothing_was_judged_is_not_known() -> None:
