@@ -50,7 +50,7 @@ PAIR = Shape(
     ("prompt", *SIDES),
     ("prompt_ids", "chosen_ids", "rejected_ids"),
     ("chosen_mask", "rejected_mask"),
-    ("ref_chosen_logps", "ref_rejected_logps", "q_chosen", "q_rejected", "confidence", "weight"),
+    ("ref_chosen_logps", "ref_rejected_logps", "q_chosen", "q_rejected", "confidence", "rest_confidence", "weight"),
 )
 TRAJECTORY = Shape("filtered", ("messages",), ("input_ids",), ("action_mask",), ("success", "verdict"))
 
