@@ -24,6 +24,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from _common import RESULTS
 
+from offline_agent.evaluation.statistics import too_alike, wilson
+
 PIPELINE = "offline_agent.pipelines."
 COLUMNS = ("success", "reward")
 
@@ -118,6 +120,15 @@ def interval(values: Any, resamples: int = 4000) -> tuple[float, float]:
     ]
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
+
+
+def share_interval(values: Any) -> tuple[float, float]:
+    """Return `interval` of shares in [0, 1]; at least as wide as Wilson's over tasks where these are too alike."""
+    low, high = interval(values)
+    if too_alike(values.mean(0)):
+        below, above = wilson(float(values.mean()), values.shape[1])
+        low, high = min(low, below), max(high, above)
+    return low, high
 
 
 def endings(folder: Path) -> dict[str, Any]:

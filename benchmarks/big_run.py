@@ -29,6 +29,7 @@ from unittest import mock
 import psutil
 
 import offline_agent
+from offline_agent._store.columns import PAIR_TABLES, PREFERENCES, stored_name
 from offline_agent.config import BuildPrefsConfig, free_keys, load
 from offline_agent.pipelines import build_prefs
 from offline_agent.store import RunDirectory, hash_json
@@ -194,11 +195,13 @@ def check(run_dir: Path, out: Path) -> None:
     from offline_agent._store.quarantine import Digests
 
     seen, rows = Digests(), 0
-    with pq.ParquetFile(run_dir / "preferences" / "0000.parquet") as file:
-        for batch in file.iter_batches(512, columns=["prompt_ids", "chosen_ids", "rejected_ids"]):
-            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                rows += 1
-                seen.add(int(hash_json(row)[:16], 16))
+    ids = [stored_name(f"{name}_ids", PREFERENCES) for name in ("prompt", "chosen", "rejected")]
+    for table in PAIR_TABLES:
+        with pq.ParquetFile(run_dir / table / "0000.parquet") as file:
+            for batch in file.iter_batches(512, columns=ids):
+                for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    rows += 1
+                    seen.add(int(hash_json(row)[:16], 16))
     out.write_text(json.dumps({"rows": rows, "different": len(seen)}))
 
 
@@ -269,7 +272,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any
     counted = once("checked", lambda: _here("check", target, folder))
     assert counted["rows"] == counted["different"] == summary["pairs_total"], counted
     row("reading them", counted, f"{counted['rows']:,} rows, all different by their ids")
-    for name in ("preferences", "trajectories", "filtered", "quarantine.jsonl"):
+    for name in (*PAIR_TABLES, "trajectories", "filtered", "quarantine.jsonl"):
         disk[name] = size(target / name)
     return rows, {
         "goal": "1,000,000 pairs under 1 GB of memory; 100,000 trees opened, resumed, summarised in seconds",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import write_result
-from _experiment import Seed, Stage, arguments, carry_out, ending_columns, endings, interval, matrix
+from _experiment import Seed, Stage, arguments, carry_out, ending_columns, endings, interval, matrix, share_interval
 
 ROWS = {
     "warm start": "warm",
@@ -228,7 +228,7 @@ def table(suite: Suite, seeds: Sequence[Seed], simulations: int) -> tuple[list[d
         for column, name in columns.items():
             for mode, way, run in ways:
                 values = matrix(seeds, run, mode, column)
-                low, high = interval(values)
+                low, high = share_interval(values)
                 row[name + way] = f"{values.mean():.1%}"
                 row[f"{name}{way}: 95 %"] = f"{low:.1%} to {high:.1%}"
                 if (mode, column) == ("sampled", "success"):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import write_result
-from _experiment import Seed, Stage, arguments, carry_out, interval, matrix
+from _experiment import Seed, Stage, arguments, carry_out, interval, matrix, share_interval
 from offline_loop import SUITES, WARM, Suite, searched
 
 OBJECTIVES = {
@@ -91,7 +91,7 @@ def table(seeds: Sequence[Seed]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         row: dict[str, Any] = {"policy": title}
         for mode, column in (("sampled", "sampled at 0.7"), ("greedy", "greedy")):
             values = matrix(seeds, f"test-{model}", mode)
-            low, high = interval(values)
+            low, high = share_interval(values)
             row[column], row[f"{column}: 95 %"] = f"{values.mean():.1%}", f"{low:.1%} to {high:.1%}"
             if mode == "sampled":
                 row["each seed"] = ", ".join(f"{mean:.1%}" for mean in values.mean(1))

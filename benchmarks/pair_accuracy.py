@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from offline_agent.envs.base import EnvSpec, Episode
+from offline_agent.evaluation.statistics import too_alike, wilson
 from offline_agent.policies.base import Policy, Proposals, ProposeRequest
 from offline_agent.preferences.pairs import StepPairs
 from offline_agent.records import Context, Task
@@ -214,11 +215,20 @@ def measure(name: str, trees: Sequence[tuple[SearchTree, Truth]], most: int) -> 
 
 
 def _interval(right: Any, count: Any, draws: int = 2000) -> tuple[float, float]:
-    """Percentile bootstrap over tasks: pairs of one task are not independent."""
+    """Return the 95 % interval by percentile bootstrap over tasks: pairs of one task are not independent.
+
+    Where hardly a task has a wrong pair, or a right one, resampling shows no spread: then at least as wide as Wilson's
+    for as many independent tasks as have pairs.
+    """
+    right, count = right[count > 0], count[count > 0]
+    if not len(count):
+        return 0.0, 1.0
     rng = np.random.default_rng(0)
     picks = rng.integers(0, len(count), (draws, len(count)))
-    shares = right[picks].sum(1) / np.maximum(1, count[picks].sum(1))
-    low, high = np.percentile(shares, [2.5, 97.5])
+    low, high = np.percentile(right[picks].sum(1) / count[picks].sum(1), [2.5, 97.5])
+    if too_alike(right / count):
+        below, above = wilson(right.sum() / count.sum(), len(count))
+        low, high = min(low, below), max(high, above)
     return float(low), float(high)
 
 

@@ -33,6 +33,7 @@ from _common import machine, write_result
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase
 
+from offline_agent._store.columns import PAIR_TABLES, known
 from offline_agent.policies.hf import DEFAULT_MODEL
 from offline_agent.training.prefix_sharing import Scorer, Sequence, pack
 
@@ -110,8 +111,8 @@ def shop_pairs(run: Path) -> list[Pair]:
     import pyarrow.parquet as pq
 
     trees: dict[str, list[Pair]] = {}
-    for file in sorted((run / "preferences").glob("*.parquet")):
-        for row in pq.read_table(file).to_pylist():
+    for file in (file for table in PAIR_TABLES for file in sorted((run / table).glob("*.parquet"))):
+        for row in map(known, pq.read_table(file).to_pylist()):
             if row["prompt_ids"] is None or row["kind"] not in ("step", "trajectory"):
                 continue
             sides = [Side(row[f"{side}_ids"], row[f"{side}_mask"]) for side in ("chosen", "rejected")]

@@ -29,10 +29,11 @@ from typing import Any
 import psutil
 from _common import write_result
 
+from offline_agent._store.columns import PAIR_TABLES
 from offline_agent.store import EventLog
 
 HERE = Path(__file__).parent
-TABLES = ("trees", "preferences", "filtered", "trajectories")
+TABLES = ("trees", *PAIR_TABLES, "filtered", "trajectories")
 KEYS = [
     "env=shop", "policy=server", "policy.model=fake", "policy.temperature=1", "policy.batch_invariant=true",
     "policy.backoff=0.2", "policy.patience=300", "policy.timeout=30", "search.max_steps=6", "limits.workers=2",

@@ -17,6 +17,7 @@ import torch
 from _common import RESULTS, write_result
 from transformers import AutoModelForCausalLM
 
+from offline_agent._store.columns import known
 from offline_agent.store import read_table
 
 FEW = 10  # pairs of a seed, below which a row says nothing
@@ -30,7 +31,7 @@ def tool(side: Sequence[Any]) -> str:
 
 def step_pairs(run_dir: Path) -> list[dict[str, Any]]:
     """Return the step pairs of a run."""
-    return [row for row in read_table(run_dir / "preferences" / "0000.parquet") if row["kind"] == "step"]
+    return [row for row in map(known, read_table(run_dir / "preferences" / "0000.parquet")) if row["kind"] == "step"]
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from offline_agent._config.values import fits, in_words
-from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.errors import ConfigError, did_you_mean, ends_the_run
 
 ENVIRONMENTS: dict[str, str] = {
     "bfcl": "offline_agent.envs.bfcl:BFCL",
@@ -97,7 +97,9 @@ def _module(key: str, name: str) -> ModuleType:
         raise ConfigError(
             f"{key}: importing {name!r} needs the module {missing!r}, which is not installed; install it"
         ) from error
-    except Exception as error:
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
         raise ConfigError(f"{key}: importing {name!r} raised {type(error).__name__}: {error}") from error
 
 
@@ -115,9 +117,11 @@ def _file(key: str, path: Path) -> ModuleType:
         sys.modules[path.stem] = module  # so that its classes can be copied and pickled
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException as error:
         if known is None:
             del sys.modules[path.stem]
+        if ends_the_run(error):
+            raise
         raise ConfigError(f"{key}: running {str(path)!r} raised {type(error).__name__}: {error}") from error
     return module
 

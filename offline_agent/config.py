@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from offline_agent._config.base import Plugged, Section, key, masked, section
+from offline_agent._config.base import MOST, Plugged, Section, key, masked, section
 from offline_agent._config.evaluation import EvaluateConfig
 from offline_agent._config.loop import IterateConfig
 from offline_agent._config.online import RefineGrpoConfig
@@ -168,7 +168,8 @@ def _limits(field: FieldInfo) -> str:
     parts = []
     for limit in field.metadata:
         for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
-            if (bound := getattr(limit, name, None)) is not None:
+            bound = getattr(limit, name, None)
+            if bound is not None and bound != MOST:  # said once in the documents, not in every line of --help
                 parts.append(f" {sign} {bound}")
     return " and".join(parts)
 
@@ -264,6 +265,7 @@ def _fault(model: type[BaseModel], error: ErrorDetails, known: dict[str, Key]) -
         entry = known.get(".".join(parts[:end])) or known.get(".".join(parts[:end]).removesuffix(".name"))
         if entry is not None:
             near = did_you_mean(error["input"], entry.allowed.split()) if isinstance(error["input"], str) else ""
+            near = near or (f" No number is above {MOST}." if error["type"] == "less_than_equal" else "")
             return f"{entry.path}: got {error['input']!r}, allowed: {entry.allowed}.{near}"
     inside = [name for name in known if name.startswith(path + ".")]
     if inside:

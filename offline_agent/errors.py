@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -30,6 +32,10 @@ class PolicyError(OfflineAgentError):
     """The policy's back end broke; a badly formed action is not an error but an `Action` with a fault."""
 
 
+class ContextFull(PolicyError):
+    """A history leaves no room for another action in the model's context: a limit of the policy, and no outage."""
+
+
 class JudgeError(OfflineAgentError):
     """A scorer could not score. The score is None, never 0."""
 
@@ -40,6 +46,29 @@ class DataError(OfflineAgentError):
 
 class TrainingError(OfflineAgentError):
     """Training cannot go on without doing damage."""
+
+
+class Interruption(BaseException):
+    """The run itself is being ended (a signal): no boundary around foreign code takes it for that code's fault."""
+
+
+def ends_the_run(error: BaseException) -> bool:
+    """Tell whether an error ends the run, as opposed to one that foreign code raised.
+
+    A KeyboardInterrupt is the user's only in the main thread, and only while Python's own handler is in place.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        main = threading.current_thread() is threading.main_thread()
+        return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, Interruption)
+
+
+def in_words(error: BaseException) -> str:
+    """Return class and message of an error; foreign code may have made one that cannot say its message."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as worse:
+        return f"{type(error).__name__} (its message raised {type(worse).__name__})"
 
 
 def did_you_mean(got: str, allowed: Iterable[str]) -> str:

@@ -230,6 +230,21 @@ class Step:
     reward: float | None = None
 
 
+POLICY_CUTS = ("max_steps", "tokens", "context")
+"""Ends that a limit of the policy's own puts to an episode: its steps are used up, a turn never ended (token limit), or
+the history is longer than its context. The task was not solved: such an end is a failure worth 0."""
+
+
+def cut_verdict(cut: str, **evidence: Any) -> Verdict:
+    """Return the verdict on an episode that ended by one of `POLICY_CUTS`.
+
+    Args:
+        cut: Which.
+        evidence: What else is known of the end.
+    """
+    return Verdict(0.0, False, cut, evidence={"truncated": True, **evidence})
+
+
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """The record of a rollout.
@@ -239,9 +254,9 @@ class Trajectory:
         steps: One per action, first to last.
         verdict: The end state's verdict; None when nobody was asked.
         terminated: The task ended by itself.
-        truncated: It was cut: by `max_steps`, a token limit, a time-out or a fault.
+        truncated: It was cut: by a limit of the policy's own, a time-out or a fault.
         origin: Where it comes from.
-        cut_by: None, or `max_steps`, `tokens`, `time`, `fault` where `truncated`.
+        cut_by: None, or one of `POLICY_CUTS`, `time` or `fault` where `truncated`.
         criticality: float [len(steps)] or None; see algorithms.md section 3.
     """
 

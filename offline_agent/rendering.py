@@ -268,14 +268,26 @@ class Renderer:
         return rows.pair_columns(self, prefix, chosen, rejected, model_hash)
 
     def check_row(self, row: Mapping[str, Any]) -> None:
-        """Check a stored row's masks again: hashes, lengths, spans, counts, vocabulary, decoded texts, messages.
+        """Check a row as it is written: the ranges of its numbers, every column that its certificate covers, masks.
 
-        A row whose token columns are all null passes: it makes no claim.
+        Args:
+            row: Its columns, by the program's own names (`_store.columns.known`).
 
         Raises:
             DataError: Something disagrees; the message names the row and says what.
         """
         rows.check_row(self, row)
+
+    def check_tokens(self, row: Mapping[str, Any]) -> bool:
+        """Check a row's masks: hashes, lengths, spans, counts, vocabulary, decoded texts, messages.
+
+        Returns:
+            Whether it has token columns; one without makes no claim.
+
+        Raises:
+            DataError: Something disagrees; the message says what.
+        """
+        return rows.check_tokens(self, row)
 
     def action_of_span(self, ids: Sequence[int]) -> Action:
         """Return the action of a masked span, to be compared: `parse` for ids that are known to be one turn."""

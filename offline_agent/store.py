@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from offline_agent import running
 from offline_agent._store.events import EventLog
 from offline_agent._store.facts import code_hash, git_commit, hash_json, hash_path, machine
 from offline_agent._store.files import disk_errors, safe_name, write_atomic, write_json
@@ -276,7 +277,8 @@ def _acquire(path: Path) -> int:
         ) from error
     with disk_errors(path / _LOCK, "locking the run"):
         os.ftruncate(lock, 0)
-        os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        command = os.getpid() if running.notes is None else running.notes.command
+        os.pwrite(lock, f"process {command} on {socket.gethostname()}".encode(), 0)
     return lock
 
 

@@ -1,7 +1,8 @@
-"""MLflow, kept at arm's length: a child process talks to it, so that it can neither slow a job down nor stop it.
+"""Tracking with MLflow by a child process, so that it can neither slow a job down nor stop it.
 
-The job's side sends JSON lines and never waits; this module run as a program (`python -m offline_agent.tracking`) is
-the other side, and the only place where MLflow is imported. When tracking fails, the job says so once and goes on.
+The job's side sends JSON lines and never waits; `offline_agent._tracking.worker` is the other side, and the only place
+where MLflow is imported. When tracking fails, the job says so once and goes on; what it sent is kept in the run
+directory until it has arrived, and is sent with the next session or by `python -m offline_agent.pipelines.track`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import json
 import os
 import queue
+import shlex
 import subprocess
 import sys
 import threading
@@ -17,12 +19,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO
+from typing import IO, Any, Literal, Protocol
+
+from offline_agent._tracking.outbox import NAME, Outbox
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
-_PARAMS_AT_ONCE, _METRICS_AT_ONCE, _TAGS_AT_ONCE = 100, 1000, 100
-_LONGEST_VALUE, _LONGEST_KEY = 6000, 250
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
@@ -88,6 +90,7 @@ def open_tracker(
     say: Callable[[str], None],
     parent: str | None = None,
     timeout: float = 60.0,
+    run_dir: Path | None = None,
 ) -> Tracker:
     """Begin tracking a run, or go on with the one that has the same `run_id`.
 
@@ -101,14 +104,35 @@ def open_tracker(
         say: Called at most once, from any thread, with a sentence for the user when tracking does not work.
         parent: `run_id` of the run this one is part of, in the same store; None = none.
         timeout: Seconds that `close` waits at most.
+        run_dir: Where messages are kept until they have arrived, those of earlier sessions too; None = nowhere.
     """
     if uri is None:
         return NullTracker()
     start = {
-        "op": "start", "uri": uri, "experiment": experiment, "name": name, "key": run_id,
-        "params": dict(flatten(params)), "tags": dict(tags), "parent": parent,
+        "op": "start", "name": name, "key": run_id, "params": dict(flatten(params)), "tags": dict(tags),
+        "parent": parent, "at": _now(),
     }  # fmt: skip
-    return _Run(_Link(say, timeout), run_id, start, outermost=True)
+    return _Run(_Link(uri, experiment, say, timeout, run_dir), run_id, start, outermost=True)
+
+
+def send(run_dir: Path, uri: str, experiment: str, say: Callable[[str], None], timeout: float = 600.0) -> int | None:
+    """Send what a run's sessions could not; return how many messages that were, None where it failed again.
+
+    Args:
+        run_dir: The run directory; nobody works in it.
+        uri, experiment, say, timeout: See `open_tracker`.
+    """
+    waiting = len(Outbox(run_dir / NAME).waiting())
+    if not waiting:
+        return 0
+    link = _Link(uri, experiment, say, timeout, run_dir)
+    link.close()
+    return None if link.failed else waiting
+
+
+def _now() -> int:
+    """Return the time in milliseconds, as MLflow has it."""
+    return int(time.time() * 1000)
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -128,14 +152,14 @@ class _Run:
     def metrics(self, values: Mapping[str, float | int | None], step: int = 0) -> None:
         known = {name: float(value) for name, value in values.items() if value is not None}
         self._link.send(
-            {"op": "metrics", "key": self._key, "values": known, "step": step, "at": int(time.time() * 1000)}
+            {"op": "metrics", "key": self._key, "values": known, "step": step, "at": _now()}
         )
 
     def tags(self, values: Mapping[str, str]) -> None:
         self._link.send({"op": "tags", "key": self._key, "tags": dict(values)})
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
-        self._link.send({"op": "artifact", "key": self._key, "path": str(Path(path).resolve()), "folder": folder})
+        self._link.send({"op": "artifact", "key": self._key, "path": self._link.place(path), "folder": folder})
 
     def child(self, name: str, params: Mapping[str, Any] | None = None) -> Tracker:
         key = uuid.uuid4().hex
@@ -146,68 +170,108 @@ class _Run:
         return _Run(self._link, key, start, outermost=False)
 
     def close(self, status: Status = "FINISHED") -> None:
-        self._link.send({"op": "end", "key": self._key, "status": status})
+        self._link.send({"op": "end", "key": self._key, "status": status, "at": _now()})
         if self._outermost:
             self._link.close()
 
 
 class _Link:
-    """The job's side of the pipe to the child process."""
+    """The job's side of the pipe to the child process.
 
-    def __init__(self, say: Callable[[str], None], timeout: float) -> None:
+    Attributes:
+        failed: Whether something was not sent.
+    """
+
+    def __init__(
+        self, uri: str, experiment: str, say: Callable[[str], None], timeout: float, run_dir: Path | None
+    ) -> None:
+        self.failed = False
         self._say = say
         self._timeout = timeout
         self._said = threading.Lock()
+        self._root = Path(run_dir or ".").resolve()
+        self._outbox = None if run_dir is None else Outbox(self._root / NAME)
+        self._open = {"op": "open", "uri": uri, "experiment": experiment, "root": str(self._root)}  # uri: never kept
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         package = str(Path(__file__).resolve().parent.parent)
         paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         self._process: subprocess.Popen[str] | None = None
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "offline_agent.tracking"],
+                [sys.executable, "-m", "offline_agent._tracking.worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
                 env={**_QUIET, **os.environ, "PYTHONPATH": paths}, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             self._fail(f"the tracking process did not start: {error}")
-            return
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._write, self._listen)]
         for thread in self._threads:
             thread.start()
 
+    def place(self, path: Path) -> str:
+        """Return a file's path, below the run directory where it is there: that may be moved before it is sent."""
+        whole = Path(path).resolve()
+        return str(whole.relative_to(self._root) if whole.is_relative_to(self._root) else whole)
+
     def send(self, message: Mapping[str, Any]) -> None:
+        """Hand a message over."""
         self._queue.put(json.dumps(message) + "\n")
 
     def close(self) -> None:
-        process = self._process
-        if process is None:
-            return
+        """Wait until everything is carried out, or for the time-out; what is not stays in the outbox."""
         self._queue.put(None)
-        try:
-            process.wait(self._timeout)
-        except subprocess.TimeoutExpired:
-            self._fail(f"no answer for {self._timeout:g} s")
-            process.kill()
-            process.wait()
+        process = self._process
+        if process is not None:
+            try:
+                process.wait(self._timeout)
+            except subprocess.TimeoutExpired:
+                self._fail(f"no answer for {self._timeout:g} s")
+                process.kill()
+                process.wait()
         for thread in self._threads:
             thread.join(timeout=5)
-        if process.stdout:
+        if process is not None and process.stdout:
             process.stdout.close()
-        if process.returncode:
+        if process is not None and process.returncode:
             self._fail(f"the tracking process ended with status {process.returncode}")
+        if self._outbox is not None and self.failed:
+            self._outbox.close()
+        elif self._outbox is not None:
+            self._outbox.clear()
 
     def _write(self) -> None:
+        """Keep each message, then pass it on; where the other side is gone, keep it alone."""
         pipe = self._process.stdin if self._process else None
-        if pipe is None:
-            return
         try:
-            while (line := self._queue.get()) is not None:
-                pipe.write(line)
-                pipe.flush()
+            before = self._outbox.waiting() if self._outbox is not None else []
+        except OSError as error:
+            before = []
+            self._fail(f"what is kept cannot be read: {error}")
+        for line in (json.dumps(self._open) + "\n", *before):
+            pipe = self._pass_on(line, pipe)
+        while (line_or_end := self._queue.get()) is not None:
+            try:
+                if self._outbox is not None:
+                    self._outbox.keep(line_or_end)
+            except OSError as error:
+                self._fail(f"messages cannot be kept: {error}")
+            pipe = self._pass_on(line_or_end, pipe)
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def _pass_on(self, line: str, pipe: IO[str] | None) -> IO[str] | None:
+        if pipe is None:
+            return None
+        try:
+            pipe.write(line)
+            pipe.flush()
         except OSError as error:
             self._fail(f"the tracking process is gone: {error}")
-        with contextlib.suppress(OSError):
-            pipe.close()
+            with contextlib.suppress(OSError):
+                pipe.close()
+            return None
+        return pipe
 
     def _listen(self) -> None:
         pipe = self._process.stdout if self._process else None
@@ -215,130 +279,11 @@ class _Link:
             self._fail(line.strip())
 
     def _fail(self, why: str) -> None:
-        if self._said.acquire(blocking=False):  # held for good: it is said once
-            self._say(
-                f"tracking.uri: tracking does not work ({why}); the job goes on, its records are in the run directory"
-            )
-
-
-class _Worker:
-    """The child process's side: carries out messages with MLflow."""
-
-    def __init__(self) -> None:
-        self._runs: dict[str, str] = {}
-        self._experiment = ""
-        self._client: Any = None
-
-    def handle(self, message: dict[str, Any]) -> None:
-        getattr(self, "_" + message.pop("op"))(**message)
-
-    def interrupt(self) -> None:
-        """The job went away without a word."""
-        for key in list(self._runs):
-            self._end(key, "KILLED")
-
-    def _start(
-        self,
-        uri: str,
-        experiment: str,
-        name: str,
-        key: str,
-        params: dict[str, str],
-        tags: dict[str, str],
-        parent: str | None = None,
-    ) -> None:
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
-
-        place = _sqlite_folder(uri)
-        self._client = MlflowClient(tracking_uri=uri)
-        found = self._client.get_experiment_by_name(experiment)
-        if found is None:
-            where = {} if place is None else {"artifact_location": (place / "mlruns").as_uri()}
-            try:
-                self._experiment = self._client.create_experiment(experiment, **where)
-            except MlflowException:  # another job made it in between
-                self._experiment = self._client.get_experiment_by_name(experiment).experiment_id
-        else:
-            self._experiment = found.experiment_id
-        if parent is not None:
-            above = self._known(parent)
-            tags |= {"mlflow.parentRunId": above[0].info.run_id} if above else {}
-        before = self._known(key)
-        if before:
-            run = before[0]
-            self._client.update_run(run.info.run_id, status="RUNNING")
-            params = {name: value for name, value in params.items() if name not in run.data.params}
-        else:
-            run = self._client.create_run(self._experiment, tags={"offline_agent.run_id": key}, run_name=name)
-        self._runs[key] = run.info.run_id
-        self._fill(key, params, tags)
-
-    def _known(self, key: str) -> Any:
-        return self._client.search_runs([self._experiment], f"tags.`offline_agent.run_id` = '{key}'", max_results=1)
-
-    def _child(self, parent: str, key: str, name: str, params: dict[str, str], tags: dict[str, str]) -> None:
-        own = {"mlflow.parentRunId": self._runs[parent]}
-        self._runs[key] = self._client.create_run(self._experiment, tags=own, run_name=name).info.run_id
-        self._fill(key, params, tags)
-
-    def _fill(self, key: str, params: dict[str, str], tags: dict[str, str]) -> None:
-        from mlflow.entities import Param
-
-        entries = [Param(name[:_LONGEST_KEY], value[:_LONGEST_VALUE]) for name, value in params.items()]
-        for start in range(0, len(entries), _PARAMS_AT_ONCE):
-            self._client.log_batch(self._runs[key], params=entries[start : start + _PARAMS_AT_ONCE])
-        self._tags(key, tags)
-
-    def _tags(self, key: str, tags: dict[str, str]) -> None:
-        from mlflow.entities import RunTag
-
-        entries = [RunTag(name[:_LONGEST_KEY], str(value)[:_LONGEST_VALUE]) for name, value in tags.items()]
-        for start in range(0, len(entries), _TAGS_AT_ONCE):
-            self._client.log_batch(self._runs[key], tags=entries[start : start + _TAGS_AT_ONCE])
-
-    def _metrics(self, key: str, values: dict[str, float], step: int, at: int) -> None:
-        from mlflow.entities import Metric
-
-        entries = [Metric(name[:_LONGEST_KEY], value, at, step) for name, value in values.items()]
-        for start in range(0, len(entries), _METRICS_AT_ONCE):
-            self._client.log_batch(self._runs[key], metrics=entries[start : start + _METRICS_AT_ONCE])
-
-    def _artifact(self, key: str, path: str, folder: str | None) -> None:
-        self._client.log_artifact(self._runs[key], path, folder)
-
-    def _end(self, key: str, status: str) -> None:
-        self._client.set_terminated(self._runs.pop(key), status=status)
-
-
-def _sqlite_folder(uri: str) -> Path | None:
-    """Return (and make) the folder of an SQLite store, beside which artifacts go; None for any other store."""
-    if not uri.startswith("sqlite:///"):
-        return None
-    folder = Path(uri.removeprefix("sqlite:///").partition("?")[0]).resolve().parent
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _serve(source: TextIO, answers: TextIO) -> int:
-    """Carry out messages until the pipe closes; the first fault is answered and ends it."""
-    worker = _Worker()
-    try:
-        for line in source:
-            worker.handle(json.loads(line))
-        worker.interrupt()
-    except BaseException as error:
-        text = " ".join(str(error).split())
-        answers.write(f"{type(error).__name__}: {text[:300]}\n")
-        answers.flush()
-        for _ in source:  # keep reading, so that the job does not see a broken pipe
-            pass
-    return 0
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(OSError):
-        os.nice(10)
-    _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever MLflow prints is not an answer
-    sys.exit(_serve(sys.stdin, _answers))
+        self.failed = True
+        if not self._said.acquire(blocking=False):  # held for good: it is said once
+            return
+        kept = "its records are in the run directory"
+        if self._outbox is not None:
+            command = shlex.join(["python", "-m", "offline_agent.pipelines.track", f"run_dir={self._root}"])
+            kept += f" and are sent when the run is gone on with, or by {command}"
+        self._say(f"tracking.uri: tracking does not work ({why}); the job goes on, {kept}")

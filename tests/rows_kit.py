@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from offline_agent._rendering import certificate
+from offline_agent._store.columns import MULTITURN, PREFERENCES, known, stored, table_of
 from offline_agent.pipelines import _schemas
 from offline_agent.preferences.export import pair_row, trajectory_row
 from offline_agent.preferences.filters import impossible
@@ -55,34 +57,41 @@ def steps(words: str, sampled: bool = False) -> tuple[Step, ...]:
 
 def pair(
     number: int = 0, chosen: str = "tea", rejected: str = "cup", *, kind: Any = "step", split: str = "train",
-    sampled: bool = True, model: str | None = MODEL, **more: Any,
+    sampled: bool = True, model: str | None = MODEL, tokens: bool = True, **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return a row of `preferences`."""
+    """Return a pair's row by the program's own names, with token columns or without."""
     facts = {"weight": 0.5, "confidence": 0.9, "tree_id": f"t{number}", "node_id": 3, **more}
     made = PreferencePair(
         kind, start(number, split), steps(chosen, sampled), steps(rejected, sampled), 0.75, 0.25, 4, 4,
         facts.pop("confidence"), GOOD, GOOD, **facts,
     )  # fmt: skip
-    return pair_row(made, renderer(), model if sampled else None)
+    return known(pair_row(made, renderer() if tokens else None, model if sampled else None))
 
 
 def trajectory(
     number: int = 0, words: str = "red tea", *, split: str = "train", verdict: Verdict | None = GOOD,
-    origin: Any = "search",
+    origin: Any = "search", tokens: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return a row of `filtered`."""
+    """Return a row of `filtered` by the program's own names, with token columns or without."""
     context = start(number, split)
     done = steps(words)
     for step in done:
         context = context.child(step.action, step.observation)
-    return trajectory_row(Trajectory(context, done, verdict, True, False, origin), renderer())
+    made = Trajectory(context, done, verdict, True, False, origin)
+    return known(trajectory_row(made, renderer() if tokens else None))
+
+
+def resealed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a changed row with a certificate that covers the change, as if it had been written so."""
+    data = {name: value for name, value in certificate.parse(row["certificate"]).items() if name != "columns"}
+    return {**row, "certificate": certificate.seal(json.dumps(data), row)}
 
 
 def refusal(number: int = 0) -> dict[str, Any]:
     """Return a row of `filtered` that teaches to refuse."""
     made = impossible(start(number), "buy")
     assert made is not None
-    return trajectory_row(made, renderer())
+    return known(trajectory_row(made, renderer()))
 
 
 def run(
@@ -92,9 +101,12 @@ def run(
     """Write a run directory and return its path; status None leaves it running."""
     with RunDirectory.open(path, config={}, facts={}, command="build_prefs") as made:
         if pairs is not None:
-            made.write_rows("preferences", pairs, _schemas.PREFERENCES)
+            for table, schema in ((PREFERENCES, _schemas.PREFERENCES), (MULTITURN, _schemas.MULTITURN)):
+                rows = [stored(row, table) for row in pairs if table_of(row) == table]
+                if rows or table == PREFERENCES:
+                    made.write_rows(table, rows, schema)
         if filtered is not None:
-            made.write_rows("filtered", filtered, _schemas.FILTERED)
+            made.write_rows("filtered", [stored(row, "filtered") for row in filtered], _schemas.FILTERED)
         if status is not None:
             made.finish(status)
     return str(path)

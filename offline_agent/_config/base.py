@@ -7,9 +7,12 @@ from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+MOST = 10**12
+"""Upper bound of a number whose key names none: above it no run can end, and libraries overflow."""
+
 
 def key(default: Any, about: str, *, free: bool = False, **limits: Any) -> Any:
-    """Declare one key.
+    """Declare one key. A number has a lower bound; where no upper one is given it is `MOST`.
 
     Args:
         default: Its default.
@@ -17,6 +20,8 @@ def key(default: Any, about: str, *, free: bool = False, **limits: Any) -> Any:
         free: Results do not depend on it, so it may differ when a run is resumed.
         limits: pydantic's `ge`, `gt`, `le`, `lt`, `min_length`, `strict`.
     """
+    if limits.keys() & {"ge", "gt"} and not limits.keys() & {"le", "lt"}:
+        limits["le"] = MOST
     return Field(default, description=about, json_schema_extra={"free": True} if free else None, **limits)
 
 
@@ -54,6 +59,13 @@ class Section(BaseModel):
         types = {name: (field.annotation, *get_args(field.annotation)) for name, field in cls.model_fields.items()}
         words = [name for name, options in types.items() if any("off" in get_args(option) for option in options)]
         return data | {name: "off" for name in words if data.get(name) is False}
+
+    @model_validator(mode="after")
+    def _no_zero_byte(self) -> Section:
+        for name, value in self:
+            if isinstance(value, str) and "\0" in value:
+                raise ValueError(f"{name}: got {value!r}, but no text may hold a zero byte")
+        return self
 
 
 class Plugged(Section):

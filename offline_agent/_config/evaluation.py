@@ -57,16 +57,18 @@ class EvaluateConfig(RunConfig):
     limits: LimitsSection = section(LimitsSection, "what an environment may take")
     tasks: EvaluateTasks = section(EvaluateTasks, "which tasks")
     policy: PolicySection = section(PolicySection, "the policy that is evaluated")
-    attempts: int = key(4, "sampled attempts of each task at policy.temperature; 0 = none", ge=0)
+    attempts: int = key(4, "sampled attempts of each task at policy.temperature; 0 = none", ge=0, le=10**6)
     greedy: bool = key(True, "also one greedy attempt of each task")
-    max_steps: int = key(15, "actions in one episode; one that uses them up is a failure of its own kind", ge=1)
-    in_flight: int = key(64, "episodes played at once", ge=1, free=True)
+    max_steps: int = key(
+        15, "actions in one episode; one that uses them up is a failure of its own kind", ge=1, le=10**5
+    )
+    in_flight: int = key(64, "episodes played at once", ge=1, le=10**6, free=True)
     test_time: TestTimeSection = section(TestTimeSection, "search at test time")
     search: SearchSection = section(SearchSection, "the search of test_time.algorithm=mcts")
     reward: RewardSection = section(RewardSection, "weights of the composite reward that guides mcts")
     against: AgainstSection = section(AgainstSection, "whom to compare with")
     confidence: float = key(0.95, "of the intervals", gt=0.5, lt=1)
-    resamples: int = key(10_000, "bootstrap resamples of the tasks", ge=100)
+    resamples: int = key(10_000, "bootstrap resamples of the tasks", ge=100, le=10**7)
 
     @model_validator(mode="after")
     def _something(self) -> EvaluateConfig:

@@ -94,17 +94,29 @@ class HeldOutSection(Section):
     """What the gate looks at: never the test split."""
 
     split: Literal["validation"] = key("validation", "the split")
-    n: int = key(50, "number of tasks", ge=2)
+    n: int = key(50, "number of tasks of each iteration, others each time until there are no others", ge=2)
+    pool: int = key(2000, "they are drawn from the first so many tasks of the split", ge=2)
     attempts: int = key(4, "sampled attempts of each", ge=1)
+
+    @model_validator(mode="after")
+    def _enough(self) -> HeldOutSection:
+        if self.pool < self.n:
+            raise ValueError(f"held_out.pool: got {self.pool}, allowed: held_out.n={self.n} or more; raise it")
+        return self
 
 
 class GateSection(Section):
     """When a candidate replaces the incumbent."""
 
     confidence: float = key(
-        0.9, "P(candidate's success > incumbent's - margin), by paired bootstrap over tasks", ge=0.5, lt=1
-    )
+        0.9, "P(the whole run promotes nothing whose success is below its incumbent's by more than the margin)",
+        ge=0.5, lt=1,
+    )  # fmt: skip
     margin: float = key(0.02, "a loss of success this small counts as not worse", ge=0, lt=1)
+    unscored: float = key(
+        0.05, "a candidate is refused where its share of unscored attempts differs from the incumbent's with a p-value "
+        "below this; 0 = never", ge=0, le=1,
+    )  # fmt: skip
 
 
 class ReplaySection(Section):
@@ -138,7 +150,7 @@ class IterateConfig(BuildPrefsConfig):
     gate: GateSection = section(GateSection, "when a candidate replaces the incumbent")
     replay: ReplaySection = section(ReplaySection, "pairs of earlier iterations")
     curriculum: CurriculumSection = section(CurriculumSection, "which tasks an iteration searches")
-    threads: int | None = key(None, "of torch while it trains; null = as train_sft", ge=1, free=True)
+    threads: int | None = key(None, "of torch while it trains; null = as train_sft", ge=1, le=4096, free=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from offline_agent._config.base import Section, key, section
-from offline_agent._config.sections import EnvSection, LimitsSection, TasksSection
+from offline_agent._config.sections import EnvSection, LimitsSection, RewardSection, TasksSection
 from offline_agent._config.training import AdamWSection, PassSection, TrainableConfig
 
 CORRECTIONS = Literal["off", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask"]
@@ -32,7 +32,7 @@ class RolloutsSection(Section):
     )
     last_epsilon: float | None = key(None, "that of the last round, linear in between; null = the same", ge=0, le=1)
     max_steps: int = key(15, "actions in one episode; one that uses them up failed", ge=1)
-    max_tokens: int = key(64, "most tokens of one action; an episode with a longer one is unscored", ge=1)
+    max_tokens: int = key(64, "most tokens of one action; an episode with a longer one failed", ge=1)
     branches: float = key(0.0, "share of a group that branches from another member's history", ge=0, lt=1)
     credit: Literal["trajectory", "turn", "turn_reward"] = key(
         "trajectory",
@@ -43,6 +43,10 @@ class RolloutsSection(Section):
     outcome: float = key(
         1.0, "credit=turn_reward: share of the episode's reward that its last turn earns besides; 0 where the rewards "
         "of turns add up to it", ge=0,
+    )  # fmt: skip
+    turn_judge: str | None = key(
+        None, "credit=turn_reward: module:callable that takes a trajectory and returns what each turn earned, in "
+        "[0, 1], in place of the environment's turn_reward; it is divided by the number of turns"
     )  # fmt: skip
     reward: Literal["score", "success"] = key("score", "what an episode is worth: its score, or 1 for success, else 0")
     choice: Literal["learnability", "uniform"] = key(
@@ -78,6 +82,9 @@ class ObjectiveSection(Section):
     )
     overlong_soft: int | None = key(None, "agent tokens beyond which a trajectory loses reward; null = none", ge=1)
     overlong_hard: int | None = key(None, "agent tokens at which it has lost 1", ge=1)
+    overlong_filter: bool = key(
+        False, "learn nothing from episodes that their steps, tokens or context cut; they stay in the group's mean"
+    )
     passes: int = key(1, "passes over a round's trajectories", ge=1)
     minibatches: int = key(1, "updates of one pass", ge=1)
 
@@ -193,6 +200,7 @@ class RefineGrpoConfig(TrainableConfig):
     tasks: RefineTasks = section(RefineTasks, "which tasks")
     rounds: int = key(8, "batches of roll-outs, each played with one version of the weights", ge=1)
     rollouts: RolloutsSection = section(RolloutsSection, "what is played in a round")
+    reward: RewardSection = section(RewardSection, "weights of the composite reward")
     objective: ObjectiveSection = section(ObjectiveSection, "what is maximised")
     critic: CriticSection = section(CriticSection, "the value head")
     optimizer: RefineOptimizer = section(RefineOptimizer, "AdamW and its schedule")

@@ -19,8 +19,9 @@ class RaySection(Section):
         "command", free=True,
     )  # fmt: skip
     workers: int | None = key(
-        None, "that build_prefs and evaluate are spread over; null = as many as fit into the cluster", ge=1, free=True
-    )
+        None, "that build_prefs and evaluate are spread over; null = as many as fit into the cluster",
+        ge=1, le=10**6, free=True,
+    )  # fmt: skip
     cpus: float = key(1.0, "CPUs reserved for each worker", ge=0, free=True)
     gpus: float = key(0.0, "GPUs reserved for each worker; 0 = none (policy=server)", ge=0, free=True)
     in_flight: int | None = key(

@@ -24,12 +24,12 @@ class ModelSection(Section):
 class ScratchSection(Section):
     """A new model in place of `model.path`: Llama's shape, with a tokenizer learnt from the demonstrations."""
 
-    layers: int = key(0, "layers of a new model with random weights; 0 = train model.path instead", ge=0)
-    hidden_size: int = key(128, "width", ge=16)
-    heads: int = key(4, "attention heads", ge=1)
-    key_value_heads: int = key(4, "heads of keys and values; fewer are faster to sample from", ge=1)
-    vocabulary: int = key(1024, "most tokens of the new tokenizer", ge=300)
-    max_positions: int = key(2048, "longest sequence in tokens", ge=64)
+    layers: int = key(0, "layers of a new model with random weights; 0 = train model.path instead", ge=0, le=1024)
+    hidden_size: int = key(128, "width", ge=16, le=65536)
+    heads: int = key(4, "attention heads", ge=1, le=1024)
+    key_value_heads: int = key(4, "heads of keys and values; fewer are faster to sample from", ge=1, le=1024)
+    vocabulary: int = key(1024, "most tokens of the new tokenizer", ge=300, le=2**20)
+    max_positions: int = key(2048, "longest sequence in tokens", ge=64, le=2**24)
     reading: float = key(
         0.0,
         "passes over the demonstrations that predict every token, the environment's too, before the policy's own alone",
@@ -49,7 +49,7 @@ class ScratchSection(Section):
 class LoraSection(Section):
     """Low-rank adapters (peft) in place of full training."""
 
-    rank: int = key(0, "rank of the adapters; 0 = train all weights", ge=0)
+    rank: int = key(0, "rank of the adapters; 0 = train all weights", ge=0, le=65536)
     alpha: float | None = key(None, "scale; null = twice the rank", gt=0)
     dropout: float = key(0.0, "dropout of the adapters' input", ge=0, lt=1)
     targets: str = key("all-linear", "modules that get adapters, separated by commas")
@@ -69,7 +69,7 @@ class AdamWSection(Section):
 class OptimizerSection(AdamWSection):
     """AdamW and its schedule."""
 
-    epochs: float = key(1.0, "passes over the rows", gt=0)
+    epochs: float = key(1.0, "passes over the rows", gt=0, le=10**6)
     max_updates: int | None = key(None, "optimizer updates at most; null = as the epochs say", ge=1)
 
 
@@ -82,7 +82,7 @@ class DpoOptimizerSection(OptimizerSection):
 class PassSection(Section):
     """What one forward pass sees."""
 
-    tokens: int = key(8192, "most tokens of one forward pass, shared prefixes counted once", ge=64)
+    tokens: int = key(8192, "most tokens of one forward pass, shared prefixes counted once", ge=64, le=2**31)
     max_length: int | None = key(None, "longer rows are left out and counted; null = what the model was made for", ge=8)
     share_prefixes: Literal["auto", "off"] = key("auto", "compute histories that rows share once; off = each row apart")
 
@@ -90,7 +90,7 @@ class PassSection(Section):
 class BatchSection(PassSection):
     """What one optimizer update sees."""
 
-    rows: int = key(32, "rows (pairs or trajectories) of one update, over all processes", ge=1)
+    rows: int = key(32, "rows (pairs or trajectories) of one update, over all processes", ge=1, le=10**7)
 
 
 class CheckpointSection(Section):
@@ -113,7 +113,9 @@ class TrainableConfig(RunConfig):
     model: ModelSection = section(ModelSection, "the model that is trained")
     lora: LoraSection = section(LoraSection, "low-rank adapters")
     guard: GuardSection = section(GuardSection, "when training stops")
-    threads: int | None = key(None, "of torch; null = one for a small model on a CPU, else its own", ge=1, free=True)
+    threads: int | None = key(
+        None, "of torch; null = one for a small model on a CPU, else its own", ge=1, le=4096, free=True
+    )
 
 
 class TrainConfig(TrainableConfig):
@@ -127,10 +129,10 @@ class TrainConfig(TrainableConfig):
 class DemonstrationsSection(Section):
     """Demonstrations by the environment's scripted expert."""
 
-    per_task: int = key(1, "demonstrations of each task of `tasks`", ge=1)
+    per_task: int = key(1, "demonstrations of each task of `tasks`", ge=1, le=10**6)
     noise: tuple[float, ...] = key((0.0,), "carelessness of the demonstrators, drawn evenly", strict=False)
     only_successes: bool = key(True, "leave out those that fail")
-    max_steps: int = key(15, "longest demonstration in actions", ge=1)
+    max_steps: int = key(15, "longest demonstration in actions", ge=1, le=10**5)
 
     @field_validator("noise")
     @classmethod
@@ -174,11 +176,13 @@ class DpoDataSection(Section):
     """The preference pairs."""
 
     runs: Paths = key(
-        (), "run directories whose preferences/ is trained on; none = a small search is run first", strict=False
+        (), "run directories whose pairs are trained on; none = a small search is run first", strict=False
     )
     files: Paths = key((), "parquet or JSON-lines files of preference rows", strict=False)
     kinds: PairKinds = key(
-        DEFAULT_KINDS, "kinds of pairs that are used: step, trajectory, hindsight, minimal (docs/pairs.md)", strict=False
+        DEFAULT_KINDS,
+        "kinds of pairs that are used: step, trajectory, hindsight, minimal (docs/pairs.md)",
+        strict=False,
     )
 
 

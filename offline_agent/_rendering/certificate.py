@@ -1,15 +1,27 @@
-"""Mask certificates: what a row's masks claim, in numbers that a loader can check again."""
+"""Certificates: what a row's masks and other columns claim, in numbers that a loader can check again.
+
+A certificate has the hash of each id sequence and the spans of its masks, the value or the hash of every other
+column, and a digest of all that. It finds what changed by accident or by a careless edit; it is no signature.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import sys
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from offline_agent._store.columns import LOGPS, SEQUENCES
 from offline_agent.errors import DataError
 
-SCHEMA = 1
+SCHEMA = 2
+READABLE = (1, 2)
+"""Schemas that are read; 1 covers ids and masks alone."""
+
+_UNCOVERED = {*SEQUENCES, "certificate"}  # ids and masks are covered by the entries of their sequences
 
 
 def text_hash(text: str) -> str:
@@ -72,7 +84,7 @@ def write(
     sampled: bool,
     model_hash: str | None = None,
 ) -> str:
-    """Return the certificate as JSON.
+    """Return the certificate of a row's token columns as JSON; `seal` adds the other columns.
 
     Args:
         sides: `sequence`, or `prompt`, `chosen` and `rejected`.
@@ -95,11 +107,24 @@ def write(
     )
 
 
-def read(text: object, template_hash: str, tokenizer_hash: str) -> dict[str, Any]:
+def seal(text: str | None, row: Mapping[str, Any]) -> str:
+    """Return a certificate that covers every column of a row.
+
+    Args:
+        text: The certificate of its token columns; None where it has none.
+        row: Its columns, by the program's own names.
+    """
+    data = {"schema": SCHEMA} if text is None else json.loads(text)
+    data["columns"] = {name: _fact(name, value) for name, value in row.items() if name not in _UNCOVERED}
+    data["digest"] = _digest(data)
+    return json.dumps(data, sort_keys=True)
+
+
+def parse(text: object) -> dict[str, Any]:
     """Return a certificate's content.
 
     Raises:
-        DataError: It is missing or broken, of another schema, or of another tokenizer or template.
+        DataError: It is missing, broken or changed, or of another schema.
     """
     try:
         data = json.loads(text) if isinstance(text, str) else None
@@ -107,8 +132,27 @@ def read(text: object, template_hash: str, tokenizer_hash: str) -> dict[str, Any
         data = None
     if not isinstance(data, dict):
         raise DataError("it has no readable certificate")
-    if data.get("schema") != SCHEMA:
-        raise DataError(f"its certificate has schema {data.get('schema')!r}; this version reads {SCHEMA}")
+    if data.get("schema") not in READABLE:
+        allowed = " and ".join(map(str, READABLE))
+        raise DataError(f"its certificate has schema {data.get('schema')!r}; this version reads {allowed}")
+    sealed = "columns" in data or "digest" in data
+    if sealed and data.get("digest") != _digest(data):
+        raise DataError("its certificate was changed after it was written (its digest is of another content)")
+    return data
+
+
+def of_tokens(data: Mapping[str, Any]) -> bool:
+    """Tell whether a certificate is of a row with token columns."""
+    return "sequence" in data or "prompt" in data
+
+
+def read(text: object, template_hash: str, tokenizer_hash: str) -> dict[str, Any]:
+    """Return the content of a certificate of token columns.
+
+    Raises:
+        DataError: As `parse`; or it is of another tokenizer or template.
+    """
+    data = parse(text)
     for name, want in (("template_hash", template_hash), ("tokenizer_hash", tokenizer_hash)):
         if data.get(name) != want:
             raise DataError(
@@ -118,6 +162,75 @@ def read(text: object, template_hash: str, tokenizer_hash: str) -> dict[str, Any
     if data.get("round_trip") is not True:
         raise DataError("its certificate says that the round trip failed")
     return data
+
+
+def check_columns(data: Mapping[str, Any], row: Mapping[str, Any], whole: bool) -> None:
+    """Compare the columns of a row with what its certificate says of them.
+
+    Args:
+        data: The certificate's content; one of schema 1 says nothing of them.
+        row: The columns, by the program's own names.
+        whole: Whether every certified column must be there, as in the tables of a run.
+
+    Raises:
+        DataError: A column differs or is missing; the message names it, with both values where they are numbers.
+    """
+    certified = data.get("columns", {})
+    for name, want in certified.items():
+        if name not in row:
+            if whole:
+                raise DataError(f"it lacks {name}, which its certificate covers")
+            continue
+        got = _fact(name, row[name])
+        if type(got) is not type(want) or got != want:
+            told = ", which is not what was certified"
+            if not isinstance(got, str) and not isinstance(want, str):
+                told = f" is {got!r}, certified was {want!r}"
+            raise DataError(f"its {name}{told}")
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in data.items() if name != "digest"}
+    return hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _fact(name: str, value: Any) -> Any:
+    """Return what a certificate says of a value: a number, a truth value or None itself, else a hash."""
+    if name in LOGPS and value is not None:
+        return _floats_hash(value)
+    value = _canonical(value)
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return text_hash(json.dumps(value, sort_keys=True))
+
+
+def _floats_hash(values: Any) -> str:
+    """Return 16 hex digits that stand for numbers in single precision, in which tables keep them."""
+    try:
+        numbers = array("f", values)
+    except TypeError:
+        raise DataError("its log-probs are not a list of numbers") from None
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return hashlib.sha256(numbers.tobytes()).hexdigest()[:16]
+
+
+def _canonical(value: Any) -> Any:
+    """Return what is the same for every reader: JSON text parsed, absent and null members alike, 3.0 as 3."""
+    if isinstance(value, str):
+        if value[:1] in ("{", "["):
+            try:
+                return _canonical(json.loads(value))
+            except (ValueError, RecursionError):
+                return value
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def check_side(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from offline_agent._rendering import certificate
+from offline_agent._rendering import certificate, ranges
 from offline_agent.errors import DataError
 from offline_agent.records import Action, Context
 
@@ -55,14 +55,35 @@ def pair_columns(
     return columns
 
 
-def check_row(renderer: Renderer, row: Mapping[str, Any]) -> None:
-    """See `Renderer.check_row`."""
+def check_row(renderer: Renderer | None, row: Mapping[str, Any]) -> None:
+    """See `Renderer.check_row`; without a renderer a row of token columns is refused."""
     try:
-        _check_row(renderer, row)
+        check_columns(row, sealed=False)
+        check_tokens(renderer, row)
     except DataError as error:
         keys = ("kind", "task_id", "tree_id", "node_id", "chosen_edge", "rejected_edge", "origin")
         facts = ", ".join(f"{key}={row[key]}" for key in keys if row.get(key) is not None)
         raise DataError(f"row ({facts or 'unnamed'}): {error}") from error
+
+
+def check_columns(row: Mapping[str, Any], own: bool = True, sealed: bool = True) -> None:
+    """Check the ranges of a row's numbers, and every column but ids and masks against its certificate.
+
+    Args:
+        row: Its columns, by the program's own names.
+        own: It is of a run's table: ranges are this program's, and what was certified must be there.
+        sealed: It must have a certificate that covers its columns.
+
+    Raises:
+        DataError: The message says which column, what it holds and what is allowed.
+    """
+    ranges.check(row, own)
+    if row.get("certificate") is None and not sealed:
+        return
+    data = certificate.parse(row.get("certificate"))
+    if sealed and "columns" not in data:
+        raise DataError("its certificate does not cover its columns, as those of its table's version do")
+    certificate.check_columns(data, row, own)
 
 
 def _lay_out(renderer: Renderer, nodes: Sequence[Context]) -> tuple[list[int], list[Span], list[float] | None]:
@@ -107,24 +128,29 @@ def _certify(
     return certificate.write(sides, renderer.template_hash, renderer.tokenizer_hash, sampled, model_hash)
 
 
-def _check_row(renderer: Renderer, row: Mapping[str, Any]) -> None:
+def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
+    """Check a row's token columns; return False where it has none. Raises as `Renderer.check_row`."""
     columns = _PAIR if "chosen_ids" in row or "prompt_ids" in row else _TRAJECTORY
     values = [row.get(column) for column in columns]
-    if all(value is None for value in values) and row.get("certificate") is None:
-        return
+    text = row.get("certificate")
+    if all(value is None for value in values) and not (text and certificate.of_tokens(certificate.parse(text))):
+        return False
     missing = [column for column, value in zip(columns, values, strict=True) if value is None]
     if missing:
         raise DataError(f"it lacks {', '.join(missing)}, though other token columns are there")
-    data = certificate.read(row.get("certificate"), renderer.template_hash, renderer.tokenizer_hash)
+    if renderer is None:
+        raise DataError("it has token columns, and there is no tokenizer to check them with")
+    data = certificate.read(text, renderer.template_hash, renderer.tokenizer_hash)
     if columns is _TRAJECTORY:
         pieces = _check(renderer, data, "sequence", row["input_ids"], row["action_mask"], row.get("logps"))
         _check_messages("messages", row.get("messages"), [renderer.action_of_span(piece) for piece in pieces])
-        return
+        return True
     _check(renderer, data, "prompt", row["prompt_ids"], None, None)
     for side in ("chosen", "rejected"):
         logps = row.get(f"ref_{side}_logps")
         pieces = _check(renderer, data, side, row[f"{side}_ids"], row[f"{side}_mask"], logps)
         _check_messages(side, row.get(side), [renderer.action_of_span(piece) for piece in pieces])
+    return True
 
 
 def _check(

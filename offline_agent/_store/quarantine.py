@@ -1,4 +1,4 @@
-"""What was refused, and why: one JSON object a line, each said once however often a run is resumed."""
+"""The list of what was refused, and why: one JSON object a line with a checksum, each entry once in a run's life."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_agent._store.files import disk_errors
+from offline_agent._store.parts import START
 from offline_agent.errors import DataError
 from offline_agent.records import SCHEMA_VERSION
+
+_CRC = len(START) + 9  # bytes up to and with the quote after 8 hex digits
+_PLAIN = b'{"schema_version": '  # how a line of an earlier version begins, which has no checksum
+_MEND = "Restore the file from a copy, or move it away: what is refused again is listed again."
 
 
 class Quarantine:
     """The file `quarantine.jsonl`. Thread-safe. An entry is known by (kind, name, reason).
+
+    A line is `{"crc":"<8 hex digits>", ...the entry}`; the checksum is the CRC-32 of the entry's JSON, started from the
+    checksum of the line before. Lines without one, which earlier versions wrote, are read before the first line that
+    has one; that line's checksum covers them.
 
     Of each entry 64 bits of a hash are kept in memory: among a million entries, two that differ are taken for one in
     one of 40 million runs.
@@ -35,6 +45,7 @@ class Quarantine:
         self._fd: int | None = None
         self._seen: Digests | None = None  # None = the file was not read yet
         self._size = 0
+        self._crc = 0  # of the last line
         self._counts: Counter[str] = Counter()
 
     @property
@@ -64,7 +75,7 @@ class Quarantine:
             if key in seen:
                 return False
             row = {"schema_version": SCHEMA_VERSION, "kind": kind, "name": name, "reason": reason, **facts}
-            line = json.dumps(row, allow_nan=False).encode("ascii") + b"\n"
+            line, crc = _encode(row, self._crc)
             with disk_errors(self.path, "appending to it"):
                 if self._fd is None:
                     self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -73,13 +84,18 @@ class Quarantine:
                 while written < len(line):  # a failed write is overwritten by the next, so no half line stays
                     written += os.pwrite(self._fd, line[written:], self._size + written)
             self._size += len(line)
+            self._crc = crc
             seen.add(key)
             self._counts[kind] += 1
             return True
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the entries, oldest first."""
-        for row, _ in _rows(self.path):
+        """Yield the entries, oldest first; a torn last line is dropped.
+
+        Raises:
+            DataError: A line is broken or from another schema version; names file, line and what to do.
+        """
+        for row, _, _ in _rows(self.path):
             yield row
 
     def close(self) -> None:
@@ -97,12 +113,11 @@ class Quarantine:
 
     def _load(self) -> Digests:
         if self._seen is None:
-            seen, counts, size = Digests(), Counter[str](), 0
-            for row, end in _rows(self.path):
-                size = end
+            seen, counts, size, crc = Digests(), Counter[str](), 0, 0
+            for row, crc, size in _rows(self.path):  # noqa: B007 - those of the last line are kept
                 seen.add(_key(row["kind"], row["name"], row["reason"]))
                 counts[row["kind"]] += 1
-            self._seen, self._counts, self._size = seen, counts, size
+            self._seen, self._counts, self._size, self._crc = seen, counts, size, crc
         return self._seen
 
 
@@ -151,23 +166,43 @@ def _key(kind: str, name: str, reason: str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
-def _rows(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+def _encode(row: dict[str, Any], before: int) -> tuple[bytes, int]:
+    """Return an entry's line and its checksum."""
+    body = json.dumps(row, allow_nan=False).encode("ascii")
+    crc = zlib.crc32(body, before)
+    return b'%s%08x", %s\n' % (START, crc, body[1:]), crc
+
+
+def _rows(path: Path) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """Yield (entry, checksum, end of line in bytes) of every line; see `Quarantine.read`."""
     if not path.exists():
         return
-    end = 0
+    end = crc = 0
+    checked = False  # whether a line with a checksum has come
     with disk_errors(path, "reading it"), open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
-            end += len(line)
+            checked |= line.startswith(START)
+            if not checked and line.startswith(_PLAIN):
+                body = line[:-1]
+                crc = zlib.crc32(body, crc)
+            elif line.startswith(START):
+                body = b"{" + line[_CRC + 2 : -1]
+                crc = zlib.crc32(body, crc)
+                if line[: _CRC + 2] != b'%s%08x", ' % (START, crc):
+                    raise DataError(
+                        f"{path}, line {number}: its checksum does not fit: the line was altered, or a line before it "
+                        f"is missing. {_MEND}"
+                    )
+            else:
+                raise DataError(f"{path}, line {number}: it has no checksum: the line was altered. {_MEND}")
             try:
-                row = json.loads(line)
+                row = json.loads(body)
                 sound = row["schema_version"] == SCHEMA_VERSION and {"kind", "name", "reason"} <= row.keys()
             except (ValueError, KeyError, TypeError, AttributeError):
                 sound = False
             if not sound:
-                raise DataError(
-                    f"{path}, line {number}: broken, or not of schema version {SCHEMA_VERSION}. Restore the file from "
-                    f"a copy, or move it away: what is refused again is listed again."
-                )
-            yield row, end
+                raise DataError(f"{path}, line {number}: broken, or not of schema version {SCHEMA_VERSION}. {_MEND}")
+            end += len(line)
+            yield row, crc, end

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from offline_agent._store.files import write_atomic
 from offline_agent.errors import DataError
-from offline_agent.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+VERSION = 2
+READABLE = (1, 2)
+"""Schema versions of tables that are read. In 1, token columns had no prefix, all pairs were in one table, and
+certificates covered ids and masks alone; `confidence` of all but step pairs was what `rest_confidence` is now."""
 
 Encode = Callable[[Any], Any]
 
@@ -52,7 +56,7 @@ def _stream(file: BinaryIO, table: str, rows: Iterable[Mapping[str, Any]], schem
     import pyarrow.parquet as pq
 
     stamped = schema.with_metadata(
-        {**(schema.metadata or {}), _VERSION_KEY: str(SCHEMA_VERSION).encode(), b"offline_agent.table": table.encode()}
+        {**(schema.metadata or {}), _VERSION_KEY: str(VERSION).encode(), b"offline_agent.table": table.encode()}
     )
     plain = pa.schema([field.with_type(_storage(field.type)) for field in stamped])
     stream, start, groups = iter(rows), 0, 0
@@ -182,8 +186,22 @@ def _decode(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
+def version_of(metadata: Mapping[bytes, bytes] | None) -> int | str | None:
+    """Return the schema version that a file's metadata names; None where it names none."""
+    text = (metadata or {}).get(_VERSION_KEY)
+    if text is None:
+        return None
+    return int(text) if text.isdigit() else text.decode("utf-8", "replace")
+
+
+def _readable() -> str:
+    return " and ".join(map(str, READABLE))
+
+
 def read_table(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table as `write_table` was given them (absent keys of a message are None).
+
+    Tables of version 1 have other names for some columns; `_store.columns.known` makes them the same.
 
     Raises:
         DataError: The file is missing, torn, not Parquet, or of another schema version.
@@ -196,9 +214,9 @@ def read_table(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"{path}: missing. {mend}")
     try:
         with pq.ParquetFile(path) as file:
-            version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"none").decode()
-            if version != str(SCHEMA_VERSION):
-                raise DataError(f"{path}: schema version {version}, this program reads {SCHEMA_VERSION}. {mend}")
+            version = version_of(file.schema_arrow.metadata)
+            if version not in READABLE:
+                raise DataError(f"{path}: schema version {version or 'none'}, this program reads {_readable()}. {mend}")
             for batch in file.iter_batches(_ROWS_AT_ONCE):
                 for row in batch.to_pylist():
                     yield {field.name: _decode(row[field.name], field.type) for field in batch.schema}

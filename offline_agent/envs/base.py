@@ -18,14 +18,18 @@ from __future__ import annotations
 
 import inspect
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from offline_agent import catalog
 from offline_agent.envs.episode import Episode, StepResult, ToolError
 from offline_agent.envs.tools import ToolSet
-from offline_agent.errors import ConfigError, EnvironmentFault, did_you_mean
+from offline_agent.errors import ConfigError, EnvironmentFault, did_you_mean, ends_the_run, in_words
 from offline_agent.records import Task, Verdict
+
+if TYPE_CHECKING:
+    from offline_agent.envs.isolation.client import Server
 
 __all__ = ["EnvSpec", "Environment", "Episode", "StepResult", "ToolError", "ToolSet"]
 
@@ -60,8 +64,11 @@ class EnvSpec:
         name: Short name; the class's own `name`, else the class's name, by default.
         sandboxed: Whether tools marked irreversible may be called.
         max_observation_chars: Longer observations are cut, with a note that says so.
+        isolated: Open environments in processes of their own (`envs.isolation`).
+        most_processes: Number of them above which no more are kept than each tree's last.
 
     Attributes:
+        path: Name under which another process loads the class.
         tools: The class's tools. A live episode may have fewer: see `Episode.tools`, which is what a policy is shown.
         demonstrate: The scripted expert `(task args, messages, rng, noise) -> message`; None where there is none.
         deterministic_verifier: The same end state always gets the same verdict.
@@ -79,8 +86,15 @@ class EnvSpec:
         name: str | None = None,
         sandboxed: bool = False,
         max_observation_chars: int = 8000,
+        isolated: bool = False,
+        most_processes: int = 256,
     ) -> None:
         self.cls = cls
+        self.path = f"{cls.__module__}:{cls.__qualname__}" if inspect.isclass(cls) else ""
+        self.isolated = isolated
+        self.most_processes = most_processes
+        self._server: Server | None = None
+        self._starting = threading.Lock()
         self.args = dict(args or {})
         declared = inspect.getattr_static(cls, "name", None)
         self.name: str = declared if isinstance(declared, str) else name or cls.__name__
@@ -116,13 +130,15 @@ class EnvSpec:
         Args:
             name_or_path: A short name of the catalog, `module:Class`, or `path/to/file.py:Class`.
             args: Keyword arguments of the environment's constructor.
-            options: `sandboxed`, `max_observation_chars`; see the class.
+            options: `sandboxed`, `max_observation_chars`, `isolated`, `most_processes`; see the class.
 
         Raises:
             ConfigError: There is no such environment, or it is not fit.
         """
         found = catalog.resolve("env", name_or_path)
-        return cls(found, args, name=name_or_path if name_or_path in catalog.ENVIRONMENTS else None, **options)
+        spec = cls(found, args, name=name_or_path if name_or_path in catalog.ENVIRONMENTS else None, **options)
+        spec.path = name_or_path
+        return spec
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -182,7 +198,15 @@ class EnvSpec:
 
         Raises:
             EnvironmentFault: The constructor raised.
+            ConfigError: It is to be isolated, and its process cannot load it.
         """
+        if self.isolated:
+            from offline_agent.envs.isolation.client import Server
+
+            with self._starting:
+                if self._server is None:
+                    self._server = Server(self)
+            return self._server.open(self)
         try:
             environment = self.cls(**self.args)
             if hasattr(self.cls, "__enter__"):
@@ -190,17 +214,26 @@ class EnvSpec:
                 environment = environment if entered is None else entered
         except (ConfigError, EnvironmentFault):
             raise
-        except (Exception, SystemExit) as error:
-            raise EnvironmentFault(f"{self.name}: opening it raised {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            raise EnvironmentFault(f"{self.name}: opening it raised {in_words(error)}") from error
         return Episode(self, environment)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more processes of environments live than should be kept."""
+        return self._server is not None and self._server.live > self.most_processes
 
     def _listed(self, listing: Callable[..., Any], split: str, args: Mapping[str, Any]) -> Iterator[Any]:
         try:
             yield from listing(split, **args)
-        except (ConfigError, EnvironmentFault):
+        except (ConfigError, EnvironmentFault, GeneratorExit):  # the last: nobody wants more tasks
             raise
-        except Exception as error:
-            raise EnvironmentFault(f"{self.name}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            raise EnvironmentFault(f"{self.name}: tasks({split!r}) raised {in_words(error)}") from error
 
 
 def _class_faults(cls: type) -> Iterator[str]:

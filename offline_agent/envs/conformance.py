@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from offline_agent.envs.base import SPLITS, EnvSpec
+from offline_agent.envs.isolation.waiting import Call
 from offline_agent.envs.playing import Closing, Player, draw, faulty, opened
-from offline_agent.errors import ConfigError, OfflineAgentError
+from offline_agent.errors import ConfigError, OfflineAgentError, in_words
 from offline_agent.records import Action, Task, ToolCall
 
 MAX_LISTED = 2_000
@@ -93,21 +94,24 @@ def check_environment(spec: EnvSpec, *, tasks: int = 3, max_steps: int = 120, se
 def _timed(name: str, function: Callable[[], Iterable[str]], seconds: float) -> Check:
     """Run one check in a thread of its own, so that an environment that hangs cannot hang the suite."""
     outcome: list[Check] = []
+    call = Call()
 
     def run() -> None:
         try:
-            faults = list(itertools.islice(function(), 5))
+            with call.made_here():
+                faults = list(itertools.islice(function(), 5))
             outcome.append(Check(name, not faults, "; ".join(faults)))
         except _NotApplicable as reason:
             outcome.append(Check(name, None, str(reason)))
         except OfflineAgentError as error:
             outcome.append(Check(name, False, str(error)))
-        except Exception as error:  # e.g. from the demonstrate hook, which no boundary wraps
-            outcome.append(Check(name, False, f"{type(error).__name__}: {error}"))
+        except BaseException as error:  # e.g. from the demonstrate hook, which no boundary wraps
+            outcome.append(Check(name, False, in_words(error)))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
+    call.end()
     return outcome[0] if outcome else Check(name, False, f"it was not done after {seconds:g} s")
 
 
@@ -264,7 +268,7 @@ class _Checker:
                     episode.turn_reward()  # TRL looks at every attribute of a new instance for its tools
                 episode.reset(task)
                 if not self.spec.turn_rewards:
-                    if episode._read("turn_reward", None) is not None:
+                    if episode.undeclared_turn_reward():
                         yield "instances have a turn_reward, the class has none: write `turn_reward = None` in it"
                         return
                     raise _NotApplicable("it has no turn_reward")

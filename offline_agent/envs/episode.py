@@ -10,9 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from offline_agent import running
 from offline_agent.envs.tools import ToolSet
 from offline_agent.envs.validation import clean_text
-from offline_agent.errors import EnvironmentFault
+from offline_agent.errors import EnvironmentFault, ends_the_run, in_words
 from offline_agent.records import Action, Role, Task, Verdict
 
 if TYPE_CHECKING:
@@ -159,9 +160,11 @@ class Episode:
             raise EnvironmentFault(f"{self.spec.name}: replay_only environments are restored by replay, not copied")
         try:
             twin = Episode(self.spec, copy.deepcopy(self._env))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
             raise EnvironmentFault(
-                f"{self.spec.name}: copy.deepcopy failed ({type(error).__name__}: {error}); give the class a"
+                f"{self.spec.name}: copy.deepcopy failed ({in_words(error)}); give the class a"
                 " __deepcopy__, or set replay_only = True to have states restored by replay"
             ) from error
         twin.tools, twin._over, twin._task = self.tools, self._over, self._task
@@ -204,6 +207,14 @@ class Episode:
             raise EnvironmentFault(f"{self.spec.name}: turn_reward is {value!r}; allowed: a number in [0, 1], or None")
         return reward
 
+    def undeclared_turn_reward(self) -> bool:
+        """Tell whether the instance has a `turn_reward` that its class does not declare, so that nobody asks for it.
+
+        Raises:
+            EnvironmentFault: The attribute raised.
+        """
+        return not self.spec.turn_rewards and self._read("turn_reward", None) is not None
+
     def close(self) -> None:
         """Free what the environment holds (`__exit__`, where it has one).
 
@@ -213,7 +224,7 @@ class Episode:
         if hasattr(type(self._env), "__exit__"):
             try:
                 self._env.__exit__(None, None, None)
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 raise self._wrap("__exit__", error) from error
 
     def _answer(self, action: Action) -> StepResult:
@@ -239,25 +250,34 @@ class Episode:
 
     def _call(self, method: str, arguments: Mapping[str, Any], passed: tuple[type[Exception], ...] = ()) -> Any:
         """Call a method of the environment; errors of the classes `passed` come through, all others are wrapped."""
+        notes = running.notes
+        if notes is not None:
+            notes.begin(f"{method} of {self.spec.name}, task {self._task.task_id if self._task else '-'}")
         try:
             value = getattr(self._env, method)(**arguments)
             return asyncio.run(value) if inspect.iscoroutine(value) else value
         except passed:
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise self._wrap(f"{method}()", error) from error
+        finally:
+            if notes is not None:
+                notes.end()
 
     def _read(self, attribute: str, otherwise: Any) -> Any:
         try:
             return getattr(self._env, attribute, otherwise)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise self._wrap(attribute, error) from error
 
     def _wrap(self, what: str, error: BaseException) -> EnvironmentFault:
+        """Return the fault that an error of the environment's code is; raises one that ends the run."""
+        if ends_the_run(error):
+            raise error
         if isinstance(error, EnvironmentFault):
             return error
         task = self._task.task_id if self._task else "-"
-        return EnvironmentFault(f"{self.spec.name}: {what} raised {type(error).__name__}: {error} (task {task})")
+        return EnvironmentFault(f"{self.spec.name}: {what} raised {in_words(error)} (task {task})")
 
     @staticmethod
     def _reason(error: Exception) -> str:
@@ -268,7 +288,7 @@ class Episode:
         """Return an observation as clean text, cut to the limit."""
         try:
             text = to_text(value)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise self._wrap("turning an observation into text", error) from error
         limit = self.spec.max_observation_chars
         if len(text) > limit:

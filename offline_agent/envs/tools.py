@@ -44,6 +44,16 @@ class ToolSet:
         self._defaults = dict(defaults or {})
         self._answers_differ = answers_differ
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the set as a JSON-serialisable dict."""
+        late = [schema for name, schema in self._known.items() if name not in self.names]
+        return {"schemas": self.schemas, "defaults": self._defaults, "late": late, "differ": self._answers_differ}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ToolSet:
+        """Rebuild a set from `to_json`."""
+        return cls(data["schemas"], data["defaults"], data["late"], data["differ"])
+
     @classmethod
     def of(cls, environment: type) -> ToolSet:
         """Return the tools of an environment class, by reflection as TRL does it.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from offline_agent.records import Task
+from offline_agent.records import POLICY_CUTS, Task
 from offline_agent.rollouts.success import Known
 from offline_agent.seeding import derive_seed
 from offline_agent.store import read_tree
@@ -32,8 +32,8 @@ class Choice:
 def success_rates(run_dirs: Iterable[Path]) -> dict[str, Known]:
     """Return what the policy reached alone on each task that was searched; of several searches the last counts.
 
-    Rollouts that a fault or a limit other than the steps cut are neither success nor failure, and left out; so are
-    trees in quarantine.
+    Rollouts that a limit of the policy's own cut are failures. Those that a fault of the world cut are neither success
+    nor failure, and left out; so are trees in quarantine.
 
     Args:
         run_dirs: Run directories of `build_prefs`, oldest first.
@@ -48,7 +48,7 @@ def success_rates(run_dirs: Iterable[Path]) -> dict[str, Known]:
             judged = [
                 bool(rollout["success"])
                 for rollout in graph["first_rollouts"]
-                if rollout["success"] is not None or rollout["cut"] == "max_steps"
+                if rollout["success"] is not None or rollout["cut"] in POLICY_CUTS
             ]
             known = Known(0, 0) if graph["quarantined"] is not None else Known(sum(judged), len(judged))
             rates[graph["task"]["task_id"]] = known

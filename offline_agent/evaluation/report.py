@@ -8,12 +8,14 @@ from typing import Any
 
 from offline_agent.evaluation import statistics
 from offline_agent.evaluation.statistics import Outcomes
+from offline_agent.records import POLICY_CUTS
 from offline_agent.rollouts.attempts import Attempt
 
 FAULTS = {
     "invalid call": "answered with an error message that says what is wrong; the episode goes on",
-    "max_steps": "the attempt is a failure (success false, reward 0), counted as truncated",
-    "token limit": "a turn that never ends ends the attempt, which is unscored",
+    "max_steps": "the attempt is a failure (success false, reward 0), counted as cut by max_steps",
+    "token limit": "a turn that never ends ends the attempt, a failure likewise, counted as cut by tokens",
+    "context length": "a history that is too long for the policy ends the attempt, likewise, cut by context",
     "time-out or fault of the environment": "ends the attempt, which is unscored; it is not played again",
     "fault of the policy": "ends the attempt, which is unscored; an outage stops the run, which can be gone on with",
     "unscored attempts": "are left out of every mean and counted; success_if_unscored_failed takes them for failures",
@@ -58,8 +60,9 @@ def figures(
 
     Returns:
         `success` and `reward` with intervals; `pass_at` and `pass_hat` by k, likewise; `end_score` (the environment's
-        own score of the last state, also where `max_steps` cut); means over attempts of `steps`; rates per call of
-        invalid, refused and repeated calls, None without any call; counts of attempts cut and unscored; `tokens`.
+        own score of the last state, also where the attempt was cut); means over attempts of `steps`; rates per call of
+        invalid, refused and repeated calls, None without any call; counts of attempts cut and unscored; `truncated`,
+        the attempts that a limit of the policy's own cut, with `cut_rates` by kind; `tokens`.
     """
     how = (confidence, resamples, seed)
     won = successes(attempts)
@@ -87,8 +90,9 @@ def figures(
         "invalid_call_rate": _share(sum(attempt.invalid_calls for attempt in attempts), calls),
         "refused_call_rate": _share(sum(attempt.refused_calls for attempt in attempts), calls),
         "repeated_call_rate": _share(sum(attempt.repeated_calls for attempt in attempts), calls),
-        "truncated": cut["max_steps"],
-        "truncated_rate": cut["max_steps"] / len(attempts),
+        "truncated": sum(cut[kind] for kind in POLICY_CUTS),
+        "truncated_rate": sum(cut[kind] for kind in POLICY_CUTS) / len(attempts),
+        "cut_rates": {kind: cut[kind] / len(attempts) for kind in POLICY_CUTS},
         "cut_by": dict(sorted(cut.items())),
         "unscored": unscored,
         "unscored_tasks": success.unscored_tasks,
@@ -110,7 +114,7 @@ def compare(
 ) -> dict[str, Any]:
     """Return the candidate's success minus the other's over the tasks both tried: see `statistics.paired_difference`.
 
-    Beside it stand both means over those tasks, the difference of the rewards, and P(the candidate is not worse).
+    Beside it stand both means over those tasks, the difference of the rewards, and the confidence that it is not worse.
     """
     return compare_outcomes(
         (successes(candidate), rewards(candidate)), (successes(against), rewards(against)), confidence, resamples, seed
@@ -131,13 +135,13 @@ def compare_outcomes(
         **statistics.paired_difference(candidate[0], against[0], confidence, resamples, seed).to_json(),
         "candidate": _mean([ours[task] for task in common]),
         "against": _mean([theirs[task] for task in common]),
-        "probability_not_worse": statistics.probability_not_worse(candidate[0], against[0], 0.0, resamples, seed),
+        "confidence_not_worse": statistics.confidence_not_worse(candidate[0], against[0]),
         "reward": statistics.paired_difference(candidate[1], against[1], confidence, resamples, seed).to_json(),
     }
 
 
 def verifiers(attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
-    """Return who judged (the state at the cut, where `max_steps` cut): name, version and how many, most first."""
+    """Return who judged (the state at the cut, where an attempt was cut): name, version and how many, most first."""
     verdicts = (attempt.verdict.to_json() for attempt in attempts if attempt.end_score is not None)
     judged = (verdict["evidence"].get("state_at_the_cut", verdict) for verdict in verdicts)
     seen = Counter((verdict["verifier"], verdict["version"]) for verdict in judged)

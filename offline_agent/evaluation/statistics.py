@@ -182,10 +182,16 @@ def estimate(
         raise ValueError(f"values must be in [0, 1], got {x.min()} to {x.max()}")
     mean = float(x.mean())
     low, high = _quantiles(resampled_means(x, resamples, seed), confidence)
-    if min(np.count_nonzero(x > 0), np.count_nonzero(x < 1)) >= FEW and x.min() < x.max():
+    if not too_alike(x):
         return Estimate(mean, low, high, len(x), unscored, "bootstrap")
     below, above = wilson(mean, len(x), confidence)
     return Estimate(mean, min(low, below), max(high, above), len(x), unscored, "bootstrap+wilson")
+
+
+def too_alike(values: NDArray[np.float64]) -> bool:
+    """Return whether values in [0, 1], one a task, differ too little to be resampled: see `estimate`."""
+    others = min(np.count_nonzero(values > 0), np.count_nonzero(values < 1))
+    return bool(others < FEW or values.min() == values.max())
 
 
 def paired_difference(
@@ -216,30 +222,36 @@ def paired_difference(
     return Difference(mean, low, high, p_value, len(d), differing, unpaired, method, p_method)
 
 
-def probability_not_worse(
-    candidate: Outcomes, incumbent: Outcomes, margin: float = 0.0, resamples: int = 10_000, seed: int = 0
-) -> float | None:
-    """Return P(candidate's mean > incumbent's mean - margin) by paired bootstrap over tasks; ties count one half.
+def confidence_not_worse(candidate: Outcomes, incumbent: Outcomes, margin: float = 0.0) -> float | None:
+    """Return the confidence that the candidate's mean > the incumbent's - margin: 1 - a one-sided p-value.
 
-    Where fewer than `FEW` tasks differ, resampling would claim certainty: one task won and one task lost outright are
-    then imagined beside those that were played, so that only many tasks can make the answer sure.
+    The p-value is the larger of two. The first is of Student's paired t-test over tasks. It knows nothing of losses
+    that are too rare to have been drawn, so the second is of an exact binomial test: the chance of so few losses
+    where their rate is that of the wins plus the margin. A loss counts there as a share of a typical one, whose size is
+    sum(l^2) / sum(l) over the tasks' losses l, with half an outright loss added to both sums.
 
     Args:
         candidate, incumbent: Scores by task, in [0, 1].
         margin: What a candidate may lose and still count as not worse, >= 0.
-        resamples, seed: See `estimate`.
 
     Returns:
-        In [0, 1]; None where no task was scored on both sides.
+        In [0, 1]; None where fewer than two tasks were scored on both sides.
     """
+    from scipy.special import betainc, stdtr
+
     d, _ = differences(candidate, incumbent)
-    if not len(d):
+    n = len(d)
+    if n < 2:
         return None
-    if np.count_nonzero(d) < FEW or d.min() == d.max():
-        d = np.concatenate([d, [1.0, -1.0]])
-    means = resampled_means(d, resamples, seed)
-    tie = np.isclose(means, -margin, rtol=0, atol=1e-12)
-    return float(np.mean((means > -margin) & ~tie) + np.mean(tie) / 2)
+    above, spread = float(d.mean()) + margin, float(d.std(ddof=1))
+    above = 0.0 if abs(above) < 1e-12 else above
+    t = above / (spread / math.sqrt(n)) if spread > 0 else math.copysign(math.inf, above) if above else 0.0
+    losses = -d[d < 0]
+    size = (float((losses**2).sum()) + 0.5) / (float(losses.sum()) + 0.5)
+    rate, count = (float(d[d > 0].sum()) / n + margin) / size, float(losses.sum()) / size
+    # P(Binomial(n, rate) <= count)
+    few = 1.0 if count >= n else float(betainc(n - count, count + 1, max(0.0, 1 - rate)))
+    return 1 - max(float(stdtr(n - 1, -t)), few)
 
 
 def differences(candidate: Outcomes, against: Outcomes) -> tuple[NDArray[np.float64], int]:

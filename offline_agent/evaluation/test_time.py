@@ -13,7 +13,7 @@ from typing import Any
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.policies.base import Engine
-from offline_agent.records import Context, Task, Trajectory, Verdict
+from offline_agent.records import Context, Task, Trajectory, Verdict, cut_verdict
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.search.mcts import SearchSettings, TreeSearch
 from offline_agent.search.restore import RestoreCounts, Restorer
@@ -128,8 +128,8 @@ def search_trees(
 def best_branch(tree: SearchTree, policy: str = "candidate") -> Attempt:
     """Return the best branch of a tree as the attempt: verified success, then score, then fewer steps, then the first.
 
-    A branch that used up its steps is a failure and comes after every judged one. Without any end that counts, the
-    attempt is unscored and says why.
+    A branch that a limit of the policy's own cut is a failure and comes after every judged one. Without any end that
+    counts, the attempt is unscored and says why.
     """
     cost: dict[str, Any] = {
         "generated": tree.counters["generated"],
@@ -144,13 +144,10 @@ def best_branch(tree: SearchTree, policy: str = "candidate") -> Attempt:
         verdict = Verdict(None, None, "evaluation", error=f"search: {reason}")
         return Attempt(policy, "mcts", tree.task, 0, context, (), verdict, False, True, "fault", **cost)
     end = max(ends, key=_rank)
-    if end.truncated:
-        verdict, cut_by = Verdict(0.0, False, "max_steps", evidence={"truncated": True}), "max_steps"
-    else:
-        assert end.verdict is not None  # it counts
-        verdict, cut_by = end.verdict, None
+    judged = end.verdict if end.cut is None else cut_verdict(end.cut)
+    assert judged is not None  # it counts
     return Attempt(
-        policy, "mcts", tree.task, 0, end.context, tree.steps(end), verdict, end.terminated, end.truncated, cut_by,
+        policy, "mcts", tree.task, 0, end.context, tree.steps(end), judged, end.terminated, end.truncated, end.cut,
         None if end.verdict is None else end.verdict.score, end.fingerprint, **cost,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ python -m offline_agent.pipelines.iterate       all of these in turn, again and 
 python -m offline_agent.pipelines.refine_grpo   train on what the policy plays, online
 python -m offline_agent.pipelines.show          look at pairs of a run
 python -m offline_agent.pipelines.status        what has become of a run
+python -m offline_agent.pipelines.track         send to MLflow what a run could not send
 python -m offline_agent.envs.conformance        is this environment fit to be searched?
 
 Those that search, train or evaluate run without a key too: on the embedded shop and its model, on this machine.

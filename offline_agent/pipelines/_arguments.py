@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offline_agent import config as configuration
-from offline_agent.config import RunConfig
+from offline_agent.config import RunConfig, masked
 from offline_agent.errors import ConfigError, did_you_mean
 
 _OPTIONS = ("--config", "--help", "--merge", "--plan", "--print-config", "--shard", "--submit")
@@ -91,3 +92,20 @@ def parse(arguments: Sequence[str]) -> Asked:
         raise ConfigError(faults)
     part = parts[0] if parts else None
     return Asked(file, tuple(overrides), "--print-config" in arguments, "--plan" in arguments, part)
+
+
+def again(name: str, arguments: Sequence[str], run_dir: object) -> str:
+    """Return the command that goes on with a run; secrets in it are `***`, and it says that they must be given again.
+
+    Args:
+        name: The pipeline's.
+        arguments: Of the command that began or went on with the run.
+        run_dir: The run directory.
+    """
+    shown = []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if key != "run_dir":
+            shown.append(f"{key}={masked(value, key.rpartition('.')[2])}" if equals else argument)
+    line = f"python -m offline_agent.pipelines.{name} {shlex.join([*shown, f'run_dir={run_dir}'])}"
+    return line + (" (give what is shown as *** again)" if "***" in line else "")

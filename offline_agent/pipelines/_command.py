@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offline_agent import config as configuration
+from offline_agent import running
 from offline_agent.config import RunConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
-from offline_agent.pipelines._arguments import parse, usage
+from offline_agent.pipelines._arguments import again, parse, usage
 from offline_agent.pipelines._opening import open_run, refuse
 from offline_agent.pipelines._pipeline import DONE, FAILED, C, Command, Facts, P, Session
 from offline_agent.pipelines._progress import Progress
 from offline_agent.pipelines._signals import Stopped, signals
+from offline_agent.pipelines._supervisor import supervised
 from offline_agent.pipelines._terminal import say, show
 
 if TYPE_CHECKING:
@@ -28,12 +29,19 @@ def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
 
     Args:
         command: The pipeline.
-        argv: Arguments without the program's name; None = `sys.argv`'s.
+        argv: Arguments without the program's name; None = `sys.argv`'s, carried out in a child of this process
+            (`_supervisor`).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "--help" in arguments or "-h" in arguments:
         show(usage(command.name, command.about, command.config, command.spread is not None))
         return DONE
+    if argv is None:
+        return supervised(command.name, lambda: _main(command, arguments))
+    return _main(command, arguments)
+
+
+def _main(command: Command[C, P], arguments: list[str]) -> int:
     try:
         asked = parse(arguments)
         config = configuration.load(command.config, asked.file, asked.overrides)
@@ -118,8 +126,9 @@ def _carry_out(
     except OfflineAgentError as error:
         say(f"{command.name}: {error}")
         return FAILED
-    same = [argument for argument in arguments if not argument.startswith("run_dir=")]
-    again = f"python -m offline_agent.pipelines.{command.name} {shlex.join([*same, f'run_dir={run.path}'])}"
+    line = again(command.name, arguments, run.path)
+    if running.notes is not None:
+        running.notes.again = line
     try:
         with signals(), run:
             _work(command, config, prepared, facts, run, part)
@@ -127,11 +136,11 @@ def _carry_out(
         say(f"{command.name}: {error}")
         return FAILED
     except Stopped as stop:
-        say(f"{command.name}: stopped by {stop}. To go on: {again}")
+        say(f"{command.name}: stopped by {stop}. To go on: {line}")
         return FAILED
     except Exception:
         traceback.print_exc()
-        say(f"{command.name}: a fault of the program (above). What was done is in {run.path}; to go on: {again}")
+        say(f"{command.name}: a fault of the program (above). What was done is in {run.path}; to go on: {line}")
         return FAILED
     return DONE
 
@@ -149,6 +158,7 @@ def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: Run
         tags={"pipeline": command.name, "run_dir": str(run.path.resolve()), **_commit(run), **facts.tags},
         say=progress.say,
         parent=config.tracking.parent,
+        run_dir=run.path,
     )
     try:
         expectation = _expectation(command, config, run, progress.say)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 EXTRA = "best_of_n_sample"  # mode of samples that best_of_n sees beyond the attempts that were asked for
 
+CUTS = {"max_steps": "max_steps", "tokens": "the token limit", "context": "the context's length"}
+"""`records.POLICY_CUTS` in words."""
+
 Summary = Mapping[str, Any]
 Openings = Mapping[str, tuple[str, Sequence[Any]]]
 
@@ -152,7 +155,9 @@ def _rows(columns: Sequence[Summary]) -> Iterator[tuple[str, list[str]]]:
     yield "steps", [_number(figures["steps"]) for figures in columns]
     for name in ("invalid", "refused", "repeated"):
         yield f"{name} calls", [_percent(figures[f"{name}_call_rate"]) for figures in columns]
-    yield "cut by max_steps", [_percent(figures["truncated_rate"]) for figures in columns]
+    for kind, words in CUTS.items():
+        if kind == "max_steps" or any(figures["cut_rates"][kind] for figures in columns):
+            yield f"cut by {words}", [_percent(figures["cut_rates"][kind]) for figures in columns]
     if any(figures["unscored"] for figures in columns):
         yield "unscored attempts", [str(figures["unscored"]) for figures in columns]
         yield "success, unscored = failed", [_percent(figures["success_if_unscored_failed"]) for figures in columns]

@@ -13,6 +13,7 @@ from offline_agent.pipelines._parts import Parts
 from offline_agent.pipelines._servers import Elsewhere, of_servers, tables
 from offline_agent.pipelines._terminal import copyable
 from offline_agent.preferences.refusals import Refusal
+from offline_agent.records import POLICY_CUTS
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.restore import RestoreCounts
 from offline_agent.search.scheduler import RunCounts
@@ -79,7 +80,7 @@ def figures_of(tree: SearchTree) -> TreeFigures:
     rollouts = [
         (bool(rollout["greedy"]), float(bool(rollout["success"])))
         for rollout in tree.first_rollouts
-        if rollout["success"] is not None or rollout["cut"] == "max_steps"
+        if rollout["success"] is not None or rollout["cut"] in POLICY_CUTS
     ]
     best = None
     if tree.quarantined is None:
@@ -124,6 +125,7 @@ class Figures:
             "prefilled_tokens": run.prefilled,
             "reused_tokens": run.cached,
             "policy_errors": run.policy_errors,
+            "full_contexts": run.full_contexts,
             "environment_faults": run.faults,
             "hung_calls": run.hung,
             "calls_executed": restored.executed,
@@ -139,11 +141,10 @@ class Figures:
                 "critic_tokens": critic.generated,
             }
 
-    def tree(self, tree: TreeFigures, replays: int, tool_calls: int) -> None:
-        """Take the figures of one tree, and what mining it cost."""
+    def tree(self, tree: TreeFigures, mining: Mapping[str, int]) -> None:
+        """Take the figures of one tree, and what mining it cost and left out."""
         self.totals.update(tree.totals)
-        self.totals["replays"] += replays
-        self.totals["replayed_calls"] += tool_calls
+        self.totals.update(mining)
         self.stopped[tree.stopped] += 1
         for greedy, success in tree.rollouts:
             (self.greedy if greedy else self.plain).add(success)
@@ -205,7 +206,14 @@ class Figures:
             "offset": config.tasks.offset,
             **{name: self.totals[name] for name in (
                 "simulations", "nodes", "tool_calls", "generated", "prompt_trie", "replays", "replayed_calls",
+                "replays_left_out",
             )},
+            "rejudged": {
+                "verdicts": self.totals["verdicts"],
+                "judged": self.totals["rejudged"],
+                "broken": self.totals["rejudged_broken"],
+                "disagreed": self.totals["disagreed"],
+            },
             "success": {
                 "plain_greedy": self.greedy.value,
                 "plain_sampled": self.plain.value,
@@ -253,6 +261,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         f"\nWritten to {path}\n"
         f"  preferences/  {summary['pairs_total']} pairs; "
         f'load_dataset("parquet", data_files="{path}/preferences/*.parquet")\n'
+        "                (those with several turns a side are in multiturn_preferences/)\n"
         f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
         f"  trajectories/ {summary['trajectories']} branches; trees/ {summary['tasks']} trees; "
         "quarantine.jsonl says what was refused and why\n"
@@ -269,6 +278,17 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "simulations", f"{summary['simulations']:,}", _counts(summary["stopped"], "stopped by ")
     reused = session.get("calls_replayed", 0)
     yield "tool calls", f"{summary['tool_calls']:,}", f"+ {reused + summary['replayed_calls']:,} in replays"
+    if summary["replays_left_out"]:
+        note = "they did not fit in pairs.replay_budget; more of it may give more pairs"
+        yield "replays left out", f"{summary['replays_left_out']:,}", note
+    again = summary["rejudged"]
+    if again["verdicts"]:
+        note = f"{again['disagreed']} did not repeat"
+        if again["disagreed"]:
+            note += "; their trees give no data, see quarantine.jsonl"
+        if again["broken"]:
+            note += f"; the replays of {again['broken']} others broke"
+        yield "verdicts judged again", f"{again['judged']:,}", f"of {again['verdicts']:,}; {note}"
     note = ""
     if session.get("prefilled_tokens"):
         note = f"{session['prefilled_tokens']:,} prompt tokens computed, {session['reused_tokens']:,} reused"

@@ -6,13 +6,14 @@ import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offline_agent._store.columns import MULTITURN, PAIR_TABLES, PREFERENCES, stored, table_of
 from offline_agent.config import IterateConfig
-from offline_agent.errors import TrainingError
-from offline_agent.pipelines._loop import Model, Plan, model_folder, place_model, template_text
+from offline_agent.pipelines._judging import Judging
+from offline_agent.pipelines._loop import Model, Plan, model_folder, place_model, template_text, write_tasks
 from offline_agent.pipelines._pipeline import Session
 from offline_agent.pipelines._report import percent
 
@@ -35,7 +36,6 @@ class _Iteration:
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     candidates: list[Model] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)
 
 
 class Iterations:
@@ -44,17 +44,20 @@ class Iterations:
     Args:
         environment: The environment's name.
         tasks: What the iterations choose from.
+        held_out: Tasks that their evaluations are on, some for each.
         session: The run.
     """
 
-    def __init__(self, environment: str, tasks: Sequence[Task], session: Session[IterateConfig]) -> None:
+    def __init__(
+        self, environment: str, tasks: Sequence[Task], held_out: Sequence[Task], session: Session[IterateConfig]
+    ) -> None:
         self.environment, self.tasks, self.session, self.config = environment, tasks, session, session.config
         self.run_dir = session.run.path.resolve()
         self.plan = Plan(self.config, self.run_dir, session.run.manifest["run_id"])
         self.model = self.plan.start()
         self.built: list[Path] = []  # run directories of build_prefs, oldest first
         self.played = [Path(run).resolve() for run in self.config.buffer]  # whatever has verified successes
-        self.summaries: dict[Path, Mapping[str, Any]] = {}  # of evaluations
+        self.judging = Judging(self.plan, held_out, self._run, session.say)
         self.told = {record["iteration"] for record in session.run.events().read() if "iteration" in record}
         self.again = f"give the same command again with run_dir={shlex.quote(str(session.run.path))}"
 
@@ -76,8 +79,8 @@ class Iterations:
     # -- the parts of an iteration ------------------------------------------------------------------------------
 
     def _evaluate_start(self) -> dict[str, Any]:
-        self.model = self._evaluated(0, "evaluate_incumbent", self.model, None, {})
-        figures = self._success(self.model)
+        self.model = self.judging.incumbent(0, self.model, {})
+        figures = self.judging.success(self.model)
         self.session.say(f"iterate: the start, {percent(figures)} of the held-out tasks' attempts succeed")
         return figures
 
@@ -98,19 +101,18 @@ class Iterations:
         tuned = self._fine_tune(one)
         self._train_on_pairs(one, tuned or before, pairs)
         self._refine(one, one.candidates[-1] if one.candidates else before)
-        decisions = self._judge(one, before)
+        if one.candidates:  # on new tasks: it may owe its place to luck on the old ones
+            before = self.model = self.judging.incumbent(one.number, before, one.seconds)
+        decisions = self.judging.judge(one.number, before, one.candidates, one.seconds)
         record = self._record(one, before, decisions)
         self._promote(one, record)
         return record
 
     def _search(self, one: _Iteration) -> Path:
-        from offline_agent._store.files import write_atomic
-
-        file = self.plan.folder(one.number) / "tasks.jsonl"
-        lines = [json.dumps({"task_id": task.task_id, **task.args}) + "\n" for task in one.choice.tasks]
-        write_atomic(file, "".join(lines).encode())
+        file, tasks = self.plan.folder(one.number) / "tasks.jsonl", one.choice.tasks
+        write_tasks(file, tasks)
         self.session.say(
-            f"iterate: iteration {one.number} of {self.config.iterations}: {len(lines)} tasks, {one.choice.new} of "
+            f"iterate: iteration {one.number} of {self.config.iterations}: {len(tasks)} tasks, {one.choice.new} of "
             f"them new, {one.choice.solved} always solved so far; the model is {self.model.name}"
         )
         stage = self.plan.build_prefs(one.number, self.model, file)
@@ -138,18 +140,19 @@ class Iterations:
         if not self.config.dpo.enabled:
             return
         if not any(one.built["pairs"].get(kind) for kind in self.config.dpo.kinds):
-            made = ", ".join(f"{count} of kind {kind}" for kind, count in one.built["pairs"].items() if count)
+            others = ", ".join(f"{count} of kind {kind}" for kind, count in one.built["pairs"].items() if count)
             one.notes.append(
                 f"no preference training: the search made no pair of the kinds in dpo.kinds "
-                f"({', '.join(self.config.dpo.kinds)}); it made {made or 'none at all'}"
+                f"({', '.join(self.config.dpo.kinds)}); it made {others or 'none at all'}"
             )
             return
         replay = self._replay(one, pairs)
         stage = self.plan.train_dpo(one.number, model, pairs, replay, self._with_successes())
-        consumed = {model.name: self._weights(model), f"{pairs.parent.name}/preferences": pairs / "preferences"}
+        made = {f"{pairs.parent.name}/{table}": pairs / table for table in PAIR_TABLES if (pairs / table).is_dir()}
+        consumed = {model.name: self._weights(model), **made}
         if not self.config.dpo.anchor.runs:
             consumed |= self._filtered()
-        self._run(stage, one.seconds, consumed if replay is None else {**consumed, "replay": replay})
+        self._run(stage, one.seconds, {**consumed, "replay": replay[0].parent} if replay else consumed)
         one.candidates.append(Model(stage.label, str(stage.path / "model")))
 
     def _refine(self, one: _Iteration, model: Model) -> None:
@@ -164,47 +167,27 @@ class Iterations:
         self.played.append(stage.path)
         one.candidates.append(Model(stage.label, str(stage.path / "model")))
 
-    def _replay(self, one: _Iteration, pairs: Path) -> Path | None:
+    def _replay(self, one: _Iteration, pairs: Path) -> list[Path]:
+        """Write the earlier pairs that are used again, a file for each of the two tables of pairs."""
         from offline_agent.pipelines import _schemas
         from offline_agent.store import read_table
         from offline_agent.training.buffer import replay
 
         settings, earlier = self.config.replay, _tables(*self.built[:-1])
         if not earlier or not settings.pairs:
-            return None
+            return []
         found = replay(
-            earlier, (row for file in _tables(pairs) for row in read_table(file)), pairs=settings.pairs,
-            kinds=self.config.dpo.kinds, share=settings.share, priority=settings.priority, seed=self.plan.seed(one.number, "replay"),
+            earlier, (row for file in _tables(pairs) for row in read_table(file)), kinds=self.config.dpo.kinds,
+            pairs=settings.pairs, share=settings.share, priority=settings.priority,
+            seed=self.plan.seed(one.number, "replay"),
         )  # fmt: skip
         one.replayed, one.replay_kept = len(found.rows), found.kept
-        if not found.rows:
-            return None
-        table = f"{self.plan.folder(one.number).name}/replay"
-        return self.session.run.write_rows(table, found.rows, _schemas.PREFERENCES).resolve()
-
-    def _judge(self, one: _Iteration, incumbent: Model) -> dict[str, Decision]:
-        """Evaluate the candidates and ask the gate about each."""
-        from offline_agent.evaluation.gate import decide, outcomes
-
-        decisions: dict[str, Decision] = {}
-        assert incumbent.evaluation is not None  # evaluated before it became the incumbent
-        for number, candidate in enumerate(one.candidates):
-            maker = candidate.name.rpartition("/")[2]
-            last = number == len(one.candidates) - 1
-            name = "evaluate" if last else f"evaluate_{maker.removeprefix('train_')}"
-            judged = self._evaluated(one.number, name, candidate, incumbent.evaluation, one.seconds)
-            one.candidates[number] = judged
-            assert judged.evaluation is not None  # just made
-            decision = decisions[maker] = decide(
-                outcomes(judged.evaluation), outcomes(incumbent.evaluation), confidence=self.config.gate.confidence,
-                margin=self.config.gate.margin, seed=self.plan.seed(one.number, "gate"),
-            )  # fmt: skip
-            one.figures[maker] = {"success": self._success(judged), **decision.to_json()}
-            self.session.say(
-                f"iterate: iteration {one.number}: {maker} succeeds in {percent(self._success(judged))}, the incumbent "
-                f"in {percent(self._success(incumbent))}; {decision.reason}"
-            )
-        return decisions
+        folder, files = f"{self.plan.folder(one.number).name}/replay", []
+        for table, schema in ((PREFERENCES, _schemas.PREFERENCES), (MULTITURN, _schemas.MULTITURN)):
+            rows = [stored(row, table) for row in found.rows if table_of(row) == table]
+            if rows:
+                files.append(self.session.run.write_rows(folder, rows, schema, table).resolve())
+        return files
 
     def _record(self, one: _Iteration, incumbent: Model, decisions: Mapping[str, Decision]) -> dict[str, Any]:
         from offline_agent.evaluation.gate import best
@@ -226,8 +209,11 @@ class Iterations:
             "replayed": one.replayed,
             "replay_buffer": one.replay_kept,
             "filtered": one.built["filtered"],
-            "incumbent": {"model": incumbent.name, "success": self._success(incumbent)},
-            "candidates": one.figures,
+            "incumbent": {"model": incumbent.name, "success": self.judging.success(incumbent)},
+            "candidates": {
+                candidate.name.rpartition("/")[2]: {"success": self.judging.success(candidate), **decision.to_json()}
+                for candidate, decision in zip(one.candidates, decisions.values(), strict=True)
+            },
             "promoted": promoted,
             "reason": reason,
             "notes": one.notes,
@@ -246,10 +232,10 @@ class Iterations:
         if one.number not in self.told:
             self.session.run.events().append(record)
         figures = {"promoted": float(promoted is not None), "pairs": one.built["pairs_total"]}
-        figures["success"] = self._success(self.model)["mean"]
+        figures["success"] = self.judging.success(self.model)["mean"]
         for name, candidate in record["candidates"].items():
             figures[f"{name}/success"] = candidate["success"]["mean"]
-            figures[f"{name}/probability_not_worse"] = candidate["probability_not_worse"]
+            figures[f"{name}/confidence_not_worse"] = candidate["confidence_not_worse"]
         self.session.tracker.metrics(figures, step=one.number)
         record["seconds"] = one.seconds
 
@@ -276,22 +262,6 @@ class Iterations:
         self.session.tracker.tags(tags)
         return summary
 
-    def _evaluated(
-        self, number: int, name: str, model: Model, against: Path | None, seconds: dict[str, float]
-    ) -> Model:
-        stage = self.plan.evaluate(number, name, model, against)
-        self.summaries[stage.path] = self._run(stage, seconds, {model.name: self._weights(model)})
-        return replace(model, evaluation=stage.path)
-
-    def _success(self, model: Model) -> dict[str, Any]:
-        """Return mean, low and high of the sampled attempts' success."""
-        assert model.evaluation is not None  # every model is evaluated before it is spoken of
-        try:
-            figures = self.summaries[model.evaluation]["modes"]["sampled"]["success"]
-            return {name: figures[name] for name in ("mean", "low", "high")}
-        except KeyError as error:
-            raise TrainingError(f"{model.evaluation / 'summary.json'}: no figure {error} in it") from error
-
     def _weights(self, model: Model) -> Path:
         return model_folder(model.path)
 
@@ -315,7 +285,7 @@ class Iterations:
     def _summary(self, records: list[dict[str, Any]], start: dict[str, Any], stopped: str | None) -> dict[str, Any]:
         from offline_agent.store import hash_path
 
-        end = self._success(self.model)
+        end = self.judging.success(self.model)
         return {
             "environment": self.environment,
             "start_model": self.config.policy.model or "embedded default",
@@ -332,4 +302,4 @@ class Iterations:
 
 
 def _tables(*runs: Path) -> list[Path]:
-    return [file for run in runs for file in sorted((run / "preferences").glob("*.parquet"))]
+    return [file for run in runs for table in PAIR_TABLES for file in sorted((run / table).glob("*.parquet"))]

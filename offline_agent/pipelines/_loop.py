@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from offline_agent.config import (
 )
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines._stages import Stage
+from offline_agent.records import Task
 from offline_agent.seeding import derive_seed
 
 _SEEDS = 1 << 31  # libraries take seeds of 32 bits
@@ -41,7 +43,7 @@ class Model:
     Attributes:
         name: What it is called: `start`, or the stage that made it, e.g. `iteration-0/train_dpo`.
         path: Its folder, or a hub name; None = the embedded default.
-        evaluation: Run directory of its evaluation on the held-out tasks; None before that.
+        evaluation: Run directory of its last evaluation on held-out tasks; None before that.
     """
 
     name: str
@@ -96,14 +98,16 @@ class Plan:
         )
         return Stage("train_sft", "train_sft", config)
 
-    def train_dpo(self, iteration: int, model: Model, pairs: Path, replay: Path | None, runs: Iterable[Path]) -> Stage:
+    def train_dpo(
+        self, iteration: int, model: Model, pairs: Path, replay: Sequence[Path], runs: Iterable[Path]
+    ) -> Stage:
         """Return the preference training of a model.
 
         Args:
             iteration: The iteration.
             model: What is trained, and the reference.
             pairs: The run of `build_prefs` whose pairs are used.
-            replay: A file of earlier pairs; None = none.
+            replay: Files of earlier pairs.
             runs: Runs of `build_prefs` whose successes are the anchor, where the configuration names none; without
                 any there is no anchor.
         """
@@ -118,7 +122,7 @@ class Plan:
             optimizer=stage.optimizer,
             batch=stage.batch,
             data=DpoDataSection(
-                runs=(str(pairs),), files=() if replay is None else (str(replay),), kinds=stage.kinds
+                runs=(str(pairs),), files=tuple(map(str, replay)), kinds=stage.kinds
             ),
             dpo=stage.loss,
             anchor=anchor,
@@ -136,6 +140,7 @@ class Plan:
             tasks=RefineTasks(n=None, file=str(tasks)),
             rounds=stage.rounds,
             rollouts=stage.rollouts.model_copy(update={"max_steps": self.config.search.max_steps}),
+            reward=self.config.reward,
             objective=stage.objective,
             critic=stage.critic,
             optimizer=stage.optimizer,
@@ -148,14 +153,14 @@ class Plan:
         )
         return Stage("refine_grpo", "refine_grpo", config)
 
-    def evaluate(self, iteration: int, name: str, model: Model, against: Path | None) -> Stage:
-        """Return the evaluation of a model on the held-out tasks: the same tasks and seeds for every model."""
+    def evaluate(self, iteration: int, name: str, model: Model, tasks: Path, against: Path | None) -> Stage:
+        """Return the evaluation of a model on the held-out tasks of a file: one seed for all models of an iteration."""
         held_out = self.config.held_out
         config = EvaluateConfig(
-            **self._common(iteration, name, seed=self.config.seed),
+            **self._common(iteration, name, seed=self.seed(iteration, "held_out")),
             env=self.config.env,
             limits=self.config.limits,
-            tasks=EvaluateTasks(split=held_out.split, n=held_out.n),
+            tasks=EvaluateTasks(split=held_out.split, n=None, file=str(tasks)),
             policy=self._policy(model),
             attempts=held_out.attempts,
             max_steps=self.config.search.max_steps,
@@ -188,6 +193,14 @@ class Plan:
         template = (policy.model_extra or {}).get("chat_template")
         section = ModelSection(path=model.path, tokenizer=absolute(policy.tokenizer), chat_template=template)
         return {"model": section, "lora": self.config.lora, "threads": self.config.threads}
+
+
+def write_tasks(file: Path, tasks: Iterable[Task]) -> None:
+    """Write tasks as a file that `tasks.file` names, whole or not at all."""
+    from offline_agent._store.files import write_atomic
+
+    lines = [json.dumps({"task_id": task.task_id, **task.args}) + "\n" for task in tasks]
+    write_atomic(file, "".join(lines).encode())
 
 
 def absolute(path_or_name: str | None) -> str | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
 
+from offline_agent._store.columns import MULTITURN, PREFERENCES, table_of
 from offline_agent._store.spill import Spill
 from offline_agent.config import BuildPrefsConfig
 from offline_agent.pipelines import _mined, _schemas
@@ -14,6 +16,7 @@ from offline_agent.pipelines._figures import Figures, Row
 from offline_agent.pipelines._miners import MinerProcesses, Setup, TreeMiner, rules_of
 from offline_agent.pipelines._parts import Parts
 from offline_agent.pipelines._pipeline import Session
+from offline_agent.pipelines._probe import trust_copies, undoing_changes
 from offline_agent.policies.base import Engine
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.shelf import PairShelf
@@ -50,7 +53,8 @@ def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figur
     started = time.perf_counter()
     kept = _mined.known(session.run)
     if kept is None or not figures.take_over(kept):
-        _mine(parts, session, engine, figures)
+        with undoing_changes(session, parts.spec):
+            _mine(parts, session, engine, figures)
         _mined.keep(session.run, figures.of_trees())
     figures.seconds["judging"] = time.perf_counter() - started
 
@@ -58,6 +62,7 @@ def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figur
 def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
     config, run_dir = session.config, session.run
     refused = _Refused(run_dir, figures)
+    trust_copies(session, parts.spec, parts.tasks)  # a run whose trees were all there has not tried yet
     session.progress.start(len(parts.tasks), "building pairs")
     with ExitStack() as stack:
         pairs = stack.enter_context(closing(PairShelf(run_dir.path)))
@@ -72,7 +77,7 @@ def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figu
 
         def trajectories() -> Iterator[Row]:
             for number, one in enumerate(miner.map("tree", ((task.task_id,) for task in parts.tasks)), 1):
-                figures.tree(one.figures, one.replays, one.tool_calls)
+                figures.tree(one.figures, one.mining)
                 pairs.add(one.facts, one.pairs)
                 if one.filtered:
                     filtered.add(one.filtered)
@@ -86,13 +91,27 @@ def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figu
         run_dir.write_rows("filtered", figures.count("filtered", found), _schemas.FILTERED)
         filtered.close()
         found = rows("pairs", pairs.choose(rules_of(config), refused.append))
-        run_dir.write_rows("preferences", figures.count_pairs(found), _schemas.PREFERENCES)
+        several = stack.enter_context(closing(Spill(run_dir.path, MULTITURN)))
+        run_dir.write_rows(PREFERENCES, _single(figures.count_pairs(found), several), _schemas.PREFERENCES)
+        run_dir.write_rows(MULTITURN, map(pickle.loads, several.read()), _schemas.MULTITURN)
+
+
+def _single(rows: Iterable[Row], several: Spill) -> Iterator[Row]:
+    """Yield the rows of pairs whose sides are one turn each; put the others by, for the table that comes next."""
+    for row in rows:
+        if table_of(row) == PREFERENCES:
+            yield row
+        else:
+            several.add(pickle.dumps(row, pickle.HIGHEST_PROTOCOL))
 
 
 def _miner(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine) -> TreeMiner | MinerProcesses:
     """Return what mines: this process, or others."""
     known = parts.policy.identity.get("model_hash")
     model = None if known is None else str(known)
-    setup = Setup(session.config, session.run.path, parts.spec.replay_only, parts.policy.renderer, model)
+    spec = parts.spec
+    setup = Setup(
+        session.config, session.run.path, spec.replay_only, spec.isolated, parts.policy.renderer, model
+    )  # fmt: skip
     count = min(session.config.pairs.miners, len(parts.tasks))
-    return MinerProcesses(setup, count) if count > 1 else TreeMiner(setup, parts.spec, engine)
+    return MinerProcesses(setup, count) if count > 1 else TreeMiner(setup, spec, engine)

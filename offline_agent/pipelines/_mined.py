@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from offline_agent._store.columns import PAIR_TABLES
 from offline_agent._store.files import disk_errors, read_json, write_json
 from offline_agent.errors import DataError
 from offline_agent.records import SCHEMA_VERSION
 from offline_agent.store import RunDirectory
 
 FILE = "mined.json"
-_MADE = ("preferences", "trajectories", "filtered", "quarantine.jsonl")
+_MADE = (*PAIR_TABLES, "trajectories", "filtered", "quarantine.jsonl")
 
 
 def known(run: RunDirectory) -> Mapping[str, Any] | None:

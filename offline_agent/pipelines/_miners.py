@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from offline_agent.preferences.export import pair_rows, trajectory_rows
 from offline_agent.preferences.facts import FactMaker, PairFacts
 from offline_agent.preferences.filters import RejectionFilter
 from offline_agent.preferences.hindsight import Hindsight, evaluation_tasks
-from offline_agent.preferences.mining import Miner
+from offline_agent.preferences.mining import Mined, Miner
 from offline_agent.preferences.pairs import StepPairs, TrajectoryPairs
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.shelf import Kept, Same, kept_of, pack, unpack
@@ -53,7 +53,7 @@ class TreeRows:
 
     Attributes:
         figures: Of the tree.
-        replays, tool_calls: What mining it cost.
+        mining: What mining it cost and left out, counts that are added up.
         facts: Of its pairs, for balancing.
         pairs, filtered: Both as `shelf.pack` packs them.
         trajectories: Rows.
@@ -61,8 +61,7 @@ class TreeRows:
     """
 
     figures: TreeFigures
-    replays: int
-    tool_calls: int
+    mining: Mapping[str, int]
     facts: list[PairFacts]
     pairs: bytes
     filtered: bytes
@@ -82,6 +81,7 @@ class Setup:
         config: The command's.
         path: The run directory.
         replay_only: Copies of the environment were found to be no snapshots.
+        isolated: Environments run in processes of their own.
         renderer: The policy's.
         model: Hash of the policy's model, where it has one.
     """
@@ -89,6 +89,7 @@ class Setup:
     config: BuildPrefsConfig
     path: Path
     replay_only: bool
+    isolated: bool
     renderer: Renderer | None
     model: str | None
 
@@ -105,7 +106,7 @@ class TreeMiner:
     def __init__(self, setup: Setup, spec: EnvSpec | None = None, engine: Engine | None = None) -> None:
         if spec is None:
             spec = make_environment(setup.config)
-            spec.replay_only = setup.replay_only
+            spec.replay_only, spec.isolated = setup.replay_only, setup.isolated
         self._setup = setup
         self._pool: EnvPool | None = None
         rollout = None
@@ -129,7 +130,7 @@ class TreeMiner:
         facts = [self._maker.facts_of(pair) for pair in mined.pairs]
         self._maker.forget()
         return TreeRows(
-            figures_of(tree), mined.replays, mined.tool_calls, facts, pack(mined.pairs), pack(mined.filtered), rows,
+            figures_of(tree), _cost(mined), facts, pack(mined.pairs), pack(mined.filtered), rows,
             refusals,
         )  # fmt: skip
 
@@ -158,6 +159,19 @@ class TreeMiner:
             self._pool.close()
 
 
+def _cost(mined: Mined) -> dict[str, int]:
+    again = mined.rejudged
+    return {
+        "replays": mined.replays,
+        "replayed_calls": mined.tool_calls,
+        "replays_left_out": mined.left_out,
+        "verdicts": 0 if again is None else again.verdicts,
+        "rejudged": 0 if again is None else again.judged,
+        "rejudged_broken": 0 if again is None else again.broken,
+        "disagreed": 0 if again is None else len(again.disagreements),
+    }
+
+
 def rules_of(config: BuildPrefsConfig) -> Balance:
     """Return the rules for the pairs of all trees together."""
     return Balance(config.pairs.per_task, config.pairs.per_depth, config.pairs.length_tolerance)
@@ -181,7 +195,7 @@ def miner_of(config: BuildPrefsConfig, spec: EnvSpec, rollout: Rollout | None) -
     pairs = config.pairs
     relabel = pairs.hindsight != "none" and "hindsight" in pairs.kinds
     kinds = [kind for kind in pairs.kinds if kind != "hindsight" or relabel]
-    shorten = "minimal" in kinds or pairs.criticality not in (None, "none")
+    shorten = "minimal" in kinds or pairs.criticality != "none"
     strategy = "final" if pairs.hindsight == "none" else pairs.hindsight
     return Miner(
         spec,
@@ -189,17 +203,23 @@ def miner_of(config: BuildPrefsConfig, spec: EnvSpec, rollout: Rollout | None) -
             pairs.min_visits, pairs.min_gap, pairs.confidence, pairs.per_node, value=config.search.value,
             exact_terminals=spec.deterministic_verifier,
         ),
-        trajectory_pairs=TrajectoryPairs(pairs.max_extra_steps, certain=spec.deterministic_verifier),
+        trajectory_pairs=TrajectoryPairs(
+            pairs.max_extra_steps, certain=spec.deterministic_verifier, cut_failures=pairs.cut_failures
+        ),
         hindsight=Hindsight(spec, evaluation_tasks(spec), strategy) if relabel else None,
         minimal=MinimalPairs() if shorten else MinimalPairs(per_tree=0),
         filtered=RejectionFilter(
             config.filtered.per_task, config.filtered.negatives, origins=config.filtered.origins
         ),
         kinds=kinds,
+        deletion=pairs.criticality == "deletion",
         rollout=rollout,
         rollouts=pairs.counterfactual_rollouts,
+        rejudge=pairs.rejudge,
+        replay_budget=pairs.replay_budget,
         step_seconds=config.limits.step_seconds,
         reset_seconds=config.limits.reset_seconds,
+        live_states=config.search.state_cache,
     )  # fmt: skip
 
 
@@ -218,7 +238,7 @@ class MinerProcesses:
         self._ahead = _AHEAD * processes
         self._waiting: deque[Future[Any]] = deque()
         config = type(setup.config), json.dumps(setup.config.model_dump(mode="json"))
-        rest = (str(setup.path), setup.replay_only, setup.renderer, setup.model)
+        rest = (str(setup.path), setup.replay_only, setup.isolated, setup.renderer, setup.model)
         context = multiprocessing.get_context("spawn")  # threads and open files do not survive a fork
         self._pool = ProcessPoolExecutor(processes, context, _begin, (*config, *rest))
 
@@ -252,13 +272,13 @@ _here: TreeMiner | OfflineAgentError | None = None
 
 
 def _begin(
-    kind: type[BuildPrefsConfig], config: str, path: str, replay_only: bool, renderer: Renderer | None,
-    model: str | None,
+    kind: type[BuildPrefsConfig], config: str, path: str, replay_only: bool, isolated: bool,
+    renderer: Renderer | None, model: str | None,
 ) -> None:  # fmt: skip
     global _here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the command ends its processes itself
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    setup = Setup(kind.model_validate(json.loads(config)), Path(path), replay_only, renderer, model)
+    setup = Setup(kind.model_validate(json.loads(config)), Path(path), replay_only, isolated, renderer, model)
     try:
         _here = TreeMiner(setup)
     except OfflineAgentError as error:

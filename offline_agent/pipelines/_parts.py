@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from offline_agent import catalog
-from offline_agent.config import BuildPrefsConfig, EvaluateConfig, PolicySection, TasksSection
+from offline_agent.config import BuildPrefsConfig, EvaluateConfig, PolicySection, RefineGrpoConfig, TasksSection
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.judges.rewards import CompositeReward
@@ -42,6 +43,7 @@ def make_parts(config: Config) -> Parts:
     faults: list[str] = []
     spec = _collect(faults, lambda: make_environment(config))
     reward = _collect(faults, lambda: make_reward(config))
+    _collect(faults, lambda: own_critic(config.search.critic))
     tasks = _collect(faults, lambda: _make_tasks(spec, config.tasks, TaskList)) if spec else None
     chosen = _collect(faults, lambda: _policy_arguments(config.policy))  # looked at even where the rest is wrong
     policy = _collect(faults, lambda: make_policy(config.policy, spec)) if chosen and spec and not faults else None
@@ -60,18 +62,42 @@ def _collect(faults: list[str], make: Callable[[], Any]) -> Any:
     return None
 
 
-def make_environment(config: Config) -> EnvSpec:
+def make_environment(config: Config | RefineGrpoConfig) -> EnvSpec:
     """Return the environment; raises ConfigError."""
-    arguments = dict(config.env.model_extra or {})
-    return EnvSpec.load(config.env.name, arguments, max_observation_chars=config.limits.max_observation_chars)
+    return EnvSpec.load(
+        config.env.name,
+        dict(config.env.model_extra or {}),
+        max_observation_chars=config.limits.max_observation_chars,
+        isolated=config.env.isolate == "process",
+        most_processes=config.limits.processes,
+    )
 
 
-def make_reward(config: Config) -> CompositeReward | None:
-    """Return the composite reward, or None where no key of it is set: then the verifier's score is backed up."""
+def make_reward(config: Config | RefineGrpoConfig) -> CompositeReward | None:
+    """Return the composite reward, or None where no key of it is set: then the verifier's score is what counts."""
     arguments = dict(config.reward.model_extra or {})
     if not arguments:
         return None
     return CompositeReward(**catalog.keywords("reward", CompositeReward, arguments, {}))
+
+
+def own_critic(name: str | None) -> Callable[..., Any] | None:
+    """Return the callable that `search.critic` names; None where it names none of the user's own.
+
+    Raises:
+        ConfigError: It cannot be loaded, or cannot be called with a history, its proposals and a seed.
+    """
+    if name is None or name == "policy":
+        return None
+    critic: Callable[..., Any] = catalog.load("search.critic", name)
+    try:
+        inspect.signature(critic).bind("context", "actions", "seed")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"search.critic: {name} cannot be called as critic(context, actions, seed): {error}. It returns one score "
+            "in [0, 1], or None, for each action"
+        ) from error
+    return critic
 
 
 def make_tasks(spec: EnvSpec, section: TasksSection) -> list[Task]:

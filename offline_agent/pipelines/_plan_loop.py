@@ -83,8 +83,8 @@ class Iterate:
         yield "build_prefs", search
         trained = [name for name in ("sft", "dpo") if getattr(config, name).enabled]
         refined = {"never": 0, "last": 1, "each": count}[config.refine.when]
-        evaluations = 1 + len(trained) * count + refined
-        held_out = _own(config, plan.evaluate(0, "evaluate", start, None))
+        evaluations = (1 + len(trained)) * count + refined  # the incumbent's own again in each iteration
+        held_out = _own(config, plan.evaluate(0, "evaluate", start, nowhere, None))
         played = Evaluate().of_tasks(held_out, config.held_out.n * evaluations, _stage(seen, "evaluate_incumbent"))
         yield "evaluate", played
         found = {figure.name: figure.estimate for figure in search}
@@ -94,7 +94,7 @@ class Iterate:
             for number in range(count):  # each is tuned on all successes so far
                 yield "train_sft", self._trained(TrainSft(), stage, rows.times((number + 1) / count), seen)
         if config.dpo.enabled:
-            stage = _own(config, plan.train_dpo(0, start, Path("/"), None, ()))
+            stage = _own(config, plan.train_dpo(0, start, Path("/"), (), ()))
             rows = self._kept(seen, "train_dpo", "pairs_total", found.get("pairs", Estimate()))
             for number in range(count):
                 replay = config.replay.share if config.replay.pairs and number else 0.0

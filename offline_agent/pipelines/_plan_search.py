@@ -6,10 +6,11 @@ import itertools
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offline_agent._store.columns import PAIR_TABLES
 from offline_agent.config import BuildPrefsConfig, EvaluateConfig
 from offline_agent.pipelines._plan import Seen
 from offline_agent.pipelines._plan_figures import Figure, exactly, grown, unknown
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     from offline_agent.store import RunDirectory
 
 _LOOKED_AT = 500  # trees of a large run from which the spread is taken
-_TABLES = {  # and the column that tells rows apart
-    "pairs": ("preferences", "tree_id"),
-    "filtered": ("filtered", "task_id"),
-    "trajectories": ("trajectories", "task_id"),
+_TABLES: dict[str, tuple[tuple[str, ...], str]] = {  # and the column that tells rows apart
+    "pairs": (PAIR_TABLES, "tree_id"),
+    "filtered": (("filtered",), "task_id"),
+    "trajectories": (("trajectories",), "task_id"),
 }
 
 
@@ -72,9 +73,9 @@ class BuildPrefs:
             rows={
                 name: (
                     summary["pairs_total" if name == "pairs" else name] * share,
-                    rows_by(seen.path / table, column, names),
+                    rows_by([seen.path / table for table in tables], column, names),
                 )
-                for name, (table, column) in _TABLES.items()
+                for name, (tables, column) in _TABLES.items()
             },
             size=size_of(seen.path) * share,
             without_cache=part(totals["prompt_tokens_without_cache"]),
@@ -245,12 +246,12 @@ def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def rows_by(folder: Path, column: str, names: Sequence[str]) -> list[float]:
-    """Return how many rows of a table each of the names has."""
+def rows_by(folders: Iterable[Path], column: str, names: Sequence[str]) -> list[float]:
+    """Return how many rows of tables each of the names has."""
     import pyarrow.parquet as pq
 
     counts: Counter[str] = Counter()
-    for file in sorted(folder.glob("*.parquet")):
+    for file in (file for folder in folders for file in sorted(folder.glob("*.parquet"))):
         counts.update(pq.read_table(file, columns=[column])[column].to_pylist())
     return [float(counts[name]) for name in names]
 

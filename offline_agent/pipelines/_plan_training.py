@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offline_agent._store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.config import RefineGrpoConfig, TrainDpoConfig, TrainSftConfig
 from offline_agent.pipelines import _training
 from offline_agent.pipelines._plan import Seen
@@ -26,7 +27,7 @@ _ROUND_ATTEMPTS = "rollouts"
 class _Offline:
     """What both offline trainers share; see `_plan.Planner`."""
 
-    table = ""
+    tables: tuple[str, ...] = ()
 
     def probe(self, config: Any) -> Any:
         """See `_plan.Planner`."""
@@ -72,7 +73,7 @@ class _Offline:
             return Estimate()
         from offline_agent.training import sources
 
-        counts = [one.rows for one in sources.find(config.data.runs, config.data.files, self.table)]
+        counts = [one.rows for one in sources.find(config.data.runs, config.data.files, self.tables)]
         return Estimate() if None in counts else Estimate(high=float(sum(count or 0 for count in counts)))
 
     def actual(self, config: Any, seen: Seen) -> dict[str, float | None]:
@@ -98,7 +99,7 @@ class _Offline:
 class TrainDpo(_Offline):
     """The cost of `train_dpo`."""
 
-    table = "preferences"
+    tables = PAIR_TABLES
 
     def probe(self, config: TrainDpoConfig) -> TrainDpoConfig:
         """See `_plan.Planner`."""
@@ -109,7 +110,7 @@ class TrainDpo(_Offline):
 class TrainSft(_Offline):
     """The cost of `train_sft`."""
 
-    table = "filtered"
+    tables = SUCCESS_TABLES
 
     def probe(self, config: TrainSftConfig) -> TrainSftConfig:
         """Also demonstrate fewer tasks, but enough for whole updates."""
@@ -129,7 +130,7 @@ class TrainSft(_Offline):
         files = sorted((seen.path / "demonstrations").glob("*.parquet"))
         names = {name for file in files for name in pq.read_table(file, columns=["task_id"])["task_id"].to_pylist()}
         per_task = config.demonstrations.per_task
-        each = rows_by(seen.path / "demonstrations", "task_id", sorted(names))
+        each = rows_by([seen.path / "demonstrations"], "task_id", sorted(names))
         each += [0.0] * (seen.summary["demonstrations"]["attempts"] // per_task - len(names))  # never kept
         return grown(seen.summary["data"]["kept"], each, count_demonstrated(config), seen.known)
 

@@ -7,6 +7,8 @@ import threading
 from time import monotonic
 from typing import Any
 
+from offline_agent.pipelines._terminal import plain
+
 _BAR_SECONDS, _LINE_SECONDS = 0.1, 30.0
 
 
@@ -64,9 +66,9 @@ class Progress:
         """Print a line on stderr, above the bar where there is one."""
         with self._lock:
             if self._bar is not None:
-                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+                self._bar.console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
             else:
-                print(text, file=sys.stderr, flush=True)
+                print(plain(text), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Take the bar away; may be called twice."""

@@ -36,6 +36,7 @@ class Recipe:
         hashes: Of the driver's model, tokenizer, chat template and tasks.
         code: Hash of the driver's code.
         replay_only: Copies of the environment were found to be no snapshots.
+        isolated: Environments run in processes of their own.
     """
 
     kind: type[Config]
@@ -43,12 +44,14 @@ class Recipe:
     hashes: Mapping[str, str]
     code: str
     replay_only: bool
+    isolated: bool
 
     @classmethod
     def of(cls, config: Config, parts: Parts) -> Recipe:
         """Return the recipe of parts that the driver has."""
         data = json.dumps(config.model_dump(mode="json"))
-        return cls(type(config), data, facts_of(parts)["hashes"], code_hash(), parts.spec.replay_only)
+        spec = parts.spec
+        return cls(type(config), data, facts_of(parts)["hashes"], code_hash(), spec.replay_only, spec.isolated)
 
     def make(self) -> tuple[Config, Parts, tuple[str, ...]]:
         """Return configuration, parts, and what the user should be told; in a worker.
@@ -65,7 +68,7 @@ class Recipe:
                 f"this machine has another {', another '.join(differ)} than the one where the command was given; "
                 "workers need the same models and task files under the same paths"
             )
-        parts.spec.replay_only = self.replay_only
+        parts.spec.replay_only, parts.spec.isolated = self.replay_only, self.isolated
         code = code_hash()
         other = f"its code ({code[:12]}) differs from the code that runs the command ({self.code[:12]})"
         return config, parts, (other,) if code != self.code else ()

@@ -62,7 +62,7 @@ def export(renderer: Renderer, session: Session[RefineGrpoConfig], log: RoundLog
     chosen: dict[str, list[Trajectory]] = {}
 
     def counted() -> Iterator[Attempt]:
-        for attempt in log.read(lambda number: True):
+        for attempt in log.ordered(session.config.rollouts.size):
             counts["attempts"] += 1
             counts["successes"] += attempt.success is True
             counts["unscored"] += attempt.reward is None

@@ -29,10 +29,11 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     held_out = summary["held_out"]
     table = Table(
         title=f"iterate: {summary['start_model']} in {summary['environment']}; success on {held_out['n']} "
-        f"{held_out['split']} tasks, {held_out['attempts']} sampled attempts each, 95 % intervals over tasks"
+        f"{held_out['split']} tasks of each iteration, {held_out['attempts']} sampled attempts each, 95 % intervals "
+        "over tasks"
     )
-    for name in ("iteration", "searched", "pairs", "model", "success", "not worse", "gate"):
-        table.add_column(name, justify="right" if name in ("pairs", "success", "not worse") else "left")
+    for name in ("iteration", "searched", "pairs", "model", "success", "not worse", "needed", "gate"):
+        table.add_column(name, justify="right" if name in ("pairs", "success", "not worse", "needed") else "left")
     for record in summary["iterations"]:
         for row in _rows(record):
             table.add_row(*row)
@@ -41,6 +42,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     if summary["stopped"]:
         reasons.append(f"stopped {summary['stopped']}")
     change = f"held-out success: {percent(summary['start'])} at the start, {percent(summary['end'])} at the end"
+    change += "; each iteration has tasks of its own" if len(summary["iterations"]) > 1 else ""
     where = copyable(
         "\n".join(["", *reasons, change, "", f"The model ({summary['model']['from']}) is in {path}/model; use it with"])
         + f"\n  policy=hf policy.model={path}/model\n"
@@ -53,13 +55,14 @@ def _rows(record: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     tasks, incumbent = record["tasks"], record["incumbent"]
     searched = f"{tasks['searched']} tasks ({tasks['new']} new)"
     pairs = str(record["pairs_total"]) + (f" + {record['replayed']} replayed" if record["replayed"] else "")
-    yield str(record["iteration"]), searched, pairs, "incumbent", percent(incumbent["success"]), "", ""
+    yield str(record["iteration"]), searched, pairs, "incumbent", percent(incumbent["success"]), "", "", ""
     for name, candidate in record["candidates"].items():
-        sure = candidate["probability_not_worse"]
+        sure, needed = candidate["confidence_not_worse"], candidate["confidence_needed"]
         promoted = name == record["promoted"]
         verdict = "promoted" if promoted else "passed" if candidate["passed"] else "refused"
-        shown = "–" if sure is None else f"{sure:.3f}"
-        yield "", "", "", _NAMES.get(name, name), percent(candidate["success"]), shown, verdict
+        shown = "–" if sure is None else f"{sure:.4f}"
+        success = percent(candidate["success"])
+        yield "", "", "", _NAMES.get(name, name), success, shown, f"{needed:.4f}", verdict
 
 
 def _verdict(record: Mapping[str, Any]) -> str:

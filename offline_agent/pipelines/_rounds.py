@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +69,18 @@ class RoundLog:
             if wanted(number):
                 yield from_record(record, self._tasks[task_id], openings)
         self._journal.openings |= openings
+
+    def ordered(self, size: int) -> Iterator[Attempt]:
+        """Yield all logged attempts by round, place of the task in the pool, and number; one round is in memory.
+
+        The order of ending, in which they are logged, depends on how fast each one went.
+
+        Args:
+            size: Numbers of one round: attempt `n` is of round n // size.
+        """
+        places = {task_id: place for place, task_id in enumerate(self._tasks)}
+        for _, played in itertools.groupby(self.read(lambda number: True), lambda attempt: attempt.number // size):
+            yield from sorted(played, key=lambda attempt: (places[attempt.task.task_id], attempt.number))
 
 
 class Player:
@@ -179,7 +192,7 @@ def figures(made: Round, env_steps: int, seconds: float) -> dict[str, Any]:
         "temperature": made.temperature,
         "env_steps": env_steps,
         "rollout_seconds": seconds,
-        "unscored": sum(attempt.reward is None for attempt in attempts) / len(attempts),
+        "unscored": sum(reward is None for _, reward in made.rewarded) / len(attempts),
     }
     if went:
         out["truncated"] = sum(attempt.truncated for attempt in went) / len(went)

@@ -1,24 +1,28 @@
 """Columns of the tables in a run directory, as the contracts list them. A change here is a new schema version.
 
-`MESSAGES`, `PREFERENCES`, `TRAJECTORIES` and `FILTERED` are made when they are first asked for: pyarrow takes a fifth
-of a second to import, and `--help` has no use for it.
+`MESSAGES`, `PREFERENCES`, `MULTITURN`, `TRAJECTORIES` and `FILTERED` are made when they are first asked for: pyarrow
+takes a fifth of a second to import, and `--help` has no use for it. `_store.columns` says why token columns have a
+prefix and why there are two tables of pairs.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from offline_agent._store import columns
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
     MESSAGES: pa.DataType
     PREFERENCES: pa.Schema
+    MULTITURN: pa.Schema
     TRAJECTORIES: pa.Schema
     FILTERED: pa.Schema
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("MESSAGES", "PREFERENCES", "TRAJECTORIES", "FILTERED"):
+    if name not in ("MESSAGES", "PREFERENCES", "MULTITURN", "TRAJECTORIES", "FILTERED"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals().update(_make())
     return globals()[name]
@@ -59,7 +63,7 @@ def _make() -> dict[str, Any]:
             required("weight", pa.float64()),
             pa.field("verdict_chosen", pa.string()),
             pa.field("verdict_rejected", pa.string()),
-            # token columns: all null where there is no tokenizer
+            # token columns, with a prefix in files: all null where there is no tokenizer
             pa.field("prompt_ids", ids),
             pa.field("chosen_ids", ids),
             pa.field("rejected_ids", ids),
@@ -84,7 +88,7 @@ def _make() -> dict[str, Any]:
             required("steps", pa.int64()),
             required("terminated", pa.bool_()),
             required("truncated", pa.bool_()),
-            # token columns: all null where there is no tokenizer
+            # token columns, with a prefix in files: all null where there is no tokenizer
             pa.field("input_ids", ids),
             pa.field("action_mask", mask),
             pa.field("logps", logps),
@@ -92,4 +96,15 @@ def _make() -> dict[str, Any]:
             pa.field("certificate", pa.string()),
         ]
     )
-    return {"MESSAGES": messages, "PREFERENCES": preferences, "TRAJECTORIES": trajectories, "FILTERED": trajectories}
+
+    def stored(schema: pa.Schema, table: str) -> pa.Schema:
+        return pa.schema([field.with_name(columns.stored_name(field.name, table)) for field in schema])
+
+    trajectories = stored(trajectories, "trajectories")
+    return {
+        "MESSAGES": messages,
+        "PREFERENCES": stored(preferences, columns.PREFERENCES),
+        "MULTITURN": stored(preferences, columns.MULTITURN),
+        "TRAJECTORIES": trajectories,
+        "FILTERED": trajectories,
+    }

@@ -10,7 +10,7 @@ from offline_agent.config import BuildPrefsConfig
 from offline_agent.pipelines._figures import Figures
 from offline_agent.pipelines._parts import Parts
 from offline_agent.pipelines._pipeline import Session
-from offline_agent.pipelines._probe import trust_copies
+from offline_agent.pipelines._probe import trust_copies, undoing_changes
 from offline_agent.pipelines._searches import Searches, settings_of
 from offline_agent.policies.base import Engine
 from offline_agent.search.codec import tree_to_json
@@ -53,7 +53,7 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
     left = [task for task in parts.tasks if task.task_id not in written]
     if not left:
         return
-    trust_copies(session, parts.spec, left)
+    trust_copies(session, parts.spec, parts.tasks)
     settings = settings_of(config, len(parts.tasks), parts.policy.max_tokens, parts.spec.deterministic_verifier)
     session.progress.start(len(parts.tasks), "searching")
     if config.launcher == "ray":
@@ -70,15 +70,17 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
             yield made.new(task, log.append), logs.records.pop(task.task_id, ())
 
     def tick(now: RunCounts) -> None:
+        look()
         rate = now.generated / now.seconds if now.seconds else 0
         session.progress.update(done, simulations=now.simulations, tokens=now.generated, per_second=f"{rate:.0f}")
 
     scheduler = made.scheduler(pool, config.search.budget.seconds, tick)
     try:
-        for one in scheduler.run(searches()):
-            assert one.tree is not None  # finished
-            run_dir.write_tree(one.tree_id, tree_to_json(one.tree))
-            done += 1
+        with undoing_changes(session, parts.spec) as look:
+            for one in scheduler.run(searches()):
+                assert one.tree is not None  # finished
+                run_dir.write_tree(one.tree_id, tree_to_json(one.tree))
+                done += 1
     finally:
         pool.close()
         figures.searched(scheduler.counts, made.counts, made.critic)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from offline_agent import catalog
 from offline_agent.config import BuildPrefsConfig, EvaluateConfig
 from offline_agent.errors import ConfigError
-from offline_agent.pipelines._parts import Config, Parts
+from offline_agent.pipelines._parts import Config, Parts, own_critic
 from offline_agent.pipelines._pipeline import Session
 from offline_agent.policies.base import Engine
 from offline_agent.records import Task
@@ -109,12 +108,7 @@ class Searches:
 def critic_of(config: Config, engine: Engine) -> Critic | None:
     """Return what scores proposals; None where nothing does."""
     name = config.search.critic
-    if name is None:
-        return None
-    if name == "policy":
-        return PolicyCritic(engine)
-    critic: Critic = catalog.load("search.critic", name)
-    return critic
+    return PolicyCritic(engine) if name == "policy" else own_critic(name)
 
 
 def search_log(

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from offline_agent.errors import Interruption
+
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_SAME = 1.0  # seconds within which a second signal is the same one, that came by another way
 
 
-class Stopped(BaseException):
+class Stopped(Interruption):
     """SIGTERM or SIGINT: end in good order; the same command goes on later."""
 
 
@@ -20,15 +24,17 @@ def signals() -> Iterator[None]:
     """Turn signals that end a job into `Stopped`, so that files are closed in good order.
 
     A job of Slurm's gets SIGTERM, or SIGUSR1 and SIGUSR2 as it was asked for, often several times over: only the first
-    counts, and leaves a mark for the job's script.
+    counts, and leaves a mark for the job's script. A second Ctrl-C ends what the first began to close, unless it comes
+    within a second: a terminal sends it to the supervising process too, which passes it on.
     """
-    stopped = False
+    stopped: float | None = None
 
     def stop(number: int, frame: object) -> None:
         nonlocal stopped
-        if stopped and number != signal.SIGINT:
+        now = time.monotonic()
+        if stopped is not None and (number != signal.SIGINT or now - stopped < _SAME):
             return
-        stopped = True
+        stopped = now
         mark = os.environ.get("OFFLINE_AGENT_STOPPED")
         if mark and number != signal.SIGINT:
             with contextlib.suppress(OSError):

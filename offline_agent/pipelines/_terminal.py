@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.segment import Segment
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def plain(text: str) -> str:
+    """Return text with control characters spelled out (`\\x1b`), tab and newline excepted.
+
+    What tools and models wrote could otherwise move the cursor, recolour the terminal or set its title.
+    """
+    return _CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}", text)
+
+
+def is_file(path: Path) -> bool:
+    """Return whether there is a file; False for a path that the system cannot even ask for (too long, a zero byte)."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def say(text: str) -> None:
     """Print a line for the user."""
-    print(text, file=sys.stderr, flush=True)
+    print(plain(text), file=sys.stderr, flush=True)
 
 
 def copyable(text: str) -> Any:
@@ -23,12 +48,25 @@ def show(what: Any) -> None:
     """Print a result: text as it is, anything else as `rich` draws it."""
     try:
         if isinstance(what, str):
-            print(what, flush=True)
+            print(plain(what), flush=True)
             return
         from rich.console import Console
 
         width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "120"))
-        Console(width=width, highlight=False).print(what, crop=False)
+        Console(width=width, highlight=False).print(_Plain(what), crop=False)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, e.g. `head`, has enough; keep the interpreter from trying again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Plain:
+    """A renderable whose texts are drawn as `plain` has them."""
+
+    def __init__(self, drawn: Any) -> None:
+        self._drawn = drawn
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        from rich.segment import Segment
+
+        for text, style, control in console.render(self._drawn, options):
+            yield Segment(text if control else plain(text), style, control)

@@ -22,6 +22,7 @@ from offline_agent.pipelines._report import show
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
+    from offline_agent.pipelines._tasks import TaskList
     from offline_agent.records import Task
 
 
@@ -31,24 +32,28 @@ class Parts:
 
     spec: EnvSpec
     tasks: list[Task]
+    held_out: TaskList
 
 
 def prepare(config: IterateConfig) -> tuple[Parts, Facts]:
     """Look at everything that can be found faulty before hours are spent; see `_pipeline.Command.prepare`."""
-    from offline_agent.pipelines._parts import make_environment, make_reward, make_tasks
+    from offline_agent.pipelines._parts import make_environment, make_reward, make_tasks, own_critic
     from offline_agent.pipelines._searches import settings_of
+    from offline_agent.pipelines._tasks import TaskList, hash_tasks
     from offline_agent.store import hash_json, hash_path
 
     faults: list[str] = []
-    spec, tasks, hashes = None, [], {}
+    spec, tasks, held_out, hashes = None, [], TaskList(()), {}
     try:
         make_reward(config)
+        own_critic(config.search.critic)
         spec = make_environment(config)
         tasks = make_tasks(spec, _pool(config))
         first = tasks if config.tasks.n is None else tasks[: config.tasks.n]
         hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in first])
         faults += settings_of(config, len(first), config.policy.max_tokens or 64).budget_faults(len(first))
-        held_out = list(itertools.islice(spec.tasks(config.held_out.split), config.held_out.n))
+        held_out = TaskList(itertools.islice(spec.tasks(config.held_out.split), config.held_out.pool))
+        hashes["held_out_tasks"] = hash_tasks(held_out)
         if len(held_out) < 2:
             faults.append(
                 f"held_out.n: {spec.name} has {len(held_out)} {config.held_out.split} tasks; the gate compares over "
@@ -65,7 +70,7 @@ def prepare(config: IterateConfig) -> tuple[Parts, Facts]:
         faults.extend(error.faults)
     if faults or spec is None:
         raise ConfigError(faults)
-    return Parts(spec, tasks), Facts({"hashes": hashes, "env": spec.identity}, {"environment": spec.name})
+    return Parts(spec, tasks, held_out), Facts({"hashes": hashes, "env": spec.identity}, {"environment": spec.name})
 
 
 def _pool(config: IterateConfig) -> TasksSection:
@@ -81,7 +86,7 @@ def _training_faults(config: IterateConfig) -> Iterator[str]:
     if not config.dpo.enabled:
         return
     plan = Plan(config, Path("/"), "")
-    stage = plan.train_dpo(0, plan.start(), Path("/"), None, ()).config
+    stage = plan.train_dpo(0, plan.start(), Path("/"), (), ()).config
     assert isinstance(stage, TrainDpoConfig)
     try:
         dpo_settings(stage).check()
@@ -124,7 +129,7 @@ def _checked(folder: Path) -> Path:
 
 def run(parts: Parts, session: Session[IterateConfig]) -> Mapping[str, Any]:
     """Go through the loop; see `_pipeline.Command.run`."""
-    return Iterations(parts.spec.name, parts.tasks, session).run()
+    return Iterations(parts.spec.name, parts.tasks, parts.held_out, session).run()
 
 
 COMMAND: Command[IterateConfig, Parts] = Command(

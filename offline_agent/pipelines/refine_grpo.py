@@ -17,7 +17,8 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.pipelines import _processes, _rounds, _training
 from offline_agent.pipelines._command import main
-from offline_agent.pipelines._parts import make_tasks
+from offline_agent.pipelines._online_reward import reward_conflicts, turn_judge
+from offline_agent.pipelines._parts import make_environment, make_reward, make_tasks
 from offline_agent.pipelines._pipeline import Command, Facts, Session
 from offline_agent.pipelines._refined import crowded, ends, export, show
 from offline_agent.pipelines._sampler import Sampler, absent, make_sampler
@@ -29,6 +30,8 @@ from offline_agent.training.groups import Groups, GroupSettings
 from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
+    from offline_agent.judges.rewards import CompositeReward
+    from offline_agent.rollouts.attempts import Attempt
     from offline_agent.rollouts.episodes import Episodes
     from offline_agent.search.pool import EnvPool
     from offline_agent.training.objectives import Objective
@@ -46,6 +49,7 @@ class Parts:
         objective: What is maximised.
         groups, online: How rounds are made, and how they become updates.
         watch: When to warn; None = never.
+        reward: What an episode is worth, shaping included; None = as `groups.reward` says.
         sampler: Plays; None until everything else was found in order.
         anchors, replayed: Trajectories of earlier runs beside the roll-outs, and what was left out of them.
     """
@@ -57,6 +61,7 @@ class Parts:
     groups: GroupSettings
     online: OnlineSettings
     watch: WatchSettings | None
+    reward: CompositeReward | None = None
     sampler: Sampler | None = None
     anchors: list[TrajectoryRow] = field(default_factory=list)
     replayed: LoadReport | None = None
@@ -75,11 +80,13 @@ def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
             found.append(str(error))
         return None
 
-    spec = collect(lambda: _environment(config))
-    if spec is not None and config.rollouts.credit == "turn_reward" and not spec.turn_rewards:
+    spec = collect(lambda: make_environment(config))
+    asks = config.rollouts.credit == "turn_reward" and config.rollouts.turn_judge is None
+    if spec is not None and asks and not spec.turn_rewards:
         found.append(
             f"rollouts.credit: turn_reward needs what single calls earn, and environment {spec.name} does not say it: "
-            "give its class an attribute or property turn_reward (a number in [0, 1] after each call), or set "
+            "give its class an attribute or property turn_reward (a number in [0, 1] after each call), or name "
+            "rollouts.turn_judge, or set "
             "rollouts.credit=trajectory, or rollouts.credit=turn with rollouts.branches=0.5"
         )
     tasks = collect(lambda: make_tasks(spec, config.tasks)) if spec else None
@@ -90,7 +97,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
         raise ConfigError(found)
     parts = Parts(
         spec, tasks, trainable, objective_of(config), group_settings(config), online_settings(config),
-        watch_settings(config),
+        watch_settings(config), make_reward(config),
     )  # fmt: skip
     if config.offline.rows:
         from offline_agent.training.rows import load_trajectories
@@ -119,17 +126,13 @@ def faults(config: RefineGrpoConfig) -> list[str]:
     """Return what is wrong with the keys themselves, before anything is loaded."""
     found = [*_conflicts(config)]
     watch = watch_settings(config)
-    for check in (lambda: objective_of(config), group_settings(config).check, *([watch.check] if watch else [])):
+    checks = lambda: objective_of(config), lambda: make_reward(config), lambda: turn_judge(config)
+    for check in (*checks, group_settings(config).check, *([watch.check] if watch else [])):
         try:
             check()
         except ConfigError as error:
             found += error.faults
     return found
-
-
-def _environment(config: RefineGrpoConfig) -> EnvSpec:
-    arguments = dict(config.env.model_extra or {})
-    return EnvSpec.load(config.env.name, arguments, max_observation_chars=config.limits.max_observation_chars)
 
 
 def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
@@ -141,6 +144,7 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
             f"temperature 1, but rollouts.temperature is {', '.join(map(str, hot))}; set it to 1, or "
             "sampler.correction=off"
         )
+    yield from reward_conflicts(config)
     if rollouts.credit == "turn" and not rollouts.branches:
         yield "rollouts.credit: turn needs branches to compare with; set rollouts.branches=0.5, or credit=trajectory"
     if rollouts.credit == "turn":
@@ -250,12 +254,12 @@ def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
             reset_seconds=config.limits.reset_seconds,
         )  # fmt: skip
         player = _rounds.Player(episodes, log, parts.groups.size, first)
-        groups = Groups(parts.tasks, parts.groups, parts.objective, player, config.seed)
+        groups = Groups(parts.tasks, parts.groups, parts.objective, player, config.seed, parts.reward)
         steps = _rounds.remember(groups, log, first)
         stage = _Stage(parts, session, tokenizer, groups, episodes, pool, player, log, steps)
         result = train_online(
             model, tokenizer, stage.play, parts.anchors, _training.settings(config), parts.online, parts.objective,
-            folder, log=stage.record, watch=stage.look,
+            folder, log=stage.record, watch=stage.look, say=session.say,
         )  # fmt: skip
     finally:
         engine.close()
@@ -336,15 +340,17 @@ class _Stage:
             parts.trainable[2],
             parts.objective,
             max_length=_training.max_length(config, parts.trainable[0]),
-            credit=Credit(config.rollouts.credit, config.rollouts.turn_discount, config.rollouts.outcome),
+            credit=Credit(
+                config.rollouts.credit, config.rollouts.turn_discount, config.rollouts.outcome, turn_judge(config)
+            ),
             refused=refused,
         )
         for name, reason in refused:
             self.session.run.quarantine("row", name, reason)
-        for attempt in made.attempts:
-            if attempt.reward is None:
+        for attempt, reward in made.rewarded:
+            if reward is None:
                 name = f"round {number}, {attempt.task.task_id}/{attempt.number}"
-                self.session.run.quarantine("attempt", name, str(attempt.verdict.error))
+                self.session.run.quarantine("attempt", name, self._why_unscored(attempt))
         self.log.close_round(_rounds.record_of(made, seconds, len(refused)))
         figures = _rounds.figures(made, self.env_steps, seconds)
         figures |= _rounds.figures_of_sampler(
@@ -356,6 +362,12 @@ class _Stage:
             whole = sum(len(s.input_ids) for s in samples)
             figures["trained_share"] = sum(s.tokens for s in samples) / whole
         return Played(samples, made.temperature, figures)
+
+    def _why_unscored(self, attempt: Attempt) -> str:
+        done = attempt.episode()
+        if attempt.reward is None or self.parts.reward is None or done is None:
+            return str(attempt.verdict.error)
+        return str(self.parts.reward.judge(done).error)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Keep an update's record."""

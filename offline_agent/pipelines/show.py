@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.pipelines._terminal import show
+from offline_agent.pipelines._terminal import say, show
 
 _KINDS = ("step", "trajectory", "hindsight", "minimal")
 
@@ -25,12 +25,12 @@ def main(arguments: Sequence[str]) -> int:
     try:
         run_dir, kind, n = _parse(arguments)
     except ConfigError as error:
-        print(f"show: {error}\n\n{__doc__}", file=sys.stderr)
+        say(f"show: {error}\n\n{__doc__}")
         return 2
     try:
         rows = _pick(_rows(run_dir), kind, n)
     except DataError as error:
-        print(f"show: {error}", file=sys.stderr)
+        say(f"show: {error}")
         return 1
     show("\n".join(map(describe, rows)) or "no such pairs; quarantine.jsonl says what was refused and why")
     return 0
@@ -53,13 +53,17 @@ def _parse(arguments: Sequence[str]) -> tuple[Path, str | None, int]:
 
 
 def _rows(run_dir: Path) -> Iterator[Mapping[str, Any]]:
+    from offline_agent._store.columns import PAIR_TABLES, known
     from offline_agent.store import read_table
 
-    files = sorted((run_dir / "preferences").glob("*.parquet"))
+    try:
+        files = [file for table in PAIR_TABLES for file in sorted((run_dir / table).glob("*.parquet"))]
+    except (OSError, ValueError) as error:  # a path that the system cannot even ask for
+        raise DataError(f"{str(run_dir)!r:.80}: cannot be read: {error}") from error
     if not files:
         raise DataError(f"{run_dir}/preferences holds no table: is this the directory of a finished build_prefs?")
     for file in files:
-        yield from read_table(file)
+        yield from map(known, read_table(file))
 
 
 def _pick(rows: Iterable[Mapping[str, Any]], kind: str | None, n: int) -> list[Mapping[str, Any]]:

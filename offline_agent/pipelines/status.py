@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offline_agent.errors import ConfigError, DataError, did_you_mean
+from offline_agent.pipelines._terminal import is_file, say, show
 
 if TYPE_CHECKING:
     from offline_agent.pipelines._jobs import Standing, View
@@ -30,16 +31,14 @@ def main(arguments: Sequence[str]) -> int:
     try:
         run_dir = _parse(arguments)
     except ConfigError as error:
-        print(f"status: {error}\n\n{__doc__}", file=sys.stderr)
+        say(f"status: {error}\n\n{__doc__}")
         return 2
     try:
         for line in status(run_dir):
-            print(line)
+            show(line)
     except DataError as error:
-        print(f"status: {error}", file=sys.stderr)
+        say(f"status: {error}")
         return 1
-    except BrokenPipeError:
-        sys.stderr.close()
     return 0
 
 
@@ -53,7 +52,7 @@ def _parse(arguments: Sequence[str]) -> Path:
             faults.append(f"{argument}: unknown, allowed: run_dir=RUN_DIR.{did_you_mean(name, ['run_dir'])}")
     if found is None:
         faults.append("run_dir: name the run directory, run_dir=RUN_DIR")
-    elif not (found / "manifest.json").is_file():
+    elif not is_file(found / "manifest.json"):
         faults.append(f"run_dir: {found} is no run directory: it has no manifest.json")
     if faults or found is None:
         raise ConfigError(faults)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent._config.loop import built_kinds
 from offline_agent._config.sections import DEFAULT_ORIGINS
+from offline_agent._store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.config import BuildPrefsConfig, TrainDpoConfig, load
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines import _training
@@ -88,9 +89,9 @@ def _look(config: TrainDpoConfig) -> None:
 
     faults: list[str] = []
     if config.data.runs or config.data.files:
-        _collect(faults, lambda: sources.find(config.data.runs, config.data.files, "preferences"))
+        _collect(faults, lambda: sources.find(config.data.runs, config.data.files, PAIR_TABLES))
     if config.anchor.rows and config.anchor.runs:
-        _collect(faults, lambda: sources.find(config.anchor.runs, (), "filtered", "anchor"))
+        _collect(faults, lambda: sources.find(config.anchor.runs, (), SUCCESS_TABLES, "anchor"))
     if faults:
         raise ConfigError(faults)
 

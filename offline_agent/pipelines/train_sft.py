@@ -102,7 +102,8 @@ def _faults(config: TrainSftConfig, given: bool) -> list[str]:
 
 def _demonstrable(config: TrainSftConfig, faults: list[str]) -> tuple[EnvSpec | None, list[Task]]:
     try:
-        spec = EnvSpec.load(config.env.name, dict(config.env.model_extra or {}))
+        arguments, isolated = dict(config.env.model_extra or {}), config.env.isolate == "process"
+        spec = EnvSpec.load(config.env.name, arguments, isolated=isolated)
         if spec.demonstrate is None:
             raise ConfigError(
                 f"env: {spec.name} has no scripted expert to learn from; give it a class method "

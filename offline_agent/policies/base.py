@@ -69,7 +69,10 @@ class Policy(Protocol):
     identity: dict[str, object]
 
     def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:
-        """Return one answer per request, in order. A request that fails gets a `PolicyError`, the others go on."""
+        """Return one answer per request, in order. A request that fails gets a `PolicyError`, the others go on.
+
+        `ContextFull` where the history leaves no room for another action: that is the policy's failure, no outage.
+        """
         ...
 
     def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from offline_agent.errors import ConfigError, DataError, PolicyError
+from offline_agent.errors import ConfigError, ContextFull, DataError, PolicyError
 from offline_agent.policies.base import Answer, Engine, ProposeRequest, Usage, as_policy_error
 from offline_agent.policies.colocated_loop import Ask, EngineLoop, Reply
 from offline_agent.policies.pool import PoolEngine, propose
@@ -128,7 +128,7 @@ class ColocatedPolicy:
             raise PolicyError(f"got temperature {temperature} and max_tokens {limit}; allowed: ≥ 0 and ≥ 1")
         prompt = tuple(self.renderer.context_ids(request.context))
         if len(prompt) + limit > self.max_context:
-            raise PolicyError(
+            raise ContextFull(
                 f"the history has {len(prompt)} ids and the action up to {limit}: {len(prompt) + limit} together, "
                 f"allowed: {self.max_context}; shorten the episodes, or raise policy.max_context where the model allows"
             )

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from offline_agent.errors import ConfigError, PolicyError, did_you_mean
+from offline_agent.errors import ConfigError, ContextFull, PolicyError, did_you_mean
 
 Json = dict[str, Any]
 NO_KEY = "none"
+
+TOO_LONG = re.compile(
+    r"maximum context length|context[ _](length|size|window)|context is too long|longer than the (maximum )?model",
+    re.IGNORECASE,
+)
+"""What vLLM, SGLang, llama.cpp and OpenAI say of a prompt that is longer than the model's context."""
 
 
 class Refused(PolicyError):
@@ -30,6 +37,10 @@ class Refused(PolicyError):
     def by_this_server_alone(self) -> bool:
         """Whether it says something of the server (no key, no such model or route) rather than of the request."""
         return self.status in (401, 403, 404, 405, 410)
+
+
+class TooLong(Refused, ContextFull):
+    """The server refused a request whose prompt, with room for the answer, is longer than the model's context."""
 
 
 class TimedOut(PolicyError):
@@ -170,6 +181,8 @@ class Endpoint:
         if error.status_code == 404:
             hint = "Is policy.url the endpoint itself (it usually ends in /v1), and policy.model a served name?"
             return Refused(404, said, f"{place}. {hint}")
+        if error.status_code in (400, 413, 422) and TOO_LONG.search(said):
+            return TooLong(error.status_code, said, place)
         if error.status_code == 429 or error.status_code >= 500:
             return PolicyError(f"{place} ({self._tries} tries). Look at the server's log, or lower policy.concurrency.")
         return Refused(error.status_code, said, place)

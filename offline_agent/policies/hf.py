@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.errors import ConfigError, PolicyError
+from offline_agent.errors import ConfigError, ContextFull, PolicyError
 from offline_agent.policies.base import Answer, Done, Engine, Proposals, ProposeRequest, Usage
 from offline_agent.records import Context
 from offline_agent.rendering import Renderer
@@ -270,7 +270,7 @@ class HFPolicy:
         if not prompt:
             raise PolicyError("the history renders to no ids at all; there is nothing to continue")
         if len(prompt) + room > self.max_context:
-            raise PolicyError(
+            raise ContextFull(
                 f"the history has {len(prompt)} ids and the action up to {room}: {len(prompt) + room} together, "
                 f"allowed: {self.max_context}; lower search.max_steps or the environment's max_observation_chars, or "
                 "raise policy.max_context where the model was made for more"

@@ -103,6 +103,12 @@ def check_supported(model: Any, runner: Runner, cache: SlotCache) -> None:
             f"policy.model: a model of type {kind!r} cannot be run by the hf policy ({type(error).__name__}: {error}); "
             "serve it and use policy=server"
         ) from error
+    if not bool(torch.isfinite(theirs).all()):
+        raise ConfigError(
+            "policy.model: the logits of a random prompt are not finite, though its weights are: they are too large "
+            f"for {str(model.dtype).removeprefix('torch.')}. Set policy.dtype=float32, or give an earlier checkpoint "
+            "of the training that made it"
+        )
     difference, size = (ours - theirs).abs().max().item(), theirs.abs().max().item()
     if not difference <= TOLERANCE[model.dtype] * max(size, 1.0):
         raise ConfigError(

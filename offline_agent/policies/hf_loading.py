@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
+from offline_agent._store import integrity
 from offline_agent.errors import ConfigError, PolicyError, did_you_mean
 from offline_agent.policies.hf_attention import NAME, Shape, slot_attention
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NAMED = 8  # weights or files that a message names
 HASHED_WHOLE = 1 << 22  # elements of a tensor that are hashed; of a larger one this many, evenly spread
 
 AttentionInterface.register(NAME, slot_attention)
@@ -49,11 +51,12 @@ def load_model(path_or_name: str, device: torch.device, dtype: torch.dtype) -> A
         dtype: Its weights' format.
 
     Raises:
-        ConfigError: There is no such model, or it is none that can be loaded.
+        ConfigError: There is no such model, or it is none that can be loaded, or it is damaged.
     """
     folder = Path(path_or_name).expanduser()
     if folder.is_dir():
         _check_folder(folder)
+        check_whole(folder, "policy.model")
         path_or_name = str(folder)
     elif folder.is_absolute() or path_or_name.startswith(("./", "../", "~")):
         near = did_you_mean(folder.name, [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else [])
@@ -76,6 +79,7 @@ def load_model(path_or_name: str, device: torch.device, dtype: torch.dtype) -> A
     finally:
         if shown:
             logging.enable_progress_bar()
+    check_finite(model, "policy.model", path_or_name)
     return model.eval().requires_grad_(False).to(device)
 
 
@@ -90,6 +94,59 @@ def _check_folder(folder: Path) -> None:
         )
     if faults:
         raise ConfigError(faults)
+
+
+def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    """Return the names of the weights that hold a value that is not finite; of a sharded one, in this process's part.
+
+    Args:
+        weights: Names and tensors, of any shapes.
+    """
+    named = [(name, tensor.to_local() if hasattr(tensor, "to_local") else tensor) for name, tensor in weights]
+    known = [(name, tensor.detach()) for name, tensor in named if tensor.is_floating_point() and tensor.numel()]
+    if not known:
+        return []
+    sound = torch.stack([torch.isfinite(tensor).all().to(known[0][1].device) for _, tensor in known]).tolist()
+    return [name for (name, _), good in zip(known, sound, strict=True) if not good]
+
+
+def check_finite(model: Any, key: str, source: str) -> None:
+    """Refuse a model that training has destroyed.
+
+    Args:
+        model: The model.
+        key: Of the configuration, which names it.
+        source: Where it is from.
+
+    Raises:
+        ConfigError: Weights are not finite; names them.
+    """
+    broken = not_finite(model.named_parameters())
+    if broken:
+        named = ", ".join(broken[:_NAMED]) + (f" and {len(broken) - _NAMED} more" if len(broken) > _NAMED else "")
+        raise ConfigError(
+            f"{key}: the weights of {source!r} are not finite: {named}; the training that wrote them diverged. Give an "
+            "earlier checkpoint of it, or train again with a lower optimizer.learning_rate"
+        )
+
+
+def check_whole(folder: Path, key: str) -> None:
+    """Refuse a model folder that this project sealed when it was written, and that was altered since.
+
+    Args:
+        folder: The folder; one without a seal, and what is no folder, is not checked.
+        key: Of the configuration, which names it.
+
+    Raises:
+        ConfigError: A file is missing or has other contents.
+    """
+    found = integrity.faults(folder)
+    if found:
+        raise ConfigError(
+            f"{key}: {str(folder)!r} is not as it was written: {'; '.join(found[:_NAMED])}. Restore it from a copy, or "
+            f"give the command that made it again with its run_dir. Where it was altered on purpose, remove "
+            f"{integrity.SEAL} in it"
+        )
 
 
 def model_hash(model: Any) -> str:

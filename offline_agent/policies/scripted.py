@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from offline_agent.errors import ConfigError, PolicyError
+from offline_agent.errors import ConfigError, PolicyError, ends_the_run, in_words
 from offline_agent.policies.arguments import Seen, argument_values
 from offline_agent.policies.base import Answer, Engine, InlineEngine, Proposals, ProposeRequest
 from offline_agent.records import Action, Context, Message, ToolCall
@@ -66,8 +66,10 @@ class ScriptedPolicy:
             return Proposals(tuple(self._act(context, random.Random(seed)) for seed in request.seeds))
         except PolicyError as error:
             return error
-        except Exception as error:  # the demonstrator is an environment's own code
-            fault = PolicyError(f"the {self.name} policy raised {type(error).__name__}: {error}")
+        except BaseException as error:  # the demonstrator is an environment's own code
+            if ends_the_run(error):
+                raise
+            fault = PolicyError(f"the {self.name} policy raised {in_words(error)}")
             fault.__cause__ = error
             return fault
 

@@ -77,6 +77,7 @@ class Served:
         self._quirks: set[str] = set()
         self._lock = threading.Lock()
         self._cache_before: dict[str, int] | None = None
+        self._answers_as: str | None = None  # the model that its answers name
 
     def sample(self, path: str, body: Json) -> tuple[Action, Usage]:
         """Return one action and what it cost.
@@ -89,6 +90,7 @@ class Served:
             with self.weights.answering():
                 answer = self._post(path, body)
             choice, cost = _choice(answer), _usage(answer)
+            self._check_same(body, answer, choice)
             action = chat_action(choice) if self._renderer is None else self._sampled(self._renderer, choice)
         with self._lock:
             self.tally.generated_tokens += cost.generated
@@ -165,6 +167,30 @@ class Served:
                 if path != CHAT or not new:
                     raise
                 self._quirks |= new
+
+    def _check_same(self, body: Json, answer: Json, choice: Json) -> None:
+        """Check that the answer is from the model of the answers before, and to the prompt that was sent.
+
+        Raises:
+            PolicyError: It is not.
+        """
+        name = answer.get("model")
+        if isinstance(name, str):
+            with self._lock:
+                before = self._answers_as = self._answers_as or name
+            if name != before:
+                raise PolicyError(
+                    f"the server's answers name the model {name!r}, before they named {before!r}: it serves another "
+                    "model now; serve the one that the run began with, or begin a new run"
+                )
+        sent, read = body.get("prompt"), choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
+        if isinstance(sent, list) and isinstance(read, list) and read != sent:
+            at = next((i for i, (ours, its) in enumerate(zip(sent, read, strict=False)) if ours != its), None)
+            at = min(len(sent), len(read)) if at is None else at
+            raise PolicyError(
+                f"the server read another prompt than was sent: {len(read)} ids, sent {len(sent)}, the first that "
+                f"differs is number {at}; a proxy or a template changes prompts on the way: send to vLLM itself"
+            )
 
     def _sampled(self, renderer: Renderer, choice: Json) -> Action:
         ids = choice.get("token_ids")

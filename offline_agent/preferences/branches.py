@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from offline_agent.errors import ConfigError
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.statistics import certainty
-from offline_agent.records import PreferencePair, Trajectory
+from offline_agent.records import PreferencePair, Trajectory, cut_verdict
 
 if TYPE_CHECKING:
     from offline_agent.search.tree import Edge, Node, SearchTree
@@ -26,9 +26,12 @@ class TrajectoryPairs:
         max_extra_steps: Most steps by which the success may be longer than the failure.
         per_node: Most pairs that diverge at one node.
         certain: Whether one verdict settles an end state; False where the verifier is noisy.
+        cut_failures: Whether a failure may be one that a limit of the policy's own cut (`records.POLICY_CUTS`).
     """
 
-    def __init__(self, max_extra_steps: int = 5, per_node: int = 2, certain: bool = True) -> None:
+    def __init__(
+        self, max_extra_steps: int = 5, per_node: int = 2, certain: bool = True, cut_failures: bool = False
+    ) -> None:
         if max_extra_steps < 0 or per_node < 1:
             raise ConfigError(
                 f"max_extra_steps must be at least 0 and per_node at least 1, got {max_extra_steps!r} and {per_node!r}"
@@ -36,10 +39,11 @@ class TrajectoryPairs:
         self.max_extra_steps = max_extra_steps
         self.per_node = per_node
         self.certain = certain
+        self.cut_failures = cut_failures
 
     def mine(self, tree: SearchTree) -> Mined:
         """Return the trajectory pairs of a tree in the order of the nodes where they diverge."""
-        below = _ends_below(tree)
+        below = _ends_below(tree, self.cut_failures)
         pairs: list[PreferencePair] = []
         refusals: list[Refusal] = []
         for node in tree.nodes:
@@ -69,7 +73,7 @@ class TrajectoryPairs:
                 f"{tree.tree_id}/node {node.id}/edges {good.id}>{bad.id}",
                 f"the success is {extra} steps longer than the nearest failure; max_extra_steps={self.max_extra_steps}",
             )
-        better, worse = success.verdict, failure.verdict
+        better, worse = success.verdict, failure.verdict if failure.cut is None else cut_verdict(failure.cut)
         assert better is not None and worse is not None and better.score is not None and worse.score is not None
         sure = certainty(better.score, worse.score, self.certain)
         return PreferencePair(
@@ -96,7 +100,7 @@ class TrajectoryPairs:
 def trajectories(tree: SearchTree) -> Iterator[Trajectory]:
     """Yield every finished branch of a tree that nothing discredits, in the order of the end nodes."""
     for end in tree.terminals():
-        if end.quarantined is None:
+        if end.quarantined is None and end.edge is not None:
             yield trajectory(tree, end)
 
 
@@ -109,18 +113,20 @@ def trajectory(tree: SearchTree, end: Node) -> Trajectory:
         terminated=end.terminated,
         truncated=end.truncated,
         origin="rollout" if end.greedy else "search",
-        cut_by="max_steps" if end.truncated else None,
+        cut_by=end.cut,
     )
 
 
-def _ends_below(tree: SearchTree) -> tuple[dict[int, list[Node]], dict[int, list[Node]]]:
-    """Verified successes and verified failures below each edge, by edge id, shortest first."""
+def _ends_below(tree: SearchTree, cut: bool) -> tuple[dict[int, list[Node]], dict[int, list[Node]]]:
+    """Verified successes and failures below each edge, by edge id, shortest first; those that were `cut` on request."""
     successes: dict[int, list[Node]] = {}
     failures: dict[int, list[Node]] = {}
     for end in sorted(tree.terminals(), key=lambda end: (end.depth, end.id)):
         verdict = end.verdict
-        if end.truncated or not end.terminated or verdict is None or verdict.success is None or end.quarantined:
+        judged = end.cut is None and end.terminated and verdict is not None and verdict.success is not None
+        if not (judged or (cut and end.cut is not None)) or end.quarantined:
             continue
+        won = end.cut is None and verdict is not None and verdict.success
         for edge in tree.path(end):
-            (successes if verdict.success else failures).setdefault(edge.id, []).append(end)
+            (successes if won else failures).setdefault(edge.id, []).append(end)
     return successes, failures

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.preferences.refusals import Refusal
-from offline_agent.preferences.replay import Replay, Replayer, extend, without_logps
-from offline_agent.records import PreferencePair, Step, Task, Trajectory, Verdict
+from offline_agent.preferences.replay import BudgetSpent, Replay, Replayer, extend, without_logps
+from offline_agent.records import Action, PreferencePair, Step, Task, Trajectory, Verdict
 
 if TYPE_CHECKING:
     from offline_agent.search.tree import Edge, Node, SearchTree
@@ -24,68 +24,124 @@ class Pruned:
 
     Attributes:
         criticality: float [steps] of the original: 1.0 = without this step alone the task is no longer verified,
-            0.0 = it still is, None = the replay broke or could not be judged.
+            0.0 = it still is, None = the replay broke, could not be judged or was not paid for. None where no step
+            was asked about.
         shortest: The shortest verified version as its replay went; None where no step could be left out.
         kept: int [k], positions of the original's steps that the shortest version keeps; all of them where it is None.
         replays: Number of replays this took.
-        faults: Number of replays that broke.
+        faults: Number of versions whose replay broke.
     """
 
-    criticality: tuple[float | None, ...]
+    criticality: tuple[float | None, ...] | None
     shortest: Replay | None
     kept: tuple[int, ...]
     replays: int
     faults: int
 
 
-def delete_steps(trajectory: Trajectory, replayer: Replayer, max_replays: int = 256) -> Pruned | Refusal:
-    """Leave out each step of a verified success in turn, then as many together as can be (greedily, first to last).
+def delete_steps(trajectory: Trajectory, replayer: Replayer, each: bool = False) -> Pruned | Refusal:
+    """Leave out steps of a verified success: halves of it first, then ever smaller chunks, down to single steps.
 
-    A version counts only if a fresh episode judges it a success, all of its actions were taken, and no action that
-    went through before is answered with an error now.
+    This is the complement part of delta debugging (Zeller and Hildebrandt 2002, ddmin). It ends where no single step
+    can be left out of what is kept, or where the replayer's budget does. A version counts only if its end state is
+    judged a success, all of its actions were taken, and no action that went through before is answered with an error
+    now. The shortest is replayed once more without the help of fingerprints, and it is that replay which is returned.
 
     Args:
         trajectory: A success of a deterministic environment.
         replayer: Replays the versions.
-        max_replays: Most replays to spend; steps not tried by then have criticality None and are kept.
+        each: Whether to find out for every single step what becomes of the original without it.
 
     Returns:
-        What was found, or why nothing can be said: the trajectory is no success, or its own replay is none.
+        What was found, or why nothing can be said: the trajectory is no success, its own replay is none, or the
+        fingerprints misled.
     """
     task, steps = trajectory.task, trajectory.steps
     if trajectory.verdict is None or trajectory.verdict.success is not True:
         return Refusal("minimal", task.task_id, "only a verified success has critical steps")
     before = replayer.count
-    tried: dict[tuple[int, ...], Replay | str | None] = {}
-
-    def attempt(keep: tuple[int, ...]) -> Replay | str | None:
-        if keep not in tried:
-            if replayer.count - before >= max_replays:
-                return "max_replays used up"
-            tried[keep] = _version(replayer, task, steps, keep)
-        return tried[keep]
-
-    kept = tuple(range(len(steps)))
-    whole = attempt(kept)
+    versions = _Versions(replayer, task, steps)
+    everything = tuple(range(len(steps)))
+    whole = versions.exactly(everything)
+    if isinstance(whole, BudgetSpent):
+        return Pruned(None, None, everything, 0, 0)
     if not isinstance(whole, Replay):
         reason = f"the success is not verified when it is replayed: {whole or 'failure'}"
         return Refusal("minimal", task.task_id, reason)
-    criticality: list[float | None] = []
-    for i in kept:
-        outcome = attempt(kept[:i] + kept[i + 1 :])
-        criticality.append(None if isinstance(outcome, str) else float(outcome is None))
+    kept = _shortened(versions, everything)
     shortest: Replay | None = None
-    again = True
-    while again:
-        again = False
-        for i in kept:
-            # A step needed while all others are there may be free once another is gone: every one is tried again.
-            shorter = tuple(j for j in kept if j != i)
-            outcome = attempt(shorter) if shorter else None
-            if isinstance(outcome, Replay):
-                kept, shortest, again = shorter, outcome, True
-    faults = sum(isinstance(outcome, str) for outcome in tried.values())
-    return Pruned(tuple(criticality), shortest, kept, replayer.count - before, faults)
+    if kept != everything:
+        found = versions.exactly(kept)
+        if isinstance(found, Replay):
+            shortest = found
+        elif not isinstance(found, BudgetSpent):
+            reason = "a version without some steps was a success by the environment's fingerprints, but is none"
+            return Refusal("minimal", task.task_id, f"{reason} when it is replayed: {found or 'failure'}")
+    criticality = tuple(versions.criticality(everything, i) for i in everything) if each else None
+    return Pruned(
+        criticality, shortest, everything if shortest is None else kept, replayer.count - before, versions.faults
+    )
+
+
+def _shortened(versions: _Versions, kept: tuple[int, ...]) -> tuple[int, ...]:
+    """Return what is left when no single step can be left out any more."""
+    size = len(kept) // 2
+    while size:
+        before, end = len(kept), len(kept)
+        while end > 0:  # last chunk first: the states up to it are kept, and few actions follow it
+            start = max(0, end - size)
+            shorter = kept[:start] + kept[end:]
+            if shorter and isinstance(versions.cheaply(shorter), Replay):
+                kept = shorter
+            end = start
+        # A step needed while all others are there may be free once another is gone: single ones are tried again.
+        if size > 1 or len(kept) == before:
+            size //= 2
+    return kept
+
+
+class _Versions:
+    """Versions of one success: some of its steps, replayed."""
+
+    def __init__(self, replayer: Replayer, task: Task, steps: Sequence[Step]) -> None:
+        self._replayer = replayer
+        self._task = task
+        self._steps = steps
+        self.faults = 0
+
+    def exactly(self, keep: Sequence[int]) -> Replay | EnvironmentFault | None:
+        """Replay these steps: the replay if it is as good as the whole, None if it is not, or what broke."""
+        return self._good(keep, lambda actions: self._replayer.run(self._task, actions))
+
+    def cheaply(self, keep: Sequence[int]) -> Replay | EnvironmentFault | None:
+        """Do the same with the help of fingerprints."""
+        faulty = [self._steps[i].fault is not None for i in keep]
+        return self._good(keep, lambda actions: self._replayer.attempt(self._task, actions, faulty))
+
+    def criticality(self, everything: Sequence[int], i: int) -> float | None:
+        """Return 1.0 where the whole without one step is no success, 0.0 where it is, None where nobody can say."""
+        outcome = self.cheaply([j for j in everything if j != i])
+        return None if isinstance(outcome, EnvironmentFault) else float(outcome is None)
+
+    def _good(
+        self, keep: Sequence[int], replayed: Callable[[Sequence[Action]], Replay | None]
+    ) -> Replay | EnvironmentFault | None:
+        try:
+            replay = replayed([self._steps[i].action for i in keep])
+        except EnvironmentFault as error:
+            self.faults += not isinstance(error, BudgetSpent)
+            return error
+        if replay is None:
+            return None
+        if replay.verdict.success is None:
+            self.faults += 1
+            return EnvironmentFault(replay.verdict.error or "not judged")
+        if not replay.verified or len(replay.steps) < len(keep):
+            return None
+        old = [self._steps[i] for i in keep]
+        if any(new.fault is not None and was.fault is None for was, new in zip(old, replay.steps, strict=True)):
+            return None
+        return replay
 
 
 def counterfactual(trajectory: Trajectory, rollout: Rollout, n: int = 8) -> tuple[float | None, ...]:
@@ -121,18 +177,15 @@ class MinimalPairs:
 
     Args:
         per_tree: Most successes of a tree that are shortened, shortest first.
-        max_replays: Most replays spent on one success.
         min_saved: Least number of steps the shorter version must save.
     """
 
-    def __init__(self, per_tree: int = 4, max_replays: int = 256, min_saved: int = 1) -> None:
-        if per_tree < 0 or max_replays < 1 or min_saved < 1:
+    def __init__(self, per_tree: int = 4, min_saved: int = 1) -> None:
+        if per_tree < 0 or min_saved < 1:
             raise ConfigError(
-                "minimal pairs: per_tree must be at least 0, max_replays and min_saved at least 1, "
-                f"got {per_tree!r}, {max_replays!r}, {min_saved!r}"
+                f"minimal pairs: per_tree must be at least 0 and min_saved at least 1, got {per_tree!r}, {min_saved!r}"
             )
         self.per_tree = per_tree
-        self.max_replays = max_replays
         self.min_saved = min_saved
 
     def mine(self, tree: SearchTree, end: Node, trajectory: Trajectory, pruned: Pruned) -> PreferencePair | None:
@@ -184,21 +237,6 @@ def pruned_trajectory(pruned: Pruned) -> Trajectory | None:
     steps = without_logps(replay.steps)
     first = replay.context.lineage()[0]
     return Trajectory(extend(first, steps), steps, replay.verdict, replay.terminated, False, "pruned")
-
-
-def _version(replayer: Replayer, task: Task, steps: Sequence[Step], keep: Sequence[int]) -> Replay | str | None:
-    """Replay the kept steps: the replay if it is as good as the whole, None if it is not, text if it broke."""
-    try:
-        replay = replayer.run(task, [steps[i].action for i in keep])
-    except EnvironmentFault as error:
-        return str(error)
-    if replay.verdict.success is None:
-        return replay.verdict.error or "not judged"
-    if not replay.verified or len(replay.steps) < len(keep):
-        return None
-    if any(new.fault is not None and steps[i].fault is None for i, new in zip(keep, replay.steps, strict=True)):
-        return None
-    return replay
 
 
 def _mean(verdicts: Sequence[Verdict]) -> float | None:

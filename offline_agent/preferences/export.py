@@ -1,4 +1,8 @@
-"""Pairs and trajectories as rows with exactly the columns of the run directory's tables."""
+"""Pairs and trajectories as rows with exactly the columns of the run directory's tables.
+
+Inside the program columns have short names (`PAIR_COLUMNS`, `TRAJECTORY_COLUMNS`); in files some have others, see
+`_store.columns`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from offline_agent._rendering import certificate
+from offline_agent._rendering.rows import check_row
+from offline_agent._store.columns import stored, table_of
 from offline_agent.errors import DataError
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.replay import extend
@@ -45,7 +52,7 @@ _DEEPEST = 200  # Python's own encoder and the JSON reader of `datasets` give up
 
 
 def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | None = None) -> Row:
-    """Return one row of the table `preferences`.
+    """Return one row of the table `preferences`, or of `multiturn_preferences` where a side has several turns.
 
     Each side ends with the policy's last turn: what answered that turn is not part of a completion, and a trainer
     without masks would train on it.
@@ -56,11 +63,12 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | 
         model_hash: Of the policy's model, for the certificate.
 
     Returns:
-        One value per column of `PAIR_COLUMNS`: messages as lists of dicts, `tools`, verdicts and the certificate as
-        JSON text, ids int [n], masks int [n] of 0 and 1, log-probabilities float [n] or None.
+        One value per column of `PAIR_COLUMNS`, by the names of its table: messages as lists of dicts, `tools`,
+        verdicts and the certificate as JSON text, ids int [n], masks int [n] of 0 and 1, log-probabilities float [n]
+        or None. `_store.columns.table_of` names its table.
 
     Raises:
-        DataError: The pair fails its certificate, or cannot be stored as JSON.
+        DataError: The pair fails its certificate, has a number out of range, or cannot be stored as JSON.
     """
     chosen = extend(pair.prefix, pair.chosen, closing=False)
     rejected = extend(pair.prefix, pair.rejected, closing=False)
@@ -90,8 +98,7 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | 
     }
     if renderer is not None:
         _fill(row, renderer.pair_columns(pair.prefix, chosen, rejected, model_hash), PAIR_TOKENS)
-        renderer.check_row(row)
-    return row
+    return stored(_sealed(row, renderer), table_of(row))
 
 
 def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash: str | None = None) -> Row:
@@ -118,8 +125,8 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash
     }
     if renderer is not None:
         _fill(row, renderer.trajectory_columns(trajectory.context, model_hash), TRAJECTORY_TOKENS)
-        renderer.check_row(row)
-    return {name: row[name] for name in TRAJECTORY_COLUMNS}
+    sealed = _sealed(row, renderer)
+    return stored({name: sealed[name] for name in TRAJECTORY_COLUMNS}, "trajectories")
 
 
 def pair_rows(
@@ -194,6 +201,15 @@ def _as_float(value: int) -> float | str:
         return float(value)
     except OverflowError:
         return hex(value)
+
+
+def _sealed(row: Row, renderer: Renderer | None) -> Row:
+    """Check a row as a reader does, and return it with a certificate that covers all of its columns."""
+    if renderer is None:
+        check_row(None, row)
+    else:
+        renderer.check_row(row)
+    return {**row, "certificate": certificate.seal(row["certificate"], row)}
 
 
 def _fill(row: Row, columns: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from offline_agent.preferences.goals import (
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.replay import Goal, Replay, Replayer, extend, without_logps
 from offline_agent.preferences.statistics import certainty
-from offline_agent.records import PreferencePair, Step, Task, Trajectory
+from offline_agent.records import Context, PreferencePair, Step, Task, Trajectory
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
@@ -137,6 +137,10 @@ class Hindsight:
         actions = [step.action for step in steps]
         task = Task(f"{tree.task.task_id}~{digest(key)}", tree.task.split, {**tree.task.args, **goal})
         try:
+            # The request is enough to refuse most goals, and asking for it executes nothing.
+            in_thoughts = _named(tree, replayer.run(task, []).context, steps, task)[0]
+            if in_thoughts:
+                return refuse(f"a thought names the old goal: {', '.join(sorted(in_thoughts))}")
             again = replayer.run(tree.task, actions)
             fresh = replayer.run(task, actions)
         except EnvironmentFault as error:
@@ -144,9 +148,7 @@ class Hindsight:
         reason = _differs(steps, again, key) or _unverified(fresh, len(actions), key)
         if reason is not None:
             return refuse(reason)
-        in_thoughts, in_arguments = _named(tree, fresh, task)
-        if in_thoughts:
-            return refuse(f"a thought names the old goal: {', '.join(sorted(in_thoughts))}")
+        in_arguments = _named(tree, fresh.context.lineage()[0], fresh.steps, task)[1]
         if in_arguments and self.leaks == "turns":
             return refuse(f"an argument names the old goal: {', '.join(sorted(in_arguments))}")
         steps = without_logps(fresh.steps)
@@ -198,7 +200,7 @@ class Hindsight:
                 continue
             if fresh.verdict.success is not False or not fresh.terminated or len(fresh.steps) < len(steps):
                 continue
-            if _named(tree, fresh, relabelled.task)[0]:
+            if _named(tree, fresh.context.lineage()[0], fresh.steps, relabelled.task)[0]:
                 continue
             pair = self._pair(tree, relabelled, success, end, fresh)
             if pair is not None:
@@ -283,15 +285,21 @@ def _divergence(one: Sequence[Step], other: Sequence[Step]) -> int | None:
     return None
 
 
-def _named(tree: SearchTree, fresh: Replay, task: Task) -> tuple[set[str], set[str]]:
-    """Words of the old goal, and not of the new one: those in thoughts, and those in arguments that nothing showed."""
+def _named(tree: SearchTree, start: Context, steps: Sequence[Step], task: Task) -> tuple[set[str], set[str]]:
+    """Words of the old goal, and not of the new one: those in thoughts, and those in arguments that nothing showed.
+
+    Args:
+        tree: Its task has the old goal.
+        start: The start of the task with the new goal, where the request stands.
+        steps: Their thoughts and arguments are looked through; what they show counts for the arguments.
+        task: The task with the new goal.
+    """
     old = words(tree.root.context.observation or "") | leaf_words(tree.task.args)
-    first = fresh.context.lineage()[0].observation or ""
-    foreign = old - (words(first) | leaf_words(task.args))
+    foreign = old - (words(start.observation or "") | leaf_words(task.args))
     in_thoughts: set[str] = set()
     in_arguments: set[str] = set()
     read: set[str] = set()
-    for step in fresh.steps:
+    for step in steps:
         action = step.action
         in_thoughts |= words(action.text if action.call is None else action.thought) & foreign
         if action.call is not None:

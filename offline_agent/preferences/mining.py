@@ -19,6 +19,7 @@ from offline_agent.preferences.goals import evaluation_tasks
 from offline_agent.preferences.hindsight import Hindsight
 from offline_agent.preferences.pairs import StepPairs, TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.rejudging import Rejudged, rejudge
 from offline_agent.preferences.replay import Replayer
 from offline_agent.preferences.siblings import with_confidence
 from offline_agent.records import PreferencePair, Trajectory
@@ -26,6 +27,9 @@ from offline_agent.records import PreferencePair, Trajectory
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
     from offline_agent.search.tree import Node, SearchTree
+
+
+_SAMPLE = 0.25  # of the successes are judged again where each costs a replay from the start
 
 
 @dataclass(slots=True)
@@ -39,6 +43,9 @@ class Mined:
         refusals: What was refused, and why.
         replays: Number of replays run.
         tool_calls: Number of actions executed by them.
+        asked: Number of actions that were asked of them: those that replays from the start would execute.
+        left_out: Number of replays that the budget did not pay for.
+        rejudged: What judging verdicts again showed; None where none was.
     """
 
     pairs: list[PreferencePair] = field(default_factory=list)
@@ -47,6 +54,9 @@ class Mined:
     refusals: list[Refusal] = field(default_factory=list)
     replays: int = 0
     tool_calls: int = 0
+    asked: int = 0
+    left_out: int = 0
+    rejudged: Rejudged | None = None
 
 
 class Miner:
@@ -59,10 +69,14 @@ class Miner:
         hindsight: Rules of hindsight relabelling; "default" takes the goals of the evaluation splits from `spec`.
         minimal: Rules of minimal pairs; needs a deterministic verifier.
         filtered: Rules of filtered trajectories.
-        rollout: Runs the policy from given states; measures criticality by counterfactual rollouts instead of by
-            deletion. None = by deletion.
+        deletion: Whether the criticality of each step of the shortest successes is measured by deletion.
+        rollout: Runs the policy from given states; measures it by counterfactual rollouts instead. None = it is not.
         rollouts: Counterfactual rollouts per state.
-        step_seconds, reset_seconds: What replays may take; see `Replayer`.
+        rejudge: Share of the successes whose verdict is judged again; see `rejudging`. None = all where the
+            environment can be copied, else a quarter.
+        replay_budget: Most calls that replays of a tree may make, as a share of the calls of its search. Judging again
+            comes first; hindsight leaves half of what it finds to minimal pairs and deletion. None = no limit.
+        step_seconds, reset_seconds, live_states: What replays may take and keep; see `Replayer`.
         evaluation: Arguments of the evaluation tasks, where `spec` cannot list them; None = ask `spec`.
     """
 
@@ -76,10 +90,14 @@ class Miner:
         minimal: MinimalPairs | None = None,
         filtered: RejectionFilter | None = None,
         kinds: Sequence[str] = ("step", "trajectory", "hindsight", "minimal"),
+        deletion: bool = False,
         rollout: Rollout | None = None,
         rollouts: int = 8,
+        rejudge: float | None = None,
+        replay_budget: float | None = None,
         step_seconds: float | None = 60.0,
         reset_seconds: float | None = None,
+        live_states: int = 64,
         evaluation: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         certain = spec.deterministic_verifier
@@ -92,17 +110,43 @@ class Miner:
         self.hindsight = hindsight
         self.minimal = minimal or MinimalPairs()
         self.filtered = filtered or RejectionFilter()
+        self._deletion = deletion
         self._rollout = rollout
         self._rollouts = rollouts
-        self._replayer = Replayer(spec, step_seconds, reset_seconds)
+        if rejudge is None:
+            rejudge = _SAMPLE if spec.replay_only else 1.0
+        self._rejudge = rejudge if certain else 0.0
+        self._replay_budget = replay_budget
+        self._replayer = Replayer(spec, step_seconds, reset_seconds, live_states)
 
     def mine(self, tree: SearchTree) -> Mined:
-        """Return everything one tree gives. A tree in quarantine gives one refusal and nothing else."""
+        """Return everything one tree gives. A tree in quarantine gives one refusal and nothing else.
+
+        A tree whose verdicts do not repeat is put in quarantine: its attribute `quarantined` is set.
+        """
         mined = Mined()
+        replayer = self._replayer
+        replays, calls = replayer.count, replayer.tool_calls
+        asked, left_out = replayer.asked, replayer.left_out
+        share = self._replay_budget
+        replayer.begin(None if share is None else int(share * tree.counters["tool_calls"]))
+        try:
+            self._mine(tree, mined)
+        finally:
+            replayer.begin(None)
+        mined.replays, mined.tool_calls = replayer.count - replays, replayer.tool_calls - calls
+        mined.asked, mined.left_out = replayer.asked - asked, replayer.left_out - left_out
+        return mined
+
+    def _mine(self, tree: SearchTree, mined: Mined) -> None:
+        relabels = "hindsight" in self.kinds and self.hindsight is not None
+        deletes = bool(self._successes(tree)) and ("minimal" in self.kinds or self._deletion)
+        if tree.quarantined is None and self._rejudge:
+            mined.rejudged = rejudge(tree, self._replayer, self._rejudge)
+            tree.quarantined = _unrepeated(mined.rejudged)
         if tree.quarantined is not None:
             mined.refusals.append(Refusal("tree", tree.tree_id, f"the tree is in quarantine: {tree.quarantined}"))
-            return mined
-        replays, calls = self._replayer.count, self._replayer.tool_calls
+            return
         self._quarantined_branches(tree, mined)
         mined.trajectories = list(trajectories(tree))
         compared = self.steps.compare(tree)
@@ -110,34 +154,35 @@ class Miner:
             _add(mined, *self.steps.mine(tree, compared))
         if "trajectory" in self.kinds:
             _add(mined, *self.trajectory_pairs.mine(tree))
-        if "hindsight" in self.kinds and self.hindsight is not None:
-            relabelled, pairs, refusals = self.hindsight.mine(tree, self._replayer)
+        if relabels:
+            assert self.hindsight is not None  # `relabels`
+            with self._replayer.sparing(0.5 if deletes else 0.0):
+                relabelled, pairs, refusals = self.hindsight.mine(tree, self._replayer)
             mined.trajectories += [found.trajectory for found in relabelled]
             _add(mined, pairs, refusals)
         self._shorten(tree, mined)
         mined.pairs = [with_confidence(pair, tree, compared) for pair in mined.pairs]
         mined.filtered, refusals = self.filtered.select(mined.trajectories, tree.tree_id)
         mined.refusals += refusals
-        mined.replays = self._replayer.count - replays
-        mined.tool_calls = self._replayer.tool_calls - calls
-        return mined
 
     def close(self) -> None:
-        """Close the episode kept for replays."""
+        """Close what is kept for replays."""
         self._replayer.close()
 
     def _shorten(self, tree: SearchTree, mined: Mined) -> None:
         """Measure the criticality of the shortest successes and add their shorter versions and minimal pairs."""
         for end in self._successes(tree):
             success = trajectory(tree, end)
-            pruned = delete_steps(success, self._replayer, self.minimal.max_replays)
+            if self._rollout is not None:
+                self._annotate(mined, success, counterfactual(success, self._rollout, self._rollouts))
+            if not self._deletion and "minimal" not in self.kinds:
+                continue
+            pruned = delete_steps(success, self._replayer, self._deletion)
             if isinstance(pruned, Refusal):
                 mined.refusals.append(replace(pruned, name=f"{tree.tree_id}/node {end.id}"))
                 continue
-            criticality = pruned.criticality
-            if self._rollout is not None:
-                criticality = counterfactual(success, self._rollout, self._rollouts)
-            self._annotate(mined, success, criticality)
+            if self._rollout is None and pruned.criticality is not None:
+                self._annotate(mined, success, pruned.criticality)
             self._add_shorter(tree, end, success, pruned, mined)
 
     def _successes(self, tree: SearchTree) -> list[Node]:
@@ -179,3 +224,14 @@ class Miner:
 def _add(mined: Mined, pairs: list[PreferencePair], refusals: list[Refusal]) -> None:
     mined.pairs += pairs
     mined.refusals += refusals
+
+
+def _unrepeated(rejudged: Rejudged) -> str | None:
+    """Say why a tree is in quarantine: the first verdict that did not repeat; None where all did."""
+    found = rejudged.disagreements
+    if not found:
+        return None
+    return (
+        f"{len(found)} of {rejudged.judged} verdicts did not repeat after a fresh replay ({found[0]}); what rests on "
+        "them is no evidence. deterministic_verifier = False in the environment's class says that its verdicts differ"
+    )

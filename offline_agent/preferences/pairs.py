@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from offline_agent.errors import ConfigError
 from offline_agent.preferences.branches import Mined, TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.refusals import Refusal
-from offline_agent.preferences.siblings import Comparison, Side, Siblings, rollouts
+from offline_agent.preferences.siblings import Comparison, Siblings, Side, rollouts
 from offline_agent.preferences.statistics import PRIOR
 from offline_agent.records import PreferencePair
 
@@ -108,7 +108,7 @@ class StepPairs:
                 reasons.setdefault(pair, []).append(node.id)
             else:
                 pairs.append(pair)
-        pairs.sort(key=lambda p: (-p.confidence, p.q_rejected - p.q_chosen, p.chosen_edge, p.rejected_edge))
+        pairs.sort(key=lambda p: (-(p.confidence or 0.0), p.q_rejected - p.q_chosen, p.chosen_edge, p.rejected_edge))
         if len(pairs) > self.per_node:
             reasons.setdefault(f"more than {self.per_node} pairs of its node", []).append(node.id)
         return pairs[: self.per_node]
@@ -119,8 +119,8 @@ class StepPairs:
             return "never executed"
         if edge.quarantined is not None:
             return "quarantined"
-        if edge.child.truncated:
-            return "cut by max_steps"
+        if edge.child.cut is not None:
+            return f"cut by {edge.child.cut}"
         if compared.exact(edge) or rollouts(edge) >= self.min_visits:
             return None
         if edge.closed and compared.estimated(edge) and rollouts(edge):

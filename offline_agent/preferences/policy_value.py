@@ -28,7 +28,7 @@ def policy_values(tree: SearchTree, use_success: bool = False) -> dict[int, Esti
     V(h) = Σ_a p_a Q(h, a), p_a the share of a's proposals among those drawn at h. Its variance is Σ p_a² Var Q_a plus
     that of the drawing itself, s²/n, where s² is the spread of the Q_a beyond their own errors, pooled with one
     pseudo-draw of the tree's own spread. An action that was never executed has the mean of its siblings, unsurely.
-    Ends are known; those cut by `max_steps` are worth 0.
+    Ends are known; those that a limit of the policy's own cut are worth 0, and so are turns that never end.
 
     Args:
         tree: The tree; parents come before children in `tree.nodes`.
@@ -85,6 +85,8 @@ def _mix(node: Node, nodes: dict[int, Estimate], spread: float) -> Estimate | No
     for edge in node.edges:
         draws = max(edge.count, 1)
         found = nodes.get(edge.child.id) if edge.child is not None and edge.quarantined is None else None
+        if edge.child is None and edge.fault == "no_end":  # proposed and not followed: known without executing it
+            found = Estimate(0.0, 0.0)
         if found is None:
             unknown += draws
         else:

@@ -1,21 +1,31 @@
-"""Running recorded actions again in a fresh episode, and what came of it."""
+"""Running recorded actions again in fresh episodes, each of them once, and what came of it."""
 
 from __future__ import annotations
 
-import queue
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from offline_agent.errors import EnvironmentFault
+from offline_agent.preferences.patience import Worker
+from offline_agent.preferences.reached import Reached, Taken, World
 from offline_agent.records import Action, Context, Step, Task, Verdict
+from offline_agent.search.pool import as_fault
+from offline_agent.search.restore import Restorer
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec, Episode
 
 T = TypeVar("T")
 Goal = dict[str, Any]
+
+_WORLDS = 2  # a tree's own task, and the one that its branches are tried under at present
+
+
+class BudgetSpent(EnvironmentFault):
+    """A replay would take more calls than are left; see `Replayer.left`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,83 +57,223 @@ class Replay:
 
 
 class Replayer:
-    """Replays actions, one episode at a time; an environment that is dear to start (`replay_only`) is kept and reset.
+    """Replays sequences of actions; what they have in common is executed once.
+
+    The states that were reached are kept as copies where the environment can be copied, so that a sequence costs only
+    the actions after the nearest kept state. Where it cannot be copied a sequence begins with a reset, unless it goes
+    on from the state reached last. A state that must be reached again has to show what it showed before.
 
     Args:
-        spec: The environment.
-        seconds: What each action of a replay may take; an episode that takes longer than all of them together is
-            abandoned. None = no limit.
+        spec: The environment. One that is dear to start (`replay_only`) is kept and reset, over all tasks.
+        seconds: What each action of a replay may take; the world of one that takes longer is abandoned. None = no
+            limit.
         reset_seconds: What opening and resetting it may take beside them; None = as long as an action.
+        live_states: Most copies kept of one task; one where the environment cannot be copied.
+
+    Attributes:
+        count: Number of replays that executed anything.
+        tool_calls: Number of actions executed.
+        asked: Number of actions that were asked for; what replaying each sequence from the start would execute.
+        left: Number of actions that may still be executed; None = without limit.
+        left_out: Number of replays that were not run, or not to their end, for want of them.
     """
 
-    def __init__(self, spec: EnvSpec, seconds: float | None = 60.0, reset_seconds: float | None = None) -> None:
+    def __init__(
+        self, spec: EnvSpec, seconds: float | None = 60.0, reset_seconds: float | None = None, live_states: int = 64
+    ) -> None:
         self._spec = spec
         self._seconds = seconds
         self._reset_seconds = seconds if reset_seconds is None else reset_seconds
-        self._episode: Episode | None = None
-        self._worker = _Worker()
+        self._live_states = 1 if spec.replay_only else live_states
+        self._worlds: list[World] = []  # the one used last at the end
+        self._spare: list[Episode] = []
+        self._worker = Worker()
         self.count = 0
         self.tool_calls = 0
+        self.asked = 0
+        self.left: int | None = None
+        self.left_out = 0
+
+    def begin(self, calls: int | None) -> None:
+        """Forget what was reached so far, and allow so many calls from here on; None = without limit."""
+        self.left = calls
+        while self._worlds:
+            self._worlds.pop().restorer.close()
+
+    @contextlib.contextmanager
+    def sparing(self, share: float) -> Iterator[None]:
+        """Keep a share of the calls that are left from what runs inside."""
+        kept = 0 if self.left is None else int(share * self.left)
+        if self.left is not None:
+            self.left -= kept
+        yield
+        if self.left is not None:
+            self.left += kept
 
     def run(self, task: Task, actions: Sequence[Action]) -> Replay:
-        """Reset a fresh episode to `task` and take the actions until they are used up or the episode is over.
+        """Take the actions from the start of `task` until they are used up or the episode is over.
 
         Raises:
-            EnvironmentFault: The environment broke or ran past the time limit.
+            BudgetSpent: More calls are needed than are left; none was made.
+            EnvironmentFault: The environment broke, ran past the time limit, or answered differently than before.
         """
-        self.count += 1
-        episode = self._episode if self._episode is not None else self._spec.open()
-        self._episode = None
-        try:
-            answer = self._limited(lambda: self._run(episode, task, actions), len(actions))
-        except BaseException:
-            # A broken or hanging episode is never used again, and closing it could hang too.
-            threading.Thread(target=episode.close, daemon=True).start()
-            raise
-        if self._spec.replay_only:
-            self._episode = episode
-        else:
-            episode.close()
-        return answer
+        replay = self._run(task, actions, False, None)
+        assert replay is not None  # any fault is allowed
+        return replay
+
+    def attempt(self, task: Task, actions: Sequence[Action], faulty: Sequence[bool]) -> Replay | None:
+        """Do as `run`, but as cheaply as can be: the answer is only as good as the environment's fingerprint.
+
+        A state stands for every other one of the same fingerprint, and the replay ends where an action that is not
+        among the `faulty` ones is answered with an error.
+
+        Args:
+            task: The task.
+            actions: The actions.
+            faulty: bool [actions], whether an action may be answered with an error.
+
+        Returns:
+            The replay; None where it ended that way.
+
+        Raises:
+            BudgetSpent, EnvironmentFault: As `run`.
+        """
+        return self._run(task, actions, True, faulty)
 
     def close(self) -> None:
-        """Close the episode that is kept open, and end the thread."""
+        """Close what is kept open, and end the thread."""
+        self.begin(None)
         self._worker.close()
-        self._worker = _Worker()
-        if self._episode is not None:
-            self._episode.close()
-            self._episode = None
+        self._worker = Worker()
+        while self._spare:
+            self._spare.pop().close()
 
-    def _limited(self, call: Callable[[], Replay], actions: int) -> Replay:
-        if self._seconds is None or self._reset_seconds is None:
-            return call()
-        limit = self._reset_seconds + actions * self._seconds
-        answer = self._worker.call(call, limit)
-        if answer is None:
-            self._worker = _Worker()
-            raise EnvironmentFault(
-                f"a replay of {actions} actions took longer than {limit:g} s (limits.reset_seconds, and "
-                "limits.step_seconds for each)"
-            )
-        return answer
+    def _run(self, task: Task, actions: Sequence[Action], merge: bool, faulty: Sequence[bool] | None) -> Replay | None:
+        self.asked += len(actions)
+        world = self._world(task)
+        before = self.tool_calls
+        try:
+            if not merge:
+                self._afford(world, actions)
+            # What was found with the help of fingerprints is run once without.
+            reserve = len(actions) if merge and world.merged else 0
+            here, context = world.root, world.context
+            steps: list[Step] = []
+            goals: list[Goal | None] = []
+            for at, action in enumerate(actions):
+                if here.terminated:
+                    break
+                taken = self._take(world, here, action, merge, reserve)
+                outcome, here = taken.outcome, taken.to
+                if faulty is not None and outcome.fault is not None and not faulty[at]:
+                    return None
+                key = world.canonical(action)
+                steps.append(Step(action, key, outcome.observation, outcome.role, outcome.fault))
+                context = context.child(action, outcome.observation, outcome.role)
+                goals.append(outcome.goal)
+            verdict, start = self._judged(world, here, reserve), self._judged(world, world.root, 0)
+            return Replay(context, tuple(steps), verdict, here.terminated, start, world.goal, tuple(goals))
+        except BudgetSpent:
+            self.left_out += 1
+            raise
+        finally:
+            self.count += self.tool_calls > before
 
-    def _run(self, episode: Episode, task: Task, actions: Sequence[Action]) -> Replay:
-        first = episode.reset(task)
-        context = Context(task, episode.system_prompt, episode.tools.schemas, first)
-        start_verdict, start_goal = episode.verdict(), episode.achieved_goal()
-        steps: list[Step] = []
-        goals: list[Goal | None] = []
+    def _afford(self, world: World, actions: Sequence[Action]) -> None:
+        """Raise BudgetSpent where all of the actions together need more calls than are left: none is made in vain."""
+        if self.left is None:
+            return
+        here, known = world.root, 0
         for action in actions:
-            if episode.terminated:
+            taken = here.taken.get(world.name(action))
+            if here.terminated or isinstance(taken, EnvironmentFault):
+                return
+            if taken is None:
                 break
-            self.tool_calls += 1
-            result = episode.step(action)
-            key = episode.tools.canonical_key(action)
-            steps.append(Step(action, key, result.observation, result.role, result.fault))
-            context = context.child(action, result.observation, result.role)
-            goals.append(episode.achieved_goal())
-        verdict = episode.verdict() if steps else start_verdict
-        return Replay(context, tuple(steps), verdict, episode.terminated, start_verdict, start_goal, tuple(goals))
+            here, known = taken.to, known + 1
+        if known < len(actions) or here.verdict is None:
+            self._check(len(actions) - known + world.restorer.distance(here.state))
+
+    def _check(self, calls: int) -> None:
+        if self.left is not None and calls > self.left:
+            raise BudgetSpent(f"a replay needs {calls} calls, and pairs.replay_budget leaves {self.left}")
+
+    def _take(self, world: World, here: Reached, action: Action, merge: bool, reserve: int) -> Taken:
+        name = world.name(action)
+        taken = here.find(name, merge)
+        if taken is None:
+            if merge and here.same is not None:
+                here = here.same
+            self._check(1 + world.restorer.distance(here.state) + reserve)
+            taken = here.taken[name] = self._execute(world, here, action)
+        if isinstance(taken, EnvironmentFault):
+            raise taken.with_traceback(None)
+        return taken
+
+    def _execute(self, world: World, here: Reached, action: Action) -> Taken | EnvironmentFault:
+        calls = self._spend(1 + world.restorer.distance(here.state))
+        try:
+            outcome = self._limited(world, lambda: world.restorer.execute(here.state, action), calls)
+        except EnvironmentFault as error:
+            return error
+        return Taken(outcome, world.reached(outcome))
+
+    def _judged(self, world: World, here: Reached, reserve: int) -> Verdict:
+        if here.verdict is None:
+            calls = world.restorer.distance(here.state)
+            self._check(calls + reserve)
+            self._spend(calls)
+            here.verdict = self._limited(world, lambda: world.restorer.judge(here.state), calls).verdict
+        return here.verdict
+
+    def _spend(self, calls: int) -> int:
+        self.tool_calls += calls
+        if self.left is not None:
+            self.left -= calls
+        return calls
+
+    def _world(self, task: Task) -> World:
+        if self._worlds and self._worlds[-1].task != task and self._spec.replay_only:
+            self._worlds[-1].restorer.park()  # one episode is enough: another may be dear to start
+        for world in self._worlds:
+            if world.task == task:
+                self._worlds.remove(world)
+                self._worlds.append(world)
+                return world
+        while len(self._worlds) >= _WORLDS:
+            self._worlds.pop(0).restorer.close()
+        restorer = Restorer(self._spec, task, self._live_states, spare=self._spare, goals=True)
+        world = World(task, restorer)
+        self._worlds.append(world)
+        try:
+            self._limited(world, world.open, 0)
+        except BaseException:
+            if world in self._worlds:  # else it was abandoned
+                self._worlds.remove(world)
+                restorer.close()
+            raise
+        return world
+
+    def _limited(self, world: World, call: Callable[[], T], actions: int) -> T:
+        """Make a call within the time that a reset and so many actions may take; abandon the world beyond it."""
+        try:
+            if self._seconds is None or self._reset_seconds is None:
+                return call()
+            limit = self._reset_seconds + actions * self._seconds
+            answer = self._worker.call(call, limit)
+        except Exception as error:
+            raise as_fault(error) from error  # as in the search: a copy that shares state may be over, for instance
+        if answer is not None:
+            return answer
+        self._worker = Worker()
+        self._worlds.remove(world)
+        # Its thread may never end; neither its episodes nor those that wait with them are used again.
+        abandoned, self._spare = self._spare, []
+        threading.Thread(target=_close_all, args=(world.restorer, abandoned), daemon=True).start()
+        raise EnvironmentFault(
+            f"a replay of {actions} actions took longer than {limit:g} s (limits.reset_seconds, and "
+            "limits.step_seconds for each)"
+        )
 
 
 def extend(prefix: Context, steps: Sequence[Step], closing: bool = True) -> Context:
@@ -149,44 +299,8 @@ def without_logps(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(replace(step, action=replace(step.action, logps=None)) for step in steps)
 
 
-class _Worker:
-    """A thread that makes one call after the other, so that a call can be given a time limit.
-
-    One that exceeds its limit takes its thread with it; the next call gets another.
-    """
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        self._started = False
-
-    def call(self, call: Callable[[], T], seconds: float) -> T | None:
-        """Return what the call returns, or None where it has not returned within the seconds; pass on what it raises.
-
-        A worker whose call ran past its limit must not be used again.
-        """
-        if not self._started:
-            # Both queues go as arguments: the thread must not keep the worker alive.
-            threading.Thread(target=_serve, args=(self._calls, self._answers), daemon=True).start()
-            self._started = True
-        self._calls.put(call)
-        try:
-            value, error = self._answers.get(timeout=seconds)
-        except queue.Empty:
-            self._calls.put(None)
-            return None
-        if error is not None:
-            raise error
-        return cast(T, value)
-
-    def close(self) -> None:
-        """Let the thread end."""
-        self._calls.put(None)
-
-
-def _serve(calls: queue.SimpleQueue[Any], answers: queue.SimpleQueue[Any]) -> None:
-    while (call := calls.get()) is not None:
-        try:
-            answers.put((call(), None))
-        except BaseException as error:
-            answers.put((None, error))
+def _close_all(restorer: Restorer, episodes: list[Episode]) -> None:
+    restorer.close()
+    for episode in episodes:
+        with contextlib.suppress(EnvironmentFault):
+            episode.close()

@@ -99,8 +99,8 @@ class Siblings:
     def value(self, side: Side) -> float:
         """Return the value that is stored of a side: the mean of the posterior that the second opinion leaves.
 
-        The plain mean of a pair that was chosen for its large gap is too large (the winner's curse), and a search's
-        own means favour what it visits. The prior shrinks the one, weights by the policy's proposals take out the other.
+        The gap between plain means is too large where a pair was chosen for it (the winner's curse), and a search's own
+        means favour what it visits. The prior shrinks the former; weights by the policy's proposals undo the latter.
         """
         return posterior_mean(side.opinion, self.rules.prior)
 
@@ -123,7 +123,7 @@ class Siblings:
 
 
 def rollouts(edge: Edge) -> int:
-    """Return how many rollouts say something of an edge: judged ones, and those that used up their steps."""
+    """Return how many rollouts say something of an edge: judged ones, and those that a limit of the policy cut."""
     return edge.verified + edge.truncated
 
 

@@ -34,9 +34,10 @@ class Attempt:
         steps: One per action, first to last.
         verdict: The outcome; its score is None where the attempt is unscored, and its error says why.
         terminated: The task ended by itself.
-        truncated: It was cut, and `cut_by` says by what: `max_steps`, `tokens`, `time`, `fault`.
+        truncated: It was cut, and `cut_by` says by what: one of `records.POLICY_CUTS`, which is a failure worth 0; or
+            `time` or `fault`, which is no score.
         end_score: The environment's own score of the last state, however it was reached; None where nobody could say.
-            Differs from the verdict's only where `max_steps` cut the attempt, which then is a failure worth 0.
+            Differs from the verdict's only where a limit of the policy's own cut the attempt.
         fingerprint: The environment's hash of the last state; None where it offers none.
         generated: Tokens sampled; those of samples and simulations that were not chosen included.
         prefilled: Prompt tokens, those shared by the turns of one episode (or of one search tree) counted once; not
@@ -44,6 +45,8 @@ class Attempt:
         tool_calls: Steps of the environment executed; those of samples and simulations not chosen included.
         simulations: Samples or simulations at test time among which this one was chosen; None without search.
         explored: Turns whose action was chosen by tool among several samples (`Ask.epsilon`), from 0.
+        branch: Number of the attempt that this one branched from, and how many of its turns it carried out again; None
+            = it began at the beginning.
     """
 
     policy: str
@@ -63,6 +66,7 @@ class Attempt:
     tool_calls: int = 0
     simulations: int | None = None
     explored: tuple[int, ...] = ()
+    branch: tuple[int, int] | None = None
 
     @property
     def key(self) -> Key:
@@ -101,7 +105,11 @@ class Attempt:
 
     def trajectory(self) -> Trajectory | None:
         """Return the attempt as a trajectory; None where the policy never acted."""
-        if self.context is None or not self.steps:
+        return self.episode() if self.steps else None
+
+    def episode(self) -> Trajectory | None:
+        """Return the attempt as a trajectory, perhaps without a step; None where the environment did not open."""
+        if self.context is None:
             return None
         origin = "search" if self.mode == "mcts" else "rollout"
         return Trajectory(
@@ -131,6 +139,7 @@ def to_record(attempt: Attempt, opening: str | None) -> dict[str, Any]:
         "verdict": attempt.verdict.to_json(),
         **{name: getattr(attempt, name) for name in _PLAIN},
         **({"explored": list(attempt.explored)} if attempt.explored else {}),
+        **({"branch": list(attempt.branch)} if attempt.branch else {}),
     }
 
 
@@ -162,6 +171,9 @@ def from_record(record: Mapping[str, Any], task: Task, openings: Mapping[str, tu
                 context = context.child(step.action, step.observation, step.role)
         verdict = Verdict.from_json(record["verdict"])
         more = {name: record[name] for name in _PLAIN} | {"explored": tuple(record.get("explored", ()))}
+        if "branch" in record:
+            source, turns = record["branch"]
+            more["branch"] = source, turns
         return Attempt(policy, mode, task, number, context, steps, verdict, **more)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"the event log's attempt {record.get('attempt')} is malformed: {error!r}") from error

@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
-from offline_agent.errors import EnvironmentFault, PolicyError
+from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
 from offline_agent.policies.outage import Outage
-from offline_agent.records import Context, Step, Verdict
+from offline_agent.records import Context, Step
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.rollouts.game import DRAWN, Ask, Broken, Game, Stepped, advance, begin, drawn, guarded
+from offline_agent.rollouts.game import DRAWN, Ask, Broken, Game, Stepped, advance, begin, drawn, guarded, judged
 from offline_agent.search.pool import EnvPool
 from offline_agent.search.simulation import RETRIES
 from offline_agent.seeding import derive_seed, mix
@@ -180,6 +180,9 @@ class Episodes:
         self._engine.submit(request, partial(self._post, partial(self._answered, request, self._outage.answers), game))
 
     def _answered(self, request: ProposeRequest, before: int, game: Game, answer: Answer) -> Attempt | None:
+        if isinstance(answer, ContextFull):
+            self._cut(game, "context", str(answer))
+            return None
         if not isinstance(answer, Proposals):
             self._outage.failed(answer)
             if self._outage.holds((game, request, answer), before):
@@ -201,9 +204,11 @@ class Episodes:
         self.cached += usage.cached
         assert game.episode is not None and game.context is not None  # opened
         if action.fault == "no_end":
-            game.record(Step(action, game.episode.tools.canonical_key(action), None, "user", action.fault))
+            earned = 0.0 if self._spec.turn_rewards else None
+            game.record(Step(action, game.episode.tools.canonical_key(action), None, "user", action.fault, earned))
             keys = "policy.max_tokens; in refine_grpo rollouts.max_tokens"
-            return game.unscored("tokens", f"a turn never ended: token limit ({keys})")
+            self._cut(game, "tokens", f"a turn never ended: token limit ({keys})")
+            return None
         game.tool_calls += 1
         last = game.context.depth + 1 >= self._max_steps
         self._submit(game, partial(advance, game.episode, action, last), self._stepped)
@@ -221,9 +226,21 @@ class Episodes:
             return None
         if result.terminated:
             return game.over(verdict, True, None, verdict.score, fingerprint)
-        evidence = {"truncated": True, "max_steps": self._max_steps, "state_at_the_cut": verdict.to_json()}
-        cut = Verdict(0.0, False, "max_steps", evidence=evidence)
-        return game.over(cut, False, "max_steps", verdict.score, fingerprint)
+        return game.cut("max_steps", {"max_steps": self._max_steps}, verdict, fingerprint)
+
+    def _cut(self, game: Game, by: str, reason: str) -> None:
+        """Have the state judged at which the policy could not go on, and end the attempt, whatever comes of that."""
+        assert game.episode is not None  # opened
+
+        def end(game: Game, value: Any) -> Attempt:
+            if not isinstance(value, Broken | EnvironmentFault):
+                return game.cut(by, {"reason": reason}, *value)
+            if isinstance(value, Broken) and game.episode is not None:
+                self._pool.submit(game.episode.close, _ignore)
+            game.episode = None  # broken, or its thread hangs in it
+            return game.cut(by, {"reason": reason}, None, None)
+
+        self._submit(game, partial(judged, game.episode), end)
 
     # -- a policy that fails -----------------------------------------------------------------------------------------
 

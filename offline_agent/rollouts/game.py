@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from offline_agent.envs.base import EnvSpec, Episode, StepResult
 from offline_agent.errors import EnvironmentFault
-from offline_agent.records import Action, Context, Step, Task, Verdict
+from offline_agent.records import Action, Context, Step, Task, Verdict, cut_verdict
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.search.pool import as_fault
 
@@ -28,6 +28,8 @@ class Ask(NamedTuple):
         epsilon: Chance of each turn that a tool is drawn instead of an action: of `DRAWN` sampled actions one is taken,
             every tool among them with the same chance.
         explored: Turns of the prefix whose tool was drawn.
+        source: Number of the attempt that the prefix is of, where this one branches from it; None = it begins at the
+            beginning, or with turns that are nobody's.
     """
 
     task: Task
@@ -37,6 +39,7 @@ class Ask(NamedTuple):
     prefix: tuple[Step, ...] = ()
     epsilon: float = 0.0
     explored: tuple[int, ...] = ()
+    source: int | None = None
 
 
 DRAWN = 4
@@ -110,7 +113,20 @@ class Game:
             self.policy, self.ask.mode, self.ask.task, self.ask.number, self.context, tuple(self.steps), verdict,
             terminated, cut_by is not None, cut_by, end_score, fingerprint, self.generated, self.prefilled,
             self.tool_calls, explored=tuple(self.explored),
+            branch=None if self.ask.source is None else (self.ask.source, len(self.ask.prefix)),
         )  # fmt: skip
+
+    def cut(self, by: str, evidence: Mapping[str, Any], end: Verdict | None, fingerprint: str | None) -> Attempt:
+        """Return the attempt, which a limit of the policy's own cut: a failure worth 0.
+
+        Args:
+            by: One of `records.POLICY_CUTS`.
+            evidence: What the limit was.
+            end: The environment's verdict on the state at the cut; None where it gave none.
+            fingerprint: Of that state.
+        """
+        evidence = {**evidence, **({} if end is None else {"state_at_the_cut": end.to_json()})}
+        return self.over(cut_verdict(by, **evidence), False, by, None if end is None else end.score, fingerprint)
 
     def unscored(self, cut_by: str, reason: str) -> Attempt:
         """Return the attempt, which something cut that says nothing of success or failure."""
@@ -152,9 +168,14 @@ def advance(episode: Episode, action: Action, last: bool) -> Stepped:
     return Stepped(result, key, episode.verdict(), episode.fingerprint())
 
 
+def judged(episode: Episode) -> tuple[Verdict, str | None]:
+    """Return the verdict on an episode's state, and the state's fingerprint."""
+    return episode.verdict(), episode.fingerprint()
+
+
 def guarded(job: Callable[[], Any]) -> Any:
     """Return what a job returns, or `Broken` for what it raises."""
     try:
         return job()
-    except Exception as error:
+    except BaseException as error:
         return Broken(as_fault(error))

@@ -14,7 +14,7 @@ class Known:
 
     Attributes:
         successes: Rollouts that succeeded.
-        attempts: Rollouts that were judged, or used up their steps.
+        attempts: Rollouts that were judged, or that a limit of the policy's own cut.
     """
 
     successes: int

@@ -19,7 +19,7 @@ _EDGE_FIELDS = (
     "critic", "fault", "closed", "quarantined",
 )  # fmt: skip
 _NODE_FIELDS = (
-    "samples", "duplicates", "visits", "value_sum", "terminated", "truncated", "fingerprint", "goal",
+    "samples", "duplicates", "visits", "value_sum", "terminated", "cut", "fingerprint", "goal",
     "closed", "greedy",
 )  # fmt: skip
 _TREE_FIELDS = ("simulations", "tickets", "stopped", "quarantined", "first_rollouts", "counters")
@@ -133,6 +133,8 @@ def _link_from_json(
     following = context.child(executed, shown["observation"], shown["role"])
     if known is not None and _equal(known.context, following):
         following, state, here = known.context, known.state, known
+    elif action.fault == "no_end":  # not executed, so there is no state
+        state, here = None, None
     else:
         state = world.remember(state, executed, shown["observation"], shown.get("fingerprint"))
         here = None

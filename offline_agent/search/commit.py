@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from offline_agent.records import Context
+from offline_agent.records import POLICY_CUTS, Context
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.ticket import Link, Others, Row, Ticket
@@ -117,8 +117,8 @@ class Committer:
             node = edge.child  # type: ignore[assignment]  # set just above
             edge.group = None
         else:
-            if ticket.cut == "max_steps" and chain:
-                self._truncate(node)
+            if ticket.cut in POLICY_CUTS:
+                self._cut(node, ticket.cut)
         if ticket.mismatch is not None:
             self._quarantine_from(tree, ticket, edges)
         if ticket.value is not None:
@@ -146,9 +146,7 @@ class Committer:
 
     def _commit_fault(self, ticket: Ticket, edge: Edge, link: Link) -> None:
         edge.closed = True
-        if ticket.cut == "tokens":
-            edge.fault = link.action.fault
-        elif ticket.mismatch is None and edge.quarantined is None:
+        if ticket.mismatch is None and edge.quarantined is None:
             edge.quarantined = link.reason or "unknown fault"
 
     def _add_child(self, tree: SearchTree, edge: Edge, link: Link, greedy: bool) -> Node:
@@ -173,7 +171,7 @@ class Committer:
         """
         node, value, verdict, gamma = edge.parent, ticket.value, ticket.verdict, self._gamma
         assert value is not None  # the caller looked
-        cut = 1 if ticket.cut == "max_steps" else 0
+        cut = 1 if ticket.cut in POLICY_CUTS else 0
         verified = 1 - cut
         score = 0.0 if verdict is None or verdict.score is None else verdict.score
         success = 1 if verdict is not None and verdict.success else 0
@@ -202,9 +200,9 @@ class Committer:
                 len(nodes), edge, context, over, judged, fingerprint, goal, state, seed, greedy, 1, value, group
             )
             nodes.append(node)
-        tree.counters["tool_calls"] += len(links)
+        tree.counters["tool_calls"] += len(links) - (ticket.cut == "tokens")  # that turn was not executed
         if cut:
-            self._truncate(node)
+            self._cut(node, ticket.cut)
         elif self._deterministic:
             edge.closed = True
         if gamma == 1.0:
@@ -221,16 +219,17 @@ class Committer:
             edge = edge.parent.edge  # type: ignore[assignment]  # None after the last round at most
         return value
 
-    def _truncate(self, node: Node) -> None:
-        node.truncated = True
-        assert node.edge is not None  # not the root
-        node.edge.closed = True
+    def _cut(self, node: Node, cut: str | None) -> None:
+        """Note that a limit of the policy's own cut the episode at a node."""
+        node.cut = cut
+        if node.edge is not None:
+            node.edge.closed = True
 
     def _back_up(self, tree: SearchTree, ticket: Ticket, edges: Sequence[Edge], value: float, last: Node) -> None:
         """Back `value` up from `last`, the node at the end of `edges`, to the root."""
         gamma, verdict = self._gamma, ticket.verdict
         tree.simulations += 1
-        truncated = ticket.cut == "max_steps"
+        truncated = ticket.cut in POLICY_CUTS
         score = verdict.score if verdict is not None and verdict.score is not None else 0.0
         success = verdict is not None and verdict.success
         last.visits += 1
@@ -284,7 +283,7 @@ class Committer:
         if self._independent:
             return
         while True:
-            over = node.terminated or node.truncated
+            over = node.terminated or node.cut is not None
             if not over:
                 if node.asking or node.pending:
                     return

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from offline_agent.errors import PolicyError
+from offline_agent.errors import ContextFull, JudgeError, PolicyError
 from offline_agent.policies.base import Engine, Proposals, ProposeRequest, Usage
 from offline_agent.policies.outage import Outage
 from offline_agent.records import Action, Context
 from offline_agent.search.pool import EnvPool
-from offline_agent.search.simulation import ASK
+from offline_agent.search.simulation import ASK, FINAL
 from offline_agent.search.ticket import Request, Ticket
+
+MOST_UNHEARD = 16  # failures of a critic that never answered, after which the search ends
 
 FREE = Proposals(()).usage  # of answers that say nothing about their cost
 
@@ -34,6 +36,7 @@ class RunCounts:
     prefilled: int = 0
     cached: int = 0
     policy_errors: int = 0
+    full_contexts: int = 0
     faults: int = 0
     hung: int = 0
     simulations: int = 0
@@ -47,6 +50,10 @@ class RunCounts:
     def fault(self, text: str) -> None:
         """Count a fault; the first twenty texts are kept."""
         self.faults += 1
+        self.example(text)
+
+    def example(self, text: str) -> None:
+        """Keep a text of what went wrong, of the first twenty."""
         if len(self.fault_examples) < 20 and text not in self.fault_examples:
             self.fault_examples.append(text)
 
@@ -99,6 +106,7 @@ class Desk:
         self._post = post
         self._outage: Outage[tuple[Sent, Any]] = Outage(most_errors)
         self._under_way = 0
+        self._unheard: int | None = 0  # failures of a critic that has not answered yet; None once it has
 
     def expect(self, request: ProposeRequest) -> None:
         """Take a request for one that the policy can answer, as long as it has not answered any."""
@@ -122,12 +130,15 @@ class Desk:
 
         Raises:
             PolicyError: The policy failed too often in a row.
+            JudgeError: The critic failed each of its first calls.
         """
         self._under_way -= 1
         free: list[tuple[Ticket, Any]] = []
         if sent.request[0] == ASK:
-            failed = type(value) is not Proposals
-            if failed:
+            failed = not isinstance(value, FINAL)
+            if isinstance(value, ContextFull):  # says something of the history, and nothing of whether it answers
+                self._note_full(value)
+            elif failed:
                 value = self._failed(value)
             else:
                 self._pay(value.usage)
@@ -156,6 +167,9 @@ class Desk:
         def ask(request: ProposeRequest) -> Any:
             counts.requests += 1
             value = answer(request)
+            if isinstance(value, ContextFull):
+                self._note_full(value)
+                return value
             if type(value) is not Proposals:
                 value = self._failed(value)
                 while True:
@@ -186,6 +200,10 @@ class Desk:
             counts.prefilled += usage.prefilled
             counts.cached += usage.cached
 
+    def _note_full(self, answer: ContextFull) -> None:
+        self._counts.full_contexts += 1
+        self._counts.example(f"policy: {answer}")
+
     def _failed(self, answer: Any) -> PolicyError:
         """Count what is no answer; return the failure that it is."""
         if not isinstance(answer, PolicyError):
@@ -196,12 +214,34 @@ class Desk:
         return answer
 
     def _scores(self, scores: Any, n: int) -> Any:
-        if not isinstance(scores, Exception) and len(scores) == n:
+        if (wrong := _wrong_scores(scores, n)) is None:
+            self._unheard = None
             return scores
-        self._counts.fault(f"critic: {scores}")
+        self._counts.fault(f"critic: {wrong}")
         cause: Any = scores
         while isinstance(cause, BaseException):
+            if isinstance(cause, ContextFull):
+                break
             if isinstance(cause, PolicyError):
                 return None
             cause = cause.__cause__
+        if self._unheard is not None:
+            self._unheard += 1
+            if self._unheard >= MOST_UNHEARD:
+                raise JudgeError(
+                    f"search.critic failed each of its first {self._unheard} calls; the last: {wrong}. It is called as "
+                    "critic(context, actions, seed) and returns one score in [0, 1], or None, for each action"
+                )
         return [None] * n  # no opinion: the search goes on with its own values
+
+
+def _wrong_scores(scores: Any, n: int) -> str | None:
+    """Return what is wrong with a critic's answer; None where it has one score in [0, 1], or None, for each action."""
+    if isinstance(scores, BaseException):
+        return str(scores)
+    if not isinstance(scores, Sequence) or isinstance(scores, str) or len(scores) != n:
+        return f"it answered {scores!r:.200}, allowed: a list of {n} scores"
+    for score in scores:
+        if score is not None and not (isinstance(score, int | float) and 0 <= score <= 1):
+            return f"it gave the score {score!r:.200}, allowed: a number in [0, 1], or None"
+    return None

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-from offline_agent.errors import DataError
+from offline_agent.errors import ContextFull, DataError, PolicyError
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.records import Context, Task, Trajectory
 from offline_agent.search.codec import ticket_from_record, ticket_to_record
@@ -338,3 +338,10 @@ class TreeSearch:
             if child.value is EMPTY and link.outcome is not None:
                 child.value, child.context = link.outcome, link.context
             shadow, rank = child, ahead
+        if ticket.cut in ("policy", "context"):  # it failed this ticket's request, and those who wait for its samples
+            error = (ContextFull if ticket.cut == "context" else PolicyError)(str(ticket.error))
+            rules = self._rules
+            together = 1 if ticket.index < rules.beside_greedy else rules.together
+            for i in range(rank, together if rank == 0 else rank + 1):
+                if (slot := shadow.slot(i)).value is EMPTY:
+                    slot.value = error

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from offline_agent.errors import EnvironmentFault
+from offline_agent.envs.isolation.waiting import Call
+from offline_agent.errors import EnvironmentFault, ends_the_run, in_words
 
 Job = tuple[Callable[[], Any], Callable[[Any], None], float | None]
 """What to run, who is told, and the seconds it may take."""
@@ -18,7 +19,8 @@ class EnvPool:
     """Threads that step environments, each job under a time limit.
 
     A Python thread cannot be killed: a job that overruns is answered with an `EnvironmentFault`, its thread is left to
-    itself (its result is thrown away) and another takes its place.
+    itself (its result is thrown away) and another takes its place. Where it waits for an isolated environment, that
+    environment's process is killed, and the thread ends.
 
     Args:
         workers: Number of threads; 0 runs every job at once in the caller's thread, without a limit.
@@ -33,7 +35,7 @@ class EnvPool:
         self._most_hung = most_hung
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._running: dict[int, tuple[float, float, Callable[[Any], None]]] = {}
+        self._running: dict[int, tuple[float, float, Callable[[Any], None], Call]] = {}
         self._next = 0
         self.hung = 0
         self.busy_seconds = 0.0
@@ -79,12 +81,13 @@ class EnvPool:
         """
         now, late = time.monotonic(), []
         with self._lock:
-            for number, (started, limit, done) in list(self._running.items()):
+            for number, (started, limit, done, call) in list(self._running.items()):
                 if now - started > limit:
                     del self._running[number]
-                    late.append((limit, done))
-        for limit, done in late:
+                    late.append((limit, done, call))
+        for limit, done, call in late:
             self.hung += 1
+            call.end()
             self._hire()
             keys = "limits.step_seconds, limits.reset_seconds, limits.critic_seconds"
             done(EnvironmentFault(f"no answer within {limit:g} s ({keys})"))
@@ -104,11 +107,13 @@ class EnvPool:
     def _work(self) -> None:
         while (item := self._jobs.get()) is not None:
             job, done, limit = item
+            call = Call()
             with self._lock:
                 number = self._next = self._next + 1
-                self._running[number] = (time.monotonic(), float("inf") if limit is None else limit, done)
+                self._running[number] = (time.monotonic(), float("inf") if limit is None else limit, done, call)
             started = time.perf_counter()
-            result = attempt(job)
+            with call.made_here():
+                result = attempt(job)
             with self._lock:
                 self.busy_seconds += time.perf_counter() - started
                 ours = self._running.pop(number, None) is not None
@@ -121,14 +126,20 @@ def attempt(job: Callable[..., Any], *arguments: Any) -> Any:
     """Return what the job returns, or an `EnvironmentFault` for what it raises."""
     try:
         return job(*arguments)
-    except Exception as error:
+    except BaseException as error:
         return as_fault(error)
 
 
-def as_fault(error: Exception) -> EnvironmentFault:
-    """Return `error` itself if it is an `EnvironmentFault`, else one that names it and has it as its cause."""
+def as_fault(error: BaseException) -> EnvironmentFault:
+    """Return `error` itself if it is an `EnvironmentFault`, else one that names it and has it as its cause.
+
+    Raises:
+        BaseException: `error`, where it ends the run.
+    """
+    if ends_the_run(error):
+        raise error
     if isinstance(error, EnvironmentFault):
         return error
-    wrapped = EnvironmentFault(f"{type(error).__name__}: {error}")
+    wrapped = EnvironmentFault(in_words(error))
     wrapped.__cause__ = error
     return wrapped

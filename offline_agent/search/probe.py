@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import NamedTuple
 
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.errors import EnvironmentFault
@@ -48,6 +52,44 @@ def copying_fault(spec: EnvSpec, task: Task, actions: Sequence[Action]) -> str |
                 return f"{spec.name}: a copy made after {start} actions answered differently: copies share state"
             return None
     return None
+
+
+class Costs(NamedTuple):
+    """Seconds that opening and resetting an environment, a step, and a copy take."""
+
+    reset: float
+    step: float
+    copy: float
+
+    def replay(self, steps: float) -> float:
+        """Return the seconds that a replay of so many steps takes."""
+        return self.reset + steps * self.step
+
+
+def costs(spec: EnvSpec, task: Task, actions: Sequence[Action]) -> Costs:
+    """Return what stepping an environment through some actions costs, with a copy before each where it has any.
+
+    Raises:
+        EnvironmentFault: The environment broke.
+    """
+    started = time.perf_counter()
+    episode = spec.open()
+    episode.reset(task)
+    reset, steps, copies = time.perf_counter() - started, [0.0], [0.0]
+    for action in actions:
+        if episode.terminated:
+            break
+        if spec.isolated:
+            copies.append(_seconds(lambda: episode.copy().close()))
+        steps.append(_seconds(partial(episode.step, action)))
+    episode.close()
+    return Costs(reset, median(steps[1:] or steps), median(copies[1:] or copies))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 def _trace(episode: Episode, actions: Sequence[Action]) -> Trace:

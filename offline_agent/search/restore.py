@@ -74,6 +74,14 @@ class Outcome(NamedTuple):
     state: Any = None
 
 
+class Judged(NamedTuple):
+    """What a state is like: its verdict, what it achieves where the environment says, whether the episode is over."""
+
+    verdict: Verdict
+    goal: dict[str, Any] | None
+    terminated: bool
+
+
 class ReplayMismatch(EnvironmentFault):
     """A replay did not show what the tree recorded, `depth` actions after the start; values from there on are noise."""
 
@@ -145,16 +153,29 @@ class Restorer:
         task: The task.
         live_states: Most live environments kept; the least recently used is closed first.
         counts: Shared counters.
+        spare: Episodes of a `replay_only` environment that wait to be reset, shared with other worlds and closed by
+            whoever made the list; None = this world has its own.
+        goals: Whether every outcome says what its state achieves, not only the last of an episode.
     """
 
-    def __init__(self, spec: EnvSpec, task: Task, live_states: int = 256, counts: RestoreCounts | None = None) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        task: Task,
+        live_states: int = 256,
+        counts: RestoreCounts | None = None,
+        spare: list[Episode] | None = None,
+        goals: bool = False,
+    ) -> None:
         self._spec = spec
         self._task = task
         self._limit = max(1, live_states)
         self._counts = counts if counts is not None else RestoreCounts()
         self._lock = threading.Lock()
         self._live: OrderedDict[int, State] = OrderedDict()
-        self._spare: list[Episode] = []
+        self._spare: list[Episode] = [] if spare is None else spare
+        self._shared = spare is not None
+        self._goals = goals
         self._copyable = not spec.replay_only
         self._closed = False
 
@@ -181,7 +202,9 @@ class Restorer:
             fingerprint = episode.fingerprint()
             self._counts.executed += 1
             if result.terminated:
-                verdict, goal = episode.verdict(), episode.achieved_goal()
+                verdict = episode.verdict()
+            if result.terminated or self._goals:
+                goal = episode.achieved_goal()
         except Exception:
             _close(episode)  # its state is unknown: nobody may use it again
             raise
@@ -198,27 +221,67 @@ class Restorer:
         """See `World.remember`."""
         return State(state, action, observation_hash(observation), fingerprint)
 
+    def judge(self, state: State) -> Judged:
+        """Return what a state is like to which no outcome says it: the start, or one where the episode goes on.
+
+        Raises:
+            EnvironmentFault: The environment broke while the state was restored or asked.
+        """
+        episode = self._at(state, True)
+        try:
+            judged = Judged(episode.verdict(), episode.achieved_goal(), episode.terminated)
+        except Exception:
+            _close(episode)
+            raise
+        if state.episode is None:
+            self._keep(state, episode)
+        else:
+            self._release(episode)  # it is a copy
+        return judged
+
+    def distance(self, state: State) -> int:
+        """Return how many actions are replayed before the next one can be executed after a state."""
+        here: State | None = state
+        while here is not None and here.episode is None:
+            here = here.parent
+        return state.depth - (0 if here is None else here.depth)
+
+    def park(self) -> None:
+        """Give up every live state; those that are needed again are brought back by replay."""
+        with self._lock:
+            episodes = [s.episode for s in self._live.values() if s.episode is not None]
+            for state in self._live.values():
+                state.episode = None
+            self._live.clear()
+        for episode in episodes:
+            self._release(episode)
+
     def close(self) -> None:
         """See `World.close`."""
         with self._lock:
             self._closed = True
-            episodes = [s.episode for s in self._live.values() if s.episode is not None] + self._spare
-            for state in self._live.values():
-                state.episode = None
-            self._live.clear()
-            self._spare = []
-        for episode in episodes:
+            own = [] if self._shared else self._spare
+            if not self._shared:
+                self._spare = []
+        self.park()
+        for episode in own:
             _close(episode)
 
     def _fresh(self) -> Episode:
         with self._lock:
             if self._spare:
                 return self._spare.pop()
+            if self._spec.replay_only and len(self._live) >= self._limit:
+                # Starting another may be dear; the oldest state would be given up for it anyway, and can be replayed.
+                _, old = self._live.popitem(last=False)
+                episode, old.episode = old.episode, None
+                if episode is not None:
+                    return episode
         return self._spec.open()
 
     def _release(self, episode: Episode) -> None:
         with self._lock:
-            if self._spec.replay_only and not self._closed and len(self._spare) < 2:
+            if self._spec.replay_only and (self._shared or not self._closed) and len(self._spare) < 2:
                 self._spare.append(episode)  # starting such an environment may be dear; reset brings it back
                 return
         _close(episode)
@@ -231,7 +294,7 @@ class Restorer:
             else:
                 state.episode = episode
                 self._live[id(state)] = state
-                if len(self._live) > self._limit:
+                if len(self._live) > self._limit or (len(self._live) > 1 and self._spec.crowded):
                     _, old = self._live.popitem(last=False)
                     evicted, old.episode = old.episode, None
         if evicted is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from offline_agent.errors import EnvironmentFault, PolicyError
+from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.records import Action, Context, Step, Trajectory, Verdict
 from offline_agent.search.restore import Opening, Outcome, ReplayMismatch
@@ -19,6 +19,7 @@ from offline_agent.search.tree import mean_logp
 from offline_agent.seeding import child_seed, draw_seeds, mix
 
 RETRIES = 3  # an outage of the policy must be told from a request it can never answer
+FINAL = (Proposals, ContextFull)  # answers that asking again does not change
 
 # What a simulation yields, as plain tuples (a named tuple costs as much to make as the rest of the exchange):
 ASK = 0  # (ASK, ProposeRequest)                  answered with `Proposals` or a `PolicyError`
@@ -71,14 +72,14 @@ def _expand(
     request = proposals_of(ticket, rules)
     answer = yield (ASK, request)
     for _ in range(RETRIES):
-        if type(answer) is Proposals:
+        if isinstance(answer, FINAL):
             break
         answer = yield (ASK, request)
     if isinstance(answer, PolicyError):
-        ticket.cut, ticket.error = "policy", str(answer)
+        note_no_answer(ticket, answer)
         return None
     fresh = sort_drawn(ticket, answer.actions, canonical)
-    if rules.critic:
+    if rules.critic and (fresh or node.edges):
         actions = {edge.key: edge.actions[0] for edge in node.edges} | {key: e[3] for key, e in fresh.items()}
         question = (CRITICISE, node.context, list(actions.values()), mix(node.seed, -2 - len(actions)))
         scores = yield question
@@ -124,8 +125,16 @@ def sort_drawn(ticket: Ticket, actions: Sequence[Action], canonical: Callable[[A
 
 
 def pick(ticket: Ticket, fresh: Fresh) -> tuple[int, Action, str] | None:
-    """Return the sample, action and key to execute: the critic's favourite, else the likeliest; None without any."""
+    """Return the sample, action and key to execute: the critic's favourite, else the likeliest; None without any.
+
+    Where all that is new is a turn that never ended, the simulation ends with it.
+    """
     if not fresh:
+        known = [edge.key for edge in ticket.node.edges]
+        for index, action, key in ticket.drawn:
+            if key not in known:
+                note_no_end(ticket, ticket.node.context, index, key, action)
+                return None
         ticket.cut = "duplicate"
         return None
     critic = ticket.critic
@@ -170,10 +179,22 @@ def note_fault(ticket: Ticket, fault: EnvironmentFault) -> None:
         ticket.mismatch = fault.depth
 
 
-def note_no_end(ticket: Ticket, sample: int, key: str, action: Action, others: Others) -> None:
-    """Record a turn that the token limit cut: it is not executed and ends the simulation without a value."""
-    ticket.chain.append(Link(sample, key, action, None, None, 0, "the turn never ended: token limit", others))
-    ticket.cut = "tokens"
+def note_no_end(
+    ticket: Ticket, context: Context, sample: int, key: str, action: Action, others: Others = ()
+) -> None:
+    """Record a turn after `context` that the token limit cut: it is not executed, and ends the simulation with 0."""
+    outcome = Outcome(None, "user", False, action.fault)
+    ticket.chain.append(Link(sample, key, action, outcome, context.child(action, None, "user"), 0, None, others))
+    ticket.cut, ticket.value = "tokens", 0.0
+
+
+def note_no_answer(ticket: Ticket, error: PolicyError) -> None:
+    """Record that the policy gave no action: a full context is its failure, worth 0; anything else has no value."""
+    ticket.error = str(error)
+    if isinstance(error, ContextFull):
+        ticket.cut, ticket.value = "context", 0.0
+    else:
+        ticket.cut = "policy"
 
 
 def judge(ticket: Ticket, verdict: Verdict | None, context: Context, rules: Rules) -> None:
@@ -226,7 +247,7 @@ def _rollout(
             request = ProposeRequest(context, seeds, temperature, rules.max_tokens)
             answer = yield (ASK, request)
             for _ in range(RETRIES):
-                if type(answer) is Proposals:
+                if isinstance(answer, FINAL):
                     break
                 answer = yield (ASK, request)
             drawn = answer.actions if type(answer) is Proposals else (answer,) * count
@@ -242,7 +263,7 @@ def _rollout(
                 if type(answer) is Proposals:
                     others = tuple([(other, canonical(other)) for other in drawn[1:]])
         if isinstance(action, PolicyError):
-            ticket.cut, ticket.error = "policy", str(action)
+            note_no_answer(ticket, action)
             return
         key = canonical(action)
         executed, ahead = action, 0
@@ -257,7 +278,7 @@ def _rollout(
             first = samples[0].value
             beside_greedy = beside_greedy and type(first) is Action and canonical(first) == key
         if action.fault == "no_end":
-            note_no_end(ticket, sample, key, action, others)
+            note_no_end(ticket, context, sample, key, action, others)
             return
         child = shadow.children.get(key)
         if child is None:

@@ -15,9 +15,11 @@ from offline_agent.records import Action, Context
 from offline_agent.search.pool import as_fault
 from offline_agent.search.restore import Opening, Outcome
 from offline_agent.search.simulation import (
+    FINAL,
     RETRIES,
     judge,
     note_fault,
+    note_no_answer,
     note_no_end,
     pick,
     proposals_of,
@@ -52,10 +54,10 @@ def play(ticket: Ticket, opening: Opening, rules: Rules, direct: Direct) -> None
     elif ticket.draw:
         request = proposals_of(ticket, rules)
         answer = direct.ask(request)
-        if type(answer) is not Proposals:
+        if not isinstance(answer, FINAL):
             answer = _ask_again(direct, request)
         if type(answer) is not Proposals:
-            ticket.cut, ticket.error = "policy", str(answer)
+            note_no_answer(ticket, answer)
             return
         picked = pick(ticket, sort_drawn(ticket, answer.actions, opening.canonical))
         if picked is not None:
@@ -70,7 +72,7 @@ def _ask_again(direct: Direct, request: ProposeRequest) -> Any:
     answer = None
     for _ in range(RETRIES):
         answer = direct.ask(request)
-        if type(answer) is Proposals:
+        if isinstance(answer, FINAL):
             break
     return answer
 
@@ -109,9 +111,10 @@ def _follow(
             request = _new(ProposeRequest, (context, seeds, temperature, max_tokens))
             answer = ask(request)
             if type(answer) is not Proposals:
-                answer = _ask_again(direct, request)
+                if not isinstance(answer, FINAL):
+                    answer = _ask_again(direct, request)
                 if type(answer) is not Proposals:
-                    ticket.cut, ticket.error = "policy", str(answer)
+                    note_no_answer(ticket, answer)
                     return
             drawn = answer[0]
             sample, action = 0, drawn[0]
@@ -119,12 +122,12 @@ def _follow(
             if together > 1:
                 others = tuple([(other, canonical(other)) for other in drawn[1:]])
             if action.fault == "no_end":
-                note_no_end(ticket, sample, key, action, others)
+                note_no_end(ticket, context, sample, key, action, others)
                 return
             seed = child_seed(seed, key)
         try:
             outcome = execute(state, action)
-        except Exception as error:
+        except BaseException as error:
             fault = as_fault(error)
             rows.append((sample, key, action, None, None, seed, str(fault), others))
             note_fault(ticket, fault)

@@ -125,8 +125,8 @@ class Ticket:
         drawn: (index, action, key) of proposals drawn at `node`.
         critic: Scores of the critic by canonical key.
         rows: What it did beyond the tree, first to last, where it was played alone: plain tuples of a `Link`'s fields.
-        cut: None, or what ended it without a verdict: `max_steps`, `tokens`, `fault`, `policy`, `unscored`,
-            `duplicate` (every proposal drawn was known).
+        cut: None, or what ended it without a verdict: one of `records.POLICY_CUTS`, whose value is 0, or `fault`,
+            `policy`, `unscored`, `duplicate` (every proposal drawn was known), which have none.
         verdict, value: The end state's verdict and what is backed up; value None backs up nothing.
         mismatch: Depth at which a replay differed; None otherwise.
         error: A sentence about what went wrong; None otherwise.

@@ -36,10 +36,10 @@ class Edge:
         visits: Number of committed simulations that went through it.
         pending: Number of simulations in flight through it (WU-UCT's incomplete visits).
         value_sum: Sum of the values backed up through it.
-        verified: Number of those values that a verifier gave (the others are truncations, flagged and worth 0).
+        verified: Number of those values that a verifier gave (the others are of rollouts that were cut, worth 0).
         score_sum: Sum of the verifier's scores.
         successes: Number of those that were successes.
-        truncated: Number of rollouts through it that used up `max_steps`.
+        truncated: Number of rollouts through it that a limit of the policy's own cut (`records.POLICY_CUTS`).
         critic: The critic's score in [0, 1]; None where it was not asked.
         child: The node it leads to; None before it was executed.
         fault: Class of the error the environment answered with; None when the call went through or is unexecuted.
@@ -117,7 +117,8 @@ class Node:
         visits: Number of committed simulations that went through or ended here.
         value_sum: Sum of the values backed up through it.
         terminated: The episode is over here by itself.
-        truncated: The episode was cut here because `max_steps` were used up.
+        cut: Which limit of the policy's own cut the episode here, of `records.POLICY_CUTS`; None where none did. The
+            turn before a node with `tokens` never ended and was not executed.
         verdict: The end state's verdict; None where the episode goes on or nobody could be asked.
         fingerprint: The environment's hash of its state; None where it offers none.
         goal: What the state achieves, as `reset`'s keyword arguments; None where the environment does not say.
@@ -131,7 +132,7 @@ class Node:
     """
 
     __slots__ = (
-        "id", "edge", "context", "edges", "samples", "duplicates", "visits", "value_sum", "terminated", "truncated",
+        "id", "edge", "context", "edges", "samples", "duplicates", "visits", "value_sum", "terminated", "cut",
         "verdict", "fingerprint", "goal", "closed", "greedy", "asking", "pending", "state", "seed", "group",
     )  # fmt: skip
 
@@ -160,7 +161,7 @@ class Node:
         self.visits = visits
         self.value_sum = value_sum
         self.terminated = terminated
-        self.truncated = False
+        self.cut: str | None = None
         self.verdict = verdict
         self.fingerprint = fingerprint
         self.goal = goal
@@ -171,6 +172,15 @@ class Node:
         self.state = state
         self.seed = seed
         self.group = group
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the episode was cut here; setting it to True means: by `max_steps`."""
+        return self.cut is not None
+
+    @truncated.setter
+    def truncated(self, cut: bool) -> None:
+        self.cut = "max_steps" if cut else None
 
     @property
     def depth(self) -> int:
@@ -322,5 +332,5 @@ class SearchTree:
         return tuple(out[::-1])
 
     def terminals(self) -> Iterator[Node]:
-        """Yield the nodes at which an episode ended or was cut by `max_steps`, in order of creation."""
-        return (node for node in self.nodes if node.terminated or node.truncated)
+        """Yield the nodes at which an episode ended or was cut, in order of creation."""
+        return (node for node in self.nodes if node.terminated or node.cut is not None)

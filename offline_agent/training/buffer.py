@@ -1,7 +1,8 @@
 """Replay of earlier iterations' preference pairs: first in, first out, large gaps of their kind first.
 
-Rows are passed on as they were written, certificates and reference log-probabilities included; the latter belong to
-the model of their iteration, and the trainer computes them anew where the certificate's hash is not its model's.
+Values are passed on as they were written, certificates and reference log-probabilities included; the latter belong to
+the model of their iteration, and the trainer computes them anew where the certificate's hash is not its model's. Column
+names are the program's own (`_store.columns`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from offline_agent._store.columns import known
 from offline_agent.store import hash_json, read_table
 
 Row = Mapping[str, Any]
@@ -26,7 +28,7 @@ class Replay:
     """Pairs that are used again.
 
     Attributes:
-        rows: Preference rows, oldest first, as they were written.
+        rows: Preference rows, oldest first, by the program's own names.
         kept: Number of earlier pairs they were drawn from.
         superseded: Number of earlier pairs left out because a newer one says the same or the contrary.
     """
@@ -66,28 +68,28 @@ def replay(
     Raises:
         DataError: A table is missing, torn, or of another schema version.
     """
-    known: set[Hashable] = set()
+    seen: set[Hashable] = set()
     count = 0
     for row in new:
         if row["kind"] not in kinds:
             continue
-        known.update(_keys(row))
+        seen.update(_keys(known(row)))
         count += 1
     kept: list[dict[str, Any]] = []  # newest first
     superseded = 0
     for file in reversed(earlier):
         if len(kept) >= pairs:
             break
-        for row in reversed(list(read_table(file))):
+        for row in reversed([known(row) for row in read_table(file)]):
             if len(kept) >= pairs:
                 break
             if row["kind"] not in kinds:
                 continue
             keys = _keys(row)
-            if known.intersection(keys):
+            if seen.intersection(keys):
                 superseded += 1
                 continue
-            known.update(keys)
+            seen.update(keys)
             kept.append(row)
     kept.reverse()
     return Replay(_draw(kept, min(len(kept), int(share * count)), priority, seed), len(kept), superseded)

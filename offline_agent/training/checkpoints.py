@@ -1,20 +1,19 @@
-"""Checkpoints that are there whole or not at all, and the newest whole one."""
+"""Checkpoints that are there whole or not at all, each with the hashes of its files, and the newest sound one."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from offline_agent._store import integrity
 from offline_agent._store.files import sync_folder
-from offline_agent.errors import TrainingError
+from offline_agent.errors import OfflineAgentError, TrainingError
 
 _NAME = re.compile(r"checkpoint-(\d+)")
-_WHOLE = "whole.json"
 _STAGING = ".writing"
 
 
@@ -23,15 +22,48 @@ def staging(folder: Path) -> Path:
     return folder / _STAGING
 
 
-def whole(folder: Path) -> list[Path]:
-    """Return the whole checkpoints under `folder`, oldest first; torn ones are passed over."""
-    found = [entry for entry in folder.glob("checkpoint-*") if _whole(entry)] if folder.is_dir() else []
-    return sorted(found, key=number)
+def newest(folder: Path, most: int | None = None) -> Path | None:
+    """Return the newest sound checkpoint under `folder`, None where there is none.
+
+    Args:
+        folder: Where the checkpoints are.
+        most: Updates that it may have at most; None = any number.
+    """
+    known = [entry for entry in _listed(folder) if most is None or number(entry) <= most]
+    return next((entry for entry in known if not damage(entry)), None)
 
 
-def newest(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint under `folder`, None where there is none."""
-    return max(whole(folder), key=number, default=None)
+def resume(folder: Path) -> tuple[Path | None, list[str]]:
+    """Return the checkpoint to go on from, None for the beginning, and a note on each newer one that is damaged.
+
+    Raises:
+        TrainingError: There are checkpoints, but every one is damaged.
+    """
+    notes: list[str] = []
+    for entry in _listed(folder):
+        found = damage(entry)
+        if not found:
+            return entry, [f"{note}; going on from {entry.name}" for note in notes]
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        notes.append(f"{entry} is damaged ({found[0]}{more})")
+    if notes:
+        raise TrainingError(
+            f"{'; '.join(notes)}, and there is no sound checkpoint before it. Restore it from a copy, or remove "
+            f"{folder} and give the same command again with this run_dir: training begins anew."
+        )
+    return None, []
+
+
+def damage(checkpoint: Path, contents: bool = True) -> list[str]:
+    """Return how the files of a checkpoint differ from what was written; see `integrity.faults`."""
+    found = integrity.faults(checkpoint, contents)
+    return [f"{integrity.SEAL}: missing"] if found is None else found
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Return everything under `folder` that is called a checkpoint, newest first."""
+    found = [entry for entry in folder.glob("checkpoint-*") if number(entry) >= 0] if folder.is_dir() else []
+    return sorted(found, key=number, reverse=True)
 
 
 def number(checkpoint: Path) -> int:
@@ -47,18 +79,16 @@ def commit(folder: Path, name: str, keep: int) -> Path:
         OSError: The disk refused; the checkpoints that were there are untouched.
     """
     written, final = staging(folder) / name, folder / name
-    files = sorted(path for path in written.rglob("*") if path.is_file())
-    sizes = {path.relative_to(written).as_posix(): path.stat().st_size for path in files}
-    (written / _WHOLE).write_text(json.dumps(sizes), encoding="utf-8")
-    for path in [*files, written / _WHOLE]:
+    integrity.seal(written)
+    for path in sorted(path for path in written.rglob("*") if path.is_file()):
         _sync(path)
     sync_folder(written)
-    if final.exists():  # torn, or it would have been gone on from
+    if final.exists():  # damaged, or it would have been gone on from
         shutil.rmtree(final)
     os.replace(written, final)
     sync_folder(folder)
-    whole = sorted((entry for entry in folder.glob("checkpoint-*") if _whole(entry)), key=number)
-    for old in whole[: -max(1, keep)]:
+    kept = [entry for entry in _listed(folder) if not damage(entry, contents=False)][: max(1, keep)]
+    for old in (entry for entry in _listed(folder) if number(entry) < number(kept[-1])):
         # out of sight first: a kill in between leaves no half-removed checkpoint under its name
         with contextlib.suppress(OSError):
             os.replace(old, staging(folder) / f"old-{old.name}")
@@ -85,12 +115,25 @@ def saving(folder: Path, what: str) -> Iterator[None]:
         ) from error
 
 
-def _whole(checkpoint: Path) -> bool:
+@contextlib.contextmanager
+def loading(checkpoint: str | Path) -> Iterator[None]:
+    """Turn whatever reading a checkpoint raises inside the block into a TrainingError that says what to do.
+
+    Its hashes were right, so another version wrote it, or an early one that kept no hashes.
+    """
     try:
-        sizes = json.loads((checkpoint / _WHOLE).read_text(encoding="utf-8"))
-        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items()) and bool(sizes)
-    except (OSError, ValueError, AttributeError):
-        return False
+        yield
+    except (OfflineAgentError, MemoryError):
+        raise
+    except Exception as error:  # torch, safetensors, pickle and json raise classes of their own
+        said = " ".join(str(error).split())[:200]
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
+        raise TrainingError(
+            f"{checkpoint}: it cannot be loaded ({type(error).__name__}: {said}). Where other versions of torch or "
+            "transformers wrote it, use those. Else remove it and give the same command again with this run_dir: "
+            "training goes on from the checkpoint before it, or begins anew where there is none."
+        ) from error
 
 
 def _sync(path: Path) -> None:

@@ -120,7 +120,7 @@ def train_dpo(
     )
     trainer = SharedDPOTrainer(model, tokenizer, config, plan, settings, log, rows=rows, dpo=dpo)
     trainer.refer(folder / "reference.npz")
-    done = trainer.go()
+    done = trainer.go(say)
     warning = stalled(trainer.records())
     if warning:
         say(f"train_dpo: {warning}")

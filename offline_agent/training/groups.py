@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from offline_agent.errors import ConfigError
-from offline_agent.records import Step, Task
+from offline_agent.records import Task, Trajectory
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.rollouts.game import Ask
 from offline_agent.rollouts.success import Known
@@ -120,6 +120,20 @@ class Group:
         return [attempt.success for attempt in self.attempts if attempt.success is not None]
 
     @property
+    def branching_turns(self) -> int:
+        """Turns from which a member could branch: all those of the judged members that began at the beginning."""
+        return sum(len(one.steps) for one in self._sources)
+
+    @property
+    def mean_turns(self) -> float:
+        """Mean turns of the members that others could branch from; 1 where there was none to branch from."""
+        return self.branching_turns / len(self._sources) if self.branching_turns else 1.0
+
+    @property
+    def _sources(self) -> list[Attempt]:
+        return [one for one in self.attempts if one.branch is None and one.reward is not None]
+
+    @property
     def spread(self) -> float | None:
         """Standard deviation (ddof 1) of the rewards; None where fewer than two are known."""
         return advantages.spread(self.rewards, [0] * len(self.rewards)).get(0)
@@ -150,6 +164,12 @@ class Round:
         return (attempt for group in self.groups for attempt in group.attempts)
 
     @property
+    def rewarded(self) -> Iterator[tuple[Attempt, float | None]]:
+        """Every attempt with its reward."""
+        for group in self.groups:
+            yield from zip(group.attempts, group.rewards, strict=True)
+
+    @property
     def env_steps(self) -> int:
         """Steps of the environment that were executed."""
         return sum(attempt.tool_calls for attempt in self.attempts)
@@ -165,6 +185,7 @@ class Groups:
         objective: Says which groups are trained on.
         play: Plays attempts.
         seed: The run's.
+        composite: What an attempt is worth, shaping included, or None where it cannot say; `settings.reward` without.
     """
 
     tasks: Sequence[Task]
@@ -172,6 +193,7 @@ class Groups:
     objective: Objective
     play: Play
     seed: int = 0
+    composite: Callable[[Trajectory], float | None] | None = None
     # by task: the round of its last group, and what that came to
     _seen: dict[str, tuple[int, Known]] = field(default_factory=dict)
 
@@ -225,7 +247,10 @@ class Groups:
             done[attempt.task.task_id][attempt.number] = attempt
         if settings.roots < settings.size:
             branches = [
-                ask(task, "sampled", first + place, prefix=root.steps[:length], explored=_before(root, length))
+                ask(
+                    task, "sampled", first + place, prefix=root.steps[:length], explored=_before(root, length),
+                    source=root.number,
+                )
                 for task in drawn
                 for place, root, length in self._branches(list(done[task.task_id].values()), number)
             ]
@@ -245,6 +270,9 @@ class Groups:
         return Group(task, tuple(attempts), tuple(self._reward(attempt) for attempt in attempts))
 
     def _reward(self, attempt: Attempt) -> float | None:
+        if self.composite is not None:
+            done = attempt.episode()
+            return None if done is None or attempt.reward is None else self.composite(done)
         if self.settings.reward == "score" or attempt.success is None:
             return attempt.reward
         return float(attempt.success)
@@ -259,33 +287,3 @@ class Groups:
 
 def _before(root: Attempt, length: int) -> tuple[int, ...]:
     return tuple(turn for turn in root.explored if turn < length)
-
-
-def branch_advantages(group: Group) -> list[list[float] | None]:
-    """Return A(h, a) of every turn of every member: the mean reward below its action less that below its history.
-
-    Histories are those that members share, so a turn after which nobody else went on the same way gets 0, and the sum
-    over an attempt's turns is its reward less the group's mean (where the same turns always come to the same). None for
-    a member that nobody judged.
-
-    Args:
-        group: Its members share histories where one branched from another.
-    """
-    below: dict[tuple[object, ...], list[float]] = {}
-    paths = [_path(attempt.steps) for attempt in group.attempts]
-    for path, reward in zip(paths, group.rewards, strict=True):
-        if reward is not None:
-            for length in range(len(path) + 1):
-                below.setdefault(path[:length], []).append(reward)
-    means = {history: sum(rewards) / len(rewards) for history, rewards in below.items()}
-    return [
-        None
-        if reward is None
-        else [means[path[: turn + 1]] - means[path[:turn]] for turn in range(len(path))]
-        for path, reward in zip(paths, group.rewards, strict=True)
-    ]
-
-
-def _path(steps: Sequence[Step]) -> tuple[object, ...]:
-    """Return what makes a history: the sampled ids, or the text where there are none, and what answered them."""
-    return tuple((step.action.token_ids or step.action.text, step.observation) for step in steps)

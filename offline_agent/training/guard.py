@@ -1,4 +1,4 @@
-"""Stopping before a bad update does damage."""
+"""Checks that stop a run before a bad update does damage, and before damaged weights are called a result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Guard:
-    """Refuses an update whose loss or gradient is no number or too large.
+    """Refuses an update whose loss or gradient is no number or too large, and weights that are not finite.
 
     Args:
         max_loss, max_gradient: The largest allowed.
@@ -34,6 +34,27 @@ class Guard:
     def gradient(self, value: float, update: Update) -> None:
         """Raise TrainingError if the gradient norm of an update, before clipping, is bad."""
         self._check("gradient norm", value, self.max_gradient, "guard.max_gradient", update)
+
+    def weights(self, broken: Sequence[str], silent: str | None, updates: int) -> None:
+        """Raise TrainingError if weights are not finite, or so large that nothing computed with them is.
+
+        Args:
+            broken: Names of those that are not finite.
+            silent: A row of which no log-probability is finite; None = there is none.
+            updates: How many updates made the weights what they are.
+        """
+        if not broken and silent is None:
+            return
+        fault = f"not finite: {_names(broken)}" if broken else f"so large that no log-probability of {silent} is finite"
+        left = checkpoints.newest(self.folder)
+        kept = f"the last good checkpoint is {left}" if left else "there is no checkpoint yet"
+        again = ""
+        if left is not None and (left / "config.json").exists():  # not adapters alone
+            again = f", from the last good weights with model.path={left}"
+        raise TrainingError(
+            f"update {updates}: it made weights that are {fault}. They were not saved; {kept}. "
+            f"Lower optimizer.learning_rate, or optimizer.clip, and begin in another run_dir{again}."
+        )
 
     def _check(self, what: str, value: float, limit: float, key: str, update: Update) -> None:
         if math.isfinite(value) and value <= limit:

@@ -30,6 +30,7 @@ class LoadReport:
         other_kinds: Pairs left out because their kind was not asked for.
         foreign: Rows kept whose ids were made here from messages.
         uncertified: Rows kept with ids of their own and no certificate: nothing proves that they are this tokenizer's.
+        older: Rows kept whose certificates are of an earlier version, which covers ids and masks alone.
         tasks: Distinct tasks of the kept rows.
         kinds: Kept rows by kind (pairs) or origin (trajectories).
         longest: Tokens of the longest kept row.
@@ -53,6 +54,7 @@ class LoadReport:
     other_kinds: int = 0
     foreign: int = 0
     uncertified: int = 0
+    older: int = 0
     tasks: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     longest: int = 0
@@ -89,6 +91,11 @@ class LoadReport:
             out.append(f"{self.unusable} rows of messages cannot be used, e.g. {example}")
         if self.uncertified:
             out.append(f"{self.uncertified} rows have ids and no certificate: their tokenizer is taken on trust")
+        if self.older:
+            out.append(
+                f"{self.older} rows were written by an earlier version: their weights, values and stored log-probs are "
+                "only checked for their ranges"
+            )
         return out
 
     def finish(self, rows: Iterable[tuple[str, str, int]], what: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from offline_agent._store import integrity
 from offline_agent.errors import ConfigError, TrainingError, did_you_mean
 from offline_agent.rendering import Renderer
 from offline_agent.training.default_model import SHIPPED
@@ -38,11 +39,16 @@ def load_trainable(
     import torch
     from transformers import AutoModelForCausalLM
 
+    from offline_agent.policies.hf_loading import check_finite, check_whole
+
     source = (
         str(SHIPPED) if path is None else str(Path(path).expanduser()) if Path(path).expanduser().exists() else path
     )
     _check_source(source)
+    check_whole(Path(source), "model.path")
     renderer = Renderer.load(tokenizer or source, chat_template)
+    for name in ("is_local", "local_files_only"):  # where it was loaded from is no part of what is saved with a model
+        renderer.tokenizer.init_kwargs.pop(name, None)
     with quiet():
         try:
             model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype), use_safetensors=True)
@@ -53,6 +59,7 @@ def load_trainable(
                 f"{said[0] if said else 'no message'}); give a folder that save_pretrained wrote, or the name of a "
                 "model on the hub that this machine can reach"
             ) from error
+    check_finite(model, "model.path", source)
     size = model.config.get_text_config().vocab_size
     if renderer.vocab_size > size:
         raise ConfigError(
@@ -156,10 +163,16 @@ def save_adapter(model: Any, folder: Path) -> None:
 
 
 def _write_plain(model: Any, tokenizer: Any, place: Path) -> str:
-    from offline_agent.policies.hf_loading import model_hash
+    from offline_agent.policies.hf_loading import model_hash, not_finite
 
     if hasattr(model, "merge_and_unload"):
         model = copy.deepcopy(model).merge_and_unload()
+    broken = not_finite(model.named_parameters())
+    if broken:
+        raise TrainingError(
+            f"{len(broken)} weights, {broken[0]} first, are not finite, with adapters added where it has some; the "
+            "model was not saved. Lower optimizer.learning_rate and begin in another run_dir"
+        )
     cached, model.config.use_cache = model.config.use_cache, True  # trainers switch it off for themselves
     try:
         with quiet():
@@ -180,10 +193,13 @@ def _in_place(folder: Path, write: Callable[[Path], None]) -> None:
             shutil.rmtree(left, ignore_errors=True)
         fresh.mkdir()
         write(fresh)
+        integrity.seal(fresh)
         for file in (*(p for p in fresh.rglob("*") if p.is_file()), fresh):
             _sync(file)
         _swap(fresh, folder)
         _sync(folder.parent)
+    except TrainingError:
+        raise
     except Exception as error:  # safetensors, transformers and the disk raise classes of their own
         raise TrainingError(_explain(folder, error)) from error
     finally:

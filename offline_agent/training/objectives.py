@@ -52,6 +52,8 @@ class Objective:
         keep_spread: Share of the groups that are trained on, those of the largest spread; 1 = all (StarPO-S).
         overlong_soft, overlong_hard: A trajectory of more agent tokens than `overlong_soft` is punished, linearly down
             to -1 at `overlong_hard` and beyond (DAPO); None = never.
+        overlong_filter: Nothing is learnt from the tokens of a trajectory that a limit of the policy's own cut; its
+            reward stays in the group's mean (DAPO, section 3.4).
     """
 
     name: str
@@ -68,12 +70,16 @@ class Objective:
     keep_spread: float = 1.0
     overlong_soft: int | None = None
     overlong_hard: int | None = None
+    overlong_filter: bool = False
 
     def faults(self) -> list[str]:
         """Return every reason why this cannot be trained with; empty when it can."""
         found = [_choice(name, getattr(self, name), get_args(kind)) for name, kind in _CHOICES.items()]
-        if type(self.dynamic) is not bool:
-            found.append(f"dynamic is {self.dynamic!r}; allowed: true or false")
+        found += [
+            f"{name} is {getattr(self, name)!r}; allowed: true or false"
+            for name in ("dynamic", "overlong_filter")
+            if type(getattr(self, name)) is not bool
+        ]
         found += [
             _number("clip_low", self.clip_low, 0, 1),
             _number("clip_high", self.clip_high, 0),

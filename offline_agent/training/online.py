@@ -57,6 +57,7 @@ def train_online(
     *,
     log: Callable[[dict[str, Any]], None],
     watch: Watch | None = None,
+    say: Callable[[str], None] = print,
 ) -> TrainResult:
     """Train on fresh roll-outs, in place; a run that was stopped goes on from its newest whole checkpoint.
 
@@ -75,6 +76,7 @@ def train_online(
         folder: `checkpoints/` is in it.
         log: Gets one record for every update.
         watch: Sees every record after `log`; stops the run where it answers.
+        say: Gets sentences for the user.
 
     Raises:
         ConfigError: The objective asks for something that the model cannot give.
@@ -98,7 +100,7 @@ def train_online(
         model, tokenizer, config, plan, settings, log,
         rounds=rounds, anchors=anchors, online=online, objective=objective, watch=watch,
     )  # fmt: skip
-    done = trainer.go()
+    done = trainer.go(say)
     if trainer.sound is not None:
         trainer.go_back(trainer.sound)
     return trainer.result(done, warnings=tuple(trainer.warnings))
@@ -336,10 +338,10 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
 
     def go_back(self, sound: int) -> None:
         """Take the weights of the newest checkpoint of at most `sound` updates; those given where there is none."""
-        found = [entry for entry in checkpoints.whole(self.folder) if checkpoints.number(entry) <= sound]
-        if found:
-            self._load_from_checkpoint(str(found[-1]))
-            self.warnings.append(f"the weights are those of {found[-1].name}, the newest before the collapse began")
+        found = checkpoints.newest(self.folder, sound)
+        if found is not None:
+            self._load_from_checkpoint(str(found))
+            self.warnings.append(f"the weights are those of {found.name}, the newest before the collapse began")
             return
         if not self._adapted and self._frozen is None:
             self.warnings.append("there is no checkpoint from before the collapse began; lower checkpoints.every")
@@ -386,7 +388,8 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if self.critic is not None:
-            self.critic.load(Path(resume_from_checkpoint))
+            with checkpoints.loading(resume_from_checkpoint):
+                self.critic.load(Path(resume_from_checkpoint))
 
 
 def _rewarded(completions: Sequence[Any], **_: Any) -> list[float | None]:

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from offline_agent._rendering import certificate
+from offline_agent._rendering.rows import check_columns
+from offline_agent._store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.errors import DataError
 from offline_agent.rendering import Renderer
 from offline_agent.store import hash_path
@@ -26,14 +29,14 @@ class Shape:
     """What a kind of row is made of.
 
     Attributes:
-        table: Where run directories keep such rows.
+        tables: Where run directories keep such rows.
         messages: Columns of messages.
         ids: Columns of ids.
         masks: Columns of masks, of the last so many of `ids`.
         more: Other columns that are wanted.
     """
 
-    table: str
+    tables: tuple[str, ...]
     messages: tuple[str, ...]
     ids: tuple[str, ...]
     masks: tuple[str, ...]
@@ -46,13 +49,15 @@ class Shape:
 
 
 PAIR = Shape(
-    "preferences",
+    PAIR_TABLES,
     ("prompt", *SIDES),
     ("prompt_ids", "chosen_ids", "rejected_ids"),
     ("chosen_mask", "rejected_mask"),
     ("ref_chosen_logps", "ref_rejected_logps", "q_chosen", "q_rejected", "confidence", "rest_confidence", "weight"),
 )
-TRAJECTORY = Shape("filtered", ("messages",), ("input_ids",), ("action_mask",), ("success", "verdict"))
+TRAJECTORY = Shape(
+    SUCCESS_TABLES, ("messages",), ("input_ids",), ("action_mask",), ("success", "verdict", "reward", "logps")
+)
 
 
 @dataclass(slots=True)
@@ -62,14 +67,14 @@ class Found:
     Attributes:
         name: For messages: `<file>:<row> task/kind/node`.
         row: Its columns.
-        own: It is of a run directory.
+        source: Where it is from.
         loose: Its nested values have nulls for absent keys.
         reader: Who found it.
     """
 
     name: str
     row: dict[str, Any]
-    own: bool
+    source: Source
     loose: bool
     reader: Reader
 
@@ -77,7 +82,7 @@ class Found:
     def certificate(self) -> dict[str, Any]:
         """What its certificate says; empty where it has none."""
         text = self.row.get("certificate")
-        return {} if text is None else dict(json.loads(text))
+        return {} if text is None else certificate.parse(text)
 
     def tokens(self) -> tuple[Ids, ...] | None:
         """Return its ids and then its masks, int [n] each, checked; None where it was left out.
@@ -107,7 +112,7 @@ class Reader:
 
     def rows(self, runs: Sequence[str], files: Sequence[str], key: str) -> Iterator[Found]:
         """Yield the rows of runs and files, in order. Raises as `rows.load_pairs`, before the first row if it can."""
-        for source in sources.find(runs, files, self._shape.table, key):
+        for source in sources.find(runs, files, self._shape.tables, key):
             self._report.files.append(str(source.path))
             self._report.hashes[str(source.path)] = hash_path(source.path)
             if source.rows == 0:
@@ -121,39 +126,46 @@ class Reader:
                         f"{name}: its split is {split!r}; what a policy is measured on must not be trained on. "
                         "Build pairs and trajectories of tasks.split=train"
                     )
-                yield Found(name, row, source.own, loose, self)
+                try:
+                    check_columns(row, source.own, source.sealed)
+                except DataError as error:
+                    raise DataError(f"{name}: {error}") from error
+                yield Found(name, row, source, loose, self)
 
     def tokens(self, found: Found) -> tuple[Ids, ...] | None:
         """See `Found.tokens`."""
         shape, row = self._shape, found.row
         columns = (*shape.ids, *shape.masks)
         given: list[Any] = [row.get(column) for column in columns]
-        if all(values is None for values in given) and row.get("certificate") is None:
+        bare = row.get("certificate") is None and all(values is None for values in given)
+        if not bare and (found.source.own or row.get("certificate") is not None):
+            bare = not self._certified(found)
+        elif not bare:
+            self._uncertified(found, columns, given)
+        if bare:
             if not any(row.get(column) is not None for column in shape.messages):
                 raise DataError(f"{found.name}: it has neither {' and '.join(shape.messages)} nor {columns[0]}")
             made = self._encoded(found)
             if made is None:
                 return None
             given = [made[column] for column in columns]
-        elif found.own or row.get("certificate") is not None:
-            self._certified(found)
-        else:
-            self._uncertified(found, columns, given)
         ids, masks = given[: len(shape.ids)], given[len(shape.ids) :]
         return (*map(self._ids, ids), *map(self._mask, masks))
 
-    def _certified(self, found: Found) -> None:
+    def _certified(self, found: Found) -> bool:
+        """Check a row's token columns against its certificate; return whether it has some."""
         row = dict(found.row)
         try:
             for column in self._shape.messages:
                 if row.get(column) is not None:
                     row[column] = [json.loads(m) if isinstance(m, str) else m for m in row[column]]
-            self._renderer.check_row(row)
+            checked = self._renderer.check_tokens(row)
         except DataError as error:
-            reason = error.__cause__ if isinstance(error.__cause__, DataError) else error
-            raise DataError(f"{found.name}: {reason}") from error
+            raise DataError(f"{found.name}: {error}") from error
         except (ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{found.name}: its messages are not readable ({error})") from error
+        self._report.older += checked and "columns" not in found.certificate
+        return checked
 
     def _uncertified(self, found: Found, columns: Sequence[str], given: Sequence[Any]) -> None:
         """Check what can be checked of ids that nobody certified."""

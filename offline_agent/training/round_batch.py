@@ -61,7 +61,7 @@ class Batch:
         """Fill in advantages: the samples' own, or by `values`, where there is a critic; then what it learns, too."""
         samples = self.played.samples
         if objective.baseline != "value":
-            self.advantages = [torch.tensor(sample.advantages or (), dtype=torch.float32) for sample in samples]
+            self.advantages = [_tensor(sample.advantages or (), sample) for sample in samples]
             return
         found = []
         for sample, values in zip(samples, self.values, strict=True):
@@ -72,7 +72,7 @@ class Batch:
             self.returns.append(torch.tensor(returns, dtype=torch.float32))
         if objective.scale == "batch_std":
             found = advantages.whiten(found)
-        self.advantages = [torch.tensor(estimate, dtype=torch.float32) for estimate in found]
+        self.advantages = [_tensor(estimate, sample) for estimate, sample in zip(found, samples, strict=True)]
 
     def share(self, part: int, online: OnlineSettings, seed: int) -> list[Unit]:
         """Return the trajectories of the round's update `part`: groups unbroken, in another order each pass."""
@@ -93,6 +93,14 @@ class Batch:
             torch.tensor(sample.logps if known and sample.logps is not None else [float("nan")] * sample.tokens)
             for sample in (self.played.samples[place] for place in places)
         ])  # fmt: skip
+
+
+def _tensor(advantages_of: Any, sample: Sampled) -> Tensor:
+    """Return a sample's advantages as float32 [n], each times the factor of its turn."""
+    found = torch.tensor(advantages_of, dtype=torch.float32)
+    if sample.factors is None:
+        return found
+    return found * torch.tensor(advantages.over_tokens(sample.factors, sample.turns), dtype=torch.float32)
 
 
 def unit_of(sample: Sampled, place: int) -> Unit:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, DataError
 from offline_agent.rendering import Renderer
 from offline_agent.training.load_report import LoadReport
 from offline_agent.training.reading import PAIR, SIDES, TRAJECTORY, Found, Ids, Reader
@@ -35,7 +35,7 @@ class PairRow:
             where the mask is 0; None = must be computed.
         weight: The row's; 1 where the file does not say.
         confidence: P(Q_w > Q_l) of the first differing action; None where the file does not say.
-        rest_confidence: How sure it is that the rest of the chosen side is the better one; None where nothing is claimed.
+        rest_confidence: How sure it is that the whole rest of the chosen side is better; None where nothing is claimed.
         gap: Q_chosen − Q_rejected; 1 where the file does not say.
     """
 
@@ -99,7 +99,7 @@ def load_pairs(
     """Return the pairs of runs and files, in order, and what was left out.
 
     Args:
-        runs: Finished run directories; their `preferences/` is read.
+        runs: Finished run directories; their `preferences/` and `multiturn_preferences/` are read.
         files: Parquet or JSON-lines files of preference rows, or of `prompt`, `chosen` and `rejected` messages.
         renderer: Of the tokenizer that is trained with.
         model_hash: Of the reference (`policies.hf_loading.model_hash`); None = unknown.
@@ -238,6 +238,11 @@ def load_trajectories(
         if refusal and not negatives:
             report.leave("negatives", name, "it teaches to refuse, which was not asked for")
             continue
+        if found.source.own and verified and not refusal and row.get("success") is not True:
+            raise DataError(
+                f"{name}: its success is {row.get('success')!r}; allowed in a run's verified successes: True, or None "
+                "in a row that teaches to refuse"
+            )
         if verified and not refusal and "success" in row and row["success"] is not True:
             report.leave("unverified", name, "no verifier called it a success")
             continue

@@ -73,7 +73,7 @@ def train_sft(
     )
     config = SFTConfig(**arguments(settings, folder, len(plan)))
     trainer = SharedSFTTrainer(model, tokenizer, config, plan, settings, log, rows=rows)
-    return trainer.result(trainer.go())
+    return trainer.result(trainer.go(say))
 
 
 class SharedSFTTrainer(PackedTrainer, SFTTrainer):  # type: ignore[misc]

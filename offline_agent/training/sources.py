@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offline_agent._store.columns import known, known_name
 from offline_agent._store.files import read_json
+from offline_agent._store.tables import READABLE, VERSION, version_of
 from offline_agent.errors import ConfigError, DataError, did_you_mean
-from offline_agent.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,38 +30,45 @@ class Source:
         path: The file.
         own: It is a table of a run directory, whose rows must have certificates.
         rows: Number of rows; None where it is known only once they are read.
+        version: Of the table's schema; None where the file does not say.
     """
 
     path: Path
     own: bool
     rows: int | None
+    version: int | None = None
+
+    @property
+    def sealed(self) -> bool:
+        """Whether its rows must have certificates that cover all of their columns."""
+        return self.own and self.version == VERSION
 
 
-def find(runs: Sequence[str], files: Sequence[str], table: str, key: str = "data") -> list[Source]:
+def find(runs: Sequence[str], files: Sequence[str], tables: Sequence[str], key: str = "data") -> list[Source]:
     """Return the files to read: of each run, in name order, then the loose ones.
 
     Args:
         runs: Run directories.
         files: Parquet or JSON-lines files.
-        table: The table that is read of each run.
+        tables: The tables that are read of each run, as far as they are there.
         key: The configuration section the paths are from, for messages.
 
     Raises:
         ConfigError: A run is none, is unfinished or has no such table; a file is missing or of another kind; nothing
             was named, or all that was named is empty. Every fault.
-        DataError: A manifest or a Parquet file cannot be read.
+        DataError: A manifest or a Parquet file cannot be read, or is of another version.
     """
     faults: list[str] = []
     found: list[Source] = []
     for run in runs:
-        found += _of_run(Path(run).expanduser(), table, f"{key}.runs", faults)
+        found += _of_run(Path(run).expanduser(), tables, f"{key}.runs", faults)
     for name in files:
         path = Path(name).expanduser()
         fault = _file_fault(path, f"{key}.files")
         if fault:
             faults.append(fault)
         else:
-            found.append(Source(path, False, _count(path) if path.suffix == ".parquet" else None))
+            found.append(_source(path, False) if path.suffix == ".parquet" else Source(path, False, None))
     if not runs and not files:
         faults.append(f"{key}.runs: nothing to learn from; name run directories, or files with {key}.files")
     if faults:
@@ -73,14 +81,15 @@ def find(runs: Sequence[str], files: Sequence[str], table: str, key: str = "data
     return found
 
 
-def _of_run(path: Path, table: str, key: str, faults: list[str]) -> list[Source]:
+def _of_run(path: Path, tables: Sequence[str], key: str, faults: list[str]) -> list[Source]:
     fault = _run_fault(path, key)
     if fault:
         faults.append(fault)
         return []
     manifest = read_json(path / _MANIFEST, "Restore it from a copy, or leave the run out.")
     command, status = manifest.get("command"), manifest.get("status")
-    files = sorted(path.glob(f"{table}/*.parquet"))
+    table = tables[0]
+    files = [file for name in tables for file in sorted(path.glob(f"{name}/*.parquet"))]
     if status != "done":
         faults.append(
             f"{key}: {path} is unfinished (status {status!r}); give its command ({command}) again with "
@@ -93,7 +102,7 @@ def _of_run(path: Path, table: str, key: str, faults: list[str]) -> list[Source]
             f"Name a run that has {table}/{_nested(path, table)}"
         )
     else:
-        return [Source(file, True, _count(file)) for file in files]
+        return [_source(file, True) for file in files]
     return []
 
 
@@ -129,14 +138,21 @@ def _file_fault(path: Path, key: str) -> str | None:
     return None
 
 
-def _count(path: Path) -> int:
+def _source(path: Path, own: bool) -> Source:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return int(pq.read_metadata(path).num_rows)
+        metadata = pq.read_metadata(path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path}: not readable as Parquet ({error})") from error
+    version = version_of(metadata.metadata)
+    if version not in READABLE and (own or version is not None):
+        raise DataError(
+            f"{path}: schema version {version or 'none'}, this program reads {' and '.join(map(str, READABLE))}. "
+            "Make the run anew, or use the version that wrote it."
+        )
+    return Source(path, own, int(metadata.num_rows), version if isinstance(version, int) else None)
 
 
 def read(source: Source, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any], bool]]:
@@ -144,14 +160,14 @@ def read(source: Source, columns: Sequence[str]) -> Iterator[tuple[int, dict[str
 
     Args:
         source: The file.
-        columns: Those that are wanted; absent ones are absent in the rows. Lists of numbers come as lists, JSON text
-            as it is.
+        columns: Those that are wanted, by the program's own names; absent ones are absent in the rows. Of a run's table
+            all are read, since its certificates cover all. Lists of numbers come as lists, JSON text as it is.
 
     Returns:
         The third value tells that the row's nested values come from Arrow structs, which have nulls for absent keys.
 
     Raises:
-        DataError: The file is broken, or another version's.
+        DataError: The file is broken.
     """
     if source.path.suffix in LINES:
         yield from _lines(source.path, columns)
@@ -161,14 +177,13 @@ def read(source: Source, columns: Sequence[str]) -> Iterator[tuple[int, dict[str
 
     try:
         with pq.ParquetFile(source.path) as file:
-            _check_version(source, file.schema_arrow.metadata or {})
-            names = [name for name in columns if name in file.schema_arrow.names]
+            names = [name for name in file.schema_arrow.names if source.own or known_name(name) in columns]
             loose = any(_has_struct(file.schema_arrow.field(name).type) for name in names)
             number = 0
             for batch in file.iter_batches(_ROWS_AT_ONCE, columns=names):
                 values = [_values(column) for column in batch.columns]
                 for row in zip(*values, strict=True):
-                    yield number, dict(zip(batch.schema.names, row, strict=True)), loose
+                    yield number, known(dict(zip(batch.schema.names, row, strict=True))), loose
                     number += 1
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{source.path}: not readable as Parquet ({error})") from error
@@ -186,18 +201,9 @@ def _lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, 
                     raise DataError(f"{path}, line {number}: no JSON ({error}); one row a line is wanted") from error
                 if not isinstance(row, dict):
                     raise DataError(f"{path}, line {number}: a {type(row).__name__}, not an object with columns")
-                yield number, {name: row[name] for name in columns if name in row}, False
+                yield number, {name: value for name, value in known(row).items() if name in columns}, False
     except (OSError, UnicodeError) as error:
         raise DataError(f"{path}: not readable as UTF-8 text ({error})") from error
-
-
-def _check_version(source: Source, metadata: dict[bytes, bytes]) -> None:
-    version = metadata.get(b"offline_agent.schema_version", b"none").decode()
-    if version != str(SCHEMA_VERSION) and (source.own or version != "none"):
-        raise DataError(
-            f"{source.path}: schema version {version}, this program reads {SCHEMA_VERSION}. "
-            "Make the run anew, or use the version that wrote it."
-        )
 
 
 def _has_struct(kind: pa.DataType) -> bool:

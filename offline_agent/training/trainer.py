@@ -1,4 +1,4 @@
-"""What both trainers add to TRL's: one element of the data is one optimizer update, computed in packs."""
+"""The part that all trainers add to TRL's: one element of the data is one optimizer update, computed in packs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import align_special_tokens
 
-from offline_agent.training import checkpoints, prefix_sharing, sharding
+from offline_agent.training import checkpoints, prefix_sharing
 from offline_agent.training.guard import Guard
 from offline_agent.training.models import quiet
 from offline_agent.training.settings import TrainResult, TrainSettings
+from offline_agent.training.soundness import Sound
 from offline_agent.training.updates import Plan, Unit, Update, fill
 
 Sums = dict[str, Tensor]
@@ -59,7 +61,7 @@ def arguments(settings: TrainSettings, folder: Path, updates: int) -> dict[str, 
     }
 
 
-class PackedTrainer(sharding.Sharded):
+class PackedTrainer(Sound):
     """Goes in front of a TRL trainer in the order of bases.
 
     Gradients are those of the whole update's loss for any number of packs and processes: what the loss is divided by
@@ -113,6 +115,7 @@ class PackedTrainer(sharding.Sharded):
         plain.__dict__.pop("forward", None)  # TRL's fused head, which nobody calls here
         self.model.config.use_cache = cached  # it is saved with the model, for those who sample from it
         self.remove_callback(PrinterCallback)  # type: ignore[attr-defined]
+        align_special_tokens(self.model, tokenizer)  # training does it too; not all runs train
         self.scorer = prefix_sharing.Scorer(self.model, share=settings.share)
         self.begin_sharding()
 
@@ -131,6 +134,8 @@ class PackedTrainer(sharding.Sharded):
             whole = [weights for weights in self.trained() if not hasattr(weights, "full_tensor")]
             sums = _add_up(sums, whole, self.accelerator.device)
         figures = dict(zip(sums, torch.stack([value.double() for value in sums.values()]).tolist(), strict=True))
+        if update.number and not math.isfinite(figures["loss"]):
+            self.check_weights()  # where they are to blame, it is the update before that did it
         self.guard.loss(figures["loss"], update)
         for name, value in self.figures(update, figures).items():
             self._metrics["train"][name].append(value)
@@ -222,6 +227,7 @@ class PackedTrainer(sharding.Sharded):
         return str(checkpoints.staging(self.folder) if self._writing else self.folder)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.check_weights()
         main = self.accelerator.is_main_process
         with checkpoints.saving(self.folder, "a checkpoint") if main else contextlib.nullcontext():
             self.accelerator.wait_for_everyone()
@@ -244,13 +250,27 @@ class PackedTrainer(sharding.Sharded):
 
     # -- a run -----------------------------------------------------------------------------------------------------
 
-    def go(self) -> int:
-        """Train, from the newest whole checkpoint where there is one; return how many updates were there already."""
-        found = checkpoints.newest(self.folder)
+    def go(self, say: Callable[[str], None]) -> int:
+        """Train, from the newest sound checkpoint where there is one; return how many updates were there already.
+
+        Args:
+            say: Gets a note on each newer checkpoint that is damaged; the result has them too.
+
+        Raises:
+            TrainingError: Every checkpoint is damaged, one cannot be loaded, or training cannot go on.
+        """
+        found = self.resumed()
+        for note in self.notes if self.accelerator.is_main_process else ():
+            say(f"note: {note}")
         done = 0 if found is None else checkpoints.number(found)
+        if found is not None:
+            with checkpoints.loading(found):
+                state = TrainerState.load_from_json(str(found / "trainer_state.json"))
+                if state.global_step != done:
+                    raise ValueError(f"trainer_state.json is of update {state.global_step}")
         if found is not None and done >= len(self.plan):
-            self._load_from_checkpoint(str(found))  # type: ignore[attr-defined]
-            self.state = TrainerState.load_from_json(str(found / "trainer_state.json"))
+            self._load_from_checkpoint(str(found))
+            self.state = state
         else:
             self.train(resume_from_checkpoint=None if found is None else str(found))  # type: ignore[attr-defined]
         return done
@@ -259,9 +279,14 @@ class PackedTrainer(sharding.Sharded):
         """Return every update's record, earlier sessions' too."""
         return [record_of(entry, self.plan.per_epoch) for entry in self.state.log_history if "loss" in entry]
 
-    def result(self, done: int, **more: Any) -> TrainResult:
-        """Return what the run did, over all its sessions; the model that was given has its weights."""
+    def result(self, done: int, warnings: Sequence[str] = (), **more: Any) -> TrainResult:
+        """Return what the run did, over all its sessions; the model that was given has its weights.
+
+        Raises:
+            TrainingError: The weights are not finite.
+        """
         self.whole()
+        self.check_weights()
         records = self.records()
         agent, computed, raw = (int(sum(record[name] for record in records)) for name in _COUNTS)
         return TrainResult(
@@ -274,6 +299,7 @@ class PackedTrainer(sharding.Sharded):
             records=records,
             shares=self.scorer.shares,
             reason=self.scorer.reason,
+            warnings=(*self.notes, *warnings),
             **more,
         )
 

@@ -234,25 +234,25 @@ class RolloutFunc:
     def _row(self, attempt: Attempt) -> _Row:
         reward, error = attempt.reward, attempt.verdict.error
         if attempt.context is None or not attempt.steps:
-            return self._nothing(error or "the policy never acted")
+            return self._nothing(error or "the policy never acted", reward)
         if any(step.action.token_ids is None for step in attempt.steps):
             raise ConfigError(f"rollout_func: policy {self._policy.name} gives no token ids: nothing was sampled here")
         try:
             columns = self._renderer.trajectory_columns(attempt.context)
         except DataError as fault:  # ids that are not what was played: nothing may be learnt from them
-            return self._nothing(str(fault))
+            return self._nothing(str(fault), reward)
         start = len(self._renderer.segment(attempt.context.lineage()[0]))
         ids, mask, logps = (columns[name] for name in ("input_ids", "action_mask", "logps"))
         if len(ids) == start:
-            return self._nothing(error or "the policy sampled no token at all")
+            return self._nothing(error or "the policy sampled no token at all", reward)
         # With no advantage an unscored episode would still enter TRL's KL term and its count of tokens.
         shown = mask[start:] if reward is not None else [0] * (len(ids) - start)
         return _Row(ids[:start], ids[start:], shown, None if logps is None else logps[start:], reward, error)
 
-    def _nothing(self, error: str) -> _Row:
-        """Return a row of one token that is not trained on: TRL fails on an empty completion."""
+    def _nothing(self, error: str, reward: float | None) -> _Row:
+        """Return a row of one token that is not trained on, for its group's mean: TRL fails on an empty completion."""
         end = self._renderer.end_id
-        return _Row([end], [end], [0], [0.0], None, error)
+        return _Row([end], [end], [0], [0.0], reward, error)
 
     def _take_weights(self, trainer: Any) -> None:
         learner: Learner = self._policy  # type: ignore[assignment]  # looked at when this was made

@@ -11,9 +11,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+
+from offline_agent._store.columns import PAIR_TABLES, known
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -39,7 +42,12 @@ def digests(run_dir: Path, *folders: str) -> dict[str, str]:
     return {str(f.relative_to(run_dir)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
 
-ALL = ("trees", "preferences", "filtered", "trajectories")
+ALL = ("trees", *PAIR_TABLES, "filtered", "trajectories")
+
+
+def pairs_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the rows of both tables of pairs, by the program's own names."""
+    return [known(row) for table in PAIR_TABLES for row in pq.read_table(run_dir / table).to_pylist()]
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +57,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_writes_what_the_contract_lists(whole: Path) -> None:
     assert {p.name for p in whole.iterdir()} >= {
-        "manifest.json", "events", "trees", "trajectories", "preferences", "filtered", "quarantine.jsonl",
+        "manifest.json", "events", "trees", "trajectories", *PAIR_TABLES, "filtered", "quarantine.jsonl",
         "summary.json",
     }  # fmt: skip
     summary = json.loads((whole / "summary.json").read_text())
-    rows = pq.read_table(whole / "preferences").to_pylist()
+    rows = pairs_of(whole)
     assert len(rows) == summary["pairs_total"] > 20
     assert {row["kind"] for row in rows} >= {"trajectory", "hindsight"}
     assert len({(str(r["prompt"]), str(r["chosen"]), str(r["rejected"])) for r in rows}) == len(rows)
@@ -177,7 +185,7 @@ def test_an_environment_of_ones_own_with_the_random_policy(tmp_path: Path) -> No
     keys = ["env=my_env:Locks", "policy=random", "search.max_steps=6", "tasks.n=4"]
     done = build(tmp_path / "run", *keys, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = pq.read_table(tmp_path / "run" / "preferences").to_pylist()
+    rows = pairs_of(tmp_path / "run")
     assert rows and {row["prompt_ids"] for row in rows} == {None}
 
 
@@ -212,7 +220,7 @@ def test_kill_9_with_the_embedded_model(tmp_path: Path) -> None:
         assert kill_at(run_dir, share * final, 600, *keys)
     assert not kill_at(run_dir, 1e12, 1e6, *keys)
     assert digests(run_dir, *ALL) == digests(reference, *ALL)
-    for row in pq.read_table(run_dir / "preferences").to_pylist():
+    for row in pairs_of(run_dir):
         assert len(row["chosen_mask"]) == len(row["chosen_ids"]) and sum(row["chosen_mask"]) > 0
         assert json.loads(row["certificate"])
 

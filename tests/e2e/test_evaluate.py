@@ -292,7 +292,7 @@ def test_the_embedded_model_against_itself_with_another_number_in_flight(tmp_pat
     assert [{**row, "policy": ""} for row in rows(tmp_path / "two")] == ours
     for table in ("trajectories", "trajectories_against"):
         for row in rows(tmp_path / "one", table):
-            assert len(row["logps"]) == len(row["action_mask"]) > sum(row["action_mask"]) > 0
+            assert len(row["tokens_logps"]) == len(row["tokens_action_mask"]) > sum(row["tokens_action_mask"]) > 0
             assert json.loads(row["certificate"])["model_hash"]
     assert rows(tmp_path / "one")[0]["generated_tokens"] > 0 < rows(tmp_path / "one")[0]["prefilled_tokens"]
 
@@ -313,5 +313,5 @@ def test_a_model_behind_a_server_and_an_outage_of_it(tmp_path: Path, capsys: pyt
     figures = summary(tmp_path / "run")["modes"]
     assert figures["sampled"]["success"]["mean"] == 0.0 and figures["greedy"]["unscored"] == 0
     assert figures["sampled"]["tokens"] == {"generated": 24 * 6, "prefilled": 24 * 50, "generated_per_attempt": 6}
-    assert {row["input_ids"] for row in rows(tmp_path / "run", "trajectories")} == {None}
+    assert {row["tokens_input_ids"] for row in rows(tmp_path / "run", "trajectories")} == {None}
     assert summary(tmp_path / "run")["protocol"]["policy"]["kind"] == "server"

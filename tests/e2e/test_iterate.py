@@ -64,8 +64,8 @@ def test_it_gets_better_and_says_by_how_much(whole: Path) -> None:
 
 def test_every_stage_can_be_found_and_run_by_hand(whole: Path) -> None:
     names = {path.name for path in (whole / "iteration-1").iterdir()}
-    stages = ["build_prefs", "train_sft", "train_dpo", "evaluate_sft", "evaluate"]
-    assert names >= {*stages, *(f"{name}.yaml" for name in stages), "tasks.jsonl"}
+    stages = ["build_prefs", "train_sft", "train_dpo", "evaluate_incumbent", "evaluate_sft", "evaluate"]
+    assert names >= {*stages, *(f"{name}.yaml" for name in stages), "tasks.jsonl", "held_out.jsonl"}
     for name in stages:
         manifest = json.loads((whole / "iteration-1" / name / "manifest.json").read_text())
         assert manifest["status"] == "done"
@@ -77,8 +77,8 @@ def test_every_stage_can_be_found_and_run_by_hand(whole: Path) -> None:
         assert hash_path(whole / "iteration-1" / name / "summary.json") == before
     if summary(whole)["iterations"][1]["replayed"]:
         replayed, earlier = (
-            {row["certificate"] for row in pq.read_table(whole / folder).to_pylist()}
-            for folder in ("iteration-1/replay", "iteration-0/build_prefs/preferences")
+            {one for file in whole.glob(files) for one in pq.read_table(file)["certificate"].to_pylist()}
+            for files in ("iteration-1/replay/*.parquet", "iteration-0/build_prefs/*preferences/*.parquet")
         )
         assert replayed <= earlier
 

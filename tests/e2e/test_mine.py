@@ -57,7 +57,7 @@ elif phase == "refusing":
             die()
     _mine._Refused.append = append
 elif phase == "preferences":
-    after(TreeMiner, "pairs", 2)
+    after(TreeMiner, "pairs", 1)
 elif phase == "keeping":
     after(_mined, "keep", 0)
 elif phase == "mining at all":
@@ -85,7 +85,9 @@ def test_killed_in_every_phase_it_ends_the_same(whole: Path, tmp_path: Path) -> 
         assert killed(run_dir, phase) == -signal.SIGKILL, phase
         left[phase] = sorted({file.name.split(".")[1] for file in run_dir.rglob(".*.tmp")})
         assert not (run_dir / "mined.json").exists()
-    assert left["trees"] == ["0000", "filtered", "names", "pairs"] and left["preferences"] == ["0000", "names", "pairs"]
+    assert left["trees"] == ["0000", "filtered", "names", "pairs"] and left["preferences"] == [
+        "0000", "multiturn_preferences", "names", "pairs",
+    ]  # fmt: skip
     assert left["keeping"] == []
     built(run_dir, *KEYS)
     assert not list(run_dir.rglob(".*.tmp")) and (run_dir / "mined.json").exists()

@@ -27,6 +27,20 @@ def elsewhere():
 if elsewhere() and os.environ.get("ABSENT"):
     raise ImportError("only the command's own process can have this")
 
+class Plain(Shop):
+    replay_only = bool(os.environ.get("REPLAY_ONLY"))
+
+class Counting(Shop):
+    calls = 0
+
+    def get_reward(self):
+        Counting.calls += 1
+        return Counting.calls % 997 / 997
+
+class Bound(Shop):
+    def __deepcopy__(self, memo):
+        raise TypeError("it holds a socket")
+
 class Deadly(Shop):
     @functools.wraps(Shop.reset)
     def reset(self, **task):
@@ -71,18 +85,52 @@ def test_counterfactuals_say_what_each_step_of_a_success_was_worth(tmp_path: Pat
     assert any(0 < abs(value) < 1 for value in values)  # deletion gives nothing between
 
 
-def test_steps_are_deleted_where_something_needs_it(whole: Path, tmp_path: Path) -> None:
-    def replayed(run_dir: Path) -> tuple[int, bool]:
+def test_steps_are_measured_where_that_is_asked_for(whole: Path, tmp_path: Path) -> None:
+    def measured(run_dir: Path) -> bool:
         rows = read_table(run_dir / "trajectories" / "0000.parquet")
-        calls = json.loads((run_dir / "summary.json").read_text())["replayed_calls"]
-        return calls, any(row["criticality"] is not None for row in rows)
+        return any(row["criticality"] is not None for row in rows)
 
-    calls, measured = replayed(whole)
-    assert calls > 0 and measured
-    steps = [*KEYS, "pairs.kinds=[step]"]
-    assert replayed(built(tmp_path / "steps", *steps)) == (0, False)
-    calls, measured = replayed(built(tmp_path / "asked", *steps, "pairs.criticality=deletion"))
-    assert calls > 0 and measured
+    def calls(run_dir: Path) -> int:
+        return int(json.loads((run_dir / "summary.json").read_text())["replayed_calls"])
+
+    assert calls(whole) > 0 and not measured(whole)
+    steps = built(tmp_path / "steps", *KEYS, "pairs.kinds=[step]", "pairs.rejudge=0")
+    assert calls(steps) == 0 and not measured(steps)
+    asked = built(tmp_path / "asked", *KEYS, "pairs.kinds=[step]", "pairs.criticality=deletion")
+    assert calls(asked) > 0 and measured(asked)
+
+
+@pytest.mark.parametrize("replay_only", [False, True])
+def test_mining_makes_at_most_as_many_calls_as_the_search(
+    mine: Path, replay_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if replay_only:
+        monkeypatch.setitem(ENV, "REPLAY_ONLY", "1")
+    summary = json.loads((built(mine, *KEYS, "env=mine:Plain", "pairs.kinds=[step,trajectory,hindsight,minimal]") /
+                          "summary.json").read_text())  # fmt: skip
+    assert 0 < summary["replayed_calls"] <= summary["tool_calls"] and summary["pairs_total"] > 0
+    again = summary["rejudged"]
+    assert 0 < again["judged"] <= again["verdicts"] and again["disagreed"] == again["broken"] == 0
+
+
+def test_trees_whose_verdicts_do_not_repeat_give_nothing_and_the_summary_says_so(mine: Path) -> None:
+    run_dir = built(mine, *KEYS, "env=mine:Counting")
+    summary = json.loads((run_dir / "summary.json").read_text())
+    again, trees = summary["rejudged"], summary["quarantined"]["trees"]
+    assert again["disagreed"] >= trees == summary["tasks"]
+    assert summary["pairs_total"] == summary["filtered"] == summary["trajectories"] == 0
+    entries = [json.loads(line) for line in (run_dir / "quarantine.jsonl").read_text().splitlines()]
+    assert sum(entry["kind"] == "tree" and "did not repeat" in entry["reason"] for entry in entries) == trees
+
+
+def test_trees_that_were_all_there_are_mined_by_replay_where_copies_fail(mine: Path) -> None:
+    def found() -> tuple[object, object]:
+        run_dir = built(mine, *KEYS, "env=mine:Bound")
+        return digests(run_dir, *ALL), json.loads((run_dir / "summary.json").read_text())["rejudged"]
+
+    before = found()
+    (mine / "mined.json").unlink()  # so that a command that finds every tree mines them
+    assert found() == before
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from offline_agent._store.columns import PAIR_TABLES
 from offline_agent.pipelines import _command, _plan, _stages
 from offline_agent.pipelines._command import main
 from offline_agent.store import EventLog
@@ -104,7 +105,7 @@ def test_a_search_comes_to_what_was_expected(monkeypatch: pytest.MonkeyPatch, tm
     assert found["pairs"]["ratio"] == round(summary["pairs_total"] / found["pairs"]["expected"], 4)
     for name in ("seconds_working", "seconds_mining", "disk"):
         assert found[name]["actual"] > 0, name
-    for table in ("trees", "preferences", "filtered", "trajectories"):  # the plan changes nothing
+    for table in ("trees", *PAIR_TABLES, "filtered", "trajectories"):  # the plan changes nothing
         ours, theirs = ({p.name: p.read_bytes() for p in (r / table).iterdir()} for r in (run_dir, plain))
         assert ours == theirs, table
     logs = [[str(record) for record in EventLog(r / "events" / "0000.jsonl").read()] for r in (run_dir, plain)]
@@ -301,7 +302,7 @@ def test_the_loop(monkeypatch: pytest.MonkeyPatch, start: Path, tmp_path: Path) 
         "dpo.batch.rows=8", "dpo.anchor.rows=4", "plan.probe=6", "plan.updates=1",
     ]  # fmt: skip
     told = planned(monkeypatch, "iterate", *keys)
-    assert told["trees"]["expected"] == 32 and told["attempts"]["expected"] == 5 * 20 * 2  # sampled and greedy
+    assert told["trees"]["expected"] == 32 and told["attempts"]["expected"] == 6 * 20 * 2  # sampled and greedy
     assert told["pairs"]["low"] <= told["pairs"]["expected"] <= told["pairs"]["high"]
     parts = ("build_prefs", "evaluate", "train_sft", "train_dpo")
     assert told["seconds"]["expected"] == pytest.approx(sum(told[f"seconds_{name}"]["expected"] for name in parts))

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from offline_agent._store.columns import PAIR_TABLES
 from tests import ray_kit
 from tests.ray_kit import POISON, Started, TwoRaylets, digests, run
 
@@ -25,7 +26,7 @@ PLAYED = [
     "env=tests.ray_kit:SlowShop", "env.seconds=0.03", "policy=noisy", "tasks.n=6", "attempts=3", "resamples=200",
     "tracking.uri=null", "limits.workers=2", "test_time.algorithm=mcts", "test_time.simulations=8",
 ]  # fmt: skip
-ALL = ("trees", "preferences", "filtered", "trajectories")
+ALL = ("trees", *PAIR_TABLES, "filtered", "trajectories")
 
 
 @pytest.fixture(scope="module")

@@ -128,6 +128,34 @@ def test_credit_by_turn_rewards_is_refused_where_the_environment_gives_none(
     assert not (tmp_path / "run").exists()
 
 
+def praise(trajectory: Any) -> list[float]:
+    """Judge turns: a pull of the right arm is good, whatever it pays."""
+    return [float(step.key.startswith("right")) for step in trajectory.steps]
+
+
+@pytest.mark.parametrize(
+    "keys", [("rollouts.turn_judge=tests.e2e.test_refine_grpo:praise", "rollouts.credit=turn_reward"), ()]
+)
+def test_shaping_and_a_judge_of_turns_reach_the_rollouts(keys: tuple[str, ...], start: Path, tmp_path: Path) -> None:
+    """Nothing pays: all that can be learnt is what the judge says, and rewards are what format and length leave."""
+    run_dir = tmp_path / "run"
+    more = ("rollouts.tasks=4", "rounds=6", "watch.enabled=false", "reward.tool=0", "rollouts.branches=0.5", *keys)
+    assert refine(run_dir, start, *more, env="env=tests.e2e.test_refine_grpo:Poor") == 0
+    found = list(records(run_dir))
+    assert all(record["reward_mean"] <= 0.25 / 1.25 + 1e-9 and record["success_mean"] == 0 for record in found)
+    assert found[0]["reward_mean"] > 0
+    if keys:
+        assert found[-1]["tools"]["right"] > found[0]["tools"]["right"]
+
+
+class Poor(Bandit):
+    """Never pays."""
+
+    def get_reward(self) -> float:
+        """Pay nothing."""
+        return 0.0
+
+
 @pytest.fixture(scope="module")
 def whole(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("whole") / "run"
@@ -146,7 +174,8 @@ def test_it_writes_what_others_read(whole: Path, tmp_path: Path) -> None:
     played = pq.read_table(whole / "trajectories").to_pylist()
     kept = pq.read_table(whole / "filtered").to_pylist()
     assert len(played) == 60 and kept and all(row["success"] for row in kept)
-    assert all(json.loads(row["certificate"]) and len(row["input_ids"]) == len(row["action_mask"]) for row in kept)
+    for row in kept:
+        assert json.loads(row["certificate"]) and len(row["tokens_input_ids"]) == len(row["tokens_action_mask"])
     updates = list(records(whole))
     assert [record["update"] for record in updates] == [1, 2, 3, 4, 5]
     import mlflow

@@ -115,8 +115,9 @@ def test_branches_share_their_history_and_are_learnt_from(begun: Path, tmp_path:
     rows = pq.read_table(tmp_path / "run" / "trajectories").to_pylist()[:48]  # of the first round
     different = set()
     for row in rows:
-        for end in range(1, len(row["input_ids"]) - row["action_mask"][::-1].index(1)):
-            different.add(tuple(row["input_ids"][:end]))
+        ids = row["tokens_input_ids"]
+        for end in range(1, len(ids) - row["tokens_action_mask"][::-1].index(1)):
+            different.add(tuple(ids[:end]))
     assert seen[0]["tokens"] == len(different) < 0.5 * seen[0]["raw_tokens"]  # each history is computed once
 
 

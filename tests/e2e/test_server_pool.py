@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from offline_agent._store.columns import PAIR_TABLES
 from offline_agent.pipelines import build_prefs, evaluate
 from offline_agent.pipelines._command import main
 from offline_agent.records import ToolCall
@@ -59,7 +60,7 @@ def sound(renderer: Renderer, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def digests(run_dir: Path) -> dict[str, str]:
-    tables = ("trees", "preferences", "filtered", "trajectories")
+    tables = ("trees", *PAIR_TABLES, "filtered", "trajectories")
     files = [file for table in tables for file in sorted((run_dir / table).rglob("*")) if file.is_file()]
     return {str(file.relative_to(run_dir)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 

@@ -77,7 +77,7 @@ def test_a_new_model_learns_from_demonstrations(whole: Path) -> None:
 
 def _kept_masks(rows: list[Any]) -> list[Any]:
     """Return the masks of the distinct rows: a careful expert does a task twice in the same way."""
-    return list({tuple(row["input_ids"]): row["action_mask"] for row in rows}.values())
+    return list({tuple(row["tokens_input_ids"]): row["tokens_action_mask"] for row in rows}.values())
 
 
 def test_kill_9_and_resume_end_with_the_same_curve(whole: Path, tmp_path: Path) -> None:

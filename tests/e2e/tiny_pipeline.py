@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -22,7 +25,7 @@ class Tiny(RunConfig):
     env: Env = section(Env, "the environment")
     count: int = key(3, "how far to count", ge=1)
     pause: float = key(0.0, "seconds before each step", ge=0)
-    fail: str | None = key(None, "data, bug or config: raise that after the first step")
+    fail: str | None = key(None, "data, bug or config: raise that after the first step; exit, segfault or kill: die")
     work: Section = section(Section, "nothing in it")
 
 
@@ -50,6 +53,12 @@ def run(count: int, session: Session[Tiny]) -> Mapping[str, Any]:
                 raise ZeroDivisionError("a bug")
             case "config":
                 raise ConfigError("too late")
+            case "exit":
+                os._exit(0)
+            case "segfault":
+                ctypes.string_at(0)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
     session.tracker.metrics({"counted": count}, step=1)
     return {"counted": count, "by": {"parity": {"odd": count // 2}}, "repeated": 0}
 

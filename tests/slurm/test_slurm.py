@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from offline_agent._store.columns import PAIR_TABLES
 from tests.slurm_kit import HOLD, ROOT, SCRIPTS, Slurm, content, manifest, two_nodes, until
 
-TABLES = ("preferences", "trajectories", "filtered")
+TABLES = (*PAIR_TABLES, "trajectories", "filtered")
 QUIET = "tracking.uri=null"
 JOBS = ["launcher=slurm", "slurm.cpus=1", "slurm.memory=100M", "slurm.poll_seconds=0.3"]
 SEARCH = [

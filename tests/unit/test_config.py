@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,17 +138,17 @@ def test_every_fault_is_listed_at_once_with_the_nearest_key() -> None:
         "serch: unknown key. Did you mean 'search'?",
         "simulation: unknown key. Did you mean 'search.simulations'?",
         "search.simulatons: unknown key. Did you mean 'search.simulations'?",
-        "search.simulations: got 'abc', allowed: integer >= 1.",
+        "search.simulations: got 'abc', allowed: integer >= 1 and <= 10000000.",
         "search.gamma: got 2, allowed: number > 0 and <= 1.",
         "tasks.split: got 'tain', allowed: train | validation | test. Did you mean 'train'?",
         "pairs.kinds: got 'stepp', allowed: list of step | trajectory | hindsight | minimal. Did you mean 'step'?",
         "launcher: got 'rai', allowed: local | ray | slurm. Did you mean 'ray'?",
         "search: got 3, but it is a section; set search.algorithm=...",
         "'foo': write key=value, e.g. seed=1.",
-        "seed: got True, allowed: integer >= 0.",
+        "seed: got True, allowed: integer >= 0 and <= 9223372036854775807.",
         "pairs.per_node: got 0, allowed: integer >= 1.",
         "tasks.n: got 1.5, allowed: integer >= 1 or null.",
-        "policy.temperature: got nan, allowed: number >= 0.",
+        "policy.temperature: got nan, allowed: number >= 0 and <= 100.",
     ):
         assert line in text
     assert len(faults) == 14
@@ -209,7 +210,7 @@ def test_only_what_cannot_change_results_may_differ_on_resume() -> None:
     assert {entry.path for entry in keys(BuildPrefsConfig) if entry.path.startswith(around)} <= free
     assert {path for path in free if not path.startswith(around)} == {
         "run_dir", "tracking.uri", "tracking.experiment", "tracking.parent", "launcher", "limits.workers",
-        "search.state_cache", "pairs.miners",
+        "search.state_cache", "pairs.miners", "env.isolate", "limits.processes",
     }  # fmt: skip
 
 
@@ -272,3 +273,31 @@ def test_the_watch_has_the_same_defaults_as_key_and_as_setting() -> None:
     settings = asdict(WatchSettings())
     assert keys.pop("enabled") is True and keys.pop("stop") is None and settings.pop("stop")
     assert keys == settings
+
+
+@pytest.mark.parametrize("model", [BuildPrefsConfig, EvaluateConfig, IterateConfig, RefineGrpoConfig, TrainDpoConfig])
+def test_no_number_is_without_bounds(model: Any) -> None:
+    numbers = [entry.path for entry in keys(model) if {"integer", "number"} & set(entry.allowed.split())]
+    assert len(numbers) > 20
+    for value in ("1" + "0" * 40, "-1" + "0" * 40):
+        with pytest.raises(ConfigError) as caught:
+            load(model, overrides=[f"{path}={value}" for path in numbers])
+        named = {fault.partition(":")[0] for fault in caught.value.faults}
+        assert not set(numbers) - named
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "limits.workers=100000", "tasks.offset=10000000000000000000000000000000000000000",
+        "pairs.confidence=0.9999999999999999", "search.critic=nan", "search.critic=policies",
+    ],
+)  # fmt: skip
+def test_values_that_no_run_can_use_are_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(override.partition("=")[0])):
+        load(BuildPrefsConfig, overrides=[override])
+
+
+def test_a_text_with_a_zero_byte_is_refused() -> None:
+    with pytest.raises(ConfigError, match="run_dir.*zero byte"):
+        load(BuildPrefsConfig, overrides=["run_dir=a\0b"])

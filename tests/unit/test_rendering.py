@@ -276,7 +276,7 @@ TAMPERED = [
     (lambda r: swap(r, "logps", lambda p: 0.5), "log-probs"),
     (lambda r: swap(r, "certificate", lambda c: None), "certificate"),
     (lambda r: swap(r, "certificate", lambda c: c[:-1]), "certificate"),
-    (lambda r: swap(r, "certificate", lambda c: c.replace('"schema": 1', '"schema": 2')), "schema"),
+    (lambda r: swap(r, "certificate", lambda c: c.replace('"schema": 2', '"schema": 9')), "schema"),
     (lambda r: swap(r, "certificate", lambda c: c.replace('"round_trip": true', '"round_trip": false')), "round trip"),
     (lambda r: swap(r, "certificate", lambda c: c.replace('"template_hash": "', '"template_hash": "0')), "template"),
     (lambda r: swap(r, "certificate", lambda c: c.replace('"tokenizer_hash": "', '"tokenizer_hash": "0')), "tokenizer"),

@@ -263,6 +263,7 @@ def test_what_is_refused_is_listed_once_however_often_it_is_said(tmp_path: Path)
             assert not run.quarantine("branch", "t/4", "differs on replay", depth=3)
             run.quarantine("task", "t", f"turn {turn}")
     rows = [json.loads(line) for line in (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()]
+    assert all(len(row.pop("crc")) == 8 for row in rows)
     assert [row["reason"] for row in rows] == ["differs on replay", "turn 0", "turn 1", "turn 2"]
     assert rows[0] == {
         "schema_version": 1, "kind": "branch", "name": "t/4", "reason": "differs on replay", "depth": 2,

@@ -26,8 +26,9 @@ def preference(**change: Any) -> dict[str, Any]:
     row.update(
         prompt=MESSAGES[:1], chosen=MESSAGES[1:], rejected=[{"role": "assistant", "content": "no"}],
         tools='[{"type": "function"}]', kind="step", task_id="t", split="train", q_chosen=0.9, q_rejected=0.1,
-        visits_chosen=3, visits_rejected=4, confidence=0.95, weight=0.5, prompt_ids=[1, 2], chosen_ids=[3],
-        rejected_ids=[4], chosen_mask=[1], rejected_mask=[1], ref_chosen_logps=[-0.5],
+        visits_chosen=3, visits_rejected=4, confidence=0.95, weight=0.5, certificate="{}",
+        tokens_prompt_ids=[1, 2], tokens_chosen_ids=[3], tokens_rejected_ids=[4],
+        tokens_chosen_mask=[1], tokens_rejected_mask=[1], tokens_ref_chosen_logps=[-0.5],
     )  # fmt: skip
     return {**row, **change}
 
@@ -36,7 +37,7 @@ def trajectory(**change: Any) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(TRAJECTORIES.names)
     row.update(
         messages=MESSAGES, tools="[]", task_id="t", split="train", origin="search", steps=2, terminated=True,
-        truncated=False, criticality=[None, 0.5],
+        truncated=False, criticality=[None, 0.5], certificate="{}",
     )  # fmt: skip
     return {**row, **change}
 
@@ -45,12 +46,13 @@ def test_columns_are_those_of_the_contract() -> None:
     assert PREFERENCES.names == [
         "prompt", "chosen", "rejected", "tools", "kind", "task_id", "split", "tree_id", "node_id", "chosen_edge",
         "rejected_edge", "q_chosen", "q_rejected", "visits_chosen", "visits_rejected", "confidence", "rest_confidence",
-        "weight", "verdict_chosen", "verdict_rejected", "prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask",
-        "rejected_mask", "ref_chosen_logps", "ref_rejected_logps", "certificate",
+        "weight", "verdict_chosen", "verdict_rejected", "tokens_prompt_ids", "tokens_chosen_ids", "tokens_rejected_ids",
+        "tokens_chosen_mask", "tokens_rejected_mask", "tokens_ref_chosen_logps", "tokens_ref_rejected_logps",
+        "certificate",
     ]  # fmt: skip
     assert TRAJECTORIES.names == FILTERED.names == [
         "messages", "tools", "task_id", "split", "origin", "reward", "success", "verdict", "steps", "terminated",
-        "truncated", "input_ids", "action_mask", "logps", "criticality", "certificate",
+        "truncated", "tokens_input_ids", "tokens_action_mask", "tokens_logps", "criticality", "certificate",
     ]  # fmt: skip
 
 
@@ -61,8 +63,8 @@ def test_rows_come_back(tmp_path: Path) -> None:
     assert [row["task_id"] for row in found] == [str(number) for number in range(600)]
     assert found[0]["chosen"][0] == {"role": "assistant", "content": "", "tool_calls": CALLS}
     assert found[0]["prompt"][0] == {"role": "user", "content": "find"}
-    assert found[0]["ref_chosen_logps"] == [-0.5] and found[0]["ref_rejected_logps"] is None
-    assert pq.read_schema(path).metadata[b"offline_agent.schema_version"] == b"1"
+    assert found[0]["tokens_ref_chosen_logps"] == [-0.5] and found[0]["tokens_ref_rejected_logps"] is None
+    assert pq.read_schema(path).metadata[b"offline_agent.schema_version"] == b"2"
 
 
 def test_row_groups_grow_with_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +99,7 @@ def test_datasets_loads_them_without_invented_arguments(tmp_path: Path) -> None:
     assert row["prompt"] == [{"role": "user", "content": "find"}]
     files = str(tmp_path / "trajectories" / "*.parquet")
     row = load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))[0]
-    assert row["criticality"] == [None, 0.5] and row["success"] is None and row["input_ids"] is None
+    assert row["criticality"] == [None, 0.5] and row["success"] is None and row["tokens_input_ids"] is None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_datasets_loads_them_without_invented_arguments(tmp_path: Path) -> None:
         ({"kind": None}, "row 1: kind must not be None"),
         ({"confidence": "high"}, "row 1: confidence does not fit double"),
         ({"task_id": "\ud800"}, "row 1: task_id does not fit string"),
-        ({"prompt_ids": [2**40]}, "row 1: prompt_ids does not fit"),
+        ({"tokens_prompt_ids": [2**40]}, "row 1: tokens_prompt_ids does not fit"),
         ({"prompt": 3}, "row 1: prompt does not fit"),
         ({"chosen": [{"role": "assistant", "tool_calls": [{"n": float("nan")}]}]}, "row 1: chosen does not fit"),
     ],
@@ -120,8 +122,8 @@ def test_a_row_that_does_not_fit_is_named_and_no_file_is_left(tmp_path: Path, ro
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     row = preference()
-    del row["chosen_mask"]
-    with pytest.raises(DataError, match=r"Missing: \['chosen_mask'\]"):
+    del row["tokens_chosen_mask"]
+    with pytest.raises(DataError, match=r"Missing: \['tokens_chosen_mask'\]"):
         write_table(tmp_path / "p.parquet", "preferences", [row], PREFERENCES)
 
 

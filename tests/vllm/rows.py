@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from offline_agent._store.columns import PAIR_TABLES, known
 from offline_agent.rendering import Renderer
 from offline_agent.store import read_table
 
@@ -14,11 +15,11 @@ def main(run_dir: str, tokenizer: str) -> int:
     """Check every row of every table; return 1 where the search made nothing."""
     renderer = Renderer.load(tokenizer)
     counts: dict[str, int] = {}
-    for table in ("trajectories", "filtered", "preferences"):
-        rows = [row for path in sorted(Path(run_dir, table).glob("*.parquet")) for row in read_table(path)]
+    for table in ("trajectories", "filtered", *PAIR_TABLES):
+        rows = [row for path in sorted(Path(run_dir, table).glob("*.parquet")) for row in map(known, read_table(path))]
         for row in rows:
             renderer.check_row(row)
-            assert row["certificate"] is not None, f"a row of {table} has no token columns"
+            assert renderer.check_tokens(row), f"a row of {table} has no token columns"
             if table == "trajectories" and row["origin"] in ("search", "rollout"):
                 assert row["logps"] is not None and json.loads(row["certificate"])["sampled"] is True
         counts[table] = len(rows)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,7 +23,10 @@ import _experiment as experiment
 import big_run
 import offline_loop
 import online_loop
+import pair_accuracy
 from _experiment import Seed, Stage
+
+from offline_agent.evaluation.statistics import wilson
 
 
 def attempts(run_dir: Path, rows: list[tuple[str, str, str, bool | None, float | None]]) -> None:
@@ -240,3 +244,13 @@ experiment.carry_out("x", options, lambda seed, folder: stages, {{}})
     for file in files:
         with pytest.raises(ProcessLookupError):
             os.kill(int(file.read_text()), 0)
+
+
+def test_an_interval_of_shares_near_0_or_1_has_a_width() -> None:
+    for value in (0.0, 1.0):
+        low, high = experiment.share_interval(np.full((3, 40), value))
+        assert (low, high) == (pytest.approx(wilson(value, 40)[0]), pytest.approx(wilson(value, 40)[1]))
+        low, high = pair_accuracy._interval(np.array([4.0, 0, 2]) * value, np.array([4, 0, 2]))
+        assert (low, high) == (pytest.approx(wilson(value, 2)[0]), pytest.approx(wilson(value, 2)[1]))
+    spread = np.linspace(0, 1, 40)
+    assert experiment.share_interval(spread[None]) == experiment.interval(spread[None])

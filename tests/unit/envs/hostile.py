@@ -6,13 +6,21 @@ wherever an environment's name does.
 
 from __future__ import annotations
 
+import builtins
+import ctypes
 import itertools
+import json
+import os
 import random
+import signal
 import threading
 import time
+from asyncio import CancelledError
 from typing import Any
 
 from offline_agent.records import Verdict
+
+_dumps = json.dumps
 
 
 class Honest:
@@ -93,6 +101,108 @@ class ExitsInTool(Honest):
             n: The number.
         """
         raise SystemExit(3)
+
+
+class Raises(Honest):
+    """Raises an error of a class that no handler of `Exception` catches when it is given `bad`."""
+
+    def __init__(self, error: str = "KeyboardInterrupt", bad: int = 5) -> None:
+        self.error, self.bad = error, bad
+
+    def pick(self, n: int) -> str:
+        """Pick a number.
+
+        Args:
+            n: The number.
+        """
+        if n == self.bad:
+            kinds = {kind.__name__: kind for kind in (Own, CancelledError)}
+            raise (kinds.get(self.error) or getattr(builtins, self.error))("enough")
+        return super().pick(n)
+
+
+class Own(BaseException):
+    def __str__(self) -> str:
+        raise OSError("no message")
+
+
+class Dies(Honest):
+    """Ends its process when it is given `bad`: by `os._exit`, by a crash in C, or by a signal."""
+
+    def __init__(self, how: str = "exit", bad: int = 5) -> None:
+        self.how, self.bad = how, bad
+
+    def pick(self, n: int) -> str:
+        """Pick a number.
+
+        Args:
+            n: The number.
+        """
+        if n == self.bad:
+            if self.how == "exit":
+                os._exit(0)
+            if self.how == "segfault":
+                ctypes.string_at(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().pick(n)
+
+
+class Meddles(Honest):
+    """Changes the process that it runs in; what it puts in the place of `json.dumps` works where it is `harmless`."""
+
+    def __init__(self, harmless: bool = False) -> None:
+        self.harmless = harmless
+
+    def pick(self, n: int) -> str:
+        """Pick a number.
+
+        Args:
+            n: The number.
+        """
+        os.umask(0)
+        os.chdir("/")
+        json.dumps = (lambda *given, **named: _dumps(*given, **named)) if self.harmless else lambda *_, **__: "{}"
+        return super().pick(n)
+
+
+class Spins(Honest):
+    """Computes for ever in its tool when it is given `bad`."""
+
+    def __init__(self, bad: int = 5) -> None:
+        self.bad = bad
+
+    def pick(self, n: int) -> str:
+        """Pick a number.
+
+        Args:
+            n: The number.
+        """
+        while n == self.bad:
+            pass
+        return super().pick(n)
+
+
+class Generates(Honest):
+    """Keeps its state in a generator, which `copy.deepcopy` cannot copy; a new one takes long to begin."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def reset(self, goal: int) -> str:
+        time.sleep(self.seconds)
+        said = super().reset(goal)
+        self.sums = itertools.accumulate(iter(lambda: self.last, None))
+        self.beginning = (number for number in itertools.count(1))
+        return said
+
+    def pick(self, n: int) -> str:
+        """Pick a number.
+
+        Args:
+            n: The number.
+        """
+        self.last = n
+        return f"{super().pick(n)} {next(self.sums)} in {next(self.beginning)}."
 
 
 class Hangs(Honest):

@@ -1,12 +1,14 @@
 """The boundary: what a broken environment does to the rest of the program, which is nothing."""
 
 import math
+from queue import SimpleQueue
 
 import pytest
 
 from offline_agent.envs.base import EnvSpec, ToolError
-from offline_agent.errors import EnvironmentFault
+from offline_agent.errors import EnvironmentFault, Interruption
 from offline_agent.records import Action, Task, ToolCall, Verdict
+from offline_agent.search.pool import EnvPool
 from tests.unit.envs import hostile
 from tests.unit.envs.hostile import Honest
 
@@ -111,6 +113,22 @@ def test_other_errors_break_the_environment_and_keep_their_cause(error):
     with pytest.raises(EnvironmentFault, match="Refuses: pick") as caught:
         opened(Refuses, {"error": error}).step(pick(1))
     assert caught.value.__cause__ is error and "goal-9" in str(caught.value)
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "GeneratorExit", "SystemExit", "CancelledError", "Own"])
+def test_errors_that_are_no_exceptions_are_told_for_what_they_are_and_not_as_a_time_out(error):
+    pool, answers = EnvPool(1, 2.0), SimpleQueue()
+    pool.submit(lambda: opened(hostile.Raises, {"error": error}).step(pick(5)), answers.put)
+    pool.submit(lambda: opened(Honest).step(pick(5)).observation, answers.put)
+    first, second = answers.get(timeout=20), answers.get(timeout=20)
+    assert isinstance(first, EnvironmentFault) and f"Raises: pick() raised {error}" in str(first)
+    assert second == "5 so far, 2 to go."  # by the same thread
+    pool.close()
+
+
+def test_a_signal_that_ends_the_run_is_no_fault_of_the_environment():
+    with pytest.raises(Interruption):
+        opened(Refuses, {"error": Interruption()}).step(pick(1))
 
 
 def test_broken_environments_are_wrapped_wherever_they_break():

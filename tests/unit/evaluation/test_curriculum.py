@@ -117,14 +117,14 @@ def test_rates_come_from_the_last_search_of_a_task(tmp_path: Path) -> None:
     first = run_with(
         tmp_path / "a",
         {
-            "t0": [(True, None), (False, None), (None, "tokens"), (None, "max_steps")],
+            "t0": [(True, None), (None, "context"), (None, "tokens"), (None, "max_steps"), (None, "unscored")],
             "t1": [(True, None)] * 4,
             "a/b c": [(None, "fault")],
             "bad": [(True, None)],
         },
         quarantined="bad",
     )
-    assert success_rates([first]) == {"t0": Known(1, 3), "t1": Known(4, 4), "a/b c": Known(0, 0), "bad": Known(0, 0)}
+    assert success_rates([first]) == {"t0": Known(1, 4), "t1": Known(4, 4), "a/b c": Known(0, 0), "bad": Known(0, 0)}
     second = run_with(tmp_path / "b", {"t1": [(False, None), (True, None)]})
     assert success_rates([first, second])["t1"] == Known(1, 2)
     assert success_rates([]) == {}

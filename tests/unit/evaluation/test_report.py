@@ -33,8 +33,8 @@ def attempt(task: str, number: int, score: float | None, faults: str = "", cut_b
 
 SOME = [
     attempt("a", 0, 1.0, ".."), attempt("a", 1, 0.5, ".="), attempt("b", 0, None, "u", "fault"),
-    attempt("b", 1, 1.0, ".t."), attempt("c", 0, None, "", "time"), attempt("c", 1, None, "", "tokens"),
-    attempt("d", 0, 0.0, "====", "max_steps"), attempt("d", 1, 0.0, "."),
+    attempt("b", 1, 1.0, ".t."), attempt("c", 0, None, "", "time"), attempt("c", 1, None, "", "fault"),
+    attempt("d", 0, 0.0, "====", "max_steps"), attempt("d", 1, 0.0, ".", "tokens"),
 ]  # fmt: skip
 
 
@@ -47,8 +47,9 @@ def test_every_figure_of_a_mode() -> None:
     assert got["end_score"] == pytest.approx((0.75 + 1 + 0.25) / 3)
     assert set(got["pass_at"]) == set(got["pass_hat"]) == {"1", "2"}
     assert got["pass_at"]["2"]["mean"] == 0.5 and got["pass_hat"]["2"]["mean"] == 0.0  # of a and d alone
-    assert got["cut_by"] == {"fault": 1, "max_steps": 1, "time": 1, "tokens": 1}
-    assert (got["truncated"], got["truncated_rate"]) == (1, 0.125)
+    assert got["cut_by"] == {"fault": 2, "max_steps": 1, "time": 1, "tokens": 1}
+    assert (got["truncated"], got["truncated_rate"]) == (2, 0.25)
+    assert got["cut_rates"] == {"max_steps": 0.125, "tokens": 0.125, "context": 0}
     calls = 2 + 2 + 1 + 3 + 4 + 1
     assert got["invalid_call_rate"] == pytest.approx(1 / calls) and got["refused_call_rate"] == pytest.approx(1 / calls)
     assert got["repeated_call_rate"] == pytest.approx(4 / calls)
@@ -75,7 +76,7 @@ def test_a_comparison_is_over_the_tasks_both_could_be_scored_on() -> None:
     assert got["difference"]["mean"] == pytest.approx(0.25) and got["tasks"] == 2
     assert (got["candidate"], got["against"], got["tasks_left_out"]) == (0.75, 0.5, 2)
     assert got["reward"]["difference"]["mean"] == pytest.approx((0.75 - 0 + 1 - 1) / 2)
-    assert 0 < got["p_value"] <= 1 and 0 <= got["probability_not_worse"] <= 1
+    assert 0 < got["p_value"] <= 1 and 0 <= got["confidence_not_worse"] <= 1
 
 
 def test_who_judged() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from offline_agent import config as configuration
 from offline_agent import tracking
+from offline_agent._store.columns import stored
 from offline_agent._store.tables import write_table
 from offline_agent.config import IterateConfig
 from offline_agent.errors import TrainingError
@@ -37,7 +38,7 @@ class Stages:
 
     Attributes:
         rates: Success of the model of a stage, by its label; `start` for the first.
-        pairs, filtered: What each search yields.
+        pairs, filtered: What each search yields; `pairs_of` has iterations that yield other pairs.
         plain: How often the policy alone succeeds on a training task, of 4.
         ran: Labels, in order.
         fail: Label of a stage that fails.
@@ -46,6 +47,7 @@ class Stages:
     def __init__(self) -> None:
         self.rates: dict[str, float] = {"start": 0.5}
         self.pairs, self.filtered, self.plain = 5, 3, 2
+        self.pairs_of: dict[int, int] = {}
         self.ran: list[str] = []
         self.stages: dict[str, Stage] = {}
         self.fail: str | None = None
@@ -76,12 +78,13 @@ class Stages:
                 run.write_tree(name, tree_to_json(tree))
         (stage.path / "search" / "trees").rename(stage.path / "trees")
         shutil.rmtree(stage.path / "search")
-        rows = [pair(100 * iteration + n) for n in range(self.pairs)]
+        pairs = self.pairs_of.get(iteration, self.pairs)
+        rows = [stored(pair(100 * iteration + n), "preferences") for n in range(pairs)]
         write_table(stage.path / "preferences" / "0000.parquet", "preferences", rows, PREFERENCES)
         (stage.path / "filtered").mkdir(exist_ok=True)
         return {
-            "simulations": 7, "success": {"plain_sampled": 0.5}, "pairs": {"step": self.pairs},
-            "pairs_total": self.pairs, "tasks_with_pairs": 2, "filtered": self.filtered,
+            "simulations": 7, "success": {"plain_sampled": 0.5}, "pairs": {"step": pairs},
+            "pairs_total": pairs, "tasks_with_pairs": 2, "filtered": self.filtered,
         }  # fmt: skip
 
     def _train(self, stage: Any) -> dict[str, Any]:
@@ -96,11 +99,18 @@ class Stages:
     def evaluate(self, stage: Any) -> dict[str, Any]:
         path = stage.config.policy.model
         rate = self.rates["start" if path is None else "/".join(Path(path).parts[-3:-1])]
-        n, attempts = stage.config.tasks.n, stage.config.attempts
-        rows = [("candidate", "sampled", f"v{i}", j, i < rate * n) for i in range(n) for j in range(attempts)]
+        tasks, attempts = held_out(stage), stage.config.attempts
+        rows = [
+            ("candidate", "sampled", task, j, i < rate * len(tasks))
+            for i, task in enumerate(tasks) for j in range(attempts)
+        ]  # fmt: skip
         named = [dict(zip(SCHEMA.names, row, strict=True)) for row in rows]
         write_table(stage.path / "attempts" / "0000.parquet", "attempts", named, SCHEMA)
         return {"modes": {"sampled": {"success": {"mean": rate, "low": rate - 0.1, "high": rate + 0.1}}}}
+
+
+def held_out(stage: Any) -> list[str]:
+    return [json.loads(line)["task_id"] for line in Path(stage.config.tasks.file).read_text().splitlines()]
 
 
 @pytest.fixture
@@ -123,9 +133,9 @@ def test_two_iterations_with_promotions(tmp_path: Path, stages: Stages, capsys: 
     stages.rates |= {"iteration-0/train_sft": 0.6, "iteration-0/train_dpo": 0.7}
     stages.rates |= {"iteration-1/train_sft": 0.9, "iteration-1/train_dpo": 0.4}
     assert loop(run, "iterations=2") == 0
-    per = ["build_prefs", "train_sft", "train_dpo", "evaluate_sft", "evaluate"]
-    names = [f"iteration-{i}/{name}" for i in range(2) for name in per]
-    assert stages.ran == ["iteration-0/evaluate_incumbent", *names]
+    made, judged = ["build_prefs", "train_sft", "train_dpo"], ["evaluate_sft", "evaluate"]
+    names = [["evaluate_incumbent", *made, *judged], [*made, "evaluate_incumbent", *judged]]
+    assert stages.ran == [f"iteration-{i}/{name}" for i in range(2) for name in names[i]]
     told = summary(run)
     first, second = told["iterations"]
     assert first["promoted"] == "train_dpo" and first["candidates"]["train_sft"]["passed"]
@@ -140,10 +150,10 @@ def test_two_iterations_with_promotions(tmp_path: Path, stages: Stages, capsys: 
         assert (made.policy.model if stage == "build_prefs" else made.model.path) == start
     dpo: Any = config["iteration-1/train_dpo"]
     assert dpo.model.path == str(run / "iteration-1" / "train_sft" / "model")
-    judged: Any = config["iteration-1/evaluate"]
-    assert judged.against.run == str(run / "iteration-0" / "evaluate")  # the incumbent's own, not played again
+    last: Any = config["iteration-1/evaluate"]
+    assert last.against.run == str(run / "iteration-1" / "evaluate_incumbent")  # not the one it was chosen by
     out = capsys.readouterr()
-    for word in ("promoted", "refused", "70 % (60 to 80)", "P(success not worse by 2 points)", f"{run}/model"):
+    for word in ("promoted", "refused", "70 % (60 to 80)", "that success is not worse by 2 points", f"{run}/model"):
         assert word in out.out.replace("\n", " ") or word in out.err, word
     events = [json.loads(line) for line in (run / "events" / "0000.jsonl").read_text().splitlines()[1:]]
     assert [event["promoted"] for event in events if "iteration" in event] == ["train_dpo", "train_sft"]
@@ -160,8 +170,37 @@ def test_a_refused_candidate_is_kept_beside_and_the_loop_goes_on_from_the_incumb
     assert (run / "iteration-0" / "train_dpo" / "model" / "config.json").exists()
     assert stages.stages["iteration-1/build_prefs"].config.policy.model is None  # type: ignore[attr-defined]
     assert told["model"]["from"] == "start" and (run / "model" / "model.safetensors").stat().st_size > 1_000_000
-    judged: Any = stages.stages["iteration-1/evaluate"].config
-    assert judged.against.run == str(run / "iteration-0" / "evaluate_incumbent")
+    needed = [record["candidates"]["train_dpo"]["confidence_needed"] for record in told["iterations"]]
+    assert needed == [pytest.approx(1 - 0.1 / 2 / 2), pytest.approx(1 - 0.1 / 6 / 2)]
+
+
+def test_every_iteration_is_judged_on_tasks_and_attempts_of_its_own(tmp_path: Path, stages: Stages) -> None:
+    stages.rates |= {f"iteration-{i}/train_{stage}": 0.5 for i in range(2) for stage in ("sft", "dpo")}
+    assert loop(tmp_path / "run", "iterations=2") == 0
+    seen: list[set[Any]] = []
+    for i in range(2):
+        configs: list[Any] = [
+            stages.stages[f"iteration-{i}/{name}"] for name in ("evaluate_incumbent", "evaluate_sft", "evaluate")
+        ]
+        assert len({stage.config.seed for stage in configs}) == 1
+        assert held_out(configs[0]) == held_out(configs[1]) == held_out(configs[2])
+        seen.append({*held_out(configs[0]), configs[0].config.seed})
+    assert not seen[0] & seen[1] and len(seen[0]) == 41
+
+
+def test_an_iteration_that_trains_nothing_evaluates_nothing_and_uses_up_no_error(
+    tmp_path: Path, stages: Stages
+) -> None:
+    stages.rates |= {"iteration-1/train_dpo": 0.9}
+    stages.filtered = 0
+    stages.pairs_of = {0: 0}
+    run = tmp_path / "run"
+    assert loop(run, "iterations=2") == 0
+    assert [label for label in stages.ran if "evaluate" in label] == [
+        "iteration-0/evaluate_incumbent", "iteration-1/evaluate_incumbent", "iteration-1/evaluate",
+    ]  # fmt: skip
+    record = summary(run)["iterations"][1]
+    assert record["candidates"]["train_dpo"]["confidence_needed"] == pytest.approx(0.95)
 
 
 def test_earlier_pairs_are_replayed_with_their_certificates(tmp_path: Path, stages: Stages) -> None:
@@ -171,7 +210,7 @@ def test_earlier_pairs_are_replayed_with_their_certificates(tmp_path: Path, stag
     configs: list[Any] = [stages.stages[f"iteration-{i}/train_dpo"].config for i in range(3)]
     assert configs[0].data.files == () and configs[0].data.runs == (str(run / "iteration-0" / "build_prefs"),)
     rows = list(read_table(Path(configs[2].data.files[0])))
-    assert len(rows) == 3 and all(row["certificate"] and row["ref_chosen_logps"] for row in rows)
+    assert len(rows) == 3 and all(row["certificate"] and row["tokens_ref_chosen_logps"] for row in rows)
     assert {row["task_id"] for row in rows} <= {f"t{100 * i + n}" for i in range(2) for n in range(5)}
     assert summary(run)["iterations"][2]["replayed"] == 3 and summary(run)["iterations"][2]["replay_buffer"] == 10
     assert configs[2].anchor.runs == tuple(str(run / f"iteration-{i}" / "build_prefs") for i in (2, 1, 0))
@@ -269,7 +308,7 @@ def test_tracking_links_every_stage_with_what_it_consumed(
     parents = "iteration-1/train_dpo.parent"
     assert tags[f"{parents}.iteration-1/train_sft"] == hash_path(last / "train_sft" / "model")
     assert tags[f"{parents}.iteration-1/preferences"] == hash_path(build / "preferences")
-    assert tags[f"{parents}.replay"] == hash_path(last / "replay" / "0000.parquet")
+    assert tags[f"{parents}.replay"] == hash_path(last / "replay")
     for iteration in ("iteration-0", "iteration-1"):
         filtered = hash_path(run / iteration / "build_prefs" / "filtered")
         assert tags[f"iteration-1/train_sft.parent.{iteration}/filtered"] == filtered
@@ -288,6 +327,7 @@ def test_tracking_links_every_stage_with_what_it_consumed(
     [
         (["policy=random"], "iterate trains the policy"),
         (["tasks.split=test"], "tasks.split: iterate learns from it"),
+        (["held_out.n=3000"], "held_out.pool: got 2000, allowed: held_out.n=3000 or more"),
         (["held_out.split=test"], "held_out.split: got 'test', allowed: validation"),
         (["sft.enabled=false", "dpo.enabled=false"], "nothing to train"),
         (["policy.model=./nowhere"], "policy.model"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from offline_agent._store.columns import PAIR_TABLES
 from offline_agent.config import BuildPrefsConfig, EvaluateConfig, load
 from offline_agent.errors import DataError
 from offline_agent.pipelines import build_prefs, evaluate
@@ -22,7 +23,7 @@ COMMANDS: dict[str, Any] = {"build_prefs": build_prefs.COMMAND, "evaluate": eval
 
 
 def content(run: Path) -> dict[str, bytes]:
-    folders = ("trees", "preferences", "filtered", "trajectories", "attempts", "quarantine.jsonl")
+    folders = ("trees", *PAIR_TABLES, "filtered", "trajectories", "attempts", "quarantine.jsonl")
     files = (file for folder in folders for file in [run / folder, *(run / folder).rglob("*")] if file.is_file())
     return {str(file.relative_to(run)): file.read_bytes() for file in files}
 

@@ -180,9 +180,10 @@ def plan(folder: Path, *keys: str) -> Plan:
 def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
     keys = ["env=bfcl", "env.seed=3", "policy.temperature=0.9", "policy.chat_template=qwen", "sft.per_task=2",
             "dpo.loss.beta=0.3", "dpo.batch.rows=7", "lora.rank=4", "threads=1", "search.max_steps=9",
-            "held_out.n=11", "held_out.attempts=3", "limits.step_seconds=5", "tracking.experiment=x",
+            "held_out.attempts=3", "limits.step_seconds=5", "tracking.experiment=x",
             "refine.sampler.name=server", "refine.sampler.url=http://gpu:1/v1", "refine.checkpoints.every=2",
-            "refine.filtered.per_task=5", "refine.watch.stop=[kl]", "refine.objective.name=rloo"]  # fmt: skip
+            "refine.filtered.per_task=5", "reward.format=0.1", "refine.watch.stop=[kl]",
+            "refine.objective.name=rloo"]  # fmt: skip
     made = plan(tmp_path, *keys)
     model = Model("iteration-0/train_dpo", str(tmp_path))
     build = made.build_prefs(1, model, tmp_path / "tasks.jsonl").config
@@ -195,13 +196,15 @@ def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
     assert dpo.dpo.beta == 0.3 and dpo.batch.rows == 7 and dpo.data.files == (str(tmp_path / "r.parquet"),)
     assert dpo.anchor.runs == (str(tmp_path / "b"),) and dpo.anchor.rows == 8
     assert made.train_dpo(1, model, tmp_path, None, []).config.anchor.rows == 0
-    judged = made.evaluate(1, "evaluate", model, tmp_path / "e").config
-    assert (judged.tasks.n, judged.attempts, judged.max_steps, judged.tasks.split) == (11, 3, 9, "validation")
+    judged = made.evaluate(1, "evaluate", model, tmp_path / "held_out.jsonl", tmp_path / "e").config
+    assert (judged.tasks.n, judged.tasks.file) == (None, str(tmp_path / "held_out.jsonl"))
+    assert (judged.attempts, judged.max_steps, judged.tasks.split) == (3, 9, "validation")
     assert judged.against.run == str(tmp_path / "e") and judged.limits.step_seconds == 5
     online = made.refine(1, model, tmp_path / "tasks.jsonl", [tmp_path / "b"]).config
     assert (online.sampler.name, online.sampler.url) == ("server", "http://gpu:1/v1") and online.watch.stop == ("kl",)
     assert (online.checkpoints.every, online.filtered.per_task, online.objective.name) == (2, 5, "rloo")
     assert online.rollouts.max_steps == 9 and online.limits.step_seconds == 5
+    assert online.reward.model_extra == {"format": 0.1} == build.reward.model_extra  # one reward for search and online
     for config in (build, sft, dpo, judged, online):
         assert config.tracking.parent == "parent-id" and config.tracking.experiment == "x"
         assert Path(config.run_dir or "").parent == tmp_path / "iteration-1" and 0 <= config.seed < 2**31
@@ -210,11 +213,13 @@ def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
         assert configuration.load(type(config), again) == config
 
 
-def test_seeds_differ_but_for_evaluations(tmp_path: Path) -> None:
+def test_seeds_differ_but_for_evaluations_of_one_iteration(tmp_path: Path) -> None:
     made, model = plan(tmp_path, "seed=5"), Model("start", None)
     seeds = {made.seed(i, what) for i in range(3) for what in ("build_prefs", "train_sft", "train_dpo", "gate")}
     assert len(seeds) == 12
-    assert {made.evaluate(i, "evaluate", model, None).config.seed for i in range(3)} == {5}
+    names, file = ("evaluate_incumbent", "evaluate_sft", "evaluate"), tmp_path / "held_out.jsonl"
+    evaluations = [{made.evaluate(i, name, model, file, None).config.seed for name in names} for i in range(3)]
+    assert [len(each) for each in evaluations] == [1, 1, 1] and len(set.union(*evaluations)) == 3
 
 
 def test_a_model_is_replaced_whole(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from offline_agent.errors import ConfigError, PolicyError
+from offline_agent.errors import ConfigError, ContextFull, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.hf import HFPolicy
 from offline_agent.policies.hf_attention import SlotCache
@@ -175,7 +175,7 @@ def test_a_prompt_that_is_too_long_fails_alone(folder):
     size = len(policy.renderer.context_ids(long))
     good, bad = policy.propose([ProposeRequest(kit.start(), (1,)), ProposeRequest(long, (1,))])
     assert isinstance(good, Proposals)
-    assert isinstance(bad, PolicyError)
+    assert isinstance(bad, ContextFull)
     for part in (str(size), "400", "policy.max_context", "search.max_steps"):
         assert part in str(bad)
     with pytest.raises(PolicyError, match="400"):

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from offline_agent.errors import ConfigError, PolicyError
+from offline_agent.errors import ConfigError, ContextFull, PolicyError
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.policies.chat import chat_action, chat_messages
 from offline_agent.policies.conformance import check_policy
@@ -166,6 +166,23 @@ def test_bad_answers_are_that_requests_error(fake, status, body, said):
     assert isinstance(answers[0], PolicyError)
     assert re.search(f"(?s){said}", str(answers[0]))
     assert len(answers[1].actions) == 2
+
+
+@pytest.mark.parametrize(
+    "status, said",
+    [
+        (400, "This model's maximum context length is 40 tokens. However, you requested 99 tokens"),  # vLLM, SGLang
+        (400, "The decoder prompt (length 99) is longer than the maximum model length of 40."),  # vLLM
+        (400, "the request exceeds the available context size. try increasing the context size"),  # llama.cpp
+        (400, "Input tokens exceed: context_length_exceeded"),  # OpenAI
+    ],
+)
+def test_a_prompt_that_the_model_cannot_take_is_told_from_a_server_that_fails(fake, status, said):
+    served = policy(fake)
+    fake.misbehave = lambda path, sent, count: (status, {"error": {"message": said}}) if count == 0 else (503, {})
+    assert isinstance(served.propose([ProposeRequest(kit.root(), (1,))])[0], ContextFull)
+    (dead,) = served.propose([ProposeRequest(kit.root(), (1,))])
+    assert isinstance(dead, PolicyError) and not isinstance(dead, ContextFull)
 
 
 def test_it_tries_again(fake):
@@ -336,3 +353,30 @@ def test_every_call_is_answered_in_chat_messages():
     assert json.loads(messages[2]["tool_calls"][0]["function"]["arguments"]) == {"query": "red shoes"}
     asked = [m["tool_calls"][0]["id"] for m in messages if "tool_calls" in m]
     assert asked == [m["tool_call_id"] for m in messages if m["role"] == "tool"] and len(set(asked)) == 2
+
+
+def test_a_server_that_changes_its_model_is_noticed(fake):
+    served = policy(fake)
+    named = iter(["m", "m", "another"])
+    choice = {"message": {"content": "hello"}, "finish_reason": "stop"}
+    fake.misbehave = lambda path, body, count: (200, {"choices": [choice], "model": next(named)})
+    ask(served), ask(served)
+    with pytest.raises(PolicyError, match="'another', before they named 'm'"):
+        raise ask(served)
+
+
+@pytest.mark.parametrize("where", ["choice", "answer"])
+def test_a_prompt_that_is_changed_on_the_way_is_noticed(fake, tokenizer_path, where):
+    served = policy(fake, tokenizer=tokenizer_path)
+    end = served.renderer.end_id
+
+    def changed(path, body, count):
+        read = [*body["prompt"][:3], 7, *body["prompt"][4:]] if count else list(body["prompt"])
+        told = {"prompt_token_ids": read}
+        choice = {"text": "", "token_ids": [end], "finish_reason": "stop", **(told if where == "choice" else {})}
+        return 200, {"choices": [choice], **(told if where == "answer" else {})}
+
+    fake.misbehave = changed
+    assert not isinstance(ask(served), PolicyError)
+    with pytest.raises(PolicyError, match="another prompt than was sent.*number 3"):
+        raise ask(served)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError
 from offline_agent.preferences.criticality import (
     MinimalPairs,
@@ -20,30 +21,78 @@ from offline_agent.records import Action, Step, Task, Verdict
 from tests import preferences_kit as kit
 
 
-def prune(words: str | Sequence[Action], **options: int) -> tuple[Pruned | Refusal, Replayer]:
-    tree = kit.grow([words])
-    replayer = Replayer(kit.SPEC, None)
-    return delete_steps(next(trajectories(tree)), replayer, **options), replayer
+def prune(
+    words: str | Sequence[Action], each: bool = False, calls: int | None = None, spec: EnvSpec = kit.SPEC
+) -> tuple[Pruned | Refusal, Replayer]:
+    tree = kit.grow([words], spec, max_steps=20)
+    replayer = Replayer(spec, None)
+    replayer.begin(calls)
+    return delete_steps(next(trajectories(tree)), replayer, each), replayer
 
 
 def test_steps_that_do_nothing_are_not_critical() -> None:
-    found, replayer = prune("look A look B leave")
+    found, replayer = prune("look A look B leave", each=True)
     assert isinstance(found, Pruned)
     assert found.criticality == (0.0, 1.0, 0.0, 1.0, 0.0)  # not leaving is judged by the state all the same
     assert found.shortest is not None and [s.action.text for s in found.shortest.steps] == ["A", "B"]
     assert found.kept == (1, 3) and found.replays == replayer.count and found.faults == 0
 
 
-def test_no_version_is_replayed_twice() -> None:
-    found, replayer = prune("A B leave")
-    assert isinstance(found, Pruned)
-    assert replayer.count <= 1 + 3 + 2
+LONG = "look look A look look look B look look look look leave"
 
 
-def test_the_budget_of_replays_holds() -> None:
-    found, replayer = prune("look look look A B leave", max_replays=3)
-    assert replayer.count == 3 and isinstance(found, Pruned)
-    assert found.criticality[:2] == (0.0, 0.0) and set(found.criticality[2:]) == {None}
+def test_single_steps_are_measured_only_where_that_is_asked_for() -> None:
+    found, _ = prune("look A B leave")
+    assert isinstance(found, Pruned) and found.criticality is None and found.kept == (1, 2)
+
+
+def test_what_versions_have_in_common_is_executed_once() -> None:
+    found, replayer = prune(LONG)
+    assert isinstance(found, Pruned) and [s.action.text for s in found.shortest.steps] == ["A", "B"]  # type: ignore[union-attr]
+    # Replaying every version from the start, one step at a time, takes 12 + 12 * 11 calls for the first pass alone.
+    assert replayer.tool_calls <= 40 and replayer.asked > 2 * replayer.tool_calls
+
+
+class Printed(kit.Vault):
+    """A vault that tells its states apart by what was pressed."""
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self._wanted} {self._pressed} {self.terminated}"
+
+
+def test_a_version_that_comes_to_a_known_state_is_not_replayed_on() -> None:
+    plain, printed = prune(LONG)[1], prune(LONG, spec=kit.EnvSpec(Printed))
+    assert isinstance(printed[0], Pruned) and printed[0].kept == (2, 6)
+    # 12 for the whole, one to begin each way that is new; the last version is run once without fingerprints.
+    assert printed[1].tool_calls <= 20 < plain.tool_calls
+
+
+def test_fingerprints_that_mislead_shorten_nothing() -> None:
+    class Forgetful(kit.Vault):
+        @property
+        def fingerprint(self) -> str:
+            return self._pressed[-1:]
+
+        def get_reward(self) -> float:
+            return super().get_reward() if self.terminated else 0.0
+
+    found, _ = prune("A B leave", spec=kit.EnvSpec(Forgetful))
+    assert isinstance(found, Refusal) and "by the environment's fingerprints, but is none" in found.reason
+
+
+@pytest.mark.parametrize("calls", range(0, 40, 3))
+@pytest.mark.parametrize("replay_only", [False, True])
+def test_the_budget_of_calls_holds_and_what_was_found_by_then_counts(calls: int, replay_only: bool) -> None:
+    spec = kit.EnvSpec(Printed)
+    spec.replay_only = replay_only
+    found, replayer = prune(LONG, each=True, calls=calls, spec=spec)
+    assert replayer.tool_calls <= calls and replayer.left == calls - replayer.tool_calls
+    assert isinstance(found, Pruned) and (found.shortest is None) == (len(found.kept) == 12)
+    assert found.shortest is None or found.shortest.verified
+    assert replayer.left_out > 0 or None not in (found.criticality or ())
+    if calls < 12:
+        assert found.criticality is None and found.shortest is None and replayer.tool_calls == 0
 
 
 def test_only_verified_successes() -> None:
@@ -76,8 +125,8 @@ def test_a_version_that_makes_new_errors_is_no_version() -> None:
 
     spec = kit.EnvSpec(Picky)
     tree = kit.grow(["A B look leave"], spec)
-    found = delete_steps(next(trajectories(tree)), Replayer(spec, None))
-    assert isinstance(found, Pruned) and found.criticality[2] == 1.0
+    found = delete_steps(next(trajectories(tree)), Replayer(spec, None), each=True)
+    assert isinstance(found, Pruned) and found.criticality is not None and found.criticality[2] == 1.0
 
 
 def test_a_broken_replay_is_unknown_not_critical() -> None:
@@ -92,8 +141,9 @@ def test_a_broken_replay_is_unknown_not_critical() -> None:
 
     spec = kit.EnvSpec(Fragile)
     tree = kit.grow(["A B leave"], spec)
-    found = delete_steps(next(trajectories(tree)), Replayer(spec, None))
-    assert isinstance(found, Pruned) and found.criticality[:2] == (None, None) and found.faults >= 2
+    found = delete_steps(next(trajectories(tree)), Replayer(spec, None), each=True)
+    assert isinstance(found, Pruned) and found.criticality is not None
+    assert found.criticality[:2] == (None, None) and found.faults >= 2
 
 
 def minimal(words: str) -> object:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from offline_agent._store.columns import known, stored, table_of
 from offline_agent.errors import DataError
 from offline_agent.pipelines import _schemas
 from offline_agent.preferences.criticality import delete_steps
@@ -51,13 +52,16 @@ def pair(renderer: Renderer | None = None) -> PreferencePair:
 
 
 def test_columns_are_those_of_the_contract() -> None:
-    assert list(pair_row(pair(), None)) == list(PAIR_COLUMNS) == _schemas.PREFERENCES.names
-    row = trajectory_row(next(trajectories(kit.grow(["A B leave"]))), None)
-    assert list(row) == list(TRAJECTORY_COLUMNS) == _schemas.TRAJECTORIES.names
+    row = pair_row(pair(), None)
+    assert list(row) == _schemas.MULTITURN.names and list(known(row)) == list(PAIR_COLUMNS)
+    assert list(stored(row, "preferences")) == _schemas.PREFERENCES.names
+    row = known(trajectory_row(next(trajectories(kit.grow(["A B leave"]))), None))
+    assert list(row) == list(TRAJECTORY_COLUMNS)
+    assert list(stored(row, "trajectories")) == _schemas.TRAJECTORIES.names
 
 
 def test_messages_of_a_pair() -> None:
-    row = pair_row(pair(), None)
+    row = known(pair_row(pair(), None))
     assert [m["role"] for m in row["prompt"]] == ["system", "user", "assistant", "tool", "assistant", "tool"]
     assert [m["role"] for m in row["chosen"]] == ["assistant", "tool", "assistant"]
     assert row["chosen"][0]["tool_calls"][0]["function"] == {"name": "press", "arguments": {"button": "B"}}
@@ -65,12 +69,12 @@ def test_messages_of_a_pair() -> None:
     assert [tool["function"]["name"] for tool in json.loads(row["tools"])] == list(kit.SPEC.tools.names)
     assert json.loads(row["verdict_chosen"])["success"] is True and json.loads(row["verdict_rejected"])["score"] == 0.5
     assert row["task_id"] == "vault-AB" and row["split"] == "train" and row["kind"] == "trajectory"
-    assert row["prompt_ids"] is None and row["certificate"] is None
+    assert row["prompt_ids"] is None and "prompt" not in json.loads(row["certificate"])
 
 
 def test_token_columns_hold_the_sampled_ids(renderer: Renderer) -> None:
     made = pair(renderer)
-    row = pair_row(made, renderer)
+    row = known(pair_row(made, renderer))
     for side, steps in (("chosen", made.chosen), ("rejected", made.rejected)):
         ids, mask, logps = row[f"{side}_ids"], row[f"{side}_mask"], row[f"ref_{side}_logps"]
         wanted = [token for step in steps for token in step.action.token_ids or ()]
@@ -85,19 +89,19 @@ def test_a_shortened_success_keeps_ids_without_log_probabilities(renderer: Rende
     tree = kit.grow([sampled(renderer, "A look B leave")])
     mined = Miner(kit.SPEC, step_seconds=None).mine(tree)
     (minimal,) = [p for p in mined.pairs if p.kind == "minimal"]
-    row = pair_row(minimal, renderer)
+    row = known(pair_row(minimal, renderer))
     assert row["ref_chosen_logps"] is None and row["ref_rejected_logps"] is not None
     assert sum(row["chosen_mask"]) == len(minimal.chosen[0].action.token_ids or ())
     (shorter,) = [t for t in mined.trajectories if t.origin == "pruned"]
-    assert trajectory_row(shorter, renderer)["logps"] is None
+    assert trajectory_row(shorter, renderer)["tokens_logps"] is None
 
 
 def test_trajectory_rows(renderer: Renderer) -> None:
     tree = kit.grow([sampled(renderer, "A look B leave"), sampled(renderer, "B leave")])
     good, bad = trajectories(tree)
-    found = delete_steps(good, Replayer(kit.SPEC, None))
+    found = delete_steps(good, Replayer(kit.SPEC, None), each=True)
     assert not isinstance(found, Refusal)
-    row = trajectory_row(replace(good, criticality=found.criticality), renderer)
+    row = known(trajectory_row(replace(good, criticality=found.criticality), renderer))
     assert (row["reward"], row["success"], row["steps"], row["terminated"]) == (1.0, True, 4, True)
     assert row["criticality"] == [1.0, 0.0, 1.0, 0.0] and sum(row["action_mask"]) > 4
     assert trajectory_row(bad, renderer)["reward"] == 0.0 and trajectory_row(bad, renderer)["criticality"] is None
@@ -148,15 +152,16 @@ def test_what_readers_cannot_take_is_made_storable() -> None:
         storable([{"role": "assistant", "content": nested}])
 
 
-def table(tmp_path: Path, renderer: Renderer | None) -> Path:
+def table(tmp_path: Path, renderer: Renderer | None, name: str = "multiturn_preferences") -> Path:
     from offline_agent._store.tables import write_table
 
     rollouts = ("A look B leave", "A C leave", "B leave", "X look leave")
     tree = kit.grow([sampled(renderer, words) if renderer else words for words in rollouts])
     pairs = Miner(kit.SPEC, step_seconds=None).mine(tree).pairs
     refusals: list[Refusal] = []
-    path = tmp_path / "preferences.parquet"
-    write_table(path, "preferences", pair_rows(pairs, renderer, refusals), _schemas.PREFERENCES)
+    rows = [row for row in pair_rows(pairs, renderer, refusals) if table_of(row) == name]
+    path = tmp_path / f"{name}.parquet"
+    write_table(path, name, rows, _schemas.PREFERENCES if name == "preferences" else _schemas.MULTITURN)
     assert not refusals
     return path
 
@@ -169,7 +174,7 @@ def test_a_plain_trainer_reads_what_was_said(tmp_path: Path, renderer: Renderer)
     data = datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
     tokenizer = rendering_kit.qwen()
     kinds = set()
-    for row in data:
+    for row in map(known, data):
         kinds.add(row["kind"])
         tools = json.loads(row["tools"])
         for side in ("chosen", "rejected"):
@@ -177,27 +182,3 @@ def test_a_plain_trainer_reads_what_was_said(tmp_path: Path, renderer: Renderer)
             ids = row["prompt_ids"] + row[f"{side}_ids"]
             assert text.removesuffix("\n") == tokenizer.decode(ids)
     assert {"trajectory", "hindsight", "minimal"} <= kinds
-
-
-@pytest.mark.slow
-def test_plain_dpo_trainer_takes_a_step(tmp_path: Path, renderer: Renderer) -> None:
-    import datasets
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from trl import DPOConfig, DPOTrainer
-
-    path = table(tmp_path, renderer)
-    data = datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
-    data = data.select_columns(["prompt", "chosen", "rejected", "tools"])
-    tokenizer = rendering_kit.qwen()
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=renderer.vocab_size, max_position_embeddings=4096, **shape))
-    model.save_pretrained(tmp_path / "model")
-    options = DPOConfig(
-        output_dir=str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=2, max_length=None, report_to=[],
-        bf16=False, use_cpu=True, logging_steps=1, gradient_checkpointing=False,
-    )  # fmt: skip
-    trainer = DPOTrainer(str(tmp_path / "model"), args=options, train_dataset=data, processing_class=tokenizer)
-    outcome = trainer.train()
-    assert outcome.training_loss == pytest.approx(0.693, abs=0.05)

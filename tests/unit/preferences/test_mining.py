@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +11,9 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.balance import Balance, balance
 from offline_agent.preferences.mining import Miner
+from offline_agent.preferences.rejudging import rejudge
 from offline_agent.preferences.replay import Replayer
-from offline_agent.records import Step, Task, Verdict
+from offline_agent.records import Action, Step, Task, Verdict
 from tests import preferences_kit as kit
 
 ROLLOUTS = ["A look B leave", "A C leave", "B leave", "C A leave", "A B leave"] * 4
@@ -22,7 +24,7 @@ def miner(spec: EnvSpec = kit.SPEC, **options: Any) -> Miner:
 
 
 def test_one_tree_gives_everything() -> None:
-    mined = miner().mine(kit.grow(ROLLOUTS))
+    mined = miner(deletion=True).mine(kit.grow(ROLLOUTS))
     assert set(Counter(p.kind for p in mined.pairs)) == {"step", "trajectory", "hindsight", "minimal"}
     assert Counter(t.origin for t in mined.trajectories) == {"search": 5, "hindsight": 3, "pruned": 2}
     assert {t.origin for t in mined.filtered} == {"search", "hindsight"}
@@ -105,8 +107,11 @@ def test_environments_dear_to_start_are_kept_and_reset() -> None:
 
     replayer = Replayer(EnvSpec(Dear), None)
     first = replayer.run(kit.task(), kit.acts("A B leave"))
-    second = replayer.run(kit.task(), kit.acts("A B leave"))
-    assert first.verified and second.verified and Dear.opened == 1
+    second = replayer.run(kit.task(), kit.acts("A look B"))
+    third = replayer.run(kit.task("BC"), kit.acts("B C leave"))
+    replayer.begin(None)
+    fourth = replayer.run(kit.task(), kit.acts("look A B"))
+    assert first.verified and second.verified and third.verified and fourth.verified and Dear.opened == 1
     replayer.close()
 
 
@@ -122,7 +127,7 @@ def test_a_replay_that_hangs_is_given_up() -> None:
             return "bye"
 
     replayer = Replayer(EnvSpec(Stuck), seconds=0.05)
-    with pytest.raises(EnvironmentFault, match="a replay of 2 actions took longer than 0.15 s"):
+    with pytest.raises(EnvironmentFault, match="a replay of 1 actions took longer than 0.1 s"):
         replayer.run(kit.task(), kit.acts("A leave"))
     release.set()
     assert replayer.run(kit.task(), kit.acts("A")).steps
@@ -150,3 +155,117 @@ def test_a_replay_that_breaks_is_a_fault_and_the_next_one_runs() -> None:
     with pytest.raises(EnvironmentFault, match="no eyes"):
         replayer.run(kit.task(), kit.acts("A look"))
     assert replayer.run(kit.task(), kit.acts("A B leave")).verified
+
+
+@pytest.mark.parametrize("replay_only", [False, True])
+@pytest.mark.parametrize("budget", [0.0, 0.3, 1.0])
+def test_replays_of_a_tree_never_make_more_calls_than_the_budget_allows(budget: float, replay_only: bool) -> None:
+    spec = EnvSpec(kit.Vault)
+    spec.replay_only = replay_only
+    tree = kit.grow(ROLLOUTS, spec)
+    tree.counters["tool_calls"] = sum(edge.child is not None for edge in tree.edges)
+    mined = miner(spec, deletion=True, replay_budget=budget).mine(tree)
+    assert mined.tool_calls <= budget * tree.counters["tool_calls"] and mined.left_out > 0
+    assert {"step", "trajectory"} <= {pair.kind for pair in mined.pairs}
+
+
+def test_a_call_that_is_made_again_after_its_state_was_given_up_shows_the_same() -> None:
+    few, many = Replayer(kit.SPEC, None, live_states=1), Replayer(kit.SPEC, None)
+    for words in ("A look B leave", "A look C leave", "A B C", "look A"):
+        assert few.run(kit.task(), kit.acts(words)).verdict == many.run(kit.task(), kit.acts(words)).verdict
+    assert many.tool_calls < few.tool_calls
+
+
+def test_faulty_turns_are_told_apart_by_their_text() -> None:
+    replayer = Replayer(kit.SPEC, None)
+    one, other = (Action("x", fault="invalid_json", detail=told) for told in ("write JSON", "close the bracket"))
+    seen = [replayer.run(kit.task(), [action]).steps[0] for action in (one, other)]
+    assert seen[0].key == seen[1].key and seen[0].observation != seen[1].observation
+
+
+def test_copies_that_share_state_are_a_fault_and_no_error_of_the_program() -> None:
+    class Sharing(kit.Vault):
+        def __deepcopy__(self, memo: object) -> Sharing:
+            return self
+
+    replayer = Replayer(EnvSpec(Sharing), None)
+    assert replayer.run(kit.task(), kit.acts("A B leave")).verified
+    with pytest.raises(EnvironmentFault, match="when the episode is over"):
+        replayer.run(kit.task(), kit.acts("A C"))
+
+
+# -- judging again ---------------------------------------------------------------------------------------------------
+
+
+class Counting(kit.Vault):
+    """A vault whose reward counts its own calls, over all episodes."""
+
+    calls = 0
+
+    def get_reward(self) -> float:
+        Counting.calls += 1
+        return float(Counting.calls % 3 == 0)
+
+
+class Drawing(kit.Vault):
+    """A vault whose reward is drawn."""
+
+    rng = random.Random(0)
+
+    def get_reward(self) -> float:
+        return Drawing.rng.random()
+
+
+@pytest.mark.parametrize("environment", [Counting, Drawing, kit.Moody])
+@pytest.mark.parametrize("replay_only", [False, True])
+def test_a_tree_whose_verdicts_do_not_repeat_gives_no_data(environment: type, replay_only: bool) -> None:
+    spec = EnvSpec(environment)
+    spec.replay_only = replay_only
+    mined = miner(spec).mine(kit.grow(ROLLOUTS, spec))
+    assert not mined.pairs and not mined.filtered and not mined.trajectories
+    (refusal,) = mined.refusals
+    assert refusal.kind == "tree" and "did not repeat after a fresh replay" in refusal.reason
+    assert mined.rejudged is not None and mined.rejudged.disagreements
+    assert miner(spec, rejudge=0.0, kinds=("step", "trajectory")).mine(kit.grow(ROLLOUTS, spec)).trajectories
+
+
+def test_verdicts_that_repeat_cost_no_data() -> None:
+    kinds = ("step", "trajectory")
+    asked, unasked = (miner(kinds=kinds, rejudge=share).mine(kit.grow(ROLLOUTS)) for share in (None, 0.0))
+    assert [p.reason for p in asked.pairs] == [p.reason for p in unasked.pairs] and asked.pairs
+    assert asked.rejudged is not None and unasked.rejudged is None
+    assert (asked.rejudged.verdicts, asked.rejudged.judged, asked.rejudged.disagreements) == (5, 4, ())
+
+
+def test_a_verifier_that_is_said_to_be_noisy_is_not_held_to_its_verdicts() -> None:
+    class Noisy(Drawing):
+        deterministic_verifier = False
+
+    mined = miner(EnvSpec(Noisy)).mine(kit.grow(ROLLOUTS, EnvSpec(Noisy)))
+    assert mined.rejudged is None and mined.trajectories
+
+
+def test_a_score_may_differ_by_rounding_only() -> None:
+    tree = kit.grow(["A B leave", "A C leave"])
+    end = next(tree.terminals())
+    end.verdict = Verdict(1.0 - 5e-10, True, "kit")
+    assert not rejudge(tree, Replayer(kit.SPEC, None), 1.0).disagreements
+    end.verdict = Verdict(1.0 - 2e-9, True, "kit")
+    (reason,) = rejudge(tree, Replayer(kit.SPEC, None), 1.0).disagreements
+    assert "node 3: the verdict was 0.999999998 (success) and is 1 (success)" in reason
+
+
+def test_a_replay_that_breaks_says_nothing_of_the_verdict() -> None:
+    class Breaking(kit.Vault):
+        def leave(self) -> str:
+            """Leave."""
+            raise RuntimeError("the hinge broke")
+
+    found = rejudge(kit.grow(["A B leave", "A C leave"]), Replayer(EnvSpec(Breaking), None), 1.0)
+    assert (found.verdicts, found.judged, found.broken, found.disagreements) == (2, 0, 2, ())
+
+
+def test_the_replay_of_a_success_serves_its_deletion_as_well() -> None:
+    both = miner(kinds=("minimal",)).mine(kit.grow(["A look B leave"]))
+    alone = miner(kinds=("minimal",), rejudge=0.0).mine(kit.grow(["A look B leave"]))
+    assert both.rejudged is not None and both.rejudged.judged == 1 and both.tool_calls == alone.tool_calls

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from offline_agent.preferences.policy_value import Estimate, as_evidence, policy_values
+from offline_agent.records import Action
 from tests import preferences_kit as kit
 
 
@@ -57,6 +58,15 @@ def test_quarantined_and_unjudged_ends_are_unknown_truncated_ones_are_worth_noth
     tree.edges[2].child.truncated = True  # type: ignore[union-attr]
     values = policy_values(tree)
     assert values[0].mean == 1.0 and 4 not in values and 1 not in values and values[2].mean == 0.0
+
+
+def test_a_turn_that_never_ends_is_worth_nothing_though_nobody_executed_it() -> None:
+    tree = kit.fan((1, 1), (1, 1))
+    kit.chain(tree, tree.edges[0], [("A", 1, 1.0)])
+    tree.add_proposal(tree.edges[0].child, Action("on and on", fault="no_end"), "!no_end")  # type: ignore[arg-type]
+    assert policy_values(tree)[0].mean == 1.0  # not known to be endless
+    tree.edges[-1].fault = "no_end"
+    assert policy_values(tree)[0].mean == 0.5
 
 
 def test_success_counts_whole_ends_only() -> None:

@@ -44,8 +44,9 @@ def test_each_threshold_refuses(tree: object, reason: str) -> None:
 
 
 def test_thresholds_are_met_with_equality() -> None:
-    assert len(StepPairs(second_opinion=False, min_gap=0.5, confidence=0.5).mine(kit.fan((5.5, 1.5), (1.5, 5.5)))[0]) == 1
-    assert not StepPairs(second_opinion=False, min_gap=0.51, confidence=0.5).mine(kit.fan((5.5, 1.5), (1.5, 5.5)))[0]
+    tree = kit.fan((5.5, 1.5), (1.5, 5.5))  # posterior means ¾ and ¼
+    assert len(StepPairs(second_opinion=False, min_gap=0.5, confidence=0.5).mine(tree)[0]) == 1
+    assert not StepPairs(second_opinion=False, min_gap=0.51, confidence=0.5).mine(tree)[0]
 
 
 def test_partial_credit_counts_in_part() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from offline_agent.errors import ConfigError
-from offline_agent.preferences.pairs import TrajectoryPairs, trajectories
+from offline_agent.preferences.pairs import StepPairs, TrajectoryPairs, trajectories
 from offline_agent.records import Verdict
 from tests import preferences_kit as kit
 
@@ -59,6 +59,22 @@ def test_a_truncated_branch_is_no_side_even_where_its_state_was_judged() -> None
     assert TrajectoryPairs().mine(tree)[0] == []
     cut.truncated, cut.terminated = False, True
     assert len(TrajectoryPairs().mine(tree)[0]) == 1
+
+
+@pytest.mark.parametrize("kind", ["max_steps", "tokens", "context"])
+def test_a_cut_branch_is_the_worse_side_of_a_trajectory_pair_on_request_and_never_of_a_step_pair(kind: str) -> None:
+    tree = kit.grow(["A B leave"] * 5 + ["look look look look"] * 5, max_steps=4)
+    cut = next(node for node in tree.nodes if node.cut is not None)
+    cut.cut = kind
+    assert TrajectoryPairs().mine(tree)[0] == []
+    (pair,), _ = TrajectoryPairs(cut_failures=True).mine(tree)
+    assert words(pair.rejected) == "look look look look" and words(pair.chosen) == "A B leave"
+    assert pair.verdict_rejected is not None and pair.verdict_rejected.verifier == kind and pair.q_rejected == 0.0
+    alone = kit.grow(["leave"] * 5 + ["A"] * 5, max_steps=1)
+    alone.nodes[-1].cut = kind
+    assert StepPairs(min_gap=0.0, second_opinion=False).mine(alone)[0] == []
+    (found,) = [t for t in trajectories(tree) if t.truncated]
+    assert found.cut_by == kind
 
 
 def test_quarantined_and_unjudged_branches_are_neither_side() -> None:

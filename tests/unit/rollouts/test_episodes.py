@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from offline_agent.envs.base import EnvSpec, ToolError
-from offline_agent.errors import EnvironmentFault, PolicyError
+from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import InlineEngine, Proposals, ProposeRequest, ThreadEngine, Usage
 from offline_agent.records import Action, Task, ToolCall
 from offline_agent.rollouts.attempts import COLUMNS, Attempt, Journal, row, schema, to_record
@@ -121,10 +121,33 @@ def test_calls_are_counted_by_what_became_of_them() -> None:
     assert attempt.terminated and attempt.success is False
 
 
-def test_a_turn_without_an_end_is_neither_success_nor_failure() -> None:
-    (attempt,) = play(SPEC, Script(door(0), Action("door", fault="no_end")), asks(tasks(SPEC, 1), 1, False)).values()
-    assert (attempt.success, attempt.reward, attempt.cut_by, len(attempt.steps)) == (None, None, "tokens", 2)
-    assert "token limit" in str(attempt.verdict.error) and attempt.invalid_calls == 1 and attempt.tool_calls == 1
+@pytest.mark.parametrize(
+    ("turn", "kind", "says"),
+    [(Action("door", fault="no_end"), "tokens", "token limit"), (ContextFull("900 ids"), "context", "900 ids")],
+)
+def test_a_turn_without_an_end_and_a_full_context_are_failures_and_say_so(turn: Any, kind: str, says: str) -> None:
+    policy = Script(door(0), turn)
+    for attempt in play(SPEC, policy, asks(tasks(SPEC, 1), 40, False), in_flight=1).values():  # far beyond PATIENCE
+        assert (attempt.success, attempt.reward, attempt.cut_by, attempt.truncated) == (False, 0.0, kind, True)
+        assert attempt.end_score == pytest.approx(1 / 3) and attempt.fingerprint == "0" and attempt.tool_calls == 1
+        assert says in attempt.verdict.evidence["reason"] and attempt.verdict.error is None
+        assert len(attempt.steps) == (2 if kind == "tokens" else 1) == 1 + attempt.invalid_calls
+    assert policy.asked == 80
+
+
+def test_a_first_prompt_that_is_too_long_is_a_failure_without_a_step() -> None:
+    (attempt,) = play(SPEC, Script(ContextFull("900 ids")), asks(tasks(SPEC, 1), 1, False)).values()
+    assert (attempt.success, attempt.cut_by, attempt.steps) == (False, "context", ()) and attempt.trajectory() is None
+
+
+def test_what_the_policy_caused_stays_its_failure_where_the_state_cannot_be_judged() -> None:
+    class Unjudged(Paths):
+        def get_reward(self) -> float:
+            raise KeyError("judge's notes")
+
+    policy = Script(door(0), Action("door", fault="no_end"))
+    (attempt,) = play(EnvSpec(Unjudged), policy, asks(tasks(SPEC, 1), 1, False)).values()
+    assert (attempt.success, attempt.reward, attempt.cut_by, attempt.end_score) == (False, 0.0, "tokens", None)
 
 
 class Trouble(Paths):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import random
+import re
 import time
 from typing import Any
 
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.errors import EnvironmentFault, PolicyError
-from offline_agent.policies.base import Proposals, ThreadEngine
-from offline_agent.records import Action, ToolCall, Verdict
+from offline_agent.errors import ContextFull, EnvironmentFault, JudgeError, PolicyError
+from offline_agent.policies.base import ThreadEngine
+from offline_agent.records import Action, ToolCall
+from offline_agent.search.codec import tree_from_json, tree_to_json
 from offline_agent.search.mcts import SearchSettings
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import EnvPool, Scheduler
@@ -192,9 +196,89 @@ def test_faulty_turns_are_answered_and_never_reach_the_environment() -> None:
         assert one.tree is not None
         for edge in one.tree.edges:
             if edge.fault == "no_end":
-                assert edge.child is None and edge.visits == 0 and edge.closed
+                assert edge.closed and edge.visits == edge.truncated and edge.value_sum == 0
+                assert edge.child is None or (edge.child.cut, edge.child.state) == ("tokens", None)
             elif edge.fault:
                 assert edge.child is not None and "rror" in (edge.child.context.observation or "")
+
+
+class Rambles(Guess):
+    """Does not end one turn in three; cannot take histories of more than `room` turns."""
+
+    def __init__(self, room: int = 9, **more: Any) -> None:
+        super().__init__(**more)
+        self.room = room
+
+    def propose(self, requests: Any) -> list[Any]:
+        """Refuse what is too long."""
+        full = ContextFull("the history has 900 ids")
+        return [full if r.context.depth >= self.room else super(Rambles, self).propose((r,))[0] for r in requests]
+
+    def act(self, context: Any, seed: int, temperature: float | None) -> Action:
+        """Return an action that may not end."""
+        action = super().act(context, seed, temperature)
+        return dataclasses.replace(action, call=None, fault="no_end") if seed % 3 == 0 else action
+
+
+@pytest.mark.parametrize("room", [0, 2, 9])
+@pytest.mark.parametrize("algorithm", ["mcts", "best_of_n"])
+def test_what_the_policy_causes_is_worth_0_and_told_by_its_kind(algorithm: Any, room: int) -> None:
+    spec = EnvSpec(Paths)
+    settings = dataclasses.replace(SETTINGS, algorithm=algorithm, gamma=0.9)
+    run = search(spec, Rambles(room), settings, tasks(spec, 3))
+    counts, cuts = run.scheduler.counts, set()  # type: ignore[union-attr]
+    assert counts.policy_errors == 0 == counts.faults and (room == 9 or counts.full_contexts > 0)
+    for one in run.searches.values():
+        tree = one.tree
+        assert tree is not None and tree.stopped in ("simulations", "closed") and tree.root.value is not None
+        assert tree.root.visits == tree.simulations
+        for node in tree.nodes:
+            if node.cut is not None:
+                cuts.add(node.cut)
+                assert node.edge is None or node.edge.closed
+                assert node.visits and node.value_sum == 0 and node.verdict is None
+                endless = node.edge is not None and node.edge.fault == "no_end"
+                assert node.cut == ("tokens" if endless else "context") and (endless or node.depth == room)
+        for edge in tree.edges:
+            assert edge.visits == edge.verified + edge.truncated
+            assert edge.child is None or edge.visits == edge.child.visits
+        ran = [edge for edge in tree.edges if edge.child is not None and edge.fault != "no_end"]
+        assert tree.counters["tool_calls"] == len(ran)
+        assert {first["cut"] for first in tree.first_rollouts} <= {None, "tokens", "context"}
+    assert cuts == ({"tokens"} if room == 9 else {"context"} if room == 0 else {"tokens", "context"})
+
+
+@pytest.mark.parametrize("rollout_proposals", [1, 3])
+def test_a_search_that_the_policy_cut_resumes_to_the_same_bytes_for_any_number_of_workers(
+    rollout_proposals: int,
+) -> None:
+    spec, some = EnvSpec(Paths), tasks(EnvSpec(Paths), 2)
+    settings = SearchSettings(simulations=24, rollout_proposals=rollout_proposals)
+    whole = search(spec, Rambles(2), settings, some)
+    assert search(spec, Rambles(2, jitter=0.002), settings, some, workers=3).trees == whole.trees
+    for cut in range(0, 24, 3):
+        records = {task_id: log[:cut] for task_id, log in whole.logs.items()}
+        assert search(spec, Rambles(2), settings, some, records=records).trees == whole.trees, cut
+        assert search(spec, Rambles(2, jitter=0.002), settings, some, workers=2, records=records).trees == whole.trees
+    for text in whole.trees.values():
+        assert json.dumps(tree_to_json(tree_from_json(json.loads(text))), sort_keys=True) == text
+
+
+def test_a_search_is_told_how_often_the_policy_rambles() -> None:
+    """The value of the root falls with the share of turns that never end, as the share of solved attempts does."""
+
+    class Half(Rambles):
+        def act(self, context: Any, seed: int, temperature: float | None) -> Action:
+            action = super(Rambles, self).act(context, seed, temperature)
+            return dataclasses.replace(action, call=None, fault="no_end") if seed % 2 else action
+
+    spec = EnvSpec(Paths)
+    settings = SearchSettings(simulations=200, algorithm="best_of_n", value="success")
+    values = []
+    for kind in (Guess, Half):
+        run = search(spec, kind(skill=1.0), settings, tasks(spec, 2))
+        values += [s.tree.root.value for s in run.searches.values()]  # type: ignore[union-attr]
+    assert values[0] > 0.99 and values[1] > 0.99 and all(0.05 < value < 0.2 for value in values[2:])  # 1/8
 
 
 class Fails(Guess):
@@ -277,9 +361,31 @@ def test_the_critic_steers_and_is_kept_apart() -> None:
     assert best[1] >= best[0]
     scored = [e for s in led.searches.values() for e in s.tree.edges if e.critic is not None]  # type: ignore[union-attr]
     assert scored and all(e.critic in (0.0, 1.0) for e in scored)
-    broken = search(spec, Guess(), settings, tasks(spec, 2), critic=lambda *_: 1 / 0)
-    assert broken.scheduler and any("critic" in t for t in broken.scheduler.counts.fault_examples)
-    assert isinstance(Verdict(1.0, True, "x"), Verdict) and Proposals is not None
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda n: 1 / 0, "division by zero"),
+        (lambda n: 7, "it answered 7, allowed: a list of"),
+        (lambda n: [0.5] * (n + 1), "allowed: a list of"),
+        (lambda n: [float("nan")] * n, "it gave the score nan, allowed: a number in"),
+        (lambda n: [2.0] * n, "it gave the score 2.0"),
+        (lambda n: ["good"] * n, "it gave the score 'good'"),
+    ],
+)
+def test_a_critic_that_never_answers_ends_the_search_and_one_that_did_once_does_not(answer: Any, says: str) -> None:
+    spec, settings = EnvSpec(Paths), SearchSettings(simulations=24)
+    asked: list[int] = []
+
+    def at_first(context: Any, actions: Any, seed: int) -> Any:
+        asked.append(seed)
+        return [None] * len(actions) if len(asked) == 1 else answer(len(actions))
+
+    with pytest.raises(JudgeError, match=f"first 16 calls.*{re.escape(says)}"):
+        search(spec, Guess(), settings, tasks(spec, 4), critic=lambda context, actions, seed: answer(len(actions)))
+    run = search(spec, Guess(), settings, tasks(spec, 4), critic=at_first)
+    assert run.scheduler and len(asked) > 17 and any(says in t for t in run.scheduler.counts.fault_examples)
 
 
 @pytest.mark.parametrize(("takes", "limit", "heard"), [(0.8, 20.0, True), (1.5, 0.1, False)])

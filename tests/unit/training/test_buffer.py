@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from offline_agent._store.columns import known_name, stored
 from offline_agent._store.tables import write_table
 from offline_agent.errors import DataError
 from offline_agent.pipelines._schemas import PREFERENCES
@@ -16,7 +17,7 @@ from offline_agent.training.buffer import SMALLEST_GAP, gap, replay
 def pair(number: int, value: float = 0.5, *, swapped: bool = False, ids: bool = True) -> dict[str, Any]:
     sides = ([7, number], [8, number])
     chosen, rejected = sides[::-1] if swapped else sides
-    row: dict[str, Any] = dict.fromkeys(PREFERENCES.names)
+    row: dict[str, Any] = dict.fromkeys(map(known_name, PREFERENCES.names))
     row |= {
         "prompt": [{"role": "user", "content": f"task {number}"}],
         "chosen": [{"role": "assistant", "content": str(chosen)}],
@@ -24,6 +25,7 @@ def pair(number: int, value: float = 0.5, *, swapped: bool = False, ids: bool = 
         "tools": "[]", "kind": "step", "task_id": f"t{number}", "split": "train", "q_chosen": value, "q_rejected": 0.0,
         "visits_chosen": 3, "visits_rejected": 3, "confidence": 0.95, "weight": 0.5,
     }  # fmt: skip
+    row["certificate"] = "{}"
     if ids:
         row |= {
             "prompt_ids": [1, 2, number], "chosen_ids": chosen, "rejected_ids": rejected, "chosen_mask": [1, 1],
@@ -34,7 +36,8 @@ def pair(number: int, value: float = 0.5, *, swapped: bool = False, ids: bool = 
 
 
 def table(folder: Path, name: str, rows: list[dict[str, Any]]) -> Path:
-    return write_table(folder / f"{name}.parquet", "preferences", rows, PREFERENCES)
+    written = [stored(row, "preferences") for row in rows]
+    return write_table(folder / f"{name}.parquet", "preferences", written, PREFERENCES)
 
 
 def draw(earlier: list[Path], new: list[dict[str, Any]], **changed: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from offline_agent._store.columns import known
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.preferences.export import trajectory_row
@@ -76,7 +77,7 @@ def test_each_task_is_done_and_what_breaks_is_said() -> None:
 def test_the_turns_are_written_as_the_template_writes_them() -> None:
     trajectory = shown().trajectories[0]
     renderer = rows_kit.renderer()
-    row = trajectory_row(trajectory, renderer)
+    row = known(trajectory_row(trajectory, renderer))
     said = renderer.decode([t for t, on in zip(row["input_ids"], row["action_mask"], strict=True) if on])
     assert said.startswith('I press.\n<tool_call>\n{"name": "press", "arguments": {"button": "A"}}\n</tool_call>')
     assert said.count("<|im_end|>") == 3

@@ -11,7 +11,8 @@ from offline_agent.errors import ConfigError
 from offline_agent.records import Action, Context, Step, Task, Verdict
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.rollouts.game import Ask
-from offline_agent.training.groups import Group, Groups, GroupSettings, branch_advantages
+from offline_agent.training.branching import branch_advantages
+from offline_agent.training.groups import Group, Groups, GroupSettings
 from offline_agent.training.objectives import objective
 
 POOL = [Task(f"t{n}", "train", {"n": n}) for n in range(12)]
@@ -25,7 +26,8 @@ def attempt(ask: Ask, reward: float | None, texts: Sequence[str] = ("a",)) -> At
         context = context.child(step.action, step.observation)
     verdict = Verdict(reward, None if reward is None else reward == 1.0, "test", error="no" if reward is None else None)
     return Attempt("candidate", ask.mode, ask.task, ask.number, context, tuple(steps), verdict, True, False, None,
-                   tool_calls=len(steps))  # fmt: skip
+                   tool_calls=len(steps),
+                   branch=None if ask.source is None else (ask.source, len(ask.prefix)))  # fmt: skip
 
 
 class Table:
@@ -138,23 +140,27 @@ def test_branches_go_on_from_histories_of_their_group() -> None:
     assert any(ask.prefix for ask in table.asked)
 
 
-def test_credit_by_branches_adds_up_to_what_an_attempt_has_over_its_group() -> None:
-    for seed in range(20):
-        for group in groups(Table({n: 0.5 for n in range(12)}), size=8, branches=0.5, seed=seed).make(0).groups:
-            mean = sum(group.scored) / len(group.scored)
-            for turns, reward in zip(branch_advantages(group), group.rewards, strict=True):
-                assert turns is not None and reward is not None and sum(turns) == pytest.approx(reward - mean)
+def test_branches_say_what_they_branched_from() -> None:
+    table = Table({})
+    for group in groups(table, size=6, branches=0.5).make(0).groups:
+        roots = {one.number: one for one in group.attempts[:3]}
+        assert all(one.branch is None for one in roots.values())
+        for one in group.attempts[3:]:
+            assert one.branch is not None
+            source, turns = one.branch
+            assert one.steps[:turns] == roots[source].steps[:turns] and turns < len(roots[source].steps)
 
 
 def test_credit_goes_to_the_turn_where_the_ways_part() -> None:
     task, shared = POOL[0], Step(Action("a"), "a", "saw a")
     members = [
         attempt(Ask(task, "sampled", 0, prefix=(shared,)), 1.0, ["good"]),
-        attempt(Ask(task, "sampled", 1, prefix=(shared,)), 0.0, ["bad", "worse"]),
+        attempt(Ask(task, "sampled", 1, prefix=(shared,), source=0), 0.0, ["bad", "worse"]),
         attempt(Ask(task, "sampled", 2), None, ["lost"]),
     ]
     group = Group(task, tuple(members), (1.0, 0.0, None))
-    assert branch_advantages(group) == [[0.0, 0.5], [0.0, -0.5, 0.0], None]
+    # one branch leaves a source of two turns at its second with chance 1/2, and has two turns to leave at
+    assert branch_advantages(group) == [[0.0, 2.0], [0.0, -2.0, 0.0], None]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,29 @@ def logits(model: Any) -> torch.Tensor:
         return model(torch.arange(3, 40)[None]).logits
 
 
+def test_adapters_that_are_finite_and_whose_product_is_not_are_not_saved(tmp_path: Path) -> None:
+    model, tokenizer = tiny()
+    save_plain(model, tokenizer, tmp_path / "model")
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+    adapted = add_adapters(model, 2, None, 0.0, "q_proj")
+    with torch.no_grad():
+        for name, weights in adapted.named_parameters():
+            if "lora_" in name:
+                weights.fill_(1e30)
+    with pytest.raises(TrainingError, match=r"q_proj\.weight first, are not finite, with adapters added"):
+        save_plain(adapted, tokenizer, tmp_path / "model")
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_weights_too_large_to_compute_with_are_called_that(tmp_path: Path) -> None:
+    model, tokenizer = tiny()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(1e38)
+    save_plain(model, tokenizer, tmp_path / "model")
+    with pytest.raises(ConfigError, match="logits of a random prompt are not finite, though its weights are"):
+        HFPolicy(tmp_path / "model")
+
+
 # -- loading -----------------------------------------------------------------------------------------------------
 
 

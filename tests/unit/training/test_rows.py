@@ -33,7 +33,7 @@ def trajectories_of(runs: Any = (), files: Any = (), **more: Any) -> tuple[list[
 
 
 def test_a_pair_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    written = pair(1, "red tea", "blue cup")
+    written = pair(1, "tea", "cup")
     (row,), report = pairs_of([run(tmp_path / "r", [written])])
     for side in ("chosen", "rejected"):
         assert getattr(row, f"{side}_ids") == tuple(written[f"{side}_ids"])
@@ -97,7 +97,7 @@ def test_stored_reference_is_used_only_where_it_is_this_models(
 def test_stored_reference_that_is_no_number_is_computed(tmp_path: Path) -> None:
     broken = pair()
     broken["ref_chosen_logps"] = [float("nan")] * len(broken["chosen_ids"])
-    (one,), report = pairs_of([run(tmp_path / "r", [broken])])
+    (one,), report = pairs_of([run(tmp_path / "r", [rows_kit.resealed(broken)])])
     assert one.ref_chosen is None and "not finite" in report.reference_reason
 
 
@@ -132,11 +132,12 @@ def _short_logps(row: dict[str, Any]) -> None:
     ("damage", "reason"),
     [
         (_other_mask, "chosen mask"), (_other_ids, "rejected ids"), (_other_prompt, "prompt ids"),
-        (_other_message, "assistant turn 0"), (_no_certificate, "certificate"), (_short_logps, "log-probs"),
+        (_other_message, "its chosen, which is not what was certified"), (_no_certificate, "certificate"),
+        (_short_logps, "its ref_chosen_logps"),
     ],
 )  # fmt: skip
 def test_a_tampered_row_is_named(tmp_path: Path, damage: Any, reason: str) -> None:
-    bad = pair(7, "red tea", "blue cup")
+    bad = pair(7, "tea", "cup")
     damage(bad)
     with pytest.raises(DataError) as error:
         pairs_of([run(tmp_path / "r", [pair(1), bad])])
@@ -224,10 +225,20 @@ def test_what_no_verifier_called_a_success_is_left_out(tmp_path: Path) -> None:
 
     unscored = Verdict(None, None, "kit", error="broke")
     rows = [trajectory(0), trajectory(1, verdict=Verdict(0.5, False, "kit")), trajectory(2, verdict=unscored)]
-    path = run(tmp_path / "r", filtered=rows)
-    kept, report = trajectories_of([path])
+    file = lines(tmp_path / "a.jsonl", rows)
+    kept, report = trajectories_of(files=[file])
     assert len(kept) == 1 and report.unverified == 2
-    assert len(trajectories_of([path], verified=False)[0]) == 3
+    assert len(trajectories_of(files=[file], verified=False)[0]) == 3
+
+
+@pytest.mark.parametrize("success", [False, None])
+def test_a_run_whose_verified_successes_hold_another_row_is_refused(tmp_path: Path, success: bool | None) -> None:
+    from offline_agent.records import Verdict
+
+    verdict = Verdict(0.5, False, "kit") if success is False else Verdict(None, None, "kit", error="broke")
+    path = run(tmp_path / "r", filtered=[trajectory(0), trajectory(1, verdict=verdict)])
+    with pytest.raises(DataError, match=rf"filtered/0000\.parquet:1 train-1/search: its success is {success}; allowed"):
+        trajectories_of([path])
 
 
 def test_rows_of_one_task_are_noted(tmp_path: Path) -> None:
@@ -471,8 +482,7 @@ def test_foreign_pairs_are_encoded_after_their_prompt(tmp_path: Path) -> None:
 
 
 def test_runs_without_token_columns_are_encoded_like_foreign_data(tmp_path: Path) -> None:
-    known, bare = trajectory(0), trajectory(0)
-    bare |= dict.fromkeys(("input_ids", "action_mask", "logps", "certificate"))
+    known, bare = trajectory(0), trajectory(0, tokens=False)
     (row,), report = trajectories_of([run(tmp_path / "r", filtered=[bare])])
     assert row.input_ids == tuple(known["input_ids"]) and row.action_mask == tuple(known["action_mask"])
     assert report.foreign == 1 and row.task_id == "train-0"

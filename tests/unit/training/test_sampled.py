@@ -38,6 +38,7 @@ def attempt(
     reward: float | None,
     queries: tuple[str, ...] = ("red", "shoes"),
     earned: tuple[float | None, ...] | None = None,
+    cut_by: str | None = None,
     **more: Any,
 ) -> Attempt:
     context: Context = root()
@@ -47,8 +48,11 @@ def attempt(
         context = context.child(steps[-1].action, steps[-1].observation)
     verdict = Verdict(reward, None if reward is None else reward == 1.0, "test", error="no" if reward is None else None)
     return Attempt(
-        "candidate", "sampled", context.task, number, context, tuple(steps), verdict, True, False, None, **more
+        "candidate", "sampled", context.task, number, context, tuple(steps), verdict, True, False, cut_by, **more
     )
+
+
+PLAIN = objective("dr_grpo", budget=9)  # advantages are differences, divided by nothing
 
 
 def round_of(*attempts: Attempt, kept: bool = True) -> Round:
@@ -86,9 +90,57 @@ def test_rows_that_cannot_be_trained_on_are_listed() -> None:
     context = root().child(broken, "found red")
     wrong = replace(wrong, context=context, steps=(Step(broken, "red", "found red"),))
     made = round_of(attempt(0, 1.0, ("red",)), wrong, attempt(2, 0.0, ("red",) * 30))
-    found = sample(made, renderer(), objective("grpo"), max_length=700, refused=refused)
+    found = sample(made, renderer(), PLAIN, max_length=700, refused=refused)
     assert len(found) == 1 and [name[-2:] for name, _ in refused] == ["/1", "/2"]
     assert "allowed: 700" in refused[1][1]
+    # they were judged all the same, and stay in the mean that the other is compared with
+    assert found[0].advantages == pytest.approx((2 / 3,) * found[0].tokens)
+
+
+def rambling(number: int) -> Attempt:
+    """Return an attempt whose second turn never ended."""
+    one = attempt(number, 0.0, ("red",), (0.5,), cut_by="tokens")
+    ids = (act("and on").token_ids or ())[:-4]
+    endless = Action(qwen().decode(ids), fault="no_end", token_ids=ids, logps=(-1.0,) * len(ids))
+    context = one.context.child(endless, None, "user")  # type: ignore[union-attr]
+    return replace(
+        one, context=context, steps=(*one.steps, Step(endless, "!no_end", None, "user", "no_end", 0.0)),
+        truncated=True, terminated=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("credit", ["trajectory", "turn_reward"])
+def test_a_turn_that_never_ends_is_punished_and_trained_on_up_to_its_last_token(credit: Any) -> None:
+    refused: list[tuple[str, str]] = []
+    made = round_of(attempt(0, 1.0, ("red", "hats"), (0.5, 0.0)), rambling(1))
+    one, two = sample(made, renderer(), PLAIN, max_length=999, credit=Credit(credit), refused=refused)
+    assert not refused and two.advantages is not None and two.advantages[-1] == -0.5 and one.advantages is not None
+    endless = made.groups[0].attempts[1].steps[1].action.token_ids
+    assert two.turns[1] == len(endless or ()) and two.input_ids[-two.turns[1] :] == endless
+
+
+def test_what_the_policy_cut_is_in_the_mean_and_not_in_the_loss_where_it_is_filtered() -> None:
+    silent = replace(attempt(2, 0.0, cut_by="context"), steps=(), context=root())
+    made = round_of(attempt(0, 1.0), rambling(1), silent, attempt(3, 0.0))
+    for chosen, names in ((PLAIN, ["/0", "/1", "/3"]), (replace(PLAIN, overlong_filter=True), ["/0", "/3"])):
+        found = sample(made, renderer(), chosen, max_length=999)
+        assert [one.name[-2:] for one in found] == names
+        assert found[0].advantages == pytest.approx((0.75,) * found[0].tokens)
+    assert "allowed: true or false" in str(replace(PLAIN, overlong_filter=1).faults())  # type: ignore[arg-type]
+
+
+def test_a_judge_says_what_turns_earned_where_the_environment_does_not() -> None:
+    def judge(trajectory: Any) -> list[float]:
+        return [float(step.key == "red") for step in trajectory.steps]
+
+    made = round_of(attempt(0, 1.0, ("red", "shoes")), attempt(1, 0.0, ("hats", "red")))
+    one, two = sample(made, renderer(), PLAIN, max_length=999, credit=Credit("turn_reward", judge=judge))
+    assert one.earned == (0.5, 1.0) and two.earned == (0.0, 0.5)
+    for wrong, says in ((lambda _: [2.0, 0.0], "2 numbers in [0, 1]"), (lambda _: [1 / 0], "ZeroDivisionError")):
+        refused: list[tuple[str, str]] = []
+        credit = Credit("turn_reward", judge=wrong)
+        assert not sample(made, renderer(), PLAIN, max_length=999, credit=credit, refused=refused)
+        assert len(refused) == 2 and all(says in why for _, why in refused)
 
 
 def test_nothing_is_learnt_from_turns_whose_tool_was_drawn() -> None:
@@ -113,12 +165,12 @@ def test_long_trajectories_lose_reward_by_their_agent_tokens_alone() -> None:
 
 
 def test_credit_by_turn_is_that_of_the_branches() -> None:
-    made = round_of(attempt(0, 1.0, ("red", "shoes")), attempt(1, 0.0, ("red", "hats")))
+    made = round_of(attempt(0, 1.0, ("red", "shoes")), attempt(1, 0.0, ("red", "hats"), branch=(0, 1)))
     one, two = sample(made, renderer(), objective("dr_grpo", budget=9), max_length=999, credit=Credit("turn"))
-    assert one.advantages == (0.0,) * one.turns[0] + (0.5,) * one.turns[1]
-    assert two.advantages == (0.0,) * two.turns[0] + (-0.5,) * two.turns[1]
+    assert one.advantages == (0.0,) * one.turns[0] + (2.0,) * one.turns[1]
+    assert two.advantages == (-2.0,) * two.tokens and len(two.turns) == 1 and two.factors is None
     scaled, _ = sample(made, renderer(), objective("grpo"), max_length=999, credit=Credit("turn"))
-    assert scaled.advantages is not None and scaled.advantages[-1] == pytest.approx(0.5 / (0.5**0.5 + 1e-4))
+    assert scaled.advantages is not None and scaled.advantages[-1] == pytest.approx(2 / (0.5**0.5 + 1e-4))
 
 
 def test_a_critic_is_asked_for_advantages_later() -> None:
@@ -130,10 +182,7 @@ def test_credit_is_divided_by_the_deviation_of_the_same_attempts() -> None:
     members = [attempt(0, 1.0, ("red",)), attempt(1, 1.0, ("blue",)), attempt(2, 0.0, ("hats",), explored=(0,))]
     found = sample(round_of(*members), renderer(), objective("grpo"), max_length=999, credit=Credit("turn"))
     deviation = (2 / 9 * 3 / 2) ** 0.5  # of 1, 1, 0; those that are left are all 1
-    assert [one.advantages[0] for one in found if one.advantages] == pytest.approx([1 / 3 / (deviation + 1e-4)] * 2)
-
-
-PLAIN = objective("dr_grpo", budget=9)  # advantages are differences, divided by nothing
+    assert [one.advantages[0] for one in found if one.advantages] == pytest.approx([1 / 2 / (deviation + 1e-4)] * 2)
 
 
 def test_credit_by_turn_rewards_is_what_the_turn_and_later_ones_earned() -> None:

@@ -144,6 +144,31 @@ def test_a_bad_loss_stops_the_run_before_it_does_harm(tmp_path: Path, monkeypatc
     assert train(tmp_path).updates == 6
 
 
+def test_an_update_that_destroys_the_weights_is_named_by_the_one_after_it(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"update 1: it made weights that are .*there is no checkpoint yet"):
+        train(tmp_path, learning_rate=1e38, schedule="constant", every=3)
+    assert not list(tmp_path.glob("checkpoints/checkpoint-*"))
+
+
+def test_the_last_good_checkpoint_is_kept_where_an_update_destroys_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = torch.optim.AdamW.step
+    steps: list[int] = []
+
+    def broken(self: Any, *given: Any, **more: Any) -> Any:
+        done = step(self, *given, **more)
+        steps.append(1)
+        if len(steps) == 4:
+            self.param_groups[0]["params"][0].data[0, 0] = math.inf
+        return done
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", broken)
+    with pytest.raises(TrainingError, match=r"update 4: .*not finite: model\..*checkpoint-2; |checkpoint-2\. Lower"):
+        train(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-2"]
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [({"max_loss": 0.1}, "its loss is .* allowed: a number up to 0.1"), ({"max_gradient": 1e-3}, "gradient norm")],

@@ -1,0 +1,1 @@
+"""Internals of `offline_agent.tracking`."""

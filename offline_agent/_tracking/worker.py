@@ -1,0 +1,180 @@
+"""The process that talks to MLflow: it carries out the messages on its standard input, and answers with a fault."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+_KEY = "offline_agent.run_id"  # the tag by which a run is found again
+_PARAMS_AT_ONCE, _METRICS_AT_ONCE, _TAGS_AT_ONCE = 100, 1000, 100
+_LONGEST_VALUE, _LONGEST_KEY = 6000, 250
+
+
+class Worker:
+    """Carries out messages with MLflow; a message that is carried out twice changes nothing the second time."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, str] = {}
+        self._experiment = ""
+        self._client: Any = None
+        self._root = Path()
+        self._file: Path | None = None  # of an SQLite store
+
+    def handle(self, message: dict[str, Any]) -> None:
+        """Carry out a message; raises whatever MLflow raises."""
+        if message["op"] == "open":
+            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - takes seconds, in which others need not wait
+
+            self._file = sqlite_file(message["uri"])
+        with alone(self._file):
+            getattr(self, "_" + message.pop("op"))(**message)
+
+    def interrupt(self) -> None:
+        """End the runs that did not end: the job went away without a word."""
+        with alone(self._file):
+            for key in list(self._runs):
+                self._end(key, "KILLED")
+
+    def _open(self, uri: str, experiment: str, root: str) -> None:
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+
+        self._root = Path(root)
+        if self._file is not None and not (self._file.exists() and self._file.stat().st_size):
+            create(self._file)
+        self._client = MlflowClient(tracking_uri=uri)
+        found = self._client.get_experiment_by_name(experiment)
+        if found is None:
+            where = {} if self._file is None else {"artifact_location": (self._file.parent / "mlruns").as_uri()}
+            try:
+                self._experiment = self._client.create_experiment(experiment, **where)
+            except MlflowException:  # another job made it in between
+                self._experiment = self._client.get_experiment_by_name(experiment).experiment_id
+        else:
+            self._experiment = found.experiment_id
+
+    def _start(
+        self,
+        name: str,
+        key: str,
+        params: dict[str, str],
+        tags: dict[str, str],
+        at: int,
+        parent: str | None = None,
+    ) -> None:
+        if parent is not None:
+            above = self._known(parent)
+            tags |= {"mlflow.parentRunId": above[0].info.run_id} if above else {}
+        before = self._known(key)
+        if before:
+            run = before[0]
+            self._client.update_run(run.info.run_id, status="RUNNING")
+            params = {name: value for name, value in params.items() if name not in run.data.params}
+        else:
+            own = {_KEY: key}
+            run = self._client.create_run(self._experiment, start_time=at, tags=own, run_name=name)
+        self._runs[key] = run.info.run_id
+        self._fill(key, params, tags)
+
+    def _known(self, key: str) -> Any:
+        return self._client.search_runs([self._experiment], f"tags.`{_KEY}` = '{key}'", max_results=1)
+
+    def _child(self, parent: str, key: str, name: str, params: dict[str, str], tags: dict[str, str]) -> None:
+        known = self._known(key)
+        own = {"mlflow.parentRunId": self._runs[parent], _KEY: key}
+        run = known[0] if known else self._client.create_run(self._experiment, tags=own, run_name=name)
+        self._runs[key] = run.info.run_id
+        self._fill(key, params, tags)
+
+    def _fill(self, key: str, params: dict[str, str], tags: dict[str, str]) -> None:
+        from mlflow.entities import Param
+
+        entries = [Param(name[:_LONGEST_KEY], value[:_LONGEST_VALUE]) for name, value in params.items()]
+        for start in range(0, len(entries), _PARAMS_AT_ONCE):
+            self._client.log_batch(self._runs[key], params=entries[start : start + _PARAMS_AT_ONCE])
+        self._tags(key, tags)
+
+    def _tags(self, key: str, tags: dict[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        entries = [RunTag(name[:_LONGEST_KEY], str(value)[:_LONGEST_VALUE]) for name, value in tags.items()]
+        for start in range(0, len(entries), _TAGS_AT_ONCE):
+            self._client.log_batch(self._runs[key], tags=entries[start : start + _TAGS_AT_ONCE])
+
+    def _metrics(self, key: str, values: dict[str, float], step: int, at: int) -> None:
+        from mlflow.entities import Metric
+
+        entries = [Metric(name[:_LONGEST_KEY], value, at, step) for name, value in values.items()]
+        for start in range(0, len(entries), _METRICS_AT_ONCE):
+            self._client.log_batch(self._runs[key], metrics=entries[start : start + _METRICS_AT_ONCE])
+
+    def _artifact(self, key: str, path: str, folder: str | None) -> None:
+        self._client.log_artifact(self._runs[key], str(self._root / path), folder)
+
+    def _end(self, key: str, status: str, at: int | None = None) -> None:
+        self._client.set_terminated(self._runs.pop(key), status=status, end_time=at)
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """Return the file of an SQLite store, and make its folder; None for any other store."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    file = Path(uri.removeprefix("sqlite:///").partition("?")[0]).resolve()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file
+
+
+@contextlib.contextmanager
+def alone(file: Path | None) -> Iterator[None]:
+    """Keep all other jobs' processes from an SQLite store inside the block; for any other store nothing is kept."""
+    if file is None:
+        yield
+        return
+    lock = os.open(file.with_name(f".{file.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def create(file: Path) -> None:
+    """Make an SQLite store whole or not at all: a process that is killed while it makes tables leaves none of them."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    fresh = file.with_name(f".{file.name}.tmp")
+    for left in file.parent.glob(f"{glob.escape(fresh.name)}*"):  # of one that was killed, its journal too
+        left.unlink()
+    SqlAlchemyStore(f"sqlite:///{fresh}", (file.parent / "mlruns").as_uri()).engine.dispose()
+    os.replace(fresh, file)
+
+
+def serve(source: TextIO, answers: TextIO) -> int:
+    """Carry out messages until the pipe closes; the first fault is answered and ends it."""
+    worker = Worker()
+    try:
+        for line in source:
+            worker.handle(json.loads(line))
+        worker.interrupt()
+    except BaseException as error:
+        text = " ".join(str(error).split())
+        answers.write(f"{type(error).__name__}: {text[:300]}\n")
+        answers.flush()
+        for _ in source:  # keep reading, so that the job does not see a broken pipe
+            pass
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever MLflow prints is not an answer
+    sys.exit(serve(sys.stdin, _answers))

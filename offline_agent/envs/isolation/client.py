@@ -1,0 +1,292 @@
+"""An isolated episode as the rest of the package sees it, and the server that its process comes from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.envs.episode import Episode, StepResult
+from offline_agent.envs.isolation import waiting
+from offline_agent.envs.isolation.protocol import Garbage, receive_answer, send_request
+from offline_agent.envs.tools import ToolSet
+from offline_agent.errors import ConfigError, EnvironmentFault
+from offline_agent.records import Action, Task, Verdict
+
+if TYPE_CHECKING:
+    from offline_agent.envs.base import EnvSpec
+
+_PACKAGE = Path(__file__).resolve().parents[3]
+
+
+class Server:
+    """The process that episodes are forked from; started at once, ended with this object or with the run.
+
+    Args:
+        spec: The environment.
+
+    Attributes:
+        live: Number of processes that episodes hold.
+        template: A process that has reset the environment once: it has loaded what a reset loads, so what is forked
+            from it starts fast. None before the first reset, and where that process cannot be forked.
+
+    Raises:
+        ConfigError: Its process cannot load the environment, or the system is not Linux.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        if not sys.platform.startswith("linux"):
+            raise ConfigError("env.isolate: got process, which needs Linux; allowed here: none")
+        self.live = 0
+        self.template: IsolatedEpisode | None = None
+        self._templated = False
+        self._counting, self._opening = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "offline_agent.envs.isolation.server", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
+                env={**os.environ, "PYTHONPATH": paths},
+            )  # fmt: skip
+        self._finalizer = weakref.finalize(self, _end, self._socket, self._process)
+        options = {"sandboxed": spec.sandboxed, "max_observation_chars": spec.max_observation_chars}
+        answer = self._ask((spec.path, spec.args, options, list(sys.path), os.getpid()))
+        if answer.get("faults"):
+            raise ConfigError([f"env.isolate=process, {spec.name}: {fault}" for fault in answer["faults"]])
+
+    def fork(self, theirs: socket.socket) -> int:
+        """Return the process id of a new episode that has this end of a socket pair; raises EnvironmentFault."""
+        answer = self._ask(("open",), theirs)
+        if "fault" in answer:
+            raise EnvironmentFault(f"no process can be forked for an environment: {answer['fault']}")
+        return int(answer["pid"])
+
+    def count(self, more: int) -> None:
+        """Note that so many more processes are held."""
+        with self._counting:
+            self.live += more
+
+    def keep_template(self, episode: IsolatedEpisode) -> None:
+        """Keep a fork of the first episode that was reset."""
+        with self._counting:
+            first, self._templated = not self._templated, True
+        if first:
+            with contextlib.suppress(EnvironmentFault):
+                self.template = episode.fork("copy")
+
+    def open(self, spec: EnvSpec) -> IsolatedEpisode:
+        """Return a fresh environment in a process of its own; raises EnvironmentFault as `EnvSpec.open`."""
+        if self.template is not None:
+            try:
+                with self._opening:
+                    return self.template.fork("open")
+            except EnvironmentFault:
+                self.template = None  # it cannot be forked any more; or the next line tells what is wrong
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pid = self.fork(theirs)
+        return IsolatedEpisode(spec, self, ours, pid)
+
+    def kill(self, pid: int) -> None:
+        """Kill an episode's process."""
+        with contextlib.suppress(EnvironmentFault):  # a server that is gone took its processes along
+            self._ask(("kill", pid))
+
+    def end_of(self, pid: int) -> str:
+        """Return in words how an episode's process ended."""
+        code = self._ask(("ended", pid)).get("code")
+        if code is None:
+            return "ended"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+
+    def _ask(self, request: tuple[Any, ...], *handed: socket.socket) -> dict[str, Any]:
+        with self._lock:
+            try:
+                send_request(self._socket, request, *handed)
+                return receive_answer(self._socket)
+            except (OSError, EOFError, Garbage) as error:
+                raise EnvironmentFault("the process that environments are forked from is gone") from error
+
+
+class IsolatedEpisode(Episode):
+    """An episode in a process of its own; see `Episode`.
+
+    Where its process ends, or answers something that cannot be read, that is an `EnvironmentFault`.
+
+    Args:
+        spec: The environment.
+        server: Where its process comes from.
+        ours: The socket to its process.
+        pid: Its process id; None = its first answer names it.
+        opens: It opens the environment now, and says when it has.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, server: Server, ours: socket.socket, pid: int | None = None, opens: bool = True
+    ) -> None:
+        super().__init__(spec, None)
+        self._server = server
+        self._socket = ours
+        self._pid = pid
+        self._terminated: Any = False
+        self._held = True
+        server.count(1)
+        if pid is None:
+            self._pid = int(self._receive("being forked")["value"])
+        if opens:
+            self._receive("opening it")
+
+    @property
+    def terminated(self) -> bool:
+        """See `Episode.terminated`."""
+        if isinstance(self._terminated, str):
+            raise EnvironmentFault(self._terminated)
+        return bool(self._terminated)
+
+    @property
+    def system_prompt(self) -> str:
+        """See `Episode.system_prompt`."""
+        return str(self._ask("system_prompt"))
+
+    def reset(self, task: Task) -> str:
+        """See `Episode.reset`."""
+        self._task = task
+        value = self._ask("reset", task)
+        own = value["tools"]
+        self.tools = self.spec.tools if own is None else ToolSet.from_json(own)
+        self._server.keep_template(self)
+        return str(value["observation"])
+
+    def step(self, action: Action) -> StepResult:
+        """See `Episode.step`."""
+        bare = action if action.token_ids is None else replace(action, token_ids=None, logps=None)
+        return StepResult(*self._ask("step", bare))
+
+    def verdict(self) -> Verdict:
+        """See `Episode.verdict`."""
+        try:
+            return Verdict.from_json(self._ask("verdict"))
+        except EnvironmentFault as error:
+            return Verdict(None, None, f"{self.spec.name}.get_reward", self.spec.version, error=f"Error: {error}")
+
+    def copy(self) -> Episode:
+        """See `Episode.copy`: a fork of its process."""
+        if self.spec.replay_only:
+            raise EnvironmentFault(f"{self.spec.name}: replay_only environments are restored by replay, not copied")
+        twin = self.fork("copy")
+        twin.tools, twin._terminated, twin._task = self.tools, self._terminated, self._task
+        return twin
+
+    def fork(self, what: str) -> IsolatedEpisode:
+        """Return an episode in a fork of its process: a `copy` of this one, or a fresh one that it is to `open`.
+
+        Raises:
+            EnvironmentFault: It cannot be forked, or does not open.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._send(what, theirs)
+        return IsolatedEpisode(self.spec, self._server, ours, opens=what == "open")
+
+    def fingerprint(self) -> str | None:
+        """See `Episode.fingerprint`."""
+        value = self._ask("fingerprint")
+        return None if value is None else str(value)
+
+    def achieved_goal(self) -> dict[str, Any] | None:
+        """See `Episode.achieved_goal`."""
+        value = self._ask("achieved_goal")
+        return dict(value) if isinstance(value, Mapping) else None
+
+    def turn_reward(self) -> float | None:
+        """See `Episode.turn_reward`."""
+        value = self._ask("turn_reward")
+        return None if value is None else float(value)
+
+    def undeclared_turn_reward(self) -> bool:
+        """See `Episode.undeclared_turn_reward`."""
+        return bool(self._ask("undeclared_turn_reward"))
+
+    def close(self) -> None:
+        """See `Episode.close`: its process ends."""
+        try:
+            if hasattr(self.spec.cls, "__exit__"):
+                self._ask("close")
+        finally:
+            self._drop()
+
+    def __del__(self) -> None:
+        self._drop()
+
+    # -- talking to the process --------------------------------------------------------------------------------------
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        self._send(what, *arguments)
+        answer = self._receive(what)
+        if "misuse" in answer:
+            raise RuntimeError(answer["misuse"])
+        try:
+            return answer["value"]
+        except KeyError as error:
+            raise EnvironmentFault(f"{self.spec.name}: its process sent an answer without a value") from error
+
+    def _send(self, what: str, *arguments: Any) -> None:
+        handed = [one for one in arguments if isinstance(one, socket.socket)]
+        plain = [one for one in arguments if not isinstance(one, socket.socket)]
+        try:
+            send_request(self._socket, (what, *plain), *handed)
+        except OSError:
+            return  # its process is gone, which receiving finds out as well
+
+    def _drop(self) -> None:
+        """Let its process end."""
+        if self._held:
+            self._held = False
+            self._server.count(-1)
+            self._socket.close()
+
+    def _kill(self) -> None:
+        if self._pid is not None:
+            self._server.kill(self._pid)
+
+    def _receive(self, what: str) -> dict[str, Any]:
+        """Return the answer to the last request; a call that ran out of time has its process killed meanwhile."""
+        call = waiting.present()
+        if call is not None and not call.begin(self._kill):
+            self._kill()
+        try:
+            answer = receive_answer(self._socket)
+        except (OSError, EOFError) as error:
+            how = "ended" if self._pid is None else self._server.end_of(self._pid)
+            task = self._task.task_id if self._task else "-"
+            self._drop()
+            raise EnvironmentFault(f"{self.spec.name}: its process {how} in {what} (task {task})") from error
+        except Garbage as error:
+            self._kill()
+            self._drop()
+            raise EnvironmentFault(f"{self.spec.name}: its process was interfered with: {error}") from error
+        finally:
+            if call is not None:
+                call.done()
+        self._terminated = answer.get("terminated", False)
+        if "fault" in answer:
+            raise EnvironmentFault(str(answer["fault"]))
+        return answer
+
+
+def _end(own: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """End the server and all that it forked: it kills its session where its socket is closed."""
+    own.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5)
