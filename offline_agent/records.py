@@ -284,13 +284,16 @@ class PreferencePair:
         prefix: The shared history; its messages are the prompt.
         chosen: The better continuation, at least one step.
         rejected: The worse continuation, at least one step.
-        q_chosen, q_rejected: Estimated values in [0, 1].
+        q_chosen, q_rejected: Values in [0, 1]: estimates of the two actions for step pairs, else the ends' scores.
         visits_chosen, visits_rejected: Number of judged rollouts behind each value.
-        confidence: P(Q_chosen > Q_rejected).
+        confidence: P(Q_w > Q_l) of the first actions in which the two differ, under the policy; None where the tree
+            has no rollouts to tell it from.
         verdict_chosen, verdict_rejected: The evidence for each side; None only for step pairs, whose evidence is
             the counts.
         tree_id, node_id, chosen_edge, rejected_edge: Where in which tree; None where it is from no tree.
         weight: 1/sqrt(pairs of the task) unless configured otherwise.
+        rest_confidence: How sure it is that the whole rest of the chosen side is the better one, by the verdicts on
+            both ends; None for step pairs, which claim nothing of it. docs/pairs.md says what each kind claims.
         reason: One readable sentence: why this is a pair.
     """
 
@@ -302,7 +305,7 @@ class PreferencePair:
     q_rejected: float
     visits_chosen: int
     visits_rejected: int
-    confidence: float
+    confidence: float | None
     verdict_chosen: Verdict | None
     verdict_rejected: Verdict | None
     tree_id: str | None = None
@@ -310,4 +313,5 @@ class PreferencePair:
     chosen_edge: int | None = None
     rejected_edge: int | None = None
     weight: float = 1.0
+    rest_confidence: float | None = None
     reason: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
@@ -17,19 +18,35 @@ from offline_agent._config.online import (
     SamplerSection,
     WatchSection,
 )
-from offline_agent._config.sections import DEFAULT_ORIGINS, BuildPrefsConfig, PolicySection
-from offline_agent._config.training import (
+from offline_agent._config.sections import (
     ALL_KINDS,
+    DEFAULT_ORIGINS,
+    BuildPrefsConfig,
+    PairKinds,
+    PolicySection,
+)
+from offline_agent._config.training import (
+    DEFAULT_KINDS,
     AnchorSection,
     BatchSection,
     DpoOptimizerSection,
     DpoSection,
-    Kinds,
     LoraSection,
     OptimizerSection,
     PassSection,
     Paths,
 )
+
+
+def built_kinds(used: Sequence[str], origins: Sequence[str]) -> PairKinds:
+    """Return the kinds of pairs that must be built for the pairs and the successes that are trained on.
+
+    Args:
+        used: Kinds of pairs that are trained on.
+        origins: Origins of the successes that are; relabelled and shortened ones come with pairs of their own.
+    """
+    with_pairs = {"hindsight": "hindsight", "minimal": "pruned"}
+    return tuple(kind for kind in ALL_KINDS if kind in used or with_pairs.get(kind) in origins)
 
 
 class SftStage(Section):
@@ -45,8 +62,10 @@ class DpoStage(Section):
     """The preference training of each iteration."""
 
     enabled: bool = key(True, "train on preferences/")
-    kinds: Kinds = key(
-        ALL_KINDS, "kinds of pairs that are used; others are not built, unless pairs.kinds names them", strict=False
+    kinds: PairKinds = key(
+        DEFAULT_KINDS,
+        "kinds of pairs that are used (docs/pairs.md); others are not built, unless pairs.kinds names them",
+        strict=False,
     )
     optimizer: DpoOptimizerSection = section(DpoOptimizerSection, "AdamW and its schedule")
     batch: BatchSection = section(BatchSection, "what one optimizer update sees")
@@ -140,12 +159,11 @@ class IterateConfig(BuildPrefsConfig):
         sections = {name: data.get(name, {}) for name in ("pairs", "dpo", "filtered")} if isinstance(data, dict) else {}
         if not sections or not all(isinstance(each, dict) for each in sections.values()):
             return data
-        used, origins = sections["dpo"].get("kinds"), sections["filtered"].get("origins", DEFAULT_ORIGINS)
-        if "kinds" in sections["pairs"] or not isinstance(used, list) or not isinstance(origins, list | tuple):
+        used = sections["dpo"].get("kinds", DEFAULT_KINDS)
+        origins = sections["filtered"].get("origins", DEFAULT_ORIGINS)
+        if "kinds" in sections["pairs"] or not isinstance(used, list | tuple) or not isinstance(origins, list | tuple):
             return data
-        filtered = {"hindsight": "hindsight", "minimal": "pruned"}
-        kinds = [kind for kind in ALL_KINDS if kind in used or filtered.get(kind) in origins]
-        return data | {"pairs": sections["pairs"] | {"kinds": kinds}}
+        return data | {"pairs": sections["pairs"] | {"kinds": list(built_kinds(used, origins))}}
 
     @field_validator("policy")
     @classmethod

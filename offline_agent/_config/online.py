@@ -94,7 +94,7 @@ class CriticSection(Section):
 
     gamma: float = key(1.0, "discount a token", gt=0, le=1)
     lam: float = key(
-        0.95, "lambda of generalised advantage estimation, a token; 1 where a turn is judged many tokens later",
+        1.0, "lambda of generalised advantage estimation, a token; below 1 a verdict fades over the tokens before it",
         ge=0, le=1,
     )  # fmt: skip
     coefficient: float = key(0.5, "weight of the value loss", gt=0)

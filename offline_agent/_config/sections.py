@@ -160,17 +160,18 @@ class RewardSection(Section):
 
 
 PairKinds = tuple[Literal["step", "trajectory", "hindsight", "minimal"], ...]
+ALL_KINDS: PairKinds = ("step", "trajectory", "hindsight", "minimal")
 
 
 class PairsSection(Section):
     """Which preference pairs are built."""
 
-    kinds: PairKinds = key(("step", "trajectory", "hindsight", "minimal"), "rules that are applied", strict=False)
+    kinds: PairKinds = key(ALL_KINDS, "rules that are applied (docs/pairs.md)", strict=False)
     min_gap: float = key(0.2, "least difference of the values of a step pair", ge=0, le=1)
     min_visits: int = key(3, "least visits of each side of a step pair, unless its value is exact", ge=1)
-    confidence: float = key(0.9, "least P(Q_chosen > Q_rejected) of a step pair", ge=0.5, le=0.999999)
+    confidence: float = key(0.9, "least P(Q_w > Q_l) of a step pair", ge=0.5, le=0.999999)
     value_source: Literal["search", "mixed"] = key(
-        "search", "values that order step pairs and make their gap: the search's, or mixed with the critic's (AgentQ)"
+        "search", "values that make a step pair's gap: the search's, or mixed with the critic's (AgentQ)"
     )
     per_node: int = key(2, "most step pairs of one node", ge=1)
     per_task: int = key(16, "most pairs of one task", ge=1)

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from offline_agent._config.base import Section, key, section
-from offline_agent._config.sections import EnvSection, RunConfig, TasksSection
+from offline_agent._config.sections import EnvSection, PairKinds, RunConfig, TasksSection
 
 Paths = tuple[str, ...]
 
@@ -169,8 +169,7 @@ class TrainSftConfig(TrainConfig):
     scratch: ScratchSection = section(ScratchSection, "a new model in place of model.path")
 
 
-Kinds = tuple[Literal["step", "trajectory", "hindsight", "minimal"], ...]
-ALL_KINDS = ("step", "trajectory", "hindsight", "minimal")
+DEFAULT_KINDS: PairKinds = ("step",)  # the others lost beside them: docs/results.md, "The offline loop"
 
 
 class DpoDataSection(Section):
@@ -180,7 +179,11 @@ class DpoDataSection(Section):
         (), "run directories whose pairs are trained on; none = a small search is run first", strict=False
     )
     files: Paths = key((), "parquet or JSON-lines files of preference rows", strict=False)
-    kinds: Kinds = key(ALL_KINDS, "kinds of pairs that are used", strict=False)
+    kinds: PairKinds = key(
+        DEFAULT_KINDS,
+        "kinds of pairs that are used: step, trajectory, hindsight, minimal (docs/pairs.md)",
+        strict=False,
+    )
 
 
 class DpoSection(Section):
@@ -188,7 +191,10 @@ class DpoSection(Section):
 
     loss: str = key("sigmoid", "sigmoid, ipo, hinge, sigmoid_norm, dmpo, or any other of TRL's loss types")
     beta: float = key(0.1, "strength of the pull towards the reference", gt=0)
-    soft_labels: bool = key(True, "1 - confidence of a pair is its label noise (sigmoid, dmpo)")
+    soft_labels: bool = key(True, "1 - confidence of a pair is its label noise (sigmoid, dmpo; docs/pairs.md)")
+    unknown_noise: float = key(
+        0.1, "label noise of pairs whose confidence is not known, such as those of your own files", ge=0, le=0.5
+    )
     weights: bool = key(True, "use the rows' weights (not with TRL's own loss types)")
     sft: float = key(0.2, "weight of the chosen side's mean negative log-likelihood", ge=0)
     dmpo_gamma: float = key(0.9, "discount of later turns in dmpo", gt=0, lt=1)

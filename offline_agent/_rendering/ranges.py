@@ -48,6 +48,7 @@ _FINITE = Range(-math.inf, math.inf)
 OWN: Mapping[str, Range] = {
     "weight": Range(0, 1, above=True),
     "confidence": _SHARE,
+    "rest_confidence": _SHARE,
     "q_chosen": _SHARE,
     "q_rejected": _SHARE,
     "reward": _SHARE,
@@ -60,6 +61,7 @@ OWN: Mapping[str, Range] = {
 LOOSE: Mapping[str, Range] = {
     "weight": Range(0, 1000, above=True),
     "confidence": _SHARE,
+    "rest_confidence": _SHARE,
     "q_chosen": _FINITE,
     "q_rejected": _FINITE,
 }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 VERSION = 2
 READABLE = (1, 2)
 """Schema versions of tables that are read. In 1, token columns had no prefix, all pairs were in one table, and
-certificates covered ids and masks alone."""
+certificates covered ids and masks alone; `confidence` of all but step pairs was what `rest_confidence` is now."""
 
 Encode = Callable[[Any], Any]
 

@@ -140,8 +140,11 @@ class Iterations:
         if not self.config.dpo.enabled:
             return
         if not any(one.built["pairs"].get(kind) for kind in self.config.dpo.kinds):
-            kinds = " or ".join(self.config.dpo.kinds)
-            one.notes.append(f"no preference training: the search made no pair ({kinds})")
+            others = ", ".join(f"{count} of kind {kind}" for kind, count in one.built["pairs"].items() if count)
+            one.notes.append(
+                f"no preference training: the search made no pair of the kinds in dpo.kinds "
+                f"({', '.join(self.config.dpo.kinds)}); it made {others or 'none at all'}"
+            )
             return
         replay = self._replay(one, pairs)
         stage = self.plan.train_dpo(one.number, model, pairs, replay, self._with_successes())
@@ -174,8 +177,9 @@ class Iterations:
         if not earlier or not settings.pairs:
             return []
         found = replay(
-            earlier, (row for file in _tables(pairs) for row in read_table(file)), pairs=settings.pairs,
-            share=settings.share, priority=settings.priority, seed=self.plan.seed(one.number, "replay"),
+            earlier, (row for file in _tables(pairs) for row in read_table(file)), kinds=self.config.dpo.kinds,
+            pairs=settings.pairs, share=settings.share, priority=settings.priority,
+            seed=self.plan.seed(one.number, "replay"),
         )  # fmt: skip
         one.replayed, one.replay_kept = len(found.rows), found.kept
         folder, files = f"{self.plan.folder(one.number).name}/replay", []

@@ -58,7 +58,8 @@ def _make() -> dict[str, Any]:
             required("q_rejected", pa.float64()),
             required("visits_chosen", pa.int64()),
             required("visits_rejected", pa.int64()),
-            required("confidence", pa.float64()),
+            pa.field("confidence", pa.float64()),  # of the first differing action; null = not known
+            pa.field("rest_confidence", pa.float64()),  # of the whole rest; null = nothing is claimed of it
             required("weight", pa.float64()),
             pa.field("verdict_chosen", pa.string()),
             pa.field("verdict_rejected", pa.string()),

@@ -94,7 +94,8 @@ def describe(row: Mapping[str, Any]) -> str:
         *[f"chosen    {_short(_text(m))}" for m in row["chosen"]],
         *[f"rejected  {_short(_text(m))}" for m in row["rejected"]],
         f"why       value {row['q_chosen']:.2f} of {row['visits_chosen']} rollouts against {row['q_rejected']:.2f} of "
-        f"{row['visits_rejected']}; P(chosen better) {row['confidence']:.3f}; weight {row['weight']:.2f}",
+        f"{row['visits_rejected']}; P(first action better) {_sure(row['confidence'])}, "
+        f"P(rest better) {_sure(row.get('rest_confidence'))}; weight {row['weight']:.2f}",
     ]
     for side in ("chosen", "rejected"):
         if row[f"verdict_{side}"]:
@@ -105,6 +106,10 @@ def describe(row: Mapping[str, Any]) -> str:
         prompt_length = len(row["prompt_ids"])
         lines.append(f"tokens    prompt {prompt_length}; chosen {total}, of which the policy sampled {trained}")
     return "\n".join(lines) + "\n"
+
+
+def _sure(probability: float | None) -> str:
+    return "not known" if probability is None else f"{probability:.3f}"
 
 
 def _text(message: Mapping[str, Any]) -> str:

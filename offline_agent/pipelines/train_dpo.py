@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offline_agent._config.loop import built_kinds
+from offline_agent._config.sections import DEFAULT_ORIGINS
 from offline_agent._store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.config import BuildPrefsConfig, TrainDpoConfig, load
 from offline_agent.errors import ConfigError
@@ -101,6 +103,7 @@ def dpo_settings(config: TrainDpoConfig) -> DpoSettings:
         loss=dpo.loss,
         beta=dpo.beta,
         soft_labels=dpo.soft_labels,
+        unknown_noise=dpo.unknown_noise,
         weights=dpo.weights,
         sft=dpo.sft,
         dmpo_gamma=dpo.dmpo_gamma,
@@ -184,6 +187,7 @@ def _search(session: Session[TrainDpoConfig]) -> Path:
     config, model = session.config, session.config.model
     keys: dict[str, Any] = {
         **_SMALL_SEARCH,
+        "pairs.kinds": f"[{','.join(built_kinds(config.data.kinds, DEFAULT_ORIGINS))}]",
         "policy": "hf",
         "policy.model": model.path,
         "policy.tokenizer": model.tokenizer,

@@ -17,7 +17,7 @@ Mined = tuple[list[PreferencePair], list[Refusal]]
 
 
 class TrajectoryPairs:
-    """A verified success against a verified failure of the same task (algorithms.md section 4, rule 2).
+    """A verified success against a verified failure of the same task; docs/pairs.md has the rule.
 
     The prompt is the history both share, up to the first canonical divergence. Of each pair of actions that diverge
     the shortest success and the failure nearest to it in length are taken.
@@ -85,13 +85,14 @@ class TrajectoryPairs:
             worse.score,
             1,
             1,
-            sure,
+            None,
             better,
             worse,
             tree.tree_id,
             node.id,
             good.id,
             bad.id,
+            rest_confidence=sure,
             reason=f"verified success against verified failure, apart from step {node.depth + 1} on",
         )
 

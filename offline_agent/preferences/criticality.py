@@ -217,13 +217,14 @@ class MinimalPairs:
             verdict.score,
             1,
             1,
-            1.0,
+            None,
             replay.verdict,
             verdict,
             tree.tree_id,
             edge.parent.id,
             None if shorter is None else shorter.id,
             edge.id,
+            rest_confidence=1.0,
             reason=f"the same success with {saved} step(s) fewer, verified by replay",
         )
 

@@ -31,8 +31,8 @@ PAIR_TOKENS = (
 )  # fmt: skip
 PAIR_COLUMNS = (
     "prompt", "chosen", "rejected", "tools", "kind", "task_id", "split", "tree_id", "node_id", "chosen_edge",
-    "rejected_edge", "q_chosen", "q_rejected", "visits_chosen", "visits_rejected", "confidence", "weight",
-    "verdict_chosen", "verdict_rejected", *PAIR_TOKENS,
+    "rejected_edge", "q_chosen", "q_rejected", "visits_chosen", "visits_rejected", "confidence", "rest_confidence",
+    "weight", "verdict_chosen", "verdict_rejected", *PAIR_TOKENS,
 )  # fmt: skip
 TRAJECTORY_TOKENS = ("input_ids", "action_mask", "logps", "certificate")
 TRAJECTORY_COLUMNS = (
@@ -90,6 +90,7 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | 
         "visits_chosen": pair.visits_chosen,
         "visits_rejected": pair.visits_rejected,
         "confidence": pair.confidence,
+        "rest_confidence": pair.rest_confidence,
         "weight": pair.weight,
         "verdict_chosen": _verdict(pair.verdict_chosen),
         "verdict_rejected": _verdict(pair.verdict_rejected),

@@ -43,7 +43,7 @@ class PairFacts:
         digest: Of (prompt, chosen, rejected) as token ids, or as text where there are none; at most 16 bytes.
         forward, backward: Of (prompt, better, worse) as canonical actions, and of the same pair turned round.
         chosen_length, rejected_length: Trainable tokens of each side, or characters where there are none.
-        confidence: P(Q_chosen > Q_rejected).
+        confidence: As the pair's; 0 where that is not known, so that the sure ones go first.
         gap: Q_chosen − Q_rejected.
     """
 
@@ -161,7 +161,7 @@ class FactMaker:
             _digest([prompt, *keys[::-1]]),
             _length(pair.chosen, ids),
             _length(pair.rejected, ids),
-            pair.confidence,
+            pair.confidence or 0.0,
             pair.q_chosen - pair.q_rejected,
         )
 

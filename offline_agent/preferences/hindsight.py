@@ -228,13 +228,14 @@ class Hindsight:
             worse.score,
             1,
             1,
-            certainty(better.score, worse.score, self._certain),
+            None,
             better,
             worse,
             tree.tree_id,
             good.parent.id,
             good.id,
             bad.id,
+            rest_confidence=certainty(better.score, worse.score, self._certain),
             reason="a success of the goal it reached against a failure of that goal, both replayed under it",
         )
 

@@ -21,6 +21,7 @@ from offline_agent.preferences.pairs import StepPairs, TrajectoryPairs, trajecto
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.rejudging import Rejudged, rejudge
 from offline_agent.preferences.replay import Replayer
+from offline_agent.preferences.siblings import with_confidence
 from offline_agent.records import PreferencePair, Trajectory
 
 if TYPE_CHECKING:
@@ -148,8 +149,9 @@ class Miner:
             return
         self._quarantined_branches(tree, mined)
         mined.trajectories = list(trajectories(tree))
+        compared = self.steps.compare(tree)
         if "step" in self.kinds:
-            _add(mined, *self.steps.mine(tree))
+            _add(mined, *self.steps.mine(tree, compared))
         if "trajectory" in self.kinds:
             _add(mined, *self.trajectory_pairs.mine(tree))
         if relabels:
@@ -159,6 +161,7 @@ class Miner:
             mined.trajectories += [found.trajectory for found in relabelled]
             _add(mined, pairs, refusals)
         self._shorten(tree, mined)
+        mined.pairs = [with_confidence(pair, tree, compared) for pair in mined.pairs]
         mined.filtered, refusals = self.filtered.select(mined.trajectories, tree.tree_id)
         mined.refusals += refusals
 

@@ -63,6 +63,13 @@ def probability_above(better: Evidence, worse: Evidence, prior: float = PRIOR) -
     return min(1.0, max(0.0, float(upper @ under)))
 
 
+def posterior_mean(evidence: Evidence, prior: float = PRIOR) -> float:
+    """Return the known value, else the mean of Beta(prior + successes, prior + failures)."""
+    if evidence.known is not None:
+        return evidence.known
+    return (evidence.successes + prior) / (evidence.count + 2 * prior)
+
+
 def certainty(better: float, worse: float, certain: bool) -> float:
     """Return P(Q_better > Q_worse) of two end states judged once each.
 

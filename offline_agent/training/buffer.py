@@ -1,4 +1,4 @@
-"""Replay of earlier iterations' preference pairs: first in, first out, large gaps first.
+"""Replay of earlier iterations' preference pairs: first in, first out, large gaps of their kind first.
 
 Values are passed on as they were written, certificates and reference log-probabilities included; the latter belong to
 the model of their iteration, and the trainer computes them anew where the certificate's hash is not its model's. Column
@@ -20,7 +20,7 @@ from offline_agent.store import hash_json, read_table
 Row = Mapping[str, Any]
 
 SMALLEST_GAP = 0.01
-"""What a smaller gap counts as, so that minimal pairs, whose sides are worth the same, are replayed too."""
+"""The part of its kind's mean gap that a smaller gap counts as, so that a pair without a gap is replayed too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ def replay(
     earlier: Sequence[Path],
     new: Iterable[Row],
     *,
+    kinds: Sequence[str],
     pairs: int,
     share: float,
     priority: float,
@@ -50,15 +51,18 @@ def replay(
     """Draw earlier pairs to be trained on beside new ones.
 
     The newest `pairs` are kept. Of these at most `share` for each new pair are drawn without replacement, each time
-    with a probability proportional to gap ** priority (Efraimidis and Spirakis 2006: the largest log(u) / weight).
+    with a probability proportional to (gap / mean gap of its kind) ** priority (Efraimidis and Spirakis 2006: the
+    largest log(u) / weight). The gap of a step pair is between two estimates, that of the other kinds between two
+    ends; so gaps are compared within a kind alone, and kinds come in the proportion in which they were kept.
 
     Args:
         earlier: Preference tables (parquet files), oldest first.
         new: The rows they are replayed beside. An earlier pair with the same prompt and sides, in either order, is
             left out: newer evidence on the same question counts.
+        kinds: The kinds of pairs that are trained on; others, earlier or new, are not looked at.
         pairs: Most pairs kept, >= 0.
         share: Most pairs drawn for each new one, >= 0.
-        priority: Exponent of the gap q_chosen - q_rejected; 0 = evenly.
+        priority: Exponent of the gap q_chosen - q_rejected, by its kind's mean; 0 = evenly.
         seed: The same seed and tables give the same draw.
 
     Raises:
@@ -67,6 +71,8 @@ def replay(
     seen: set[Hashable] = set()
     count = 0
     for row in new:
+        if row["kind"] not in kinds:
+            continue
         seen.update(_keys(known(row)))
         count += 1
     kept: list[dict[str, Any]] = []  # newest first
@@ -77,6 +83,8 @@ def replay(
         for row in reversed([known(row) for row in read_table(file)]):
             if len(kept) >= pairs:
                 break
+            if row["kind"] not in kinds:
+                continue
             keys = _keys(row)
             if seen.intersection(keys):
                 superseded += 1
@@ -94,7 +102,12 @@ def gap(row: Row) -> float:
 
 def _draw(rows: list[dict[str, Any]], size: int, priority: float, seed: int) -> list[dict[str, Any]]:
     chance = random.Random(seed)
-    keys = [math.log(1.0 - chance.random()) / max(gap(row), SMALLEST_GAP) ** priority for row in rows]
+    gaps: dict[str, list[float]] = {}
+    for row in rows:
+        gaps.setdefault(row["kind"], []).append(gap(row))
+    usual = {kind: sum(each) / len(each) or 1.0 for kind, each in gaps.items()}
+    shares = [max(gap(row) / usual[row["kind"]], SMALLEST_GAP) for row in rows]
+    keys = [math.log(1.0 - chance.random()) / share**priority for share in shares]
     best = sorted(range(len(rows)), key=lambda index: (-keys[index], index))[:size]
     return [rows[index] for index in sorted(best)]
 

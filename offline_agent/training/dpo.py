@@ -49,6 +49,21 @@ def pair_units(rows: Sequence[PairRow]) -> list[Unit]:
     ]
 
 
+def label_noise(row: PairRow, unknown: float) -> float:
+    """Return the probability that a pair's label is wrong, in [0, 0.5].
+
+    It is 1 less the lower of `confidence` and `rest_confidence`, as far as they are known. Beyond one half the loss
+    would prefer the rejected side, though the ends of both were verified; at one half the pair only holds the policy
+    to the reference.
+
+    Args:
+        row: The pair.
+        unknown: The noise where `confidence` is not known.
+    """
+    sure = 1.0 - unknown if row.confidence is None else row.confidence
+    return min(0.5, 1.0 - (sure if row.rest_confidence is None else min(sure, row.rest_confidence)))
+
+
 def train_dpo(
     model: Any,
     tokenizer: Any,
@@ -277,7 +292,8 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
     def _noise(self, units: Sequence[Unit], device: torch.device) -> Tensor | None:
         if not self.dpo.soft_labels:
             return None
-        return torch.tensor([1.0 - self.rows[unit.index].confidence for unit in units], device=device)
+        noise = [label_noise(self.rows[unit.index], self.dpo.unknown_noise) for unit in units]
+        return torch.tensor(noise, device=device)
 
     # -- TRL's own losses ----------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ PAIR = Shape(
     ("prompt", *SIDES),
     ("prompt_ids", "chosen_ids", "rejected_ids"),
     ("chosen_mask", "rejected_mask"),
-    ("ref_chosen_logps", "ref_rejected_logps", "q_chosen", "q_rejected", "confidence", "weight"),
+    ("ref_chosen_logps", "ref_rejected_logps", "q_chosen", "q_rejected", "confidence", "rest_confidence", "weight"),
 )
 TRAJECTORY = Shape(
     SUCCESS_TABLES, ("messages",), ("input_ids",), ("action_mask",), ("success", "verdict", "reward", "logps")

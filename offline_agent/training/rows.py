@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from offline_agent.errors import DataError
+from offline_agent.errors import ConfigError, DataError
 from offline_agent.rendering import Renderer
 from offline_agent.training.load_report import LoadReport
 from offline_agent.training.reading import PAIR, SIDES, TRAJECTORY, Found, Ids, Reader
@@ -34,7 +34,8 @@ class PairRow:
         ref_chosen, ref_rejected: float [C], float [R], stored log-probabilities of the reference at temperature 1, 0.0
             where the mask is 0; None = must be computed.
         weight: The row's; 1 where the file does not say.
-        confidence: P(Q_chosen > Q_rejected); 1 where the file does not say.
+        confidence: P(Q_w > Q_l) of the first differing action; None where the file does not say.
+        rest_confidence: How sure it is that the whole rest of the chosen side is better; None where nothing is claimed.
         gap: Q_chosen − Q_rejected; 1 where the file does not say.
     """
 
@@ -51,8 +52,9 @@ class PairRow:
     ref_chosen: tuple[float, ...] | None
     ref_rejected: tuple[float, ...] | None
     weight: float = 1.0
-    confidence: float = 1.0
+    confidence: float | None = None
     gap: float = 1.0
+    rest_confidence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,8 @@ def load_pairs(
         key: The configuration section the paths are from, for messages.
 
     Raises:
-        ConfigError: A path is wrong, a run is unfinished, or no pair is left.
+        ConfigError: A path is wrong, a run is unfinished, or no pair is left; where all are of other kinds than those
+            asked for, the message says of which.
         DataError: A file is broken; a row fails its certificate, is of another tokenizer or template, or is not of the
             train split. The message names file, row and reason.
     """
@@ -115,8 +118,14 @@ def load_pairs(
     kept: dict[tuple[Ids, Ids, Ids], PairRow] = {}
     contradicted: set[tuple[Ids, Ids, Ids]] = set()
     computed: dict[str, str] = {}
+    others: Counter[str] = Counter()
     for found in Reader(renderer, report, PAIR).rows(runs, files, key):
-        pair = _pair(found, kinds, max_length, report)
+        kind = found.row.get("kind") or "foreign"
+        if kind != "foreign" and kind not in kinds:
+            others[kind] += 1
+            report.leave("other_kinds", found.name, f"its kind, {kind}, was not asked for")
+            continue
+        pair = _pair(found, kind, max_length, report)
         if pair is None:
             continue
         this = pair.prompt_ids, pair.chosen_ids, pair.rejected_ids
@@ -133,6 +142,12 @@ def load_pairs(
     for this in [this for this in kept if this in contradicted]:
         report.leave("contradictory", kept.pop(this).name, "its two sides are in the data the other way round, too")
     pairs = list(kept.values())
+    if others and others.total() == report.read:
+        there = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(others.items()))
+        raise ConfigError(
+            f"{key}.kinds: got {', '.join(kinds)}, but {', '.join(report.files)} has {there}. Name the kinds to train "
+            f"on, e.g. {key}.kinds=[{','.join(sorted(others))}], or build pairs of the kinds asked for"
+        )
     whys = Counter(computed[pair.name] for pair in pairs if pair.name in computed)
     report.reference_computed = whys.total()
     report.reference_stored = len(pairs) - whys.total()
@@ -141,13 +156,9 @@ def load_pairs(
     return pairs, report
 
 
-def _pair(found: Found, kinds: Sequence[str], max_length: int, report: LoadReport) -> PairRow | None:
+def _pair(found: Found, kind: str, max_length: int, report: LoadReport) -> PairRow | None:
     """Return the row, or None where it is left out."""
     row, name = found.row, found.name
-    kind = row.get("kind") or "foreign"
-    if kind != "foreign" and kind not in kinds:
-        report.leave("other_kinds", name, f"its kind, {kind}, was not asked for")
-        return None
     tokens = found.tokens()
     if tokens is None:
         return None
@@ -163,10 +174,14 @@ def _pair(found: Found, kinds: Sequence[str], max_length: int, report: LoadRepor
     if row.get("q_chosen") is not None and row.get("q_rejected") is not None:
         gap = float(row["q_chosen"]) - float(row["q_rejected"])
     ref_chosen, ref_rejected = (_floats(row.get(f"ref_{side}_logps")) for side in SIDES)
-    weight, confidence = (1.0 if row.get(column) is None else float(row[column]) for column in ("weight", "confidence"))
+    weight = 1.0 if row.get("weight") is None else float(row["weight"])
+    sure = {name: None if row.get(name) is None else float(row[name]) for name in ("confidence", "rest_confidence")}
+    if kind not in ("foreign", "step") and "rest_confidence" not in row:
+        # before there was this column, `confidence` of such a pair was that of its rest
+        sure = {"confidence": None, "rest_confidence": sure["confidence"]}
     return PairRow(
         name, kind, str(row.get("task_id") or name), row.get("tree_id"), row.get("node_id"), prompt, chosen, rejected,
-        chosen_mask, rejected_mask, ref_chosen, ref_rejected, weight, confidence, gap,
+        chosen_mask, rejected_mask, ref_chosen, ref_rejected, weight, gap=gap, **sure,
     )  # fmt: skip
 
 

@@ -64,7 +64,8 @@ class DpoSettings:
     Attributes:
         loss: One of `OWN_LOSSES` or `TRL_LOSSES`.
         beta: Strength of the pull towards the reference (ipo's tau).
-        soft_labels: 1 - confidence of a pair is its label noise; sigmoid and dmpo only.
+        soft_labels: 1 - confidence of a pair is its label noise (`dpo.label_noise`); sigmoid and dmpo only.
+        unknown_noise: The label noise of a pair whose confidence is not known, in [0, 0.5].
         weights: Use the rows' weights.
         sft: Weight of the chosen sides' mean negative log-likelihood a token.
         dmpo_gamma: Discount of later turns in dmpo, in (0, 1).
@@ -76,6 +77,7 @@ class DpoSettings:
     loss: str = "sigmoid"
     beta: float = 0.1
     soft_labels: bool = True
+    unknown_noise: float = 0.1
     weights: bool = True
     sft: float = 0.2
     dmpo_gamma: float = 0.9
@@ -134,7 +136,7 @@ class OnlineSettings:
     correction: Literal["off", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask"] = "off"
     cap: float = 3.0
     gamma: float = 1.0
-    lam: float = 0.95
+    lam: float = 1.0
     value_weight: float = 0.5
     value_clip: float | None = 0.2
     value_rate: float = 1e-3

@@ -66,8 +66,11 @@ def test_everything_mined_is_verified_and_comes_out_the_same_twice(rollouts: lis
     first, second = (Miner(kit.SPEC, step_seconds=None).mine(tree) for _ in range(2))
     assert _shown(first.pairs) == _shown(second.pairs) and first.refusals == second.refusals
     for pair in first.pairs:
-        assert pair.chosen[0].key != pair.rejected[0].key and 0.5 <= pair.confidence <= 1.0
-        if pair.kind != "step":
+        assert pair.chosen[0].key != pair.rejected[0].key and 0 <= (pair.confidence or 0) <= 1
+        assert (pair.kind == "step") == (pair.rest_confidence is None)
+        if pair.kind == "step":
+            assert pair.confidence is not None and pair.confidence >= 0.9
+        else:
             assert pair.verdict_chosen is not None and pair.verdict_chosen.success is True
             assert pair.verdict_rejected is not None
             assert pair.verdict_rejected.success is (pair.kind == "minimal")

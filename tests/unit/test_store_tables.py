@@ -45,8 +45,8 @@ def trajectory(**change: Any) -> dict[str, Any]:
 def test_columns_are_those_of_the_contract() -> None:
     assert PREFERENCES.names == [
         "prompt", "chosen", "rejected", "tools", "kind", "task_id", "split", "tree_id", "node_id", "chosen_edge",
-        "rejected_edge", "q_chosen", "q_rejected", "visits_chosen", "visits_rejected", "confidence", "weight",
-        "verdict_chosen", "verdict_rejected", "tokens_prompt_ids", "tokens_chosen_ids", "tokens_rejected_ids",
+        "rejected_edge", "q_chosen", "q_rejected", "visits_chosen", "visits_rejected", "confidence", "rest_confidence",
+        "weight", "verdict_chosen", "verdict_rejected", "tokens_prompt_ids", "tokens_chosen_ids", "tokens_rejected_ids",
         "tokens_chosen_mask", "tokens_rejected_mask", "tokens_ref_chosen_logps", "tokens_ref_rejected_logps",
         "certificate",
     ]  # fmt: skip

@@ -159,7 +159,7 @@ def test_a_minimal_pair_starts_where_the_versions_part() -> None:
     assert pair.kind == "minimal" and pair.prefix.depth == 1  # type: ignore[attr-defined]
     assert [s.action.text for s in pair.chosen] == ["B"]  # type: ignore[attr-defined]
     assert [s.action.text for s in pair.rejected] == ["look", "B", "leave"]  # type: ignore[attr-defined]
-    assert pair.confidence == 1.0 and pair.q_chosen == pair.q_rejected == 1.0  # type: ignore[attr-defined]
+    assert pair.rest_confidence == 1.0 and pair.q_chosen == pair.q_rejected == 1.0  # type: ignore[attr-defined]
 
 
 def test_a_version_that_is_a_beginning_of_the_whole_makes_no_pair() -> None:

@@ -63,7 +63,8 @@ def test_a_noisy_verifier_shortens_nothing_and_is_never_certain() -> None:
 
     mined = miner(EnvSpec(Noisy)).mine(kit.grow(ROLLOUTS, EnvSpec(Noisy)))
     assert not [p for p in mined.pairs if p.kind == "minimal"]
-    assert mined.pairs and all(p.confidence < 1.0 for p in mined.pairs)
+    assert mined.pairs and all((p.confidence or 0.0) < 1.0 for p in mined.pairs)
+    assert all(p.rest_confidence < 1.0 for p in mined.pairs if p.rest_confidence is not None)
 
 
 def test_counterfactual_rollouts_replace_deletion() -> None:

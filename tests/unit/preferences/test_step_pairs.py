@@ -17,11 +17,12 @@ def test_a_clear_order_is_a_pair() -> None:
     tree = kit.fan((5, 0), (0, 4))
     (pair,), refusals = PLAIN.mine(tree)
     assert (pair.kind, pair.chosen_edge, pair.rejected_edge, pair.node_id) == ("step", 0, 1, 0)
-    assert (pair.q_chosen, pair.q_rejected, pair.visits_chosen, pair.visits_rejected) == (1.0, 0.0, 5, 4)
+    assert (pair.q_chosen, pair.q_rejected) == (5.5 / 6, 0.5 / 5)  # posterior means under Beta(½, ½)
+    assert (pair.visits_chosen, pair.visits_rejected) == (5, 4)
     assert pair.confidence > 0.99 and pair.prefix is tree.root.context and not refusals
     assert [step.key for step in pair.chosen] == ["key A"] and [step.key for step in pair.rejected] == ["key B"]
     assert pair.verdict_chosen is None and pair.verdict_rejected is None
-    assert "values 1.000 and 0.000 over 5 and 4 rollouts" in pair.reason
+    assert "values 0.917 and 0.100 over 5 and 4 rollouts" in pair.reason
 
 
 def test_order_of_the_edges_does_not_matter() -> None:
@@ -43,21 +44,23 @@ def test_each_threshold_refuses(tree: object, reason: str) -> None:
 
 
 def test_thresholds_are_met_with_equality() -> None:
-    assert len(StepPairs(second_opinion=False, min_gap=0.5, confidence=0.5).mine(kit.fan((3, 1), (1, 3)))[0]) == 1
-    assert not StepPairs(second_opinion=False, min_gap=0.51, confidence=0.5).mine(kit.fan((3, 1), (1, 3)))[0]
+    tree = kit.fan((5.5, 1.5), (1.5, 5.5))  # posterior means ¾ and ¼
+    assert len(StepPairs(second_opinion=False, min_gap=0.5, confidence=0.5).mine(tree)[0]) == 1
+    assert not StepPairs(second_opinion=False, min_gap=0.51, confidence=0.5).mine(tree)[0]
 
 
 def test_mixed_values_make_the_gap_where_they_are_asked_for() -> None:
     tree = kit.fan((60, 40), (41, 59))
     tree.edges[0].critic, tree.edges[1].critic = 1.0, 0.0
     assert why(PLAIN, tree) == {"gap below 0.2"}
+    high, low = 60.5 / 101, 41.5 / 101  # posterior means under Beta(1/2, 1/2)
     (pair,), _ = StepPairs(second_opinion=False, value_source="mixed").mine(tree)
-    assert (pair.q_chosen, pair.q_rejected) == pytest.approx((0.6 * 100 / 102 + 2 / 102, 0.41 * 100 / 102))
+    assert (pair.q_chosen, pair.q_rejected) == pytest.approx((high * 100 / 102 + 2 / 102, low * 100 / 102))
     (pair,), _ = StepPairs(second_opinion=False, value_source="mixed", critic_alpha=0.5).mine(tree)
-    assert (pair.q_chosen, pair.q_rejected) == pytest.approx((0.8, 0.205))
+    assert (pair.q_chosen, pair.q_rejected) == pytest.approx((0.5 * high + 0.5, 0.5 * low))
     tree.edges[1].critic = None  # no opinion is no term
     (pair,), _ = StepPairs(second_opinion=False, value_source="mixed", critic_alpha=0.5).mine(tree)
-    assert (pair.q_chosen, pair.q_rejected) == pytest.approx((0.8, 0.41))
+    assert (pair.q_chosen, pair.q_rejected) == pytest.approx((0.5 * high + 0.5, low))
     with pytest.raises(ConfigError, match="'search' or 'mixed'"):
         StepPairs(value_source="critic")  # type: ignore[arg-type]
 
@@ -73,7 +76,7 @@ def test_partial_credit_counts_in_part() -> None:
     assert PLAIN.mine(tree)[0] == []  # as three successes against one it would be one
     tree = kit.fan((5.0, 1.0), (1.5, 4.5))
     (pair,), _ = PLAIN.mine(tree)
-    assert pair.q_chosen == pytest.approx(5 / 6) and pair.q_rejected == pytest.approx(0.25)
+    assert pair.q_chosen == pytest.approx(5.5 / 7) and pair.q_rejected == pytest.approx(2 / 7)
 
 
 def test_value_success_ignores_partial_credit() -> None:
@@ -85,7 +88,7 @@ def test_value_success_ignores_partial_credit() -> None:
 def test_rollouts_that_used_up_their_steps_scored_nothing() -> None:
     assert PLAIN.mine(kit.fan((4, 0), (3, 1)))[0] == []
     (pair,), _ = PLAIN.mine(kit.fan((4, 0), (3, 1), truncated=(0, 12)))
-    assert pair.visits_rejected == 16 and pair.q_rejected == pytest.approx(3 / 16)
+    assert pair.visits_rejected == 16 and pair.q_rejected == pytest.approx(3.5 / 17)
     assert PLAIN.mine(kit.fan((4, 0), (0, 4), truncated=(20, 0)))[0] == []
 
 
@@ -178,7 +181,7 @@ def test_a_closed_child_needs_no_more_visits() -> None:
     for edge in tree.edges[:2]:
         edge.closed = True
     (pair,), _ = StepPairs().mine(tree)
-    assert pair.visits_chosen == 1 and pair.q_chosen == 1.0 and 0.9 <= pair.confidence < 1.0
+    assert pair.visits_chosen == 1 and 0.9 < pair.q_chosen < 1.0 and 0.9 <= pair.confidence < 1.0
 
 
 def test_a_closed_child_of_which_nothing_was_judged_is_not_known() -> None:

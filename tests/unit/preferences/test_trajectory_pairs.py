@@ -19,7 +19,7 @@ def test_from_the_first_canonical_divergence_on() -> None:
     assert words(pair.chosen) == "B leave" and words(pair.rejected) == "C look leave"
     assert pair.verdict_chosen is not None and pair.verdict_chosen.success is True
     assert pair.verdict_rejected is not None and pair.verdict_rejected.success is False
-    assert (pair.q_chosen, pair.q_rejected, pair.confidence) == (1.0, 0.5, 1.0)
+    assert (pair.q_chosen, pair.q_rejected, pair.rest_confidence) == (1.0, 0.5, 1.0)
     assert tree.edges[pair.chosen_edge or 0].key == 'press{"button":"B"}'
     assert tree.nodes[pair.node_id or 0].context is pair.prefix
 
@@ -93,7 +93,7 @@ def test_at_most_so_many_per_node() -> None:
 def test_a_noisy_verifier_leaves_doubt() -> None:
     tree = kit.grow(["A B leave", "B leave"])
     (pair,), _ = TrajectoryPairs(certain=False).mine(tree)
-    assert 0.5 < pair.confidence < 1.0
+    assert pair.rest_confidence is not None and 0.5 < pair.rest_confidence < 1.0
 
 
 def test_wrong_numbers() -> None:
