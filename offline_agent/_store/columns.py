@@ -38,6 +38,13 @@ def known(row: Mapping[str, Any]) -> dict[str, Any]:
     return {known_name(name): value for name, value in row.items()}
 
 
+def completed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a pair's row with `rest_confidence`; where there was none yet, `confidence` of a rest stood for it."""
+    if "rest_confidence" in row or row.get("kind") in (None, "step"):
+        return {"rest_confidence": None, **row}
+    return {**row, "confidence": None, "rest_confidence": row.get("confidence")}
+
+
 def stored_name(name: str, table: str) -> str:
     """Return the name in a table's files of what the program calls `name`."""
     return (_PREFIXED | _TURNS if table == MULTITURN else _PREFIXED).get(name, name)

@@ -102,12 +102,12 @@ class Siblings:
         return edge.id in self._policy
 
     def value(self, side: Side) -> float:
-        """Return the value that is stored of a side: the mean of the posterior that the second opinion leaves.
+        """Return the value that is stored of a side: the posterior mean by the second opinion, for no more than rollouts.
 
         The gap between plain means is too large where a pair was chosen for it (the winner's curse), and a search's own
         means favour what it visits. The prior shrinks the former; weights by the policy's proposals undo the latter.
         """
-        mean = posterior_mean(side.opinion, self.rules.prior)
+        mean = posterior_mean(side.opinion, self.rules.prior, rollouts(side.edge))
         if not self.rules.mixed or side.evidence.known is not None:
             return mean
         mixed = mix(mean, rollouts(side.edge), side.edge.critic, self.rules.critic_alpha)

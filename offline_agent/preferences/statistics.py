@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -63,11 +64,18 @@ def probability_above(better: Evidence, worse: Evidence, prior: float = PRIOR) -
     return min(1.0, max(0.0, float(upper @ under)))
 
 
-def posterior_mean(evidence: Evidence, prior: float = PRIOR) -> float:
-    """Return the known value, else the mean of Beta(prior + successes, prior + failures)."""
+def posterior_mean(evidence: Evidence, prior: float = PRIOR, most: float = math.inf) -> float:
+    """Return the known value, else the mean of Beta(prior + successes, prior + failures).
+
+    Args:
+        evidence: What is known.
+        prior: Both parameters of the symmetric prior, > 0.
+        most: Number of scores, > 0, for which the evidence counts at most; its mean stays as it is.
+    """
     if evidence.known is not None:
         return evidence.known
-    return (evidence.successes + prior) / (evidence.count + 2 * prior)
+    count = min(evidence.count, most)
+    return ((evidence.mean or 0.0) * count + prior) / (count + 2 * prior)
 
 
 def certainty(better: float, worse: float, certain: bool) -> float:

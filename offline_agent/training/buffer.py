@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offline_agent._store.columns import known
+from offline_agent._store.columns import completed, known
 from offline_agent.store import hash_json, read_table
 
 Row = Mapping[str, Any]
@@ -80,7 +80,7 @@ def replay(
     for file in reversed(earlier):
         if len(kept) >= pairs:
             break
-        for row in reversed([known(row) for row in read_table(file)]):
+        for row in reversed([completed(known(row)) for row in read_table(file)]):
             if len(kept) >= pairs:
                 break
             if row["kind"] not in kinds:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from offline_agent._store.columns import completed
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.rendering import Renderer
 from offline_agent.training.load_report import LoadReport
@@ -175,10 +176,8 @@ def _pair(found: Found, kind: str, max_length: int, report: LoadReport) -> PairR
         gap = float(row["q_chosen"]) - float(row["q_rejected"])
     ref_chosen, ref_rejected = (_floats(row.get(f"ref_{side}_logps")) for side in SIDES)
     weight = 1.0 if row.get("weight") is None else float(row["weight"])
+    row = completed(row)
     sure = {name: None if row.get(name) is None else float(row[name]) for name in ("confidence", "rest_confidence")}
-    if kind not in ("foreign", "step") and "rest_confidence" not in row:
-        # before there was this column, `confidence` of such a pair was that of its rest
-        sure = {"confidence": None, "rest_confidence": sure["confidence"]}
     return PairRow(
         name, kind, str(row.get("task_id") or name), row.get("tree_id"), row.get("node_id"), prompt, chosen, rejected,
         chosen_mask, rejected_mask, ref_chosen, ref_rejected, weight, gap=gap, **sure,

@@ -24,6 +24,7 @@ from offline_agent.config import (
     to_yaml,
 )
 from offline_agent.errors import ConfigError
+from offline_agent.training.settings import OnlineSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -249,7 +250,7 @@ def test_the_loop_trains_on_kinds_that_are_built() -> None:
 @pytest.mark.parametrize(
     ("overrides", "built"),
     [
-        ([], ("step", "trajectory", "hindsight", "minimal")),
+        ([], ("step", "hindsight")),
         (["dpo.kinds=[step]"], ("step", "hindsight")),  # fine-tuning takes hindsight's trajectories
         (["dpo.kinds=[step]", "filtered.origins=[search]"], ("step",)),
         (["dpo.kinds=[trajectory]", "filtered.origins=[search,pruned]"], ("trajectory", "minimal")),
@@ -262,6 +263,12 @@ def test_the_loop_builds_what_is_used(overrides: list[str], built: tuple[str, ..
     assert config.pairs.kinds == built
     (tmp_path / "c.yaml").write_text(to_yaml(config))
     assert load(IterateConfig, tmp_path / "c.yaml", []) == config
+
+
+def test_by_default_training_uses_what_was_measured_to_help() -> None:
+    assert load(IterateConfig, None, []).dpo.kinds == load(TrainDpoConfig, None, []).data.kinds == ("step",)
+    assert load(RefineGrpoConfig, None, []).critic.lam == OnlineSettings(1).lam == 1.0
+    assert len(load(BuildPrefsConfig, None, []).pairs.kinds) == 4  # what is built can be looked at
 
 
 def test_the_watch_has_the_same_defaults_as_key_and_as_setting() -> None:

@@ -41,7 +41,7 @@ def table(folder: Path, name: str, rows: list[dict[str, Any]]) -> Path:
 
 
 def draw(earlier: list[Path], new: list[dict[str, Any]], **changed: Any) -> Any:
-    settings: dict[str, Any] = {"pairs": 100, "share": 1.0, "priority": 1.0, "seed": 0}
+    settings: dict[str, Any] = {"kinds": ("step",), "pairs": 100, "share": 1.0, "priority": 1.0, "seed": 0}
     return replay(earlier, new, **{**settings, **changed})
 
 
@@ -93,6 +93,26 @@ def test_large_gaps_come_more_often(tmp_path: Path) -> None:
     assert abs(large(0.0) - 0.5) < 0.06
     assert abs(large(1.0) - 0.72) < 0.06  # 3 : 1 at first, and less as they are used up
     assert large(8.0) > 0.99
+
+
+def test_what_a_gap_is_between_differs_from_kind_to_kind_so_kinds_are_not_compared(tmp_path: Path) -> None:
+    # Two ends differ by 1, two actions by far less: that says nothing of which pair teaches more.
+    rows = [pair(n, 0.2 if n % 2 else 0.4) for n in range(20)]
+    rows += [{**pair(n, 1.0), "kind": "trajectory"} for n in range(20, 40)]
+    file, new = table(tmp_path, "old", rows), [pair(n) for n in range(100, 110)]
+    drawn: Counter[str] = Counter()
+    for seed in range(60):
+        drawn.update(row["kind"] for row in draw([file], new, kinds=("step", "trajectory"), seed=seed).rows)
+    assert abs(drawn["step"] / drawn.total() - 0.5) < 0.06
+
+
+def test_kinds_that_are_not_trained_on_are_not_replayed(tmp_path: Path) -> None:
+    other = {"kind": "hindsight"}
+    file = table(tmp_path, "old", [{**pair(n), **(other if n < 15 else {})} for n in range(20)])
+    new = [pair(n) for n in range(100, 110)]
+    found = draw([file], new)
+    assert found.kept == 5 and {row["kind"] for row in found.rows} == {"step"}
+    assert len(draw([file], [*new[:2], *({**row, **other} for row in new[2:])]).rows) == 2
 
 
 def test_the_seed_decides(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from offline_agent.errors import ConfigError, TrainingError
-from offline_agent.training.dpo import train_dpo
+from offline_agent.training.dpo import label_noise, train_dpo
 from offline_agent.training.losses import Sums, preference_loss, turn_weights
 from offline_agent.training.models import add_adapters
 from offline_agent.training.rows import PairRow, TrajectoryRow
@@ -30,6 +30,33 @@ from tests.training_kit import (
 )
 
 HARD = {"soft_labels": False, "weights": False}
+
+
+@pytest.mark.parametrize(
+    ("confidence", "rest", "noise"),
+    [
+        (0.95, None, 0.05),  # a step pair
+        (0.95, 1.0, 0.05),
+        (0.95, 0.8, 0.2),  # a noisy verifier
+        (0.3, 1.0, 0.5),  # the first action is likely the worse one: the label is not turned round
+        (None, 1.0, 0.15),
+        (None, 0.6, 0.4),
+        (None, None, 0.15),
+    ],
+)
+def test_label_noise_is_what_is_not_sure(confidence: float | None, rest: float | None, noise: float) -> None:
+    row = replace(pairs(1)[0], confidence=confidence, rest_confidence=rest)
+    assert label_noise(row, 0.15) == pytest.approx(noise)
+
+
+def test_a_pair_of_unknown_confidence_is_trained_with_the_noise_that_is_set(tmp_path: Path) -> None:
+    rows = [replace(row, confidence=None) for row in pairs(3)]
+    same = [replace(row, confidence=0.7) for row in rows]
+    losses = [
+        step(dpo_trainer(tmp_path / str(number), given, DpoSettings(beta=0.3, **noise), reference=model(1)))[0]
+        for number, (given, noise) in enumerate([(rows, {"unknown_noise": 0.3}), (same, {}), (rows, {})])
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and losses[0] != pytest.approx(losses[2], rel=1e-4)
 
 
 def by_hand(

@@ -185,11 +185,39 @@ def test_duplicates_are_dropped_across_files(tmp_path: Path) -> None:
     assert len(rows) == 2 and report.duplicates == 1
 
 
+def test_where_all_pairs_are_of_other_kinds_the_error_says_of_which_and_the_key(tmp_path: Path) -> None:
+    rows = [pair(0, kind="minimal"), pair(1, kind="trajectory"), pair(2, kind="trajectory")]
+    path = run(tmp_path / "r", rows)
+    with pytest.raises(ConfigError) as error:
+        pairs_of([path], kinds=("step",))
+    (fault,) = error.value.faults
+    assert fault.startswith("data.kinds: got step, but ") and "1 of kind minimal, 2 of kind trajectory" in fault
+    assert "data.kinds=[minimal,trajectory]" in fault
+
+
+def test_what_is_sure_of_the_step_and_of_the_rest_is_read_apart(tmp_path: Path) -> None:
+    written = pair(1, kind="trajectory", confidence=0.3, rest_confidence=1.0)
+    (row,), _ = pairs_of([run(tmp_path / "r", [written])])
+    assert (row.confidence, row.rest_confidence) == (0.3, 1.0)
+    (row,), _ = pairs_of([run(tmp_path / "s", [pair(1, kind="hindsight", confidence=None, rest_confidence=0.9)])])
+    assert (row.confidence, row.rest_confidence) == (None, 0.9)
+
+
+def test_the_confidence_of_a_pair_written_before_there_was_one_of_the_rest_is_that_of_its_rest(tmp_path: Path) -> None:
+    for kind, found in (("trajectory", (None, 1.0)), ("step", (1.0, None))):
+        row = {name: value for name, value in pair(1, kind=kind).items() if name not in ("certificate",)}
+        row = {**row, "confidence": 1.0}
+        del row["rest_confidence"]
+        (one,), _ = pairs_of(files=[lines(tmp_path / f"{kind}.jsonl", [row])])
+        assert (one.confidence, one.rest_confidence) == found
+
+
 def test_only_the_kinds_asked_for(tmp_path: Path) -> None:
     path = run(tmp_path / "r", [pair(0), pair(1, kind="trajectory"), pair(2, kind="minimal")])
     kept, report = pairs_of([path], kinds=("trajectory", "minimal"))
     assert report.kinds == {"trajectory": 1, "minimal": 1} and report.other_kinds == 1
-    with pytest.raises(ConfigError, match="no pair left of 3 .*other kinds 3"):
+    there = "has 1 of kind minimal, 1 of kind step, 1 of kind trajectory"
+    with pytest.raises(ConfigError, match=f"got hindsight, but .* {there}"):
         pairs_of([path], kinds=("hindsight",))
 
 
@@ -477,7 +505,7 @@ def test_foreign_pairs_are_encoded_after_their_prompt(tmp_path: Path) -> None:
     assert decode(one.chosen_ids).endswith(TEA[1]) and 0 in one.chosen_mask
     sampled = [token for token, on in zip(one.chosen_ids, one.chosen_mask, strict=True) if on]
     assert decode(sampled) == "".join(TEA)
-    assert (one.weight, one.confidence, one.gap, one.kind) == (1.0, 1.0, 1.0, "foreign")
+    assert (one.weight, one.confidence, one.gap, one.kind) == (1.0, None, 1.0, "foreign")
     assert report.reference_reason == "the row stores none: 1"
 
 

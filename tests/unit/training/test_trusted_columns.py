@@ -41,6 +41,7 @@ def pairs_of(runs: Any = (), files: Any = ()) -> Any:
         ({"weight": float("nan")}, "its weight is nan"),
         ({"confidence": 7.0}, r"its confidence is 7.0, allowed: numbers from 0 to 1$"),
         ({"confidence": float("inf")}, "its confidence is inf"),
+        ({"rest_confidence": 1.5}, r"its rest_confidence is 1.5, allowed: numbers from 0 to 1$"),
         ({"q_chosen": 1.5}, "its q_chosen is 1.5"),
         ({"q_rejected": -0.5}, "its q_rejected is -0.5"),
         ({"visits_chosen": -1}, "its visits_chosen is -1, allowed: whole numbers from 0$"),
@@ -66,7 +67,7 @@ def test_both_sides_of_a_minimal_pair_may_be_worth_the_same(tmp_path: Path) -> N
 def test_values_that_nobody_knows_are_no_fault(tmp_path: Path) -> None:
     row = {**pair(1), "confidence": None, "q_chosen": None}
     (one,), _ = pairs_of(files=[lines(tmp_path / "a.jsonl", [resealed(row)])])
-    assert one.confidence == 1.0 and one.gap == 1.0
+    assert one.confidence is None and one.gap == 1.0
 
 
 def bare(**columns: Any) -> dict[str, Any]:
@@ -141,9 +142,10 @@ def test_a_pair_whose_worse_side_has_the_higher_value_is_not_written() -> None:
 
 
 def of_version_1(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as the first version wrote it: no prefix, and nothing but ids and masks in its certificate."""
+    """Return a row as the first version wrote it: no prefix, a column fewer, only ids and masks in its certificate."""
     data = {**certificate.parse(row["certificate"]), "schema": 1}
     del data["columns"], data["digest"]
+    row = {name: value for name, value in row.items() if name != "rest_confidence"}
     return {**row, "certificate": json.dumps(data, sort_keys=True)}
 
 
@@ -154,7 +156,8 @@ def earlier(path: Path, monkeypatch: pytest.MonkeyPatch, pairs: list[Any], filte
     from offline_agent._store import columns, tables
 
     def renamed(schema: pa.Schema) -> pa.Schema:
-        return pa.schema([field.with_name(columns.known_name(field.name)) for field in schema])
+        there = [field for field in schema if field.name != "rest_confidence"]
+        return pa.schema([field.with_name(columns.known_name(field.name)) for field in there])
 
     run(path)
     with monkeypatch.context() as patched:
@@ -176,6 +179,7 @@ def test_runs_of_an_earlier_version_are_read_and_said_to_be_less_sure(
     for one, other in zip(was, now, strict=True):
         assert one.chosen_ids == other.chosen_ids and one.rejected_mask == other.rejected_mask
         assert (one.weight, one.gap, one.ref_chosen) == (other.weight, other.gap, other.ref_chosen)
+    assert [(one.confidence, one.rest_confidence) for one in was] == [(0.9, None), (None, 0.9)]
     assert report.older == 2 and today.older == 0 and any("earlier version" in note for note in report.notes())
     found = load_trajectories([old], [], rows_kit.renderer(), max_length=2048)
     assert found[1].kept == 2 and found[1].older == 2
@@ -193,7 +197,7 @@ def test_pairs_of_an_earlier_version_can_be_replayed(tmp_path: Path, monkeypatch
     rows = [pair(1), pair(2, "red tea", "blue cup", kind="trajectory")]
     old = earlier(tmp_path / "old", monkeypatch, rows, [])
     files = sorted(Path(old).glob("preferences/*.parquet"))
-    again = replay(files, [pair(n) for n in range(5, 9)], pairs=10, share=1.0, priority=1.0, seed=0).rows
+    again = replay(files, [pair(n) for n in range(5, 9)], kinds=KINDS, pairs=10, share=1.0, priority=1.0, seed=0).rows
     out = []
     for table, schema in (("preferences", _schemas.PREFERENCES), ("multiturn_preferences", _schemas.MULTITURN)):
         found = [stored(row, table) for row in again if table_of(row) == table]
