@@ -43,28 +43,47 @@ def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
 
 def _main(command: Command[C, P], arguments: list[str]) -> int:
     try:
-        asked = parse(arguments)
-        config = configuration.load(command.config, asked.file, asked.overrides)
-        if os.environ.get("OFFLINE_AGENT_INSIDE_RAY"):  # carried out on a node of the cluster already
-            config = config.model_copy(update={"launcher": "local"})
-        if asked.print_config:
-            show(configuration.to_yaml(config).rstrip())
-            return DONE
-        if asked.plan or config.plan.expect:
-            _check_plan(config, asked.plan)
-        apart = None if asked.plan else _apart(command, config, asked.part, arguments)
-        prepared, facts = command.prepare(config)
-        if asked.plan:
-            del prepared  # a model is loaded by the probe, not twice
-            return _plan(command, config)
-        if apart is not None:
-            return apart(command, config, prepared, facts)
-    except ConfigError as error:
-        return refuse(command, error)
+        with signals():
+            work = _set_up(command, arguments)
     except OfflineAgentError as error:
-        say(f"{command.name}: {error}")
+        return _failed(command, error)
+    except Stopped as stop:
+        say(f"{command.name}: stopped by {stop}; nothing was written")
         return FAILED
-    return _carry_out(command, config, prepared, facts, arguments, asked.part)
+    return work()
+
+
+def _failed(command: Command[C, P], error: OfflineAgentError) -> int:
+    """Say why a command ended, and return its exit status."""
+    if isinstance(error, ConfigError):
+        return refuse(command, error)
+    say(f"{command.name}: {error}")
+    return FAILED
+
+
+def _set_up(command: Command[C, P], arguments: list[str]) -> Callable[[], int]:
+    """Read the request, prepare what it asks for, and return the work; nothing is written.
+
+    Raises:
+        OfflineAgentError: The request is wrong, or cannot be prepared.
+    """
+    asked = parse(arguments)
+    config = configuration.load(command.config, asked.file, asked.overrides)
+    if os.environ.get("OFFLINE_AGENT_INSIDE_RAY"):  # carried out on a node of the cluster already
+        config = config.model_copy(update={"launcher": "local"})
+    if asked.print_config:
+        show(configuration.to_yaml(config).rstrip())
+        return lambda: DONE
+    if asked.plan or config.plan.expect:
+        _check_plan(config, asked.plan)
+    apart = None if asked.plan else _apart(command, config, asked.part, arguments)
+    prepared, facts = command.prepare(config)
+    if asked.plan:
+        del prepared  # a model is loaded by the probe, not twice
+        return lambda: _plan(command, config)
+    if apart is not None:
+        return lambda: apart(command, config, prepared, facts)
+    return lambda: _carry_out(command, config, prepared, facts, arguments, asked.part)
 
 
 def _apart(command: Command[C, P], config: C, part: str | None, arguments: list[str]) -> Callable[..., int] | None:
@@ -110,6 +129,8 @@ def _plan(command: Command[C, P], config: C) -> int:
     try:
         with signals():
             show(_plan.plan(command.name, config, say))
+    except OfflineAgentError as error:
+        return _failed(command, error)
     except Stopped as stop:
         say(f"{command.name}: stopped by {stop}; nothing was written")
         return FAILED
@@ -121,11 +142,8 @@ def _carry_out(
 ) -> int:
     try:
         config, run = open_run(command, config, facts)
-    except ConfigError as error:
-        return refuse(command, error)
     except OfflineAgentError as error:
-        say(f"{command.name}: {error}")
-        return FAILED
+        return _failed(command, error)
     line = again(command.name, arguments, run.path)
     if running.notes is not None:
         running.notes.again = line
@@ -133,7 +151,7 @@ def _carry_out(
         with signals(), run:
             _work(command, config, prepared, facts, run, part)
     except OfflineAgentError as error:
-        say(f"{command.name}: {error}")
+        say(f"{command.name}: {error}")  # a ConfigError too: something was written by now
         return FAILED
     except Stopped as stop:
         say(f"{command.name}: stopped by {stop}. To go on: {line}")

@@ -7,7 +7,7 @@ import threading
 from time import monotonic
 from typing import Any
 
-from offline_agent.pipelines._terminal import plain
+from offline_agent.pipelines._terminal import plain, say
 
 _BAR_SECONDS, _LINE_SECONDS = 0.1, 30.0
 
@@ -58,9 +58,7 @@ class Progress:
                 self._draw(words)
             else:
                 share = f" of {self.total}" if self.total is not None else ""
-                print(
-                    f"{self.name}: {done}{share} after {now - self._begun:.0f} s  {words}", file=sys.stderr, flush=True
-                )
+                say(f"{self.name}: {done}{share} after {now - self._begun:.0f} s  {words}")
 
     def say(self, text: str) -> None:
         """Print a line on stderr, above the bar where there is one."""
@@ -68,7 +66,7 @@ class Progress:
             if self._bar is not None:
                 self._bar.console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
             else:
-                print(plain(text), file=sys.stderr, flush=True)
+                say(text)
 
     def close(self) -> None:
         """Take the bar away; may be called twice."""

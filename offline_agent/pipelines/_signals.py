@@ -11,12 +11,12 @@ from pathlib import Path
 
 from offline_agent.errors import Interruption
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SAME = 1.0  # seconds within which a second signal is the same one, that came by another way
 
 
 class Stopped(Interruption):
-    """SIGTERM or SIGINT: end in good order; the same command goes on later."""
+    """A signal ends the command in good order; the same command goes on later."""
 
 
 @contextlib.contextmanager
@@ -41,7 +41,8 @@ def signals() -> Iterator[None]:
                 Path(mark).touch()
         raise Stopped(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, stop) for number in _STOPPING}
+    hung_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # nohup's run goes on without its terminal
+    before = {number: signal.signal(number, stop) for number in _STOPPING if number != signal.SIGHUP or hung_up}
     try:
         yield
     finally:

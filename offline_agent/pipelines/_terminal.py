@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -33,8 +34,9 @@ def is_file(path: Path) -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line for the user."""
-    print(plain(text), file=sys.stderr, flush=True)
+    """Print a line for the user; where the terminal is gone (a closed session) nobody reads it, and the work goes on."""
+    with contextlib.suppress(OSError):
+        print(plain(text), file=sys.stderr, flush=True)
 
 
 def copyable(text: str) -> Any:

@@ -149,7 +149,7 @@ def test_a_second_run_into_one_directory_is_refused(tmp_path: Path) -> None:
         first.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it_in_good_order(tmp_path: Path, number: signal.Signals) -> None:
     process = _start(tmp_path, "run_dir=r", "pause=30", "tracking.uri=null")
     while not (tmp_path / "r" / "events" / "0000.jsonl").exists() and process.poll() is None:

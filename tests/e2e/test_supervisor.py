@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -50,3 +52,42 @@ def test_ctrl_c_of_a_terminal_counts_once(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1 and err.count("stopped by SIGINT") == 1 and "Traceback" not in err, err
     assert json.loads((tmp_path / "r" / "manifest.json").read_text())["error"].startswith("Stopped: ")
+
+
+def _until(process: subprocess.Popen[str], there: Path) -> None:
+    while not there.exists() and process.poll() is None:
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_set_up_ends_it_without_a_traceback_and_without_a_run(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "slow_env.py").write_text(
+        "import pathlib, time\n"
+        "pathlib.Path('importing').touch()\n"
+        "time.sleep(60)\n"
+    )  # fmt: skip
+    command = [sys.executable, "-m", "offline_agent.pipelines.build_prefs", "env=slow_env:Env", "policy=random"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, text=True, stdout=-1, stderr=-1)
+    _until(process, tmp_path / "importing")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in err and not (tmp_path / "runs").exists()
+    assert f"stopped by {number.name}; nothing was written" in err
+
+
+def test_a_terminal_that_is_closed_ends_the_run_in_good_order(tmp_path: Path) -> None:
+    master, terminal = os.openpty()
+    command = [sys.executable, str(PIPELINE), "run_dir=r", "pause=30", "tracking.uri=null"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=ENVIRONMENT, text=True, stdin=terminal, stdout=terminal, stderr=terminal,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(terminal)
+    _until(process, tmp_path / "r" / "events" / "0000.jsonl")
+    time.sleep(0.2)
+    os.close(master)  # the kernel sends SIGHUP, and what is written from now on fails
+    assert process.wait(timeout=60) == 1
+    manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
+    assert (manifest["status"], manifest["error"]) == ("failed", "Stopped: SIGHUP")
