@@ -102,8 +102,9 @@ class Siblings:
         return edge.id in self._policy
 
     def value(self, side: Side) -> float:
-        """Return the value that is stored of a side: its posterior mean by the second opinion, counted as no more rollouts than
-        there were.
+        """Return the value that is stored of a side: its posterior mean by the second opinion.
+
+        The second opinion counts as no more rollouts than the side has.
 
         The gap between plain means is too large where a pair was chosen for it (the winner's curse), and a search's own
         means favour what it visits. The prior shrinks the former; weights by the policy's proposals undo the latter.
