@@ -34,7 +34,7 @@ def is_file(path: Path) -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line for the user; where the terminal is gone (a closed session) nobody reads it, and the work goes on."""
+    """Print a line for the user; where the terminal is gone nobody reads it, and the work goes on."""
     with contextlib.suppress(OSError):
         print(plain(text), file=sys.stderr, flush=True)
 
