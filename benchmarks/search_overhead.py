@@ -3,7 +3,8 @@
 Run `python benchmarks/search_overhead.py`. Branching 4, depth 8, reward at the leaves. The search runs exactly as in
 `build_prefs` (scheduler, tickets, ordered commit, rollouts into the tree, event log), and once more without the log.
 llm-reasoners searches the same tree in the same rounds (`_llm_reasoners.py`): it is installed from PyPI into an
-environment of its own, or `--rival` names the Python of one that has it.
+environment of its own, or `--rival` names the Python of one that has it. Seconds are the processor's, in the kernel
+included: nothing here waits, and other load on the machine counts less.
 """
 
 from __future__ import annotations
@@ -94,23 +95,23 @@ def search(simulations: int, log: Any = None, leaves: int = 4, trees: int = 1) -
 
 
 def logged(simulations: int, trees: int) -> float:
-    """Return simulations per second with the event log, as real runs have it."""
+    """Return simulations per processor second with the event log, as real runs have it."""
     from offline_agent.store import EventLog
 
     with tempfile.TemporaryDirectory() as folder:
         log = EventLog(Path(folder) / "0000.jsonl")
         log.create()
-        started = time.perf_counter()
+        started = time.process_time()
         search(simulations, log.append, trees=trees)
         log.close()
-        return trees * simulations / (time.perf_counter() - started)
+        return trees * simulations / (time.process_time() - started)
 
 
 def plain(simulations: int, trees: int) -> float:
-    """Return simulations per second without the event log."""
-    started = time.perf_counter()
+    """Return simulations per processor second without the event log."""
+    started = time.process_time()
     search(simulations, trees=trees)
-    return trees * simulations / (time.perf_counter() - started)
+    return trees * simulations / (time.process_time() - started)
 
 
 def install(folder: Path) -> Path:
@@ -122,7 +123,7 @@ def install(folder: Path) -> Path:
 
 
 def rival(python: Path, simulations: int, trees: int) -> float:
-    """Return llm-reasoners' simulations per second; it finds torch, which it imports and does not use, in ours."""
+    """Return llm-reasoners' simulations per processor second; what it imports and does not use, torch, is ours."""
     script = Path(__file__).with_name("_llm_reasoners.py")
     environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
     command = [str(python), str(script), str(simulations), str(trees)]

@@ -68,11 +68,9 @@ def ticket_to_record(tree_id: str, ticket: Ticket) -> dict[str, Any]:
         record["critic"] = ticket.critic
     links = ticket.rows or ticket.chain
     if links:
-        record["chain"] = chain = []
-        seed = _seed_before(ticket)
-        for link in links:
-            chain.append(_link_to_json(link, seed))
-            seed = link[5]
+        record["chain"] = chain = [_link_to_json(link) for link in links]
+        if ticket.draw or ticket.edge is not None:
+            del chain[0]["k"], chain[0]["a"]  # drawn just now, or the tree has it
     if ticket.value is not None:
         record["value"] = ticket.value
     if ticket.cut is not None:
@@ -91,13 +89,20 @@ def _seed_before(ticket: Ticket) -> int:
     return ticket.group.seed
 
 
-def _link_to_json(link: Row, before: int) -> dict[str, Any]:
+def _first_action(ticket: Ticket, sample: int) -> dict[str, Any]:
+    """Return key and action of the first link where the record need not say them; empty otherwise."""
+    if ticket.edge is not None:
+        return {"k": ticket.edge.key, "a": ticket.edge.actions[0]}
+    return next(({"k": key, "a": action} for index, action, key in ticket.drawn if index == sample), {})
+
+
+def _link_to_json(link: Row) -> dict[str, Any]:
     sample, key, action, outcome, context, seed, reason, others = link
     out: dict[str, Any] = {"k": key, "a": action_to_json(action)}
     if sample:
         out["s"] = sample
-    if seed != child_seed(before, key):
-        out["seed"] = seed
+    if not seed:
+        out["seed"] = 0  # all others follow from the one before and the key
     if others:
         out["others"] = [[action_to_json(other), name] for other, name in others]
     if outcome is None:
@@ -154,7 +159,9 @@ def ticket_from_record(ticket: Ticket, record: Mapping[str, Any], tree: SearchTr
         state, context, node = ticket.node.state, ticket.node.context, ticket.node
         here: Node | None = node
         seed = _seed_before(ticket)
-        for data in record.get("chain", ()):
+        for position, data in enumerate(record.get("chain", ())):
+            if position == 0:
+                data = {**_first_action(ticket, data.get("s", 0)), **data}
             link, state, context, here = _link_from_json(data, state, context, here, tree, world, seed)
             ticket.chain.append(link)
             seed = link.seed
@@ -168,7 +175,7 @@ def _link_from_json(
     data: Mapping[str, Any], state: Any, context: Context, here: Node | None, tree: SearchTree, world: World,
     before: int,
 ) -> tuple[Link, Any, Context, Node | None]:  # fmt: skip
-    action = action_from_json(data["a"])
+    action = data["a"] if isinstance(data["a"], Action) else action_from_json(data["a"])
     sample, seed = data.get("s", 0), data.get("seed")
     if seed is None:
         seed = child_seed(before, data["k"])
