@@ -84,6 +84,8 @@ class LoadReport:
             out.append(f"all {self.kept} rows are of one task: what is learnt is that task, not the environment")
         if self.too_long:
             out.append(f"{self.too_long} of {self.read} rows are longer than batch.max_length allows and are left out")
+        if self.other_kinds:
+            out.append(f"{self.other_kinds} of {self.read} pairs are of kinds that data.kinds does not name")
         if self.contradictory:
             out.append(f"{self.contradictory} pairs contradict one another (the same two sides both ways) and are out")
         if self.unusable:

@@ -265,7 +265,8 @@ def test_training_without_a_probe(monkeypatch: pytest.MonkeyPatch, built: Path, 
 
 
 def test_preference_training(monkeypatch: pytest.MonkeyPatch, built: Path, start: Path) -> None:
-    keys = [*TRAIN, f"model.path={start}", f"data.runs=[{built}]", "plan.updates=2", "anchor.rows=2"]
+    data = [f"data.runs=[{built}]", "data.kinds=[step,trajectory]"]
+    keys = [*TRAIN, f"model.path={start}", *data, "plan.updates=2", "anchor.rows=2"]
     told = planned(monkeypatch, "train_dpo", *keys)
     pairs = json.loads((built / "summary.json").read_text())["pairs_total"]
     assert told["rows"]["expected"] == pairs and told["updates"]["expected"] == -(-pairs // 4)

@@ -20,7 +20,10 @@ from tests.rows_kit import pair, run, trajectory
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-KEYS = ["tracking.uri=null", "batch.rows=4", "anchor.rows=2", "checkpoints.every=1", "optimizer.epochs=2"]
+KEYS = [
+    "tracking.uri=null", "batch.rows=4", "anchor.rows=2", "checkpoints.every=1", "optimizer.epochs=2",
+    "data.kinds=[step,trajectory]",
+]  # fmt: skip
 
 
 def command(run_dir: Path, *keys: str) -> list[str]:
