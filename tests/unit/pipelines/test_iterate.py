@@ -48,6 +48,7 @@ class Stages:
         self.rates: dict[str, float] = {"start": 0.5}
         self.pairs, self.filtered, self.plain = 5, 3, 2
         self.pairs_of: dict[int, int] = {}
+        self.others: dict[str, int] = {}  # pairs of other kinds that each search counts besides
         self.ran: list[str] = []
         self.stages: dict[str, Stage] = {}
         self.fail: str | None = None
@@ -83,7 +84,7 @@ class Stages:
         write_table(stage.path / "preferences" / "0000.parquet", "preferences", rows, PREFERENCES)
         (stage.path / "filtered").mkdir(exist_ok=True)
         return {
-            "simulations": 7, "success": {"plain_sampled": 0.5}, "pairs": {"step": pairs},
+            "simulations": 7, "success": {"plain_sampled": 0.5}, "pairs": {"step": pairs, **self.others},
             "pairs_total": pairs, "tasks_with_pairs": 2, "filtered": self.filtered,
         }  # fmt: skip
 
@@ -250,6 +251,15 @@ def test_a_search_that_finds_nothing_trains_nothing(tmp_path: Path, stages: Stag
     assert stages.ran == ["iteration-0/evaluate_incumbent", "iteration-0/build_prefs"]
     record = summary(run)["iterations"][0]
     assert record["promoted"] is None and "no verified success" in record["reason"] and "no pair" in record["reason"]
+
+
+def test_a_search_without_pairs_of_the_kinds_asked_for_says_which_it_made(tmp_path: Path, stages: Stages) -> None:
+    run = tmp_path / "run"
+    stages.pairs, stages.others = 0, {"hindsight": 3}
+    stages.rates["iteration-0/train_sft"] = 0.5
+    assert loop(run) == 0
+    (note,) = [note for note in summary(run)["iterations"][0]["notes"] if "preference" in note]
+    assert "kinds in dpo.kinds (step)" in note and "it made 3 of kind hindsight" in note
 
 
 def test_only_one_of_the_trainings(tmp_path: Path, stages: Stages) -> None:

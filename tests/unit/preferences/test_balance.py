@@ -55,6 +55,15 @@ def test_kinds_take_turns() -> None:
     assert counts == {"step": 5, "trajectory": 5, "hindsight": 4, "minimal": 2}
 
 
+def test_pairs_of_which_nobody_knows_how_sure_they_are_come_last() -> None:
+    (pair,), _ = TrajectoryPairs().mine(kit.grow(["A B leave", "B leave"]))
+    assert pair.confidence is None and pair.rest_confidence == 1.0
+    known = [facts_of(replace(pair, confidence=sure)).confidence for sure in (None, 0.3, 0.95)]
+    pairs = [facts(n, kind="trajectory", confidence=sure) for n, sure in enumerate(known)]
+    assert Balance(per_task=1, max_length_gap=9).select(pairs).kept == (2,)
+    assert Balance(per_task=2, max_length_gap=9).select(pairs).kept == (1, 2)
+
+
 def test_the_surest_of_a_kind_first() -> None:
     pairs = [facts(i, confidence=0.9 + i / 100) for i in range(6)]
     assert Balance(per_task=2, max_length_gap=9).select(pairs).kept == (4, 5)
