@@ -1,9 +1,9 @@
 """Search the tree of `search_overhead` with llm-reasoners. Runs in an environment of its own, which has the package.
 
-Run by `search_overhead`: `python _llm_reasoners.py SIMULATIONS TREES`; prints simulations per processor second. The
-tree is the same: branching 4, depth 8, rewards at the leaves, a policy and an environment that cost nothing. Its
-settings are the fastest found for it: rollouts choose at random and means are taken without NumPy, and the result is
-the last path. With its defaults (NumPy, and a walk over the whole tree at the end) it is 2 to 5 times slower.
+Run by `search_overhead`: `python _llm_reasoners.py SETTINGS SIMULATIONS TREES`; prints simulations per processor
+second. The tree is the same: branching 4, depth 8, rewards at the leaves, policy and environment cost nothing.
+SETTINGS is `defaults`, or `fastest`, the best found: rollouts choose at random and means are taken without NumPy, and
+the result is the last path instead of the best of the whole tree.
 """
 
 from __future__ import annotations
@@ -59,15 +59,14 @@ FASTEST: dict[str, Any] = {
 }
 
 
-def rate(simulations: int, trees: int) -> float:
+def rate(settings: dict[str, Any], simulations: int, trees: int) -> float:
     """Return simulations per processor second over so many trees."""
     started = time.process_time()
     for _ in range(trees):
-        MCTS(n_iters=simulations, depth_limit=DEPTH, **FASTEST)(World(), Config())
+        MCTS(n_iters=simulations, depth_limit=DEPTH, **settings)(World(), Config())
     return trees * simulations / (time.process_time() - started)
 
 
 if __name__ == "__main__":
-    simulations, trees = map(int, sys.argv[1:])
     random.seed(0)
-    print(json.dumps(rate(simulations, trees)))
+    print(json.dumps(rate(FASTEST if sys.argv[1] == "fastest" else {}, *map(int, sys.argv[2:]))))

@@ -122,11 +122,11 @@ def install(folder: Path) -> Path:
     return python
 
 
-def rival(python: Path, simulations: int, trees: int) -> float:
+def rival(python: Path, settings: str, simulations: int, trees: int) -> float:
     """Return llm-reasoners' simulations per processor second; what it imports and does not use, torch, is ours."""
     script = Path(__file__).with_name("_llm_reasoners.py")
     environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
-    command = [str(python), str(script), str(simulations), str(trees)]
+    command = [str(python), str(script), settings, str(simulations), str(trees)]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return float(json.loads(done.stdout.splitlines()[-1]))
 
@@ -156,7 +156,7 @@ def main() -> None:
         for simulations in (200, 2000, 20000):
             trees = max(1, 4000 // simulations)
             rounds = [
-                (logged(simulations, trees), plain(simulations, trees), rival(python, simulations, trees))
+                (logged(simulations, trees), plain(simulations, trees), rival(python, "fastest", simulations, trees))
                 for _ in range(arguments.repeats)
             ]
             ours, bare, theirs = map(max, zip(*rounds, strict=True))
@@ -167,6 +167,7 @@ def main() -> None:
                     "simulations/s": round(ours),
                     "llm-reasoners": round(theirs),
                     "times as fast": round(ours / theirs, 1),
+                    "llm-reasoners, defaults": round(rival(python, "defaults", simulations, 1)),
                     "without event log": round(bare),
                     "us/simulation": round(1e6 / ours, 1),
                     "nodes": nodes,
