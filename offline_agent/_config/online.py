@@ -106,7 +106,7 @@ class CriticSection(Section):
 class RefineOptimizer(AdamWSection):
     """AdamW and its schedule."""
 
-    learning_rate: float = key(1e-4, "highest learning rate", gt=0)
+    learning_rate: float = key(1e-4, "highest learning rate", gt=0, le=1e38)
     schedule: Literal["constant", "linear", "cosine"] = key("constant", "what follows the warm-up")
     warmup: float = key(0.0, "share of the updates in which the rate rises from 0", ge=0, le=1)
     weight_decay: float = key(0.0, "of AdamW", ge=0)

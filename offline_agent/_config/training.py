@@ -58,7 +58,7 @@ class LoraSection(Section):
 class AdamWSection(Section):
     """AdamW and its schedule."""
 
-    learning_rate: float = key(3e-4, "highest learning rate", gt=0)
+    learning_rate: float = key(3e-4, "highest learning rate", gt=0, le=1e38)
     schedule: Literal["constant", "linear", "cosine"] = key("cosine", "what follows the warm-up")
     warmup: float = key(0.05, "share of the updates in which the rate rises from 0", ge=0, le=1)
     weight_decay: float = key(0.01, "of AdamW", ge=0)
@@ -76,7 +76,7 @@ class OptimizerSection(AdamWSection):
 class DpoOptimizerSection(OptimizerSection):
     """AdamW and its schedule."""
 
-    learning_rate: float = key(1e-4, "highest learning rate", gt=0)
+    learning_rate: float = key(1e-4, "highest learning rate", gt=0, le=1e38)
 
 
 class PassSection(Section):

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from offline_agent._store.columns import known_name
 from offline_agent.pipelines._command import main
 from offline_agent.pipelines.evaluate import COMMAND
 from offline_agent.preferences.export import TRAJECTORY_COLUMNS
@@ -58,7 +59,7 @@ def test_it_writes_what_was_agreed(noisy: Path, capsys: pytest.CaptureFixture[st
     first = rows(noisy)[0]
     assert tuple(first) == COLUMNS and json.loads(first["verdict"])["verifier"] in ("shop", "max_steps")
     trajectories = rows(noisy, "trajectories")
-    assert len(trajectories) == 60 and tuple(trajectories[0]) == TRAJECTORY_COLUMNS
+    assert len(trajectories) == 60 and tuple(map(known_name, trajectories[0])) == TRAJECTORY_COLUMNS
     assert {row["origin"] for row in trajectories} == {"rollout"}
     assert {row["split"] for row in trajectories} == {"validation"}
     won = [row["success"] for row in rows(noisy)]

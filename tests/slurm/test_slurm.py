@@ -74,7 +74,7 @@ def test_a_search_that_loses_one_shard_and_has_another_requeued_makes_the_same_t
     assert "submitting again what failed or was lost: 0" in err and "build_prefs: noisy in" in out
     assert {shard: manifest(shard)["ended"] for shard in shards[1:]} == before  # they were not run again
     whole = content(run, "trees", *TABLES)
-    assert len(whole) == 6 + 3 and whole == content(local, "trees", *TABLES)
+    assert len(whole) == 6 + 4 and whole == content(local, "trees", *TABLES)
     assert (run / "quarantine.jsonl").read_bytes() == (local / "quarantine.jsonl").read_bytes()
     assert json.loads((run / "summary.json").read_text())["shards"]["count"] == 3
 
@@ -109,7 +109,7 @@ def test_a_search_whose_time_is_up_is_requeued_and_makes_the_same_trees(slurm: S
     log = next((run / "slurm").glob("*-shards-0-0000.log")).read_text()
     assert "stopped by SIGUSR1" in log and "requeued" in log and "going on with" in log
     whole = content(run, "trees", *TABLES)
-    assert len(whole) == 6 + 3 and whole == content(local, "trees", *TABLES)
+    assert len(whole) == 6 + 4 and whole == content(local, "trees", *TABLES)
 
 
 def test_a_job_that_is_told_before_it_listens_is_requeued(slurm: Slurm, tmp_path: Path) -> None:
