@@ -68,7 +68,7 @@ def test_loss_and_gradients_are_those_of_a_float64_reference(name: str, tokens: 
 def test_policy_and_critic_together_are_those_of_a_float64_reference(trunk: bool, tokens: int, tmp_path: Path) -> None:
     chosen = replace(objective("ppo"), kl=0.05)
     more = {"tokens": tokens}
-    own = trainer(tmp_path, chosen, rounds(critic=True, temperature=0.7), passes=2, trunk=trunk, more=more)
+    own = trainer(tmp_path, chosen, rounds(critic=True, temperature=0.7), passes=2, trunk=trunk, lam=0.95, more=more)
     drawn, chance = samples(0, critic=True), torch.Generator().manual_seed(0)
     with torch.no_grad():  # a critic of all 0 would hide which hidden states it reads
         own.critic.head.weight.copy_(0.3 * torch.randn(own.critic.head.weight.shape, generator=chance))
