@@ -164,6 +164,6 @@ def test_the_benchmark_of_rollouts_plays_the_same_episodes_on_every_side(
     for row in written["rows"]:
         assert row["trajectories/s"] > 0 and row["turns each"] <= 3  # --quick cuts all sides after three turns
         assert row["trajectories"] == (1 if row["side"] == "serial loop" else 4)
-    assert set(written["facts"]["trajectories per second, ours to theirs"]) == {
+    assert set(written["facts"]["trajectories per second at equal turns, ours to theirs"]) == {
         "tools at 0", "tools at 0.5", "tools at 2"
     }  # fmt: skip
