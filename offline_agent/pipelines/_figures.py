@@ -259,9 +259,8 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         table.add_row(*row)
     where = copyable(
         f"\nWritten to {path}\n"
-        f"  preferences/  {summary['pairs_total']} pairs; "
-        f'load_dataset("parquet", data_files="{path}/preferences/*.parquet")\n'
-        "                (those with several turns a side are in multiturn_preferences/)\n"
+        f"  preferences/  {summary['pairs_total']} pairs, those of several turns a side in multiturn_preferences/;\n"
+        f'                load_dataset("parquet", data_files="{path}/preferences/*.parquet")\n'
         f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
         f"  trajectories/ {summary['trajectories']} branches; trees/ {summary['tasks']} trees; "
         "quarantine.jsonl says what was refused and why\n"
@@ -275,9 +274,10 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
 def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     success, seconds, session = summary["success"], summary["seconds"], summary["this_session"]
     yield "tasks", str(summary["tasks"]), f"{summary['tasks_with_pairs']} with pairs"
-    yield "simulations", f"{summary['simulations']:,}", _counts(summary["stopped"], "stopped by ")
+    yield "simulations", f"{summary['simulations']:,}", _counts(_ends(summary["stopped"]), "ended by ")
     reused = session.get("calls_replayed", 0)
-    yield "tool calls", f"{summary['tool_calls']:,}", f"+ {reused + summary['replayed_calls']:,} in replays"
+    note = f"+ {reused:,} to restore states, {summary['replayed_calls']:,} in the replays that mine pairs"
+    yield "tool calls", f"{summary['tool_calls']:,}", note
     if summary["replays_left_out"]:
         note = "they did not fit in pairs.replay_budget; more of it may give more pairs"
         yield "replays left out", f"{summary['replays_left_out']:,}", note
@@ -308,6 +308,13 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for part in ("generation", "tools", "judging", "bookkeeping"):
         if part in seconds:
             yield f"time, {part}", f"{seconds[part]:.1f} s", _TIME_NOTES[part]
+
+
+_STOPS = {"closed": "nothing left to try", "tickets": "the policy repeating itself, or faults"}
+
+
+def _ends(stopped: Mapping[str, int]) -> dict[str, int]:
+    return {_STOPS.get(reason, reason): count for reason, count in stopped.items()}
 
 
 _TIME_NOTES = {

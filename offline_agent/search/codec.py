@@ -303,6 +303,8 @@ def _rebuild(graph: Mapping[str, Any], data: Mapping[str, Any]) -> SearchTree:
             node = tree.add_child(edge, parent.context.child(actions[0], entry["observation"], entry["role"]))
         else:
             node = tree.root
+        if "truncated" in entry:  # written before the limits of the policy were told apart
+            entry = {"cut": "max_steps" if entry["truncated"] else None, **entry}
         for name in _NODE_FIELDS:
             setattr(node, name, entry[name])
         node.verdict = None if entry["verdict"] is None else Verdict.from_json(entry["verdict"])

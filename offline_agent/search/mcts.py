@@ -174,7 +174,7 @@ class TreeSearch:
             return "seconds"
         if tree.simulations + flight >= settings.simulations:
             return "simulations"
-        if tree.tickets + flight >= 4 * settings.simulations + 16:  # faults and duplicates must not go on for ever
+        if tree.tickets + flight >= 16 * settings.simulations + 16:  # bounds faults and repeated proposals
             return "tickets"
         if tree.root.closed and not flight:
             return "closed"
@@ -264,12 +264,13 @@ class TreeSearch:
                 return 0  # the budget is divided among the candidates
         if node.samples < settings.proposals:
             return settings.proposals - node.samples
+        if all([edge.closed for edge in node.edges]):
+            # Nothing below is open: one request decides whether the policy has more to say here.
+            return min(max(settings.proposals, settings.saturation - node.duplicates), room)
         limit = settings.widening * math.sqrt(node.visits)
         if edges < limit:
             # The more proposals in a row added nothing, the more it takes to find something new.
             return min(settings.proposals, math.ceil(limit) - edges + node.duplicates, room)
-        if all([edge.closed for edge in node.edges]):
-            return min(settings.proposals, room)
         return 0
 
     def _mark(self, ticket: Ticket) -> Ticket:

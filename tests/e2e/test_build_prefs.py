@@ -64,6 +64,7 @@ def test_it_writes_what_the_contract_lists(whole: Path) -> None:
     summary = json.loads((whole / "summary.json").read_text())
     rows = pairs_of(whole)
     assert len(rows) == summary["pairs_total"] > 20
+    assert summary["stopped"] == {"simulations": 6}, "a policy that repeats itself gets its simulations"
     assert {row["kind"] for row in rows} >= {"trajectory", "hindsight"}
     assert len({(str(r["prompt"]), str(r["chosen"]), str(r["rejected"])) for r in rows}) == len(rows)
     for row in rows:

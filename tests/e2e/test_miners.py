@@ -106,7 +106,8 @@ def test_mining_makes_at_most_as_many_calls_as_the_search(
 ) -> None:
     if replay_only:
         monkeypatch.setitem(ENV, "REPLAY_ONLY", "1")
-    summary = json.loads((built(mine, *KEYS, "env=mine:Plain", "pairs.kinds=[step,trajectory,hindsight,minimal]") /
+    summary = json.loads((built(mine, *KEYS, "env=mine:Plain", "pairs.replay_budget=1",
+                          "pairs.kinds=[step,trajectory,hindsight,minimal]") /
                           "summary.json").read_text())  # fmt: skip
     assert 0 < summary["replayed_calls"] <= summary["tool_calls"] and summary["pairs_total"] > 0
     again = summary["rejudged"]
