@@ -19,12 +19,13 @@ from typing import Any
 from _virtual_time import Clock, Inbox, Workers
 
 from offline_agent.policies.base import Done, Proposals, ProposeRequest, Usage
-from offline_agent.policies.server_line import Line, Waiter
-from offline_agent.policies.servers import Router
+from offline_agent.policies.server.queue import Line, Waiter
+from offline_agent.policies.server.router import Router
 from offline_agent.records import Action, Context, Task, ToolCall, Verdict
-from offline_agent.search.mcts import SearchSettings, TreeSearch
 from offline_agent.search.restore import Opening, Outcome
 from offline_agent.search.scheduler import Scheduler
+from offline_agent.search.settings import SearchSettings
+from offline_agent.search.tree_search import TreeSearch
 
 DOORS = 6
 Path = tuple[str, ...]

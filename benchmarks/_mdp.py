@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from offline_agent.envs.pool import EnvPool
 from offline_agent.policies.base import InlineEngine, Proposals, ProposeRequest
 from offline_agent.records import Action, Context, Task, ToolCall, Verdict
-from offline_agent.search.mcts import SearchSettings, TreeSearch
 from offline_agent.search.restore import Opening, Outcome
-from offline_agent.search.scheduler import EnvPool, Scheduler
+from offline_agent.search.scheduler import Scheduler
+from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import Edge, SearchTree
+from offline_agent.search.tree_search import TreeSearch
 from offline_agent.seeding import derive_seed
 
 BRANCHING = 4

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from offline_agent.envs.pool import attempt
 from offline_agent.policies.base import Proposals
-from offline_agent.search.pool import attempt
 from offline_agent.search.restore import Outcome
 
 

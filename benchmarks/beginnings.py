@@ -20,7 +20,7 @@ from _common import write_result
 from discernment import look, pages
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from offline_agent.training.default_model import TrainingConfig, build_model, train
+from tools.default_model.train import TrainingConfig, build_model, train
 
 
 def drawn(deviation: float | None) -> Callable[[TrainingConfig, Any], Any]:

@@ -29,10 +29,12 @@ from unittest import mock
 import psutil
 
 import offline_agent
-from offline_agent._store.columns import PAIR_TABLES, PREFERENCES, stored_name
-from offline_agent.config import BuildPrefsConfig, free_keys, load
+from offline_agent.config.build_prefs import BuildPrefsConfig
+from offline_agent.config.loading import free_keys, load
 from offline_agent.pipelines import build_prefs
-from offline_agent.store import RunDirectory, hash_json
+from offline_agent.store.columns import PAIR_TABLES, PREFERENCES, stored_name
+from offline_agent.store.provenance import hash_json
+from offline_agent.store.run_directory import RunDirectory
 
 TOKENIZER = Path(offline_agent.__file__).parent / "assets" / "default_model"
 KEYS = ["env=shop", "policy=noisy", f"policy.tokenizer={TOKENIZER}", "tracking.uri=null", "limits.workers=2"]
@@ -192,7 +194,7 @@ def check(run_dir: Path, out: Path) -> None:
     """Count the rows and the different ones among them, reading a few at a time."""
     import pyarrow.parquet as pq
 
-    from offline_agent._store.quarantine import Digests
+    from offline_agent.store.quarantine import Digests
 
     seen, rows = Digests(), 0
     ids = [stored_name(f"{name}_ids", PREFERENCES) for name in ("prompt", "chosen", "rejected")]

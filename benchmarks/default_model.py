@@ -15,7 +15,7 @@ from pathlib import Path
 from _common import write_result
 
 import offline_agent
-from offline_agent.training.measure import measure
+from tools.default_model.measure import measure
 
 MODEL = Path(offline_agent.__file__).parent / "assets" / "default_model"
 

@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from offline_agent.envs.shop import Shop
 from offline_agent.envs.tools import ToolSet
-from offline_agent.training.demonstrations import conversation
 from offline_agent.training.tokenizer import MARKS
+from tools.default_model.demonstrations import conversation
 
 BACK = {"type": "function", "function": {"name": "back", "arguments": {}}}
 

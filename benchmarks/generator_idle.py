@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from offline_agent.envs.pool import EnvPool
 from offline_agent.policies.base import Answer, Done, Proposals, ProposeRequest
 from offline_agent.records import Action, Task, ToolCall, Verdict
-from offline_agent.search.mcts import SearchSettings, TreeSearch
 from offline_agent.search.restore import Opening, Outcome
-from offline_agent.search.scheduler import EnvPool, Scheduler
+from offline_agent.search.scheduler import Scheduler
+from offline_agent.search.settings import SearchSettings
+from offline_agent.search.tree_search import TreeSearch
 
 DEPTH, DOORS = 8, 6
 

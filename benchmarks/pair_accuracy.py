@@ -24,14 +24,16 @@ from typing import Any
 import numpy as np
 
 from offline_agent.envs.base import EnvSpec, Episode
+from offline_agent.envs.pool import EnvPool
 from offline_agent.evaluation.statistics import too_alike, wilson
 from offline_agent.policies.base import Policy, Proposals, ProposeRequest
-from offline_agent.preferences.pairs import StepPairs
+from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.records import Context, Task
-from offline_agent.search.mcts import SearchSettings, TreeSearch
 from offline_agent.search.restore import Restorer
-from offline_agent.search.scheduler import EnvPool, Scheduler
+from offline_agent.search.scheduler import Scheduler
+from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import Edge, SearchTree
+from offline_agent.search.tree_search import TreeSearch
 from offline_agent.seeding import derive_seed
 
 Rule = Callable[[SearchTree], list[tuple[Edge, Edge]]]
@@ -281,7 +283,7 @@ def _shop_policies(arguments: argparse.Namespace) -> Iterator[tuple[Any, str, in
     careless = NoisyPolicy(SHOP.demonstrate, arguments.noise)
     yield careless, f"shop, noisy policy {arguments.noise:g}", arguments.shop_tasks
     if arguments.model is not None:
-        from offline_agent.policies.hf import HFPolicy
+        from offline_agent.policies.hf.policy import HFPolicy
 
         yield HFPolicy(arguments.model, temperature=0.7), f"shop, {Path(arguments.model).name}", arguments.model_tasks
 

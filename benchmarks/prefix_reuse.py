@@ -18,18 +18,20 @@ from typing import Any
 
 from _common import write_result
 
-from offline_agent._config.sections import PairsSection, SearchSection
 from offline_agent.catalog import resolve
+from offline_agent.config.build_prefs import PairsSection, SearchSection
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.pool import EnvPool
 from offline_agent.policies.base import Done, Engine, ProposeRequest
-from offline_agent.policies.hf import HFPolicy
+from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.policies.scripted import NoisyPolicy
 from offline_agent.preferences.mining import Miner
 from offline_agent.records import Context
-from offline_agent.search.mcts import SearchSettings, TreeSearch
 from offline_agent.search.restore import RestoreCounts, Restorer
-from offline_agent.search.scheduler import EnvPool, Scheduler
+from offline_agent.search.scheduler import Scheduler
+from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import SearchTree
+from offline_agent.search.tree_search import TreeSearch
 
 Row = dict[str, Any]
 

@@ -33,9 +33,10 @@ from _common import machine, write_result
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase
 
-from offline_agent._store.columns import PAIR_TABLES, known
-from offline_agent.policies.hf import DEFAULT_MODEL
-from offline_agent.training.prefix_sharing import Scorer, Sequence, pack
+from offline_agent.policies.hf.policy import DEFAULT_MODEL
+from offline_agent.store.columns import PAIR_TABLES, known
+from offline_agent.training.prefix_sharing.log_probabilities import Scorer
+from offline_agent.training.prefix_sharing.trie import Sequence, pack
 
 GOALS = {"pair": 3.5, "node": 10.0, "tree": 5.0}
 NAMES = {

@@ -36,11 +36,11 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.pool import EnvPool
 from offline_agent.envs.shop import Shop
-from offline_agent.policies.hf import DEFAULT_MODEL, HFPolicy
+from offline_agent.policies.hf.policy import DEFAULT_MODEL, HFPolicy
 from offline_agent.records import Action, Context, Task
 from offline_agent.rollouts.episodes import Ask, Episodes
-from offline_agent.search.pool import EnvPool
 
 LATENCIES = (0.0, 0.5, 2.0)  # of the serial loop's generation of a turn
 

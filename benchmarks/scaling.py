@@ -119,10 +119,12 @@ class Recorder:
 def measure(arguments: argparse.Namespace) -> tuple[list[Sample], dict[str, Any], float]:
     """Search the shop with the default model in this process; return samples, facts, the driver's seconds a sample."""
     from offline_agent.envs.base import EnvSpec
-    from offline_agent.policies.hf import HFPolicy
-    from offline_agent.search.mcts import SearchSettings, TreeSearch
+    from offline_agent.envs.pool import EnvPool
+    from offline_agent.policies.hf.policy import HFPolicy
     from offline_agent.search.restore import Restorer
-    from offline_agent.search.scheduler import EnvPool, Scheduler
+    from offline_agent.search.scheduler import Scheduler
+    from offline_agent.search.settings import SearchSettings
+    from offline_agent.search.tree_search import TreeSearch
 
     spec = EnvSpec.load("shop", {})
     policy = HFPolicy(arguments.model, slots=arguments.slots)

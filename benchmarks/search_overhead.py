@@ -22,11 +22,13 @@ import venv
 from pathlib import Path
 from typing import Any
 
+from offline_agent.envs.pool import EnvPool
 from offline_agent.policies.base import InlineEngine, Proposals, ProposeRequest
 from offline_agent.records import Action, Task, ToolCall, Verdict
-from offline_agent.search.mcts import SearchSettings, TreeSearch
 from offline_agent.search.restore import Opening, Outcome
-from offline_agent.search.scheduler import EnvPool, Scheduler
+from offline_agent.search.scheduler import Scheduler
+from offline_agent.search.settings import SearchSettings
+from offline_agent.search.tree_search import TreeSearch
 
 RIVAL = "llm-reasoners==1.0.2"
 BRANCHING, DEPTH = 4, 8
@@ -96,7 +98,7 @@ def search(simulations: int, log: Any = None, leaves: int = 4, trees: int = 1) -
 
 def logged(simulations: int, trees: int) -> float:
     """Return simulations per processor second with the event log, as real runs have it."""
-    from offline_agent.store import EventLog
+    from offline_agent.store.events import EventLog
 
     with tempfile.TemporaryDirectory() as folder:
         log = EventLog(Path(folder) / "0000.jsonl")

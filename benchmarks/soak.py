@@ -29,8 +29,8 @@ from typing import Any
 import psutil
 from _common import write_result
 
-from offline_agent._store.columns import PAIR_TABLES
-from offline_agent.store import EventLog
+from offline_agent.store.columns import PAIR_TABLES
+from offline_agent.store.events import EventLog
 
 HERE = Path(__file__).parent
 TABLES = ("trees", *PAIR_TABLES, "filtered", "trajectories")

@@ -30,11 +30,11 @@ import torch
 from _common import write_result
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from offline_agent._store.columns import PAIR_TABLES, SUCCESS_TABLES, known_name
-from offline_agent.policies.hf import DEFAULT_MODEL
-from offline_agent.rendering import Renderer
-from offline_agent.training import dpo, sft
-from offline_agent.training.rows import load_pairs, load_trajectories
+from offline_agent.policies.hf.policy import DEFAULT_MODEL
+from offline_agent.rendering.renderer import Renderer
+from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES, known_name
+from offline_agent.training.data.rows import load_pairs, load_trajectories
+from offline_agent.training.offline import dpo, sft
 from offline_agent.training.settings import DpoSettings, TrainSettings
 
 SIZE = 32

@@ -17,8 +17,8 @@ import torch
 from _common import RESULTS, write_result
 from transformers import AutoModelForCausalLM
 
-from offline_agent._store.columns import known
-from offline_agent.store import read_table
+from offline_agent.store.columns import known
+from offline_agent.store.tables import read_table
 
 FEW = 10  # pairs of a seed, below which a row says nothing
 

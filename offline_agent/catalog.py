@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from offline_agent._config.values import fits, in_words
+from offline_agent.config.values import fits, in_words
 from offline_agent.errors import ConfigError, did_you_mean, ends_the_run
 
 ENVIRONMENTS: dict[str, str] = {
@@ -21,12 +21,12 @@ ENVIRONMENTS: dict[str, str] = {
 }
 
 POLICIES: dict[str, str] = {
-    "colocated": "offline_agent.policies.colocated:ColocatedPolicy",
-    "hf": "offline_agent.policies.hf:HFPolicy",
+    "colocated": "offline_agent.policies.vllm.policy:ColocatedPolicy",
+    "hf": "offline_agent.policies.hf.policy:HFPolicy",
     "noisy": "offline_agent.policies.scripted:NoisyPolicy",
     "oracle": "offline_agent.policies.scripted:OraclePolicy",
     "random": "offline_agent.policies.scripted:RandomPolicy",
-    "server": "offline_agent.policies.server:ServerPolicy",
+    "server": "offline_agent.policies.server.policy:ServerPolicy",
 }
 
 _TABLES: dict[str, dict[str, str]] = {"env": ENVIRONMENTS, "policy": POLICIES}

@@ -17,7 +17,7 @@ from typing import Any
 
 from offline_agent.envs.base import SPLITS, EnvSpec
 from offline_agent.envs.isolation.waiting import Call
-from offline_agent.envs.playing import Closing, Player, draw, faulty, opened
+from offline_agent.envs.scripted_play import Closing, Player, draw, faulty, opened
 from offline_agent.errors import ConfigError, OfflineAgentError, in_words
 from offline_agent.records import Action, Task, ToolCall
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from offline_agent import running
+from offline_agent import crash_notes as running
 from offline_agent.envs.tools import ToolSet
 from offline_agent.envs.validation import clean_text
 from offline_agent.errors import EnvironmentFault, ends_the_run, in_words

@@ -11,7 +11,7 @@ from pathlib import Path
 from offline_agent.records import POLICY_CUTS, Task
 from offline_agent.rollouts.success import Known
 from offline_agent.seeding import derive_seed
-from offline_agent.store import read_tree
+from offline_agent.store.run_directory import read_tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from offline_agent.evaluation.statistics import (
     paired_difference,
     sign_flip_p_value,
 )
-from offline_agent.store import read_table
+from offline_agent.store.tables import read_table
 
 MODE = "sampled"
 """The attempts that count: at the temperature the policy is used at."""

@@ -12,13 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.pool import EnvPool
 from offline_agent.policies.base import Engine
 from offline_agent.records import Context, Task, Trajectory, Verdict, cut_verdict
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.search.mcts import SearchSettings, TreeSearch
+from offline_agent.search.requests import Critic, RunCounts
 from offline_agent.search.restore import RestoreCounts, Restorer
-from offline_agent.search.scheduler import Critic, EnvPool, RunCounts, Scheduler
+from offline_agent.search.scheduler import Scheduler
+from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import Node, SearchTree
+from offline_agent.search.tree_search import TreeSearch
 
 
 def best_of_n(samples: Sequence[Attempt], judge: str) -> Attempt:

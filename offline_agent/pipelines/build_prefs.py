@@ -10,17 +10,17 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from offline_agent.config import BuildPrefsConfig
+from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.errors import ConfigError
-from offline_agent.pipelines._command import main
-from offline_agent.pipelines._figures import Figures, show
-from offline_agent.pipelines._gathering import gather_trees
-from offline_agent.pipelines._mine import mine
-from offline_agent.pipelines._miners import asks_policy
-from offline_agent.pipelines._parts import Parts, facts_of, free_arguments, make_parts, served
-from offline_agent.pipelines._pipeline import Command, Facts, Session, Spread
-from offline_agent.pipelines._search import search
-from offline_agent.pipelines._searches import settings_of
+from offline_agent.pipelines.stages.gathering import gather_trees
+from offline_agent.pipelines.stages.miners import asks_policy
+from offline_agent.pipelines.stages.mining import mine
+from offline_agent.pipelines.stages.search import search
+from offline_agent.pipelines.stages.searches import settings_of
+from offline_agent.report.build_prefs import Figures, show
+from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, served
+from offline_agent.runner.main import main
+from offline_agent.runner.pipeline import Command, Facts, Session, Spread
 
 
 def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:

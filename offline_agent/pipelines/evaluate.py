@@ -13,28 +13,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from offline_agent.config import EvaluateConfig
+from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError
 from offline_agent.evaluation import report, test_time
-from offline_agent.pipelines import _schemas
-from offline_agent.pipelines._command import main
-from offline_agent.pipelines._earlier import Earlier, read_earlier
-from offline_agent.pipelines._evaluation_figures import EXTRA, show, summary
-from offline_agent.pipelines._gathering import gather_attempts
-from offline_agent.pipelines._parts import Parts, facts_of, free_arguments, make_parts, make_policy, served
-from offline_agent.pipelines._pipeline import Command, Facts, Session, Shard, Spread
-from offline_agent.pipelines._probe import trust_copies
-from offline_agent.pipelines._searches import critic_of, search_log, test_time_settings
+from offline_agent.pipelines.stages.copy_check import trust_copies
+from offline_agent.pipelines.stages.earlier_evaluation import Earlier, read_earlier
+from offline_agent.pipelines.stages.gathering import gather_attempts
+from offline_agent.pipelines.stages.searches import critic_of, search_log, test_time_settings
 from offline_agent.policies.base import Engine, Policy
-from offline_agent.preferences.export import trajectory_rows
+from offline_agent.preferences.dataset.export import trajectory_rows
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import Task
+from offline_agent.report.evaluate import EXTRA, show, summary
 from offline_agent.rollouts import attempts as attempt_table
 from offline_agent.rollouts.attempts import Attempt, Journal
 from offline_agent.rollouts.episodes import Ask, Episodes
-from offline_agent.search.pool import EnvPool
+from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, make_policy, served
+from offline_agent.runner.main import main
+from offline_agent.runner.pipeline import Command, Facts, Session, Shard, Spread
 from offline_agent.search.restore import RestoreCounts
 from offline_agent.search.settings import SearchSettings
+from offline_agent.store import schemas as _schemas
 
 Evaluation = Session[EvaluateConfig]
 
@@ -169,7 +169,7 @@ def _played(prepared: Prepared, session: Evaluation) -> _Run:
     try:
         for label, policy in players:
             if config.launcher == "ray":
-                from offline_agent.pipelines import _ray_evaluate
+                from offline_agent.pipelines.stages import ray_evaluate as _ray_evaluate
 
                 _ray_evaluate.play(one, label, policy, asks(config, parts.tasks))
                 continue

@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config import IterateConfig, RefineGrpoConfig, TasksSection, TrainDpoConfig
+from offline_agent.config.build_prefs import TasksSection
+from offline_agent.config.iterate import IterateConfig
+from offline_agent.config.refine_grpo import RefineGrpoConfig
+from offline_agent.config.training import TrainDpoConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
-from offline_agent.pipelines._command import main
-from offline_agent.pipelines._iterations import Iterations
-from offline_agent.pipelines._loop import Plan, model_folder
-from offline_agent.pipelines._pipeline import Command, Facts, Session
-from offline_agent.pipelines._report import show
+from offline_agent.pipelines.stages.iteration_configs import Plan, model_folder
+from offline_agent.pipelines.stages.iterations import Iterations
+from offline_agent.report.iterate import show
+from offline_agent.runner.main import main
+from offline_agent.runner.pipeline import Command, Facts, Session
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
-    from offline_agent.pipelines._tasks import TaskList
     from offline_agent.records import Task
+    from offline_agent.runner.task_list import TaskList
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,10 @@ class Parts:
 
 def prepare(config: IterateConfig) -> tuple[Parts, Facts]:
     """Look at everything that can be found faulty before hours are spent; see `_pipeline.Command.prepare`."""
-    from offline_agent.pipelines._parts import make_environment, make_reward, make_tasks, own_critic
-    from offline_agent.pipelines._searches import settings_of
-    from offline_agent.pipelines._tasks import TaskList, hash_tasks
-    from offline_agent.store import hash_json, hash_path
+    from offline_agent.pipelines.stages.searches import settings_of
+    from offline_agent.runner.components import make_environment, make_reward, make_tasks, own_critic
+    from offline_agent.runner.task_list import TaskList, hash_tasks
+    from offline_agent.store.provenance import hash_json, hash_path
 
     faults: list[str] = []
     spec, tasks, held_out, hashes = None, [], TaskList(()), {}

@@ -12,31 +12,34 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config import RefineGrpoConfig
+from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, OfflineAgentError
-from offline_agent.pipelines import _processes, _rounds, _training
-from offline_agent.pipelines._command import main
-from offline_agent.pipelines._online_reward import reward_conflicts, turn_judge
-from offline_agent.pipelines._parts import make_environment, make_reward, make_tasks
-from offline_agent.pipelines._pipeline import Command, Facts, Session
-from offline_agent.pipelines._refined import crowded, ends, export, show
-from offline_agent.pipelines._sampler import Sampler, absent, make_sampler
-from offline_agent.pipelines._servers import of_servers
+from offline_agent.launch import torchrun as _processes
+from offline_agent.pipelines.stages import rounds as _rounds
+from offline_agent.pipelines.stages import training as _training
+from offline_agent.pipelines.stages.online_reward import reward_conflicts, turn_judge
+from offline_agent.pipelines.stages.sampler import Sampler, absent, make_sampler
 from offline_agent.records import Task
-from offline_agent.store import hash_json
-from offline_agent.training.collapse import Finding, Watch, WatchSettings, checklist
-from offline_agent.training.groups import Groups, GroupSettings
+from offline_agent.report.refine_grpo import crowded, ends, export, show
+from offline_agent.report.servers import of_servers
+from offline_agent.runner.components import make_environment, make_reward, make_tasks
+from offline_agent.runner.main import main
+from offline_agent.runner.pipeline import Command, Facts, Session
+from offline_agent.store.provenance import hash_json
+from offline_agent.training.collapse.checklist import checklist
+from offline_agent.training.collapse.watch import Finding, Watch, WatchSettings
+from offline_agent.training.online.groups import Groups, GroupSettings
 from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
+    from offline_agent.envs.pool import EnvPool
     from offline_agent.judges.rewards import CompositeReward
     from offline_agent.rollouts.attempts import Attempt
     from offline_agent.rollouts.episodes import Episodes
-    from offline_agent.search.pool import EnvPool
-    from offline_agent.training.objectives import Objective
-    from offline_agent.training.online import Played
-    from offline_agent.training.rows import LoadReport, TrajectoryRow
+    from offline_agent.training.data.rows import LoadReport, TrajectoryRow
+    from offline_agent.training.online.objectives import Objective
+    from offline_agent.training.online.trainer import Played
 
 
 @dataclass
@@ -100,7 +103,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
         watch_settings(config), make_reward(config),
     )  # fmt: skip
     if config.offline.rows:
-        from offline_agent.training.rows import load_trajectories
+        from offline_agent.training.data.rows import load_trajectories
 
         longest = _training.max_length(config, trainable[0])
         replayed = load_trajectories(config.offline.runs, (), trainable[2], max_length=longest, key="offline")
@@ -171,7 +174,7 @@ def _correction(config: RefineGrpoConfig) -> str:
 
 def objective_of(config: RefineGrpoConfig) -> Objective:
     """Return the objective; raises ConfigError."""
-    from offline_agent.training.objectives import OBJECTIVES, objective
+    from offline_agent.training.online.objectives import OBJECTIVES, objective
 
     given = config.objective.model_dump(exclude={"name", "passes", "minibatches"}, exclude_none=True)
     known = OBJECTIVES.get(config.objective.name)
@@ -225,11 +228,11 @@ def watch_settings(config: RefineGrpoConfig) -> WatchSettings | None:
 
 def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
     """Play and train, round after round; see `_pipeline.Command.run`."""
+    from offline_agent.envs.pool import EnvPool
     from offline_agent.rollouts.episodes import Episodes
-    from offline_agent.search.pool import EnvPool
     from offline_agent.training import checkpoints
     from offline_agent.training.models import add_adapters, set_threads
-    from offline_agent.training.online import train_online
+    from offline_agent.training.online.trainer import train_online
 
     config, folder = session.config, session.run.path
     model, tokenizer, renderer = parts.trainable
@@ -320,8 +323,8 @@ class _Stage:
 
     def play(self, number: int, model: Any) -> Played:
         """Play a round with the model's weights, and say what is trained on; see `online.Rounds`."""
-        from offline_agent.training.online import Played
-        from offline_agent.training.sampled import Credit, sample
+        from offline_agent.training.online.samples import Credit, sample
+        from offline_agent.training.online.trainer import Played
 
         assert self.parts.sampler is not None
         give = partial(self.parts.sampler.give, model, self.tokenizer, self.session.run.path)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.pipelines._terminal import say, show
+from offline_agent.runner.terminal import say, show
 
 _KINDS = ("step", "trajectory", "hindsight", "minimal")
 
@@ -53,8 +53,8 @@ def _parse(arguments: Sequence[str]) -> tuple[Path, str | None, int]:
 
 
 def _rows(run_dir: Path) -> Iterator[Mapping[str, Any]]:
-    from offline_agent._store.columns import PAIR_TABLES, known
-    from offline_agent.store import read_table
+    from offline_agent.store.columns import PAIR_TABLES, known
+    from offline_agent.store.tables import read_table
 
     try:
         files = [file for table in PAIR_TABLES for file in sorted((run_dir / table).glob("*.parquet"))]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offline_agent.errors import ConfigError, DataError, did_you_mean
-from offline_agent.pipelines._terminal import is_file, say, show
+from offline_agent.runner.terminal import is_file, say, show
 
 if TYPE_CHECKING:
-    from offline_agent.pipelines._jobs import Standing, View
+    from offline_agent.launch.slurm.jobs import Standing, View
 
 _NAMED = 12
 
@@ -65,8 +65,8 @@ def status(run_dir: Path) -> Iterator[str]:
     Raises:
         DataError: The manifest, or the note of the shards, is broken.
     """
-    from offline_agent.pipelines._resuming import resume_command
-    from offline_agent.pipelines._shards import manifest_of
+    from offline_agent.launch.shards import manifest_of
+    from offline_agent.launch.slurm.resuming import resume_command
 
     manifest = manifest_of(run_dir)
     if manifest is None or "command" not in manifest:
@@ -89,8 +89,8 @@ def status(run_dir: Path) -> Iterator[str]:
 
 
 def _view(run_dir: Path, command: str) -> View:
-    from offline_agent.cluster.slurm import SlurmError
-    from offline_agent.pipelines._jobs import Ledger, look, view
+    from offline_agent.launch.slurm.batch import SlurmError
+    from offline_agent.launch.slurm.jobs import Ledger, look, view
 
     run_dir = run_dir.resolve()
     try:
@@ -109,7 +109,7 @@ def _of_run(word: str, view: View) -> str:
 
 
 def _jobs(run_dir: Path, view: View) -> Iterator[str]:
-    from offline_agent.pipelines._shards import finished
+    from offline_agent.launch.shards import finished
 
     if view.shards:
         count = view.count()
@@ -144,7 +144,7 @@ def _wrong(view: View) -> bool:
 
 def _stages(run_dir: Path) -> Iterator[str]:
     """Yield a line for every stage of a loop, and what its jobs do where it is not done."""
-    from offline_agent.pipelines._shards import manifest_of
+    from offline_agent.launch.shards import manifest_of
 
     found = run_dir.glob("iteration-*/*/manifest.json")
     begun = sorted(found, key=lambda file: str((manifest_of(file.parent) or {}).get("started")))

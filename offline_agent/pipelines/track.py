@@ -22,7 +22,7 @@ _KEYS = ("run_dir", "tracking.uri")
 
 def main(arguments: Sequence[str]) -> int:
     """Send what a run keeps; returns the exit status."""
-    from offline_agent.tracking import send
+    from offline_agent.tracking.client import send
 
     if "--help" in arguments or "-h" in arguments:
         print(__doc__)
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parse(arguments: Sequence[str]) -> tuple[Path, str, str]:
     """Return the run directory, the store and the experiment; raises ConfigError."""
-    from offline_agent.pipelines._shards import manifest_of
+    from offline_agent.launch.shards import manifest_of
 
     given = {name: value for name, _, value in (argument.partition("=") for argument in arguments)}
     faults = [

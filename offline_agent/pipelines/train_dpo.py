@@ -11,19 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent._config.loop import built_kinds
-from offline_agent._config.sections import DEFAULT_ORIGINS
-from offline_agent._store.columns import PAIR_TABLES, SUCCESS_TABLES
-from offline_agent.config import BuildPrefsConfig, TrainDpoConfig, load
+from offline_agent.config.build_prefs import DEFAULT_ORIGINS, BuildPrefsConfig
+from offline_agent.config.iterate import built_kinds
+from offline_agent.config.loading import load
+from offline_agent.config.training import TrainDpoConfig
 from offline_agent.errors import ConfigError
-from offline_agent.pipelines import _training
-from offline_agent.pipelines._command import main
-from offline_agent.pipelines._pipeline import Command, Facts, Session
-from offline_agent.store import hash_json
+from offline_agent.pipelines.stages import training as _training
+from offline_agent.runner.main import main
+from offline_agent.runner.pipeline import Command, Facts, Session
+from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
+from offline_agent.store.provenance import hash_json
 from offline_agent.training.settings import DpoSettings
 
 if TYPE_CHECKING:
-    from offline_agent.training.rows import LoadReport, PairRow, TrajectoryRow
+    from offline_agent.training.data.rows import LoadReport, PairRow, TrajectoryRow
     from offline_agent.training.settings import TrainResult, TrainSettings
 
 SEARCH = "build_prefs"
@@ -85,7 +86,7 @@ def _collect(faults: list[str], make: Callable[[], Any]) -> Any:
 
 def _look(config: TrainDpoConfig) -> None:
     """Raise ConfigError where what is to be read is not there."""
-    from offline_agent.training import sources
+    from offline_agent.training.data import sources
 
     faults: list[str] = []
     if config.data.runs or config.data.files:
@@ -115,8 +116,8 @@ def dpo_settings(config: TrainDpoConfig) -> DpoSettings:
 
 def _read(parts: Parts, config: TrainDpoConfig, runs: Sequence[str]) -> None:
     """Fill in the pairs and what is replayed; raises ConfigError and DataError."""
-    from offline_agent.policies.hf_loading import model_hash
-    from offline_agent.training.rows import load_pairs
+    from offline_agent.policies.hf.loading import model_hash
+    from offline_agent.training.data.rows import load_pairs
 
     model, _, renderer = parts.trainable
     longest = _training.max_length(config, model)
@@ -134,7 +135,7 @@ def _read(parts: Parts, config: TrainDpoConfig, runs: Sequence[str]) -> None:
 
 
 def _read_anchors(parts: Parts, config: TrainDpoConfig, runs: Sequence[str], longest: int) -> None:
-    from offline_agent.training.rows import load_trajectories
+    from offline_agent.training.data.rows import load_trajectories
 
     source = config.anchor.runs or runs
     if not source:
@@ -164,7 +165,7 @@ def run(parts: Parts, session: Session[TrainDpoConfig]) -> Mapping[str, Any]:
     def trainer(
         model: Any, tokenizer: Any, rows: Sequence[PairRow], chosen: TrainSettings, folder: Path, **more: Any
     ) -> TrainResult:
-        from offline_agent.training.dpo import train_dpo
+        from offline_agent.training.offline.dpo import train_dpo
 
         return train_dpo(model, tokenizer, rows, parts.anchors, chosen, parts.dpo, folder, **more)
 
@@ -182,7 +183,7 @@ def run(parts: Parts, session: Session[TrainDpoConfig]) -> Mapping[str, Any]:
 
 def _search(session: Session[TrainDpoConfig]) -> Path:
     """Run a small search with the model that is trained, or go on with it, and return its run directory."""
-    from offline_agent.pipelines._stages import Stage, run_stage
+    from offline_agent.launch.stages import Stage, run_stage
 
     config, model = session.config, session.config.model
     keys: dict[str, Any] = {

@@ -12,19 +12,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config import TrainSftConfig
+from offline_agent.config.training import TrainSftConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.pipelines import _schemas, _training
-from offline_agent.pipelines._command import main
-from offline_agent.pipelines._parts import make_tasks
-from offline_agent.pipelines._pipeline import Command, Facts, Session
+from offline_agent.pipelines.stages import training as _training
 from offline_agent.records import Task
-from offline_agent.store import hash_json
+from offline_agent.runner.components import make_tasks
+from offline_agent.runner.main import main
+from offline_agent.runner.pipeline import Command, Facts, Session
+from offline_agent.store import schemas as _schemas
+from offline_agent.store.provenance import hash_json
 
 if TYPE_CHECKING:
-    from offline_agent.rendering import Renderer
-    from offline_agent.training.rows import LoadReport, TrajectoryRow
+    from offline_agent.rendering.renderer import Renderer
+    from offline_agent.training.data.rows import LoadReport, TrajectoryRow
 
 TABLE = "demonstrations"
 READING = "reading"
@@ -59,7 +60,7 @@ def prepare(config: TrainSftConfig) -> tuple[Parts, Facts]:
     if not config.scratch.layers:
         parts.trainable = _training.load(config)
     if given:
-        from offline_agent.training.rows import load_trajectories
+        from offline_agent.training.data.rows import load_trajectories
 
         assert parts.trainable is not None  # _faults refuses a new model beside rows
         parts.rows, parts.report = load_trajectories(
@@ -139,7 +140,7 @@ def run(parts: Parts, session: Session[TrainSftConfig]) -> Mapping[str, Any]:
     if parts.rows is None:
         demonstrated = _demonstrate(parts, session)
     assert parts.trainable is not None and parts.rows is not None and parts.report is not None
-    from offline_agent.training.sft import train_sft
+    from offline_agent.training.offline.sft import train_sft
 
     reading = _read(parts, session) if session.config.scratch.reading else None
     summary = _training.train(session, parts.trainable, parts.rows, parts.report, train_sft)
@@ -154,7 +155,7 @@ def run(parts: Parts, session: Session[TrainSftConfig]) -> Mapping[str, Any]:
 
 def _demonstrate(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, Any]:
     """Fill in rows and, where it is new, the model; what an earlier session recorded is read back."""
-    from offline_agent.training.rows import load_trajectories
+    from offline_agent.training.data.rows import load_trajectories
 
     config, folder = session.config, session.run.path
     counts = next(iter(session.run.events(TABLE).read()), None) if (folder / TABLE).is_dir() else None
@@ -178,8 +179,8 @@ def _demonstrate(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, An
 
 def _record(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, Any]:
     """Have the expert do the tasks, write the table, and make the new model where one is asked for."""
-    from offline_agent.preferences.export import trajectory_row
-    from offline_agent.training.demonstrate import demonstrate, texts
+    from offline_agent.preferences.dataset.export import trajectory_row
+    from offline_agent.rollouts.demonstrations import demonstrate, texts
 
     config, spec = session.config, parts.spec
     assert spec is not None
@@ -214,7 +215,7 @@ def _record(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, Any]:
 
 def _new(config: TrainSftConfig, texts: Iterator[str], folder: Path) -> tuple[Any, Any, Renderer]:
     """Make the new model, and keep it: a resumed run starts from the same weights and ids."""
-    from offline_agent.rendering import Renderer
+    from offline_agent.rendering.renderer import Renderer
     from offline_agent.training.models import new_model, save_plain
 
     shape = config.scratch
@@ -240,7 +241,7 @@ def _read(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, Any]:
     done takes the weights from there.
     """
     from offline_agent.training.models import load_trainable, save_plain, set_threads
-    from offline_agent.training.sft import train_sft
+    from offline_agent.training.offline.sft import train_sft
 
     config, folder = session.config, session.run.path / READING
     done = session.run.events(f"{READING}-done")

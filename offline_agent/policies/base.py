@@ -10,7 +10,7 @@ from offline_agent.errors import PolicyError
 from offline_agent.records import Action, Context
 
 if TYPE_CHECKING:
-    from offline_agent.rendering import Renderer
+    from offline_agent.rendering.renderer import Renderer
 
 
 class ProposeRequest(NamedTuple):

@@ -10,7 +10,8 @@ from offline_agent.errors import ConfigError, PolicyError, ends_the_run, in_word
 from offline_agent.policies.arguments import Seen, argument_values
 from offline_agent.policies.base import Answer, Engine, InlineEngine, Proposals, ProposeRequest
 from offline_agent.records import Action, Context, Message, ToolCall
-from offline_agent.rendering import Renderer, call_text
+from offline_agent.rendering.parsing import call_text
+from offline_agent.rendering.renderer import Renderer
 from offline_agent.seeding import derive_seed
 
 Demonstrate = Callable[[Mapping[str, Any], Sequence[Message], random.Random, float], Message]

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.preferences.criticality import (
+from offline_agent.preferences.dataset.filters import RejectionFilter
+from offline_agent.preferences.pairs.goals import evaluation_tasks
+from offline_agent.preferences.pairs.hindsight import Hindsight
+from offline_agent.preferences.pairs.minimal import (
     MinimalPairs,
     Pruned,
     Rollout,
@@ -14,14 +17,12 @@ from offline_agent.preferences.criticality import (
     delete_steps,
     pruned_trajectory,
 )
-from offline_agent.preferences.filters import RejectionFilter
-from offline_agent.preferences.goals import evaluation_tasks
-from offline_agent.preferences.hindsight import Hindsight
-from offline_agent.preferences.pairs import StepPairs, TrajectoryPairs, trajectories, trajectory
+from offline_agent.preferences.pairs.siblings import with_confidence
+from offline_agent.preferences.pairs.step import StepPairs
+from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.rejudging import Rejudged, rejudge
 from offline_agent.preferences.replay import Replayer
-from offline_agent.preferences.siblings import with_confidence
 from offline_agent.records import PreferencePair, Trajectory
 
 if TYPE_CHECKING:

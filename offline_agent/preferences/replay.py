@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from offline_agent.envs.pool import as_fault
 from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.patience import Worker
 from offline_agent.preferences.reached import Reached, Taken, World
 from offline_agent.records import Action, Context, Step, Task, Verdict
-from offline_agent.search.pool import as_fault
 from offline_agent.search.restore import Restorer
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import DataError
 from offline_agent.records import Context, Step, Task, Trajectory, Verdict
-from offline_agent.search.codec import action_from_json, action_to_json
-from offline_agent.store import hash_json
+from offline_agent.search.serialization import action_from_json, action_to_json
+from offline_agent.store.provenance import hash_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from offline_agent.records import Step, Task, Verdict
 from offline_agent.rollouts.episodes import Episodes
-from offline_agent.rollouts.game import Ask
+from offline_agent.rollouts.playing import Ask
 
 
 def continuations(episodes: Episodes, task: Task, steps: Sequence[Step], n: int) -> list[Verdict]:

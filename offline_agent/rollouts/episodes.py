@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
+from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
 from offline_agent.policies.outage import Outage
 from offline_agent.records import Context, Step
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.rollouts.game import DRAWN, Ask, Broken, Game, Stepped, advance, begin, drawn, guarded, judged
-from offline_agent.search.pool import EnvPool
+from offline_agent.rollouts.playing import DRAWN, Ask, Broken, Game, Stepped, advance, begin, drawn, guarded, judged
 from offline_agent.search.simulation import RETRIES
 from offline_agent.seeding import derive_seed, mix
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from offline_agent.envs.pool import EnvPool, attempt
 from offline_agent.policies.base import Engine, InlineEngine
-from offline_agent.search.desk import Critic, Desk, RunCounts, Sent
-from offline_agent.search.mcts import TreeSearch
-from offline_agent.search.pool import EnvPool, attempt
+from offline_agent.search.direct import Direct
+from offline_agent.search.in_flight import EMPTY, Ticket
+from offline_agent.search.requests import Critic, Desk, RunCounts, Sent
 from offline_agent.search.restore import Opening, ReplayNeeded
 from offline_agent.search.simulation import ASK, CRITICISE, EXECUTE, WAIT, WAKE
-from offline_agent.search.solo import Direct
-from offline_agent.search.ticket import EMPTY, Ticket
+from offline_agent.search.tree_search import TreeSearch
 
 __all__ = ["Critic", "EnvPool", "RunCounts", "Scheduler"]
 

@@ -13,8 +13,8 @@ from typing import Any
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.records import Action, Context, Step, Trajectory, Verdict
+from offline_agent.search.in_flight import EMPTY, Group, Link, Others, Request, Rules, Shadow, Ticket
 from offline_agent.search.restore import Opening, Outcome, ReplayMismatch
-from offline_agent.search.ticket import EMPTY, Group, Link, Others, Request, Rules, Shadow, Ticket
 from offline_agent.search.tree import mean_logp
 from offline_agent.seeding import child_seed, draw_seeds, mix
 

@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from offline_agent._store import integrity
-from offline_agent._store.files import sync_folder
 from offline_agent.errors import OfflineAgentError, TrainingError
+from offline_agent.store import integrity
+from offline_agent.store.files import sync_folder
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _STAGING = ".writing"

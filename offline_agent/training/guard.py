@@ -9,7 +9,7 @@ from pathlib import Path
 
 from offline_agent.errors import TrainingError
 from offline_agent.training import checkpoints
-from offline_agent.training.updates import Update
+from offline_agent.training.data.updates import Update
 
 _NAMED = 8
 

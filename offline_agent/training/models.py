@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from offline_agent._store import integrity
 from offline_agent.errors import ConfigError, TrainingError, did_you_mean
-from offline_agent.rendering import Renderer
-from offline_agent.training.default_model import SHIPPED
+from offline_agent.rendering.renderer import Renderer
+from offline_agent.store import integrity
 from offline_agent.training.scratch import new_model
+from tools.default_model.train import SHIPPED
 
 __all__ = ["add_adapters", "load_trainable", "new_model", "positions", "save_adapter", "save_plain", "set_threads"]
 
@@ -39,7 +39,7 @@ def load_trainable(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from offline_agent.policies.hf_loading import check_finite, check_whole
+    from offline_agent.policies.hf.loading import check_finite, check_whole
 
     source = (
         str(SHIPPED) if path is None else str(Path(path).expanduser()) if Path(path).expanduser().exists() else path
@@ -78,7 +78,7 @@ def set_threads(threads: int | None, model: Any) -> None:
     """
     import torch
 
-    from offline_agent.policies.hf import SMALL
+    from offline_agent.policies.hf.policy import SMALL
 
     small = sum(weights.numel() for weights in model.parameters()) < SMALL
     if threads is None and small and next(model.parameters()).device.type == "cpu":
@@ -163,7 +163,7 @@ def save_adapter(model: Any, folder: Path) -> None:
 
 
 def _write_plain(model: Any, tokenizer: Any, place: Path) -> str:
-    from offline_agent.policies.hf_loading import model_hash, not_finite
+    from offline_agent.policies.hf.loading import model_hash, not_finite
 
     if hasattr(model, "merge_and_unload"):
         model = copy.deepcopy(model).merge_and_unload()

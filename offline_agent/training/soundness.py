@@ -10,11 +10,11 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from offline_agent.errors import TrainingError
-from offline_agent.policies.hf_loading import not_finite
+from offline_agent.policies.hf.loading import not_finite
 from offline_agent.training import checkpoints
+from offline_agent.training.data.updates import Unit, Update
 from offline_agent.training.guard import Guard
 from offline_agent.training.sharding import Sharded
-from offline_agent.training.updates import Unit, Update
 
 
 class Sound(Sharded):

@@ -17,12 +17,13 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import align_special_tokens
 
-from offline_agent.training import checkpoints, prefix_sharing
+from offline_agent.training import checkpoints
+from offline_agent.training.data.updates import Plan, Unit, Update, fill
 from offline_agent.training.guard import Guard
 from offline_agent.training.models import quiet
+from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
 from offline_agent.training.settings import TrainResult, TrainSettings
 from offline_agent.training.soundness import Sound
-from offline_agent.training.updates import Plan, Unit, Update, fill
 
 Sums = dict[str, Tensor]
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}

@@ -23,7 +23,7 @@ ENVIRONMENTS = [
     pytest.param("examples.reach:Reach", {}, id="reach"),
     pytest.param("examples.orders:Orders", {}, id="orders"),
     pytest.param("examples.machines:Machines", {}, id="machines"),
-    pytest.param("tests.unit.envs.hostile:Honest", {}, id="foreign"),
+    pytest.param("tests.helpers.hostile_environments:Honest", {}, id="foreign"),
 ]
 
 

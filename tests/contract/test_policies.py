@@ -9,11 +9,12 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import PolicyError
 from offline_agent.policies.base import InlineEngine, Proposals, ThreadEngine
 from offline_agent.policies.conformance import check_policy
-from offline_agent.policies.hf import DEFAULT_MODEL
+from offline_agent.policies.hf.policy import DEFAULT_MODEL
 from offline_agent.records import Action, Context, ToolCall
-from offline_agent.rendering import Renderer, call_text
-from tests import rendering_kit as kit
-from tests.unit.policies.fake_server import FakeServer, serving, serving_all
+from offline_agent.rendering.parsing import call_text
+from offline_agent.rendering.renderer import Renderer
+from tests.helpers import rendering as kit
+from tests.helpers.fake_server import FakeServer, serving, serving_all
 
 CALL = ToolCall("search", {"query": "red shoes"})
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from tests.bandit_kit import ENV, call, warm_started
+from tests.helpers.bandit import ENV, call, warm_started
 
 
 def summary(run_dir: Path) -> dict[str, Any]:

@@ -45,7 +45,9 @@ LIGHT = ["build_prefs", "train_sft", "train_dpo", "evaluate", "iterate", "refine
 HEAVY = {"torch", "transformers", "mlflow", "datasets", "trl", "openai", "pyarrow", "networkx"}
 
 
-@pytest.mark.parametrize("module", ["tests.e2e.tiny_pipeline", *(f"offline_agent.pipelines.{name}" for name in LIGHT)])
+@pytest.mark.parametrize(
+    "module", ["tests.helpers.tiny_pipeline", *(f"offline_agent.pipelines.{name}" for name in LIGHT)]
+)
 def test_help_imports_nothing_heavy(module: str) -> None:
     heavy = HEAVY | ({"numpy"} if module.startswith("tests.") else set())
     script = (

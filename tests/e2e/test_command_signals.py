@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from offline_agent.pipelines._signals import Stopped, signals
+from offline_agent.runner.signals import Stopped, signals
 from tests.e2e.test_command import ENVIRONMENT, _start
 
 

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from examples.bandit import Bandit
-from offline_agent._store import integrity
-from offline_agent.pipelines._command import main
-from tests.bandit_kit import ENV, command, warm_started
-from tests.rows_kit import pair, run, trajectory
+from offline_agent.runner.main import main
+from offline_agent.store import integrity
+from tests.helpers.bandit import ENV, command, warm_started
+from tests.helpers.rows import pair, run, trajectory
 
 BANDIT = "env=tests.e2e.test_damage:Unsteady"
 COMMANDS = ("train_sft", "train_dpo", "refine_grpo")

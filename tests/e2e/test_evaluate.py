@@ -15,12 +15,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from offline_agent._store.columns import known_name
-from offline_agent.pipelines._command import main
 from offline_agent.pipelines.evaluate import COMMAND
-from offline_agent.preferences.export import TRAJECTORY_COLUMNS
+from offline_agent.preferences.dataset.export import TRAJECTORY_COLUMNS
 from offline_agent.rollouts.attempts import COLUMNS
-from tests.unit.policies.fake_server import FakeServer, serving
+from offline_agent.runner.main import main
+from offline_agent.store.columns import known_name
+from tests.helpers.fake_server import FakeServer, serving
 
 ROOT = Path(__file__).parents[2]
 DEFAULT_MODEL = ROOT / "offline_agent" / "assets" / "default_model"

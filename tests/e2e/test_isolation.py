@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from offline_agent.pipelines import build_prefs
-from offline_agent.pipelines._command import main
+from offline_agent.runner.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -22,7 +22,7 @@ KEYS = [
 
 
 def hostile(name: str, *keys: str) -> list[str]:
-    return [f"env=tests.unit.envs.hostile:{name}", *KEYS, *keys]
+    return [f"env=tests.helpers.hostile_environments:{name}", *KEYS, *keys]
 
 
 def entries(run_dir: Path) -> list[dict[str, Any]]:

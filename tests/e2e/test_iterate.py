@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline_agent.errors import TrainingError
-from offline_agent.pipelines import _stages
-from offline_agent.pipelines._command import main
-from offline_agent.pipelines._stages import Stage
-from offline_agent.store import hash_path
-from tests.bandit_kit import ENV, QUIET, command, in_process, warm_started
+from offline_agent.launch import stages as _stages
+from offline_agent.launch.stages import Stage
+from offline_agent.runner.main import main
+from offline_agent.store.provenance import hash_path
+from tests.helpers.bandit import ENV, QUIET, command, in_process, warm_started
 
 ROOT = Path(__file__).parents[2]
 KEYS = [
@@ -88,7 +88,7 @@ def test_the_promoted_model_loads_with_transformers_and_serves(whole: Path) -> N
 
     from offline_agent.envs.base import EnvSpec
     from offline_agent.policies.base import Proposals, ProposeRequest
-    from offline_agent.policies.hf import HFPolicy
+    from offline_agent.policies.hf.policy import HFPolicy
     from offline_agent.records import Context
 
     model = AutoModelForCausalLM.from_pretrained(whole / "model")

@@ -18,10 +18,10 @@ KEYS = ["tasks.n=4", "search.simulations=12"]
 KILLED = """
 import itertools, os, signal, sys
 from offline_agent.pipelines import _mine, _mined, build_prefs
-from offline_agent.pipelines._command import main
-from offline_agent.pipelines._miners import TreeMiner
-from offline_agent.preferences.balance import Balance
-from offline_agent.preferences.shelf import PairShelf
+from offline_agent.runner.main import main
+from offline_agent.pipelines.stages.miners import TreeMiner
+from offline_agent.preferences.dataset.balance import Balance
+from offline_agent.preferences.dataset.candidate_files import PairShelf
 
 phase, *arguments = sys.argv[1:]
 count = itertools.count()

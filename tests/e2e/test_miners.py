@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from offline_agent.store import read_table
+from offline_agent.store.tables import read_table
 from tests.e2e.test_build_prefs import ALL, ENV, build, built, command, digests
 
 KEYS = ["tasks.n=6", "search.simulations=12"]

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from offline_agent._store.columns import PAIR_TABLES
-from offline_agent.pipelines import _command, _plan, _stages
-from offline_agent.pipelines._command import main
-from offline_agent.store import EventLog
-from tests.bandit_kit import ENV, QUIET, command, in_process, warm_started
+from offline_agent.launch import stages as _stages
+from offline_agent.planning import plan as _plan
+from offline_agent.runner import main as _command
+from offline_agent.runner.main import main
+from offline_agent.store.columns import PAIR_TABLES
+from offline_agent.store.events import EventLog
+from tests.helpers.bandit import ENV, QUIET, command, in_process, warm_started
 
 ROOT = Path(__file__).parents[2]
 SEARCH = [

@@ -12,18 +12,18 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from offline_agent._store.columns import PAIR_TABLES
-from tests import ray_kit
-from tests.ray_kit import POISON, Started, TwoRaylets, digests, run
+from offline_agent.store.columns import PAIR_TABLES
+from tests.helpers import ray as ray_kit
+from tests.helpers.ray import POISON, Started, TwoRaylets, digests, run
 
 ray_kit.require_ray()
 
 KEYS = [
-    "env=tests.ray_kit:SlowShop", "env.seconds=0.03", "policy=noisy", "tasks.n=8", "search.simulations=24",
+    "env=tests.helpers.ray:SlowShop", "env.seconds=0.03", "policy=noisy", "tasks.n=8", "search.simulations=24",
     "tracking.uri=null", "limits.workers=2", "pairs.kinds=[step,trajectory]", "pairs.criticality=none",
 ]  # fmt: skip
 PLAYED = [
-    "env=tests.ray_kit:SlowShop", "env.seconds=0.03", "policy=noisy", "tasks.n=6", "attempts=3", "resamples=200",
+    "env=tests.helpers.ray:SlowShop", "env.seconds=0.03", "policy=noisy", "tasks.n=6", "attempts=3", "resamples=200",
     "tracking.uri=null", "limits.workers=2", "test_time.algorithm=mcts", "test_time.simulations=8",
 ]  # fmt: skip
 ALL = ("trees", *PAIR_TABLES, "filtered", "trajectories")

@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 
 from examples.bandit import Bandit
 from examples.machines import Machines
-from offline_agent.pipelines._command import main
 from offline_agent.pipelines.refine_grpo import COMMAND
+from offline_agent.runner.main import main
 from offline_agent.training import checkpoints
-from tests.bandit_kit import ENV, call, warm_started
-from tests.sharding_processes import launch
+from tests.helpers.bandit import ENV, call, warm_started
+from tests.helpers.sharding_processes import launch
 
 ROOT = Path(__file__).parents[2]
 KEYS = (
@@ -233,9 +233,9 @@ def test_killed_and_gone_on_with_it_is_the_same_run(whole: Path, start: Path, tm
 
 TOGETHER = """
 import os, signal, sys
-from offline_agent.pipelines._command import main
+from offline_agent.runner.main import main
 from offline_agent.pipelines.refine_grpo import COMMAND
-from offline_agent.training.online import OnlineTrainer
+from offline_agent.training.online.trainer import OnlineTrainer
 step, kill = OnlineTrainer.training_step, int(sys.argv[1])
 def training_step(self, model, inputs, num_items_in_batch=None):
     if inputs["update"].number == kill and os.environ["RANK"] == "1":

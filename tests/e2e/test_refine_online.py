@@ -13,9 +13,9 @@ import pytest
 
 from examples.bandit import Bandit
 from offline_agent.errors import TrainingError
-from offline_agent.pipelines._command import main
 from offline_agent.pipelines.refine_grpo import COMMAND, _Stage
-from tests.bandit_kit import ENV, warm_started
+from offline_agent.runner.main import main
+from tests.helpers.bandit import ENV, warm_started
 
 KEYS = (
     "tracking.uri=null", "rollouts.max_steps=1", "rollouts.size=4", "tasks.n=64", "threads=1", "checkpoints.every=1",

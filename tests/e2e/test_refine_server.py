@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from offline_agent.pipelines._command import main
 from offline_agent.pipelines.refine_grpo import COMMAND
-from tests.bandit_kit import ENV, warm_started
-from tests.unit.policies.fake_server import serving, serving_all
-from tests.unit.policies.fake_vllm import FakeVLLM
+from offline_agent.runner.main import main
+from tests.helpers.bandit import ENV, warm_started
+from tests.helpers.fake_server import serving, serving_all
+from tests.helpers.fake_vllm import FakeVLLM
 
 KEYS = (
     ENV, "tracking.uri=null", "rollouts.max_steps=1", "rollouts.size=4", "rollouts.tasks=4", "rollouts.max_tokens=40",

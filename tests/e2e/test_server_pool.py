@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from offline_agent._store.columns import PAIR_TABLES
 from offline_agent.pipelines import build_prefs, evaluate
-from offline_agent.pipelines._command import main
 from offline_agent.records import ToolCall
-from offline_agent.rendering import Renderer
-from offline_agent.training.default_model import SHIPPED
-from tests.unit.policies.fake_server import Answer, FakeServer, seeded_model, serving, serving_all
+from offline_agent.rendering.renderer import Renderer
+from offline_agent.runner.main import main
+from offline_agent.store.columns import PAIR_TABLES
+from tests.helpers.fake_server import Answer, FakeServer, seeded_model, serving, serving_all
+from tools.default_model.train import SHIPPED
 
 KEYS = (
     "env=shop", "policy=server", f"policy.tokenizer={SHIPPED}", "policy.backoff=0.02", "policy.timeout=60",

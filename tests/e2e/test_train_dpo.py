@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from offline_agent.pipelines._command import main
 from offline_agent.pipelines.train_dpo import COMMAND
-from tests.rows_kit import pair, run, trajectory
+from offline_agent.runner.main import main
+from tests.helpers.rows import pair, run, trajectory
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -79,7 +79,7 @@ def test_it_writes_what_the_contract_lists(whole: Path) -> None:
 def test_the_model_loads_with_plain_transformers(whole: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from offline_agent.policies.hf_loading import model_hash
+    from offline_agent.policies.hf.loading import model_hash
 
     loaded = AutoModelForCausalLM.from_pretrained(whole / "model")
     assert AutoTokenizer.from_pretrained(whole / "model").chat_template
@@ -122,7 +122,7 @@ def test_faults_are_told_before_anything_is_written(data: str, tmp_path: Path, c
 
 
 def test_stored_log_probs_of_another_model_stop_the_run(tmp_path: Path, capsys: Any) -> None:
-    from offline_agent.policies.hf_loading import model_hash
+    from offline_agent.policies.hf.loading import model_hash
     from offline_agent.training.models import load_trainable
 
     here = model_hash(load_trainable(None)[0])

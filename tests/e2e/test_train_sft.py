@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from offline_agent.pipelines._command import main
 from offline_agent.pipelines.train_sft import COMMAND
-from offline_agent.store import EventLog
-from tests.rows_kit import lines, refusal, run, trajectory
+from offline_agent.runner.main import main
+from offline_agent.store.events import EventLog
+from tests.helpers.rows import lines, refusal, run, trajectory
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -206,7 +206,7 @@ def test_a_new_model_reads_first_and_a_stop_in_between_changes_nothing(
     assert read["agent_tokens"] > 3 * summary(tmp_path / "whole")["training"]["agent_tokens"]  # observations count
     assert "read before" in capsys.readouterr().out
 
-    from offline_agent.pipelines import _training
+    from offline_agent.pipelines.stages import training as _training
 
     stop = _training.train
 

@@ -16,11 +16,11 @@ from transformers.utils import get_json_schema
 
 from examples import trl_environment_factory, trl_rollout_func
 from offline_agent.envs.base import EnvSpec
-from offline_agent.policies.hf import HFPolicy
+from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.records import Context, Task
-from offline_agent.rendering import Renderer
+from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.training.trl_rollout import rollout_func
+from offline_agent.training.integrations.trl_rollout import rollout_func
 
 
 def spans(mask: list[int]) -> list[tuple[int, int]]:

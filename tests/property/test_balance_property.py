@@ -5,8 +5,8 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offline_agent.preferences.balance import Balance, PairFacts
-from tests import balance_reference
+from offline_agent.preferences.dataset.balance import Balance, PairFacts
+from tests.helpers import balance_reference
 
 NARROW = st.binary(min_size=1, max_size=1)
 WIDE = st.binary(min_size=16, max_size=16)

@@ -12,8 +12,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from offline_agent.training._collapse.history import FIGURES
-from offline_agent.training.collapse import RULE_NAMES, Watch, WatchSettings, checklist
+from offline_agent.training.collapse.checklist import checklist
+from offline_agent.training.collapse.history import FIGURES
+from offline_agent.training.collapse.watch import RULE_NAMES, Watch, WatchSettings
 
 RUNS, UPDATES = 40, 100
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_agent.policies.base import ProposeRequest
-from offline_agent.policies.hf import HFPolicy
-from tests import hf_kit as kit
+from offline_agent.policies.hf.policy import HFPolicy
+from tests.helpers import hf as kit
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offline_agent.policies.hf_trie import KVTrie, common_prefix, copy_path
+from offline_agent.policies.hf.trie import KVTrie, common_prefix, copy_path
 
 sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple), min_size=1, max_size=25)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offline_agent.training.objectives import (
+from offline_agent.training.online.objectives import (
     OBJECTIVES,
     Objective,
     correction_weights,

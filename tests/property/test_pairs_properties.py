@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offline_agent.preferences.balance import Balance, PairFacts, mean_length_gap
+from offline_agent.preferences.dataset.balance import Balance, PairFacts, mean_length_gap
 from offline_agent.preferences.mining import Miner
-from offline_agent.preferences.pairs import StepPairs
-from offline_agent.preferences.policy_value import policy_values
+from offline_agent.preferences.pairs.policy_value import policy_values
+from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.statistics import Evidence, probability_above
-from tests import preferences_kit as kit
+from tests.helpers import preferences as kit
 
 COUNTS = st.floats(0, 200)
 ROLLOUTS = st.lists(

@@ -5,8 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offline_agent.training.prefix_sharing import Scorer, Sequence, pack, plan
-from tests.sharing_kit import apart, close, gradients, loss, model, together
+from offline_agent.training.prefix_sharing.log_probabilities import Scorer
+from offline_agent.training.prefix_sharing.packing import plan
+from offline_agent.training.prefix_sharing.trie import Sequence, pack
+from tests.helpers.sharing import apart, close, gradients, loss, model, together
 
 
 @st.composite

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offline_agent._rendering.parsing import OPEN, parse_bare, parse_tagged
-from offline_agent._rendering.styles import ready_made
 from offline_agent.records import Action, ToolCall
-from offline_agent.rendering import Renderer, call_text
-from tests import rendering_kit as kit
+from offline_agent.rendering.parsing import OPEN, call_text, parse_bare, parse_tagged
+from offline_agent.rendering.renderer import Renderer
+from offline_agent.rendering.styles import ready_made
+from tests.helpers import rendering as kit
 
 RENDERERS = {
     "qwen": Renderer(kit.qwen()),

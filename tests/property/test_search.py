@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.search.mcts import SearchSettings
+from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import SearchTree
-from tests.search_kit import Guess, Paths, Run, search, tasks
+from tests.helpers.search import Guess, Paths, Run, search, tasks
 
 SPEC = EnvSpec(Paths)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from offline_agent.policies.server_line import AHEAD, Line, Waiter
-from offline_agent.policies.servers import Router
+from offline_agent.policies.server.queue import AHEAD, Line, Waiter
+from offline_agent.policies.server.router import Router
 
 
 class Waits(RuleBasedStateMachine):

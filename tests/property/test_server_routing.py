@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from offline_agent.policies.servers import Router
+from offline_agent.policies.server.router import Router
 
 KEYS = st.integers(0, 40).map("task-{}".format)
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offline_agent._store import parts
-from offline_agent._store.events import PART_BYTES, EventLog
-from offline_agent._store.files import safe_name
-from offline_agent._store.quarantine import Digests
 from offline_agent.errors import DataError
-from offline_agent.store import hash_json
+from offline_agent.store import event_files as parts
+from offline_agent.store.events import PART_BYTES, EventLog
+from offline_agent.store.files import safe_name
+from offline_agent.store.provenance import hash_json
+from offline_agent.store.quarantine import Digests
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offline_agent.envs.base import EnvSpec, ToolSet
-from offline_agent.envs.playing import draw
+from offline_agent.envs.scripted_play import draw
 from offline_agent.records import Action, ToolCall
-from tests.unit.envs.hostile import Honest
+from tests.helpers.hostile_environments import Honest
 from tests.unit.envs.test_tools_schema import Plain
 
 TOOLS = ToolSet.of(Plain)

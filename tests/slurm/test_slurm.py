@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from offline_agent._store.columns import PAIR_TABLES
-from tests.slurm_kit import HOLD, ROOT, SCRIPTS, Slurm, content, manifest, two_nodes, until
+from offline_agent.store.columns import PAIR_TABLES
+from tests.helpers.slurm import HOLD, ROOT, SCRIPTS, Slurm, content, manifest, two_nodes, until
 
 TABLES = (*PAIR_TABLES, "trajectories", "filtered")
 QUIET = "tracking.uri=null"
 JOBS = ["launcher=slurm", "slurm.cpus=1", "slurm.memory=100M", "slurm.poll_seconds=0.3"]
 SEARCH = [
-    QUIET, "env=tests.slurm_kit:HeldShop", "policy=noisy", "policy.noise=0.4", "tasks.n=6", "search.simulations=6",
+    QUIET, "env=tests.helpers.slurm:HeldShop", "policy=noisy", "policy.noise=0.4", "tasks.n=6", "search.simulations=6",
     "limits.workers=1", "limits.step_seconds=3600", "limits.reset_seconds=3600",
 ]  # fmt: skip
 

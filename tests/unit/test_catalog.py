@@ -158,8 +158,9 @@ def test_arguments_of_another_type_are_faults_that_say_what_is_allowed(given: di
     ],
 )
 def test_a_wrong_type_for_a_policys_keyword_is_told_before_anything_begins(keys: list[str], said: str) -> None:
-    from offline_agent.config import BuildPrefsConfig, load
-    from offline_agent.pipelines._parts import make_parts
+    from offline_agent.config.build_prefs import BuildPrefsConfig
+    from offline_agent.config.loading import load
+    from offline_agent.runner.components import make_parts
 
     with pytest.raises(ConfigError) as refused:
         make_parts(load(BuildPrefsConfig, None, ["env=shop", *keys, "tasks.n=1"]))

@@ -9,10 +9,10 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from offline_agent.policies.hf import HFPolicy
+from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.records import Task
 from offline_agent.rollouts.attempts import Attempt, from_record
-from offline_agent.store import EventLog
+from offline_agent.store.events import EventLog
 from tests.vllm.kit import close
 
 SIZE = 4  # roll-outs of a group

@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from offline_agent._store.columns import PAIR_TABLES, known
-from offline_agent.rendering import Renderer
-from offline_agent.store import read_table
+from offline_agent.rendering.renderer import Renderer
+from offline_agent.store.columns import PAIR_TABLES, known
+from offline_agent.store.tables import read_table
 
 
 def main(run_dir: str, tokenizer: str) -> int:

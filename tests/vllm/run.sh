@@ -60,7 +60,7 @@ PYTHONPATH=. VLLM_SERVER_DEV_MODE=1 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SP
     --model "$MODEL" --served-model-name default --host 127.0.0.1 --port "$PORT" \
     --dtype float32 --max-model-len 2048 --max-num-seqs 32 --enforce-eager \
     --no-enable-chunked-prefill --max-num-batched-tokens 8192 \
-    --worker-extension-cls offline_agent.policies.vllm_worker.CheckpointWorker \
+    --worker-extension-cls offline_agent.policies.vllm.worker.CheckpointWorker \
     --enable-auto-tool-choice --tool-call-parser hermes --enable-prompt-tokens-details >"$LOG" 2>&1 &
 SERVER=$!
 
@@ -103,7 +103,7 @@ HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 VLLM_LOGGING_LEVEL=ERROR P
 
 echo "--- the online stage, in the trainer's own process"
 # Not the shop: with llvmlite loaded (bm25s brings it), vLLM 0.31 on a CPU fails while it looks for its kernels.
-python -c "import sys; from pathlib import Path; from tests.bandit_kit import warm_started; warm_started(Path(sys.argv[1]))" \
+python -c "import sys; from pathlib import Path; from tests.helpers.bandit import warm_started; warm_started(Path(sys.argv[1]))" \
     "$WORK/bandit"
 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=. \
     "$VENV/bin/python" -m offline_agent.pipelines.refine_grpo env=examples.bandit:Bandit \

@@ -11,15 +11,15 @@ from time import perf_counter
 from typing import Any
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import PolicyError
 from offline_agent.policies.base import ProposeRequest
-from offline_agent.policies.hf import HFPolicy
-from offline_agent.policies.server import ServerPolicy
+from offline_agent.policies.hf.policy import HFPolicy
+from offline_agent.policies.server.policy import ServerPolicy
 from offline_agent.policies.weights import probe_of
 from offline_agent.records import Context
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.rollouts.episodes import Ask, Episodes
-from offline_agent.search.pool import EnvPool
 from tests.vllm.kit import close, load, perturbed
 
 MAX_STEPS = 4

@@ -3,6 +3,6 @@
 import os
 
 if "RANK" in os.environ and "ACCELERATE_USE_FSDP" in os.environ:
-    from tests.sharding_processes import shard_on_a_cpu
+    from tests.helpers.sharding_processes import shard_on_a_cpu
 
     shard_on_a_cpu()

@@ -7,9 +7,9 @@ import pytest
 from offline_agent.envs.base import Environment, EnvSpec
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Task
-from tests.unit.envs.hostile import Honest
+from tests.helpers.hostile_environments import Honest
 
-HONEST = "tests.unit.envs.hostile:Honest"
+HONEST = "tests.helpers.hostile_environments:Honest"
 
 
 def test_loading_by_path_and_by_name():
@@ -17,17 +17,17 @@ def test_loading_by_path_and_by_name():
     assert (spec.name, spec.version, spec.tools.names) == ("Honest", "1", ("pick",))
     assert spec.system_prompt.startswith("Pick three") and spec.deterministic_verifier and not spec.replay_only
     assert EnvSpec.load("shop").name == "shop"
-    assert EnvSpec.load("tests.unit.envs.hostile:Hangs", {"seconds": 1.0}).identity == {
+    assert EnvSpec.load("tests.helpers.hostile_environments:Hangs", {"seconds": 1.0}).identity == {
         "name": "Hangs",
         "version": "1",
-        "class": "tests.unit.envs.hostile:Hangs",
+        "class": "tests.helpers.hostile_environments:Hangs",
         "args": {"seconds": 1.0},
     }
 
 
 def test_loading_a_file(tmp_path):
     path = tmp_path / "an_env_of_mine.py"
-    path.write_text("from tests.unit.envs.hostile import Honest\nclass Mine(Honest):\n    pass\n")
+    path.write_text("from tests.helpers.hostile_environments import Honest\nclass Mine(Honest):\n    pass\n")
     try:
         assert EnvSpec.load(f"{path}:Mine").name == "Mine"
     finally:
@@ -39,10 +39,10 @@ def test_loading_a_file(tmp_path):
     [
         ("shpo", {}, "Did you mean 'shop'?"),
         ("nowhere.at_all:Env", {}, "nowhere"),
-        ("tests.unit.envs.hostile:Honset", {}, "Did you mean 'Honest'?"),
-        ("tests.unit.envs.hostile:itertools", {}, "no class"),
+        ("tests.helpers.hostile_environments:Honset", {}, "Did you mean 'Honest'?"),
+        ("tests.helpers.hostile_environments:itertools", {}, "no class"),
         (HONEST, {"colour": 1}, "env.colour: Honest takes no such argument"),
-        ("tests.unit.envs.hostile:Hangs", {"second": 1}, "Did you mean 'seconds'?"),
+        ("tests.helpers.hostile_environments:Hangs", {"second": 1}, "Did you mean 'seconds'?"),
     ],
 )
 def test_what_cannot_be_loaded(name, args, told):

@@ -4,7 +4,7 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.conformance import check_environment
-from tests.unit.envs import hostile
+from tests.helpers import hostile_environments as hostile
 
 
 def failed(cls, seconds=20.0, args=None):

@@ -6,11 +6,11 @@ from queue import SimpleQueue
 import pytest
 
 from offline_agent.envs.base import EnvSpec, ToolError
+from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import EnvironmentFault, Interruption
 from offline_agent.records import Action, Task, ToolCall, Verdict
-from offline_agent.search.pool import EnvPool
-from tests.unit.envs import hostile
-from tests.unit.envs.hostile import Honest
+from tests.helpers import hostile_environments as hostile
+from tests.helpers.hostile_environments import Honest
 
 TASK = Task("goal-9", "train", {"goal": 9})
 

@@ -19,10 +19,10 @@ import pytest
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.conformance import check_environment
 from offline_agent.envs.isolation.protocol import Garbage, receive_answer
+from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Action, Task, ToolCall
-from offline_agent.search.pool import EnvPool
-from tests.unit.envs import hostile
+from tests.helpers import hostile_environments as hostile
 
 TASK = Task("goal-9", "train", {"goal": 9})
 ROOT = Path(__file__).parents[3]

@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.pool import EnvPool
 from offline_agent.envs.textworld import TextWorld, server
 from offline_agent.envs.textworld.demonstrate import follow, to_do
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.policies.scripted import OraclePolicy
 from offline_agent.records import Action, Task, ToolCall
 from offline_agent.rollouts.episodes import Ask, Episodes
-from offline_agent.search.mcts import SearchSettings
-from offline_agent.search.pool import EnvPool
-from tests.search_kit import search
+from offline_agent.search.settings import SearchSettings
+from tests.helpers.search import search
 
 needs_java = pytest.mark.skipif(server.missing() is not None, reason=str(server.missing()))
 

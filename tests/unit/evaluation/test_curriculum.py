@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from offline_agent.evaluation.curriculum import Choice, choose, success_rates
 from offline_agent.records import Context, Task
 from offline_agent.rollouts.success import Known
-from offline_agent.search.codec import tree_to_json
+from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
-from offline_agent.store import RunDirectory
+from offline_agent.store.run_directory import RunDirectory
 
 
 def tasks(n: int) -> list[Task]:

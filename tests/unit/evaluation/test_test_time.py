@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.pool import EnvPool
 from offline_agent.evaluation.test_time import best_branch, best_of_n, search_trees, spent
 from offline_agent.records import Action, Context, Step, Task, Verdict
 from offline_agent.rollouts.attempts import Attempt, to_record
-from offline_agent.search.mcts import SearchSettings
-from offline_agent.search.pool import EnvPool
+from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import SearchTree
-from tests.search_kit import Guess, Paths, tasks
+from tests.helpers.search import Guess, Paths, tasks
 
 TASK = Task("t", "validation", {})
 UNSCORED = Verdict(None, None, "v", error="nobody knows")

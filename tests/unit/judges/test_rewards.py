@@ -9,9 +9,9 @@ import pytest
 
 from offline_agent.errors import ConfigError
 from offline_agent.judges.rewards import CompositeReward
-from offline_agent.preferences.pairs import trajectories
+from offline_agent.preferences.pairs.trajectory import trajectories
 from offline_agent.records import Action, Step, ToolCall, Trajectory, Verdict
-from tests import preferences_kit as kit
+from tests.helpers import preferences as kit
 
 
 def run(words: str, verdict: Verdict | None = None) -> Trajectory:

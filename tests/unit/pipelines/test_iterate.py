@@ -10,23 +10,25 @@ from typing import Any
 
 import pytest
 
-from offline_agent import config as configuration
-from offline_agent import tracking
-from offline_agent._store.columns import stored
-from offline_agent._store.tables import write_table
-from offline_agent.config import IterateConfig
+from offline_agent.config import loading as configuration
+from offline_agent.config.iterate import IterateConfig
 from offline_agent.errors import TrainingError
-from offline_agent.pipelines import _stages, iterate
-from offline_agent.pipelines._command import main
-from offline_agent.pipelines._schemas import PREFERENCES
-from offline_agent.pipelines._stages import Stage
+from offline_agent.launch import stages as _stages
+from offline_agent.launch.stages import Stage
+from offline_agent.pipelines import iterate
 from offline_agent.records import Context, Task
-from offline_agent.search.codec import tree_to_json
+from offline_agent.runner.main import main
+from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
-from offline_agent.store import RunDirectory, hash_path, read_table
-from offline_agent.tracking import NullTracker
+from offline_agent.store.columns import stored
+from offline_agent.store.provenance import hash_path
+from offline_agent.store.run_directory import RunDirectory
+from offline_agent.store.schemas import PREFERENCES
+from offline_agent.store.tables import read_table, write_table
+from offline_agent.tracking import client as tracking
+from offline_agent.tracking.client import NullTracker
 from tests.unit.evaluation.test_gate import SCHEMA
-from tests.unit.training.test_buffer import pair
+from tests.unit.training.data.test_buffer import pair
 
 KEYS = [
     "env=shop", "tasks.n=6", "search.simulations=4", "held_out.n=40", "held_out.attempts=2", "tracking.uri=null",

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from offline_agent.pipelines import _mined, build_prefs
-from offline_agent.pipelines._command import main
-from offline_agent.preferences.balance import Balance
+from offline_agent.pipelines import build_prefs
+from offline_agent.pipelines.stages import mining_record as _mined
+from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.mining import Mined, Miner
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import PreferencePair, Trajectory
+from offline_agent.runner.main import main
 from offline_agent.search.tree import SearchTree
 
 KEYS = ["env=shop", "policy=noisy", "search.simulations=12", "tracking.uri=null", "limits.workers=1"]
@@ -81,7 +82,7 @@ def test_what_was_mined_is_not_mined_again_while_all_is_as_it_was(
         lambda: (run_dir / "mined.json").write_text(
             json.dumps({**json.loads((run_dir / "mined.json").read_text()), "figures": {"rows": {}}})
         ),
-        lambda: monkeypatch.setattr("offline_agent.store.code_hash", lambda: "other code"),
+        lambda: monkeypatch.setattr("offline_agent.store.run_directory.code_hash", lambda: "other code"),
     ]
     for number, change in enumerate(changes, 1):
         change()

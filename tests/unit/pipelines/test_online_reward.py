@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from offline_agent import config as configuration
-from offline_agent.config import RefineGrpoConfig
+from offline_agent.config import loading as configuration
+from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.pipelines import refine_grpo
-from offline_agent.pipelines._online_reward import turn_judge
+from offline_agent.pipelines.stages.online_reward import turn_judge
 from offline_agent.records import Action, Trajectory
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.training.groups import Groups, GroupSettings
-from offline_agent.training.objectives import objective
-from tests.unit.training.test_groups import POOL, attempt
+from offline_agent.training.online.groups import Groups, GroupSettings
+from offline_agent.training.online.objectives import objective
+from tests.unit.training.online.test_groups import POOL, attempt
 
 
 def generous(trajectory: Trajectory) -> list[float]:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from offline_agent import config as configuration
-from offline_agent.config import RefineGrpoConfig
-from offline_agent.pipelines import _sampler, refine_grpo
+from offline_agent.config import loading as configuration
+from offline_agent.config.refine_grpo import RefineGrpoConfig
+from offline_agent.pipelines import refine_grpo
+from offline_agent.pipelines.stages import sampler as _sampler
 from offline_agent.policies.weights import Probe
 from offline_agent.records import Task
 from offline_agent.training.trainer import arguments
-from tests.training_kit import model, settings
+from tests.helpers.training import model, settings
 
 
 def config(*keys: str) -> RefineGrpoConfig:
@@ -44,7 +45,7 @@ def tokenizer(text: str, **more: Any) -> dict[str, list[int]]:
 def test_a_colocated_sampler_computes_as_the_trainer_does(
     keys: tuple[str, ...], dtype: str, tolerance: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("offline_agent.policies.colocated.ColocatedPolicy", Near)
+    monkeypatch.setattr("offline_agent.policies.vllm.policy.ColocatedPolicy", Near)
     renderer: Any = None
     made = _sampler.make_sampler(config("sampler.name=colocated", *keys), renderer, Task("t", "train", {}))
     near: Any = made.policy

@@ -10,8 +10,9 @@ from offline_agent.policies.arguments import Seen, argument_values
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.policies.scripted import NoisyPolicy, OraclePolicy, RandomPolicy
 from offline_agent.records import Context, Task, ToolCall
-from offline_agent.rendering import Renderer, call_text
-from tests import rendering_kit as kit
+from offline_agent.rendering.parsing import call_text
+from offline_agent.rendering.renderer import Renderer
+from tests.helpers import rendering as kit
 
 
 def demonstrate(task, messages, rng, noise):

@@ -9,11 +9,11 @@ import pytest
 
 from offline_agent.errors import ConfigError, DataError, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
-from offline_agent.policies.server import ServerPolicy
+from offline_agent.policies.server.policy import ServerPolicy
 from offline_agent.policies.weights import Gate, Probe, check_same_model, probe_gap, tensor_shapes
-from tests import rendering_kit as kit
-from tests.unit.policies.fake_server import serving
-from tests.unit.policies.fake_vllm import FakeVLLM, checkpoint, logp
+from tests.helpers import rendering as kit
+from tests.helpers.fake_server import serving
+from tests.helpers.fake_vllm import FakeVLLM, checkpoint, logp
 
 IDS = (3, 1, 4, 1, 5)
 ROUTES = ["/is_paused", "/pause", "/collective_rpc", "take_checkpoint", "/reset_prefix_cache", "/update_weight_version"]

@@ -9,12 +9,12 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import EnvironmentFault
-from offline_agent.preferences.balance import Balance, balance
+from offline_agent.preferences.dataset.balance import Balance, balance
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.rejudging import rejudge
 from offline_agent.preferences.replay import Replayer
 from offline_agent.records import Action, Step, Task, Verdict
-from tests import preferences_kit as kit
+from tests.helpers import preferences as kit
 
 ROLLOUTS = ["A look B leave", "A C leave", "B leave", "C A leave", "A B leave"] * 4
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import PolicyError
 from offline_agent.policies.base import InlineEngine
 from offline_agent.records import Action, Step, ToolCall
 from offline_agent.rollouts.continuations import continuations
 from offline_agent.rollouts.episodes import Episodes
-from offline_agent.search.pool import EnvPool
-from tests.search_kit import Guess, Paths, tasks
+from tests.helpers.search import Guess, Paths, tasks
 
 SPEC = EnvSpec(Paths)
 TASK = tasks(SPEC, 4)[3]  # its code is 021

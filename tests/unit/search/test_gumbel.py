@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.search.mcts import SearchSettings
 from offline_agent.search.selection import GumbelRoot
+from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import Node
-from tests.search_kit import Guess, Paths, Run, search, tasks
+from tests.helpers.search import Guess, Paths, Run, search, tasks
 
 SPEC = EnvSpec(Paths)
 POLICY = Guess(skill=0.2, doors=9, thoughts=False)

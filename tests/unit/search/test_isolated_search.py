@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.search.mcts import SearchSettings
-from tests.search_kit import Guess, Paths, search, tasks
+from offline_agent.search.settings import SearchSettings
+from tests.helpers.search import Guess, Paths, search, tasks
 from tests.unit.search.test_faults import Breaks
 
 SETTINGS = SearchSettings(simulations=16)

@@ -13,8 +13,8 @@ from offline_agent.errors import JudgeError, PolicyError
 from offline_agent.policies.base import Engine, InlineEngine, ProposeRequest, ThreadEngine
 from offline_agent.records import Action
 from offline_agent.search.critic import PolicyCritic
-from offline_agent.search.mcts import SearchSettings
-from tests.search_kit import Guess, Paths, search, tasks
+from offline_agent.search.settings import SearchSettings
+from tests.helpers.search import Guess, Paths, search, tasks
 
 SPEC = EnvSpec(Paths)
 SOME = tasks(SPEC, 3)

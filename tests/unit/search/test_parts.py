@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, EnvironmentFault, JudgeError, PolicyError
 from offline_agent.policies.base import InlineEngine, Proposals, Usage
 from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.search.critic import PolicyCritic
-from offline_agent.search.pool import EnvPool
+from offline_agent.search.in_flight import Ticket
 from offline_agent.search.selection import GumbelRoot, mix, mixed_value, puct, refresh_priors, uct
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.simulation import pick
-from offline_agent.search.ticket import Ticket
 from offline_agent.search.tree import SearchTree
-from tests.search_kit import Guess, Paths, search, tasks
+from tests.helpers.search import Guess, Paths, search, tasks
 
 
 def tree_with(values: list[tuple[int, float]], logps: list[float] | None = None) -> SearchTree:

@@ -12,9 +12,9 @@ import pytest
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, ToolCall
-from offline_agent.search.mcts import SearchSettings
 from offline_agent.search.restore import ReplayMismatch, ReplayNeeded, Restorer
-from tests.search_kit import Guess, Paths, search, tasks
+from offline_agent.search.settings import SearchSettings
+from tests.helpers.search import Guess, Paths, search, tasks
 
 LAST = 5  # doors before the last one of a corridor
 

@@ -17,14 +17,15 @@ import torch
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, TrainingError
 from offline_agent.policies.base import Proposals, ProposeRequest
-from offline_agent.policies.hf import HFPolicy
-from offline_agent.policies.hf_loading import model_hash
+from offline_agent.policies.hf.loading import model_hash
+from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.records import Action, Context, Task, ToolCall
-from offline_agent.rendering import Renderer
+from offline_agent.rendering.renderer import Renderer
 from offline_agent.training import models
-from offline_agent.training.default_model import SHIPPED
 from offline_agent.training.models import add_adapters, load_trainable, new_model, positions, save_adapter, save_plain
-from tests import hf_kit, rendering_kit
+from tests.helpers import hf as hf_kit
+from tests.helpers import rendering as rendering_kit
+from tools.default_model.train import SHIPPED
 
 TEXTS = ["You are in the kitchen. You see a red potato and a knife.", 'act(command) {"command": "take red potato"}'] * 3
 
@@ -316,7 +317,7 @@ def test_the_vocabulary_is_kept_to() -> None:
 
 
 def test_a_new_model_reads_every_environment_it_was_made_for(tmp_path: Path) -> None:
-    from offline_agent.training.demonstrate import demonstrate, texts
+    from offline_agent.rollouts.demonstrations import demonstrate, texts
 
     spec = EnvSpec.load("shop")
     tasks = [task for task, _ in zip(spec.tasks("train"), range(6), strict=False)]

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from offline_agent._store.columns import known
-from offline_agent.pipelines import _schemas
-from offline_agent.preferences.export import pair_row
+from offline_agent.preferences.dataset.export import pair_row
 from offline_agent.records import Action, PreferencePair, Step, ToolCall
-from tests import rows_kit
-from tests.rows_kit import pair, refusal, trajectory
+from offline_agent.store import schemas as _schemas
+from offline_agent.store.columns import known
+from tests.helpers import rows as rows_kit
+from tests.helpers.rows import pair, refusal, trajectory
 
 BETA = 0.5
 WORDS = [("red tea", "blue cup"), ("tea", "cup"), ("green tea", "pot"), ("mug", "tray")]
@@ -77,7 +77,7 @@ def trained(kind: Any, options: Any, data: Any, folder: Path, count: int, **more
     """Return the loss of one update over all rows, at a learning rate of 0."""
     from transformers import AutoTokenizer
 
-    from offline_agent.training.default_model import SHIPPED
+    from tools.default_model.train import SHIPPED
 
     config = options(
         output_dir=str(folder), max_steps=1, per_device_train_batch_size=count, learning_rate=0.0, report_to=[],

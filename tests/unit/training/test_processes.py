@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from offline_agent.errors import TrainingError
 from offline_agent.training import checkpoints, sharding
 from offline_agent.training.models import add_adapters
-from offline_agent.training.objectives import objective
+from offline_agent.training.online.objectives import objective
 from offline_agent.training.settings import TrainResult
-from tests import online_kit
-from tests.sharding_processes import launch, torchrun
-from tests.training_kit import model
+from tests.helpers import online as online_kit
+from tests.helpers.sharding_processes import launch, torchrun
+from tests.helpers.training import model
 from tests.unit.training.test_trainer import train
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 import torch, torch.distributed as dist
-from tests.training_kit import model
+from tests.helpers.training import model
 from tests.unit.training.test_processes import adapted, online, CLIP
 from tests.unit.training.test_trainer import train
 folder = Path(sys.argv[1])
@@ -172,7 +172,7 @@ def test_processes_that_each_take_themselves_for_the_only_one_are_refused(tmp_pa
 import sys
 from pathlib import Path
 from offline_agent.errors import TrainingError
-from tests.training_kit import model
+from tests.helpers.training import model
 from tests.unit.training.test_trainer import train
 try:
     train(Path(sys.argv[1]), trained=model())

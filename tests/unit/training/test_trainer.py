@@ -16,11 +16,11 @@ import torch
 
 from offline_agent.errors import TrainingError
 from offline_agent.training import checkpoints
-from offline_agent.training.dpo import train_dpo
 from offline_agent.training.models import add_adapters
+from offline_agent.training.offline.dpo import train_dpo
 from offline_agent.training.settings import DpoSettings, TrainResult
-from tests.rendering_kit import qwen
-from tests.training_kit import model, pairs, settings, trajectories
+from tests.helpers.rendering import qwen
+from tests.helpers.training import model, pairs, settings, trajectories
 
 ROOT = Path(__file__).parents[3]
 DPO = DpoSettings(anchor_rows=2)
@@ -125,7 +125,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
 
 
 def test_a_bad_loss_stops_the_run_before_it_does_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from offline_agent.training import dpo as module
+    from offline_agent.training.offline import dpo as module
 
     real, seen = module.preference_loss, []
 

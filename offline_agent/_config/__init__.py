@@ -1,1 +1,0 @@
-"""The parts of `offline_agent.config`; import from there."""

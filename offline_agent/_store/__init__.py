@@ -1,1 +1,0 @@
-"""The parts of `offline_agent.store`; import from there."""

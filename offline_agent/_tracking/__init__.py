@@ -1,1 +1,0 @@
-"""Internals of `offline_agent.tracking`."""

@@ -1,1 +1,0 @@
-"""Work on more than one machine."""

@@ -1,0 +1,273 @@
+"""The keys of `build_prefs`. With `training`, every default of the project that a user can change lives here."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, field_validator, model_validator
+
+from offline_agent.config.base import Plugged, Section, key, masked, section
+from offline_agent.config.plan import PlanSection
+from offline_agent.config.ray import RaySection
+from offline_agent.config.slurm import SlurmSection
+from offline_agent.errors import did_you_mean
+
+
+def known_name(kind: Literal["env", "policy"], name: str) -> str:
+    """Return a name that the catalog knows, or a path to a class; raises ValueError for any other."""
+    from offline_agent import catalog
+
+    table = catalog.ENVIRONMENTS if kind == "env" else catalog.POLICIES
+    if ":" not in name and name not in table:
+        raise ValueError(
+            f"{kind}: got {name!r}, allowed: {', '.join(sorted(table))}, or module:Class for your own."
+            f"{did_you_mean(name, table)}"
+        )
+    return name
+
+
+class EnvSection(Plugged):
+    """The environment."""
+
+    argument_note: ClassVar[str] = "any argument of the environment's constructor, e.g. env.game=coin"
+    _known = field_validator("name")(lambda name: known_name("env", name))
+    name: str = key("shop", "bfcl, shop, textworld, or module:Class of your own (env=NAME is short for env.name=NAME)")
+    isolate: Literal["auto", "none", "process"] = key(
+        "auto", "process = environments run in processes of their own, where a crash costs one branch and a snapshot "
+        "is a fork; auto = where a search finds that copies are no snapshots and forks are cheaper than replays, or "
+        "that the environment changes the process it runs in", free=True,
+    )  # fmt: skip
+
+
+class LimitsSection(Section):
+    """What an environment may take."""
+
+    step_seconds: float = key(30.0, "a step that takes longer is abandoned and its branch quarantined", gt=0)
+    reset_seconds: float = key(60.0, "opening or resetting an environment that takes longer gives the task up", gt=0)
+    critic_seconds: float = key(300.0, "a critic that takes longer has no opinion", gt=0)
+    workers: int = key(
+        4, "threads that step environments: how many calls are made at once; more where tools wait rather than compute",
+        ge=1, le=4096, free=True,
+    )  # fmt: skip
+    processes: int = key(
+        256, "with env.isolate=process: processes that hold states of environments; beyond that, a tree keeps its last",
+        ge=1, le=10**6, free=True,
+    )  # fmt: skip
+    max_observation_chars: int = key(8000, "longer observations are cut, with a note that says so", ge=100, le=10**8)
+
+
+class TasksSection(Section):
+    """Which tasks."""
+
+    split: Literal["train", "validation", "test"] = key("train", "the environment's split")
+    n: int | None = key(24, "number of tasks; null = all", ge=1)
+    offset: int = key(0, "tasks to skip at the beginning of the split", ge=0)
+    file: str | None = key(None, "a JSON-lines file of tasks (reset's arguments) instead of the environment's own")
+
+
+class PolicySection(Plugged):
+    """The policy that proposes actions."""
+
+    argument_note: ClassVar[str] = "any other argument of the policy's constructor, e.g. policy.noise=0.3"
+    _known = field_validator("name")(lambda name: known_name("policy", name))
+    name: str = key("hf", "oracle, noisy, random, hf, server, or module:Class of your own (policy=NAME for short)")
+    model: str | None = key(None, "hf: a local path or hub name, null = the embedded default; server: the served name")
+    url: str | tuple[str, ...] | None = key(
+        None, "server: the endpoint, e.g. http://localhost:8000/v1; or several: [URL,URL], of one model. May differ on "
+        "resume, as long as the model is the same",
+    )
+    tokenizer: str | None = key(None, "path or name, where it is not the model's own")
+    temperature: float = key(0.7, "sampling temperature; 0 = greedy", ge=0, le=100)
+    max_tokens: int | None = key(None, "most tokens of one action; null = the policy's own", ge=1)
+
+    @field_validator("url", mode="before")
+    @classmethod
+    def _several(cls, url: Any) -> Any:
+        """Read a list, also one that was typed as a text, as key=value is."""
+        if isinstance(url, str) and ("," in url or url.startswith("[")):
+            return tuple(part.strip(" '\"") for part in url.strip("[] ").split(",") if part.strip())
+        return tuple(url) if isinstance(url, list) else url
+
+
+class BudgetSection(Section):
+    """Limits of a whole run, whichever is reached first; null = no limit."""
+
+    tokens: int | None = key(None, "generated tokens", ge=1)
+    prefilled: int | None = key(None, "prompt tokens computed", ge=1)
+    tool_calls: int | None = key(None, "steps of the environment, replays included", ge=1)
+    seconds: float | None = key(None, "wall-clock seconds; the only budget that is not reproducible", gt=0)
+
+
+class SearchSection(Section):
+    """The search over tool calls."""
+
+    algorithm: Literal["mcts", "best_of_n"] = key("mcts", "tree search, or independent samples as the baseline")
+    simulations: int = key(32, "simulations a task (samples a task for best_of_n)", ge=1, le=10**7)
+    proposals: int = key(4, "actions sampled in one request when a node is expanded", ge=1, le=1024)
+    rollout_proposals: int = key(
+        1, "actions sampled in one request at each new step of a rollout; 1 = the others when they are needed", ge=1
+    )
+    max_children: int = key(8, "most distinct actions of one node", ge=1, le=4096)
+    widening: float = key(2.0, "a node of N visits may have up to ceil(widening * sqrt(N)) actions", gt=0)
+    saturation: int = key(
+        8, "proposals in a row, beyond a node's first search.proposals, that add nothing until no more are drawn", ge=1
+    )
+    selection: Literal["puct", "uct"] = key("puct", "how a child is chosen; uct needs no log-probabilities")
+    c_puct: float = key(1.25, "exploration constant of puct", ge=0)
+    c_uct: float = key(1.0, "exploration constant of uct", ge=0)
+    fpu_reduction: float = key(0.2, "an unvisited child counts as its parent minus this * sqrt(visited prior)", ge=0)
+    gumbel_root: bool = key(False, "Gumbel top-m and sequential halving at the root: evenly visited siblings")
+    gumbel_m: int = key(8, "candidates of the Gumbel root", ge=2, le=4096)
+    leaves_in_flight: int = key(4, "simulations of one tree under way at once", ge=1, le=64)
+    trees_in_flight: int = key(64, "tasks searched at once", ge=1, le=10**6)
+    max_steps: int = key(15, "actions in one episode; one that uses them up is truncated", ge=1, le=10**5)
+    gamma: float = key(1.0, "discount a step", gt=0, le=1)
+    value: Literal["reward", "success"] = key("reward", "what is backed up: the score, or 1 for success and else 0")
+    critic: str | None = key(None, "policy = the policy ranks its proposals itself; module:callable; null = none")
+    critic_ranking: Literal["once", "repeated"] = key(
+        "once", "search.critic=policy: one request for the whole order, or one for the best of those left, repeated"
+    )
+    critic_alpha: float | None = key(
+        None, "fixed weight of the search against the critic; null = n / (n + 2)", ge=0, le=1
+    )
+    greedy_first: bool = key(True, "the first rollout of a tree is greedy")
+    state_cache: int = key(64, "environment copies kept for each tree", ge=0, le=10**6, free=True)
+    budget: BudgetSection = section(BudgetSection, "limits of the whole run")
+
+    @field_validator("critic")
+    @classmethod
+    def _names_a_critic(cls, critic: str | None) -> str | None:
+        if critic not in (None, "policy") and ":" not in str(critic):
+            raise ValueError(f"search.critic: got {critic!r}, allowed: policy, module:callable of your own, or null.")
+        return critic
+
+    @model_validator(mode="after")
+    def _room(self) -> SearchSection:
+        if self.proposals > self.max_children:
+            raise ValueError(
+                f"search.proposals ({self.proposals}) is more than search.max_children ({self.max_children}); "
+                f"raise the latter or lower the former"
+            )
+        return self
+
+
+class RewardSection(Section):
+    """Weights of the composite reward."""
+
+    model_config = ConfigDict(extra="allow")
+    argument_note: ClassVar[str] = "any argument of the composite reward, e.g. reward.format=0.2"
+
+
+PairKinds = tuple[Literal["step", "trajectory", "hindsight", "minimal"], ...]
+ALL_KINDS: PairKinds = ("step", "trajectory", "hindsight", "minimal")
+
+
+class PairsSection(Section):
+    """Which preference pairs are built."""
+
+    kinds: PairKinds = key(ALL_KINDS, "rules that are applied (docs/pairs.md)", strict=False)
+    min_gap: float = key(0.2, "least difference of the values of a step pair", ge=0, le=1)
+    min_visits: int = key(3, "least visits of each side of a step pair, unless its value is exact", ge=1)
+    confidence: float = key(0.9, "least P(Q_w > Q_l) of a step pair", ge=0.5, le=0.999999)
+    value_source: Literal["search", "mixed"] = key(
+        "search", "values that make a step pair's gap: the search's, or mixed with the critic's (AgentQ)"
+    )
+    per_node: int = key(2, "most step pairs of one node", ge=1)
+    per_task: int = key(16, "most pairs of one task", ge=1)
+    per_depth: int = key(4, "most pairs of one task at one depth", ge=1)
+    length_tolerance: float = key(0.05, "largest |mean difference of lengths|, as a share of the mean length", ge=0)
+    max_extra_steps: int = key(5, "a trajectory pair's success may be this much longer than its failure", ge=0)
+    cut_failures: bool = key(
+        False, "a trajectory pair's failure may be one that used up its steps, tokens or context"
+    )
+    hindsight: Literal["final", "future", "none"] = key("final", "which reached goals a failure is relabelled with")
+    miners: int = key(1, "processes that build them, each with an environment of its own", ge=1, le=1024, free=True)
+    criticality: Literal["deletion", "counterfactual", "both", "none"] = key(
+        "none",
+        "how the steps that mattered are found: delete each and replay, or sample other actions; no training reads it, "
+        "and replays are calls of tools",
+    )
+    counterfactual_rollouts: int = key(8, "rollouts for each step of a counterfactual estimate", ge=1)
+
+    rejudge: float | None = key(
+        None, "share of a task's successes (shortest first, and some failures) whose verdict is judged again after a "
+        "fresh replay; a tree in which one does not repeat gives no data; null = 1, or 0.25 where states cannot be "
+        "copied", ge=0, le=1,
+    )  # fmt: skip
+    replay_budget: float | None = key(
+        1.0, "most calls that replays of a task may make (judging again, hindsight, minimal pairs, deletion), as a "
+        "share of its search's; null = no limit", ge=0,
+    )  # fmt: skip
+
+    @field_validator("kinds")
+    @classmethod
+    def _each_once(cls, kinds: PairKinds) -> PairKinds:
+        if len(set(kinds)) != len(kinds):
+            raise ValueError("pairs.kinds names a kind twice")
+        return kinds
+
+
+Origins = tuple[Literal["search", "rollout", "hindsight", "pruned"], ...]
+DEFAULT_ORIGINS: Origins = ("search", "rollout", "hindsight")
+
+
+class FilteredSection(Section):
+    """Trajectories for rejection fine-tuning."""
+
+    per_task: int = key(2, "most trajectories of one task, shortest first", ge=1)
+    negatives: bool = key(False, "also refusals of impossible or hallucinated calls")
+    origins: Origins = key(
+        DEFAULT_ORIGINS, "where they may come from; pruned ones teach to guess", strict=False
+    )
+
+
+class TrackingSection(Section):
+    """MLflow."""
+
+    uri: str | None = key("sqlite:///mlflow.db", "MLflow's tracking URI; null = no tracking", free=True)
+    experiment: str = key("offline_agent", "MLflow's experiment", min_length=1, free=True)
+    parent: str | None = key(None, "run id of the run this one is part of (iterate sets it)", free=True)
+
+
+LONGEST_NAME, LONGEST_PATH = 255, 3500
+"""Bytes of a file's name, and of a run directory's path with room for the names below it, on usual file systems."""
+
+
+class RunConfig(Section):
+    """Keys of every pipeline."""
+
+    run_dir: str | None = key(None, "where all is written; an existing one is resumed; null = a new one", free=True)
+    seed: int = key(0, "everything random follows from it", ge=0, le=2**63 - 1)
+    tracking: TrackingSection = section(TrackingSection, "MLflow")
+    launcher: Literal["local", "ray", "slurm"] = key("local", "where it runs", free=True)
+    ray: RaySection = section(RaySection, "workers of launcher=ray")
+    slurm: SlurmSection = section(SlurmSection, "jobs of launcher=slurm")
+    plan: PlanSection = section(PlanSection, "what a run is expected to cost")
+
+    @field_validator("run_dir")
+    @classmethod
+    def _short_enough(cls, run_dir: str | None) -> str | None:
+        names = [] if run_dir is None else os.path.abspath(run_dir).split(os.sep)
+        if any(len(os.fsencode(name)) > LONGEST_NAME for name in names):
+            raise ValueError(f"run_dir: a name of more than {LONGEST_NAME} bytes in {run_dir!r:.80}; shorten it")
+        if sum(len(os.fsencode(name)) + 1 for name in names) > LONGEST_PATH:
+            raise ValueError(f"run_dir: a path of more than {LONGEST_PATH} bytes: {run_dir!r:.80}; shorten it")
+        return run_dir
+
+    def resolved(self) -> dict[str, Any]:
+        """Return every key with its value, as JSON, for manifest and tracking; secrets are masked."""
+        return dict(masked(self.model_dump(mode="json")))
+
+
+class BuildPrefsConfig(RunConfig):
+    """Keys of `build_prefs`."""
+
+    env: EnvSection = section(EnvSection, "the environment")
+    limits: LimitsSection = section(LimitsSection, "what an environment may take")
+    tasks: TasksSection = section(TasksSection, "which tasks")
+    policy: PolicySection = section(PolicySection, "the policy that proposes actions")
+    search: SearchSection = section(SearchSection, "the search")
+    reward: RewardSection = section(RewardSection, "weights of the composite reward")
+    pairs: PairsSection = section(PairsSection, "which preference pairs are built")
+    filtered: FilteredSection = section(FilteredSection, "trajectories for rejection fine-tuning")

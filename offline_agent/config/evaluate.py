@@ -1,0 +1,79 @@
+"""The keys of `evaluate`, beside those of `build_prefs`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from offline_agent.config.base import Section, key, section
+from offline_agent.config.build_prefs import (
+    EnvSection,
+    LimitsSection,
+    PolicySection,
+    RewardSection,
+    RunConfig,
+    SearchSection,
+    TasksSection,
+)
+
+
+class TestTimeSection(Section):
+    """Search at test time."""
+
+    __test__ = False  # not a test case of pytest's
+
+    algorithm: Literal["none", "best_of_n", "mcts"] = key("none", "none = the policy alone")
+    simulations: int = key(16, "samples of best_of_n, simulations of mcts", ge=1)
+    judge: Literal["verifier", "agreement"] = key(
+        "verifier", "who chooses: verifier = it may be asked at test time; agreement = most common end (best_of_n)"
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> TestTimeSection:
+        if self.algorithm == "mcts" and self.judge != "verifier":
+            raise ValueError("test_time.judge: mcts backs up what the verifier says; use test_time.judge=verifier")
+        return self
+
+
+class AgainstSection(Section):
+    """Whom to compare with, on the same tasks."""
+
+    run: str | None = key(None, "an earlier evaluate run directory; null = none")
+    model: str | None = key(None, "another model for the same kind of policy, evaluated in this run; null = none")
+
+
+class EvaluateTasks(TasksSection):
+    """Which tasks."""
+
+    split: Literal["train", "validation", "test"] = key("validation", "the environment's split")
+    n: int | None = key(50, "number of tasks; null = all", ge=1)
+
+
+class EvaluateConfig(RunConfig):
+    """Keys of `evaluate`."""
+
+    env: EnvSection = section(EnvSection, "the environment")
+    limits: LimitsSection = section(LimitsSection, "what an environment may take")
+    tasks: EvaluateTasks = section(EvaluateTasks, "which tasks")
+    policy: PolicySection = section(PolicySection, "the policy that is evaluated")
+    attempts: int = key(4, "sampled attempts of each task at policy.temperature; 0 = none", ge=0, le=10**6)
+    greedy: bool = key(True, "also one greedy attempt of each task")
+    max_steps: int = key(
+        15, "actions in one episode; one that uses them up is a failure of its own kind", ge=1, le=10**5
+    )
+    in_flight: int = key(64, "episodes played at once", ge=1, le=10**6, free=True)
+    test_time: TestTimeSection = section(TestTimeSection, "search at test time")
+    search: SearchSection = section(SearchSection, "the search of test_time.algorithm=mcts")
+    reward: RewardSection = section(RewardSection, "weights of the composite reward that guides mcts")
+    against: AgainstSection = section(AgainstSection, "whom to compare with")
+    confidence: float = key(0.95, "of the intervals", gt=0.5, lt=1)
+    resamples: int = key(10_000, "bootstrap resamples of the tasks", ge=100, le=10**7)
+
+    @model_validator(mode="after")
+    def _something(self) -> EvaluateConfig:
+        if not self.attempts and not self.greedy and self.test_time.algorithm == "none":
+            raise ValueError("attempts: nothing to play; set attempts=4, greedy=true or test_time.algorithm=mcts")
+        if self.against.run is not None and self.against.model is not None:
+            raise ValueError("against: give either against.run or against.model")
+        return self

@@ -1,0 +1,180 @@
+"""The keys of `iterate`, beside those of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import field_validator, model_validator
+
+from offline_agent.config.base import Section, key, section
+from offline_agent.config.build_prefs import ALL_KINDS, DEFAULT_ORIGINS, BuildPrefsConfig, PairKinds, PolicySection
+from offline_agent.config.refine_grpo import (
+    CriticSection,
+    ObjectiveSection,
+    RefineCheckpoints,
+    RefinedSection,
+    RefineOptimizer,
+    RolloutsSection,
+    SamplerSection,
+    WatchSection,
+)
+from offline_agent.config.training import (
+    DEFAULT_KINDS,
+    AnchorSection,
+    BatchSection,
+    DpoOptimizerSection,
+    DpoSection,
+    LoraSection,
+    OptimizerSection,
+    PassSection,
+    Paths,
+)
+
+
+def built_kinds(used: Sequence[str], origins: Sequence[str]) -> PairKinds:
+    """Return the kinds of pairs that must be built for the pairs and the successes that are trained on.
+
+    Args:
+        used: Kinds of pairs that are trained on.
+        origins: Origins of the successes that are; relabelled and shortened ones come with pairs of their own.
+    """
+    with_pairs = {"hindsight": "hindsight", "minimal": "pruned"}
+    return tuple(kind for kind in ALL_KINDS if kind in used or with_pairs.get(kind) in origins)
+
+
+class SftStage(Section):
+    """The rejection fine-tuning of each iteration."""
+
+    enabled: bool = key(True, "fine-tune on filtered/ before the pairs are used")
+    optimizer: OptimizerSection = section(OptimizerSection, "AdamW and its schedule")
+    batch: BatchSection = section(BatchSection, "what one optimizer update sees")
+    per_task: int | None = key(None, "most rows of one task; null = all", ge=1)
+
+
+class DpoStage(Section):
+    """The preference training of each iteration."""
+
+    enabled: bool = key(True, "train on preferences/")
+    kinds: PairKinds = key(
+        DEFAULT_KINDS,
+        "kinds of pairs that are used (docs/pairs.md); others are not built, unless pairs.kinds names them",
+        strict=False,
+    )
+    optimizer: DpoOptimizerSection = section(DpoOptimizerSection, "AdamW and its schedule")
+    batch: BatchSection = section(BatchSection, "what one optimizer update sees")
+    loss: DpoSection = section(DpoSection, "the preference loss")
+    anchor: AnchorSection = section(AnchorSection, "replay of verified successes")
+
+
+class RefineStage(Section):
+    """The online stage at the end of iterations."""
+
+    when: Literal["never", "last", "each"] = key("never", "after which iterations it is gone through")
+    rounds: int = key(20, "batches of roll-outs, each played with one version of the weights", ge=1)
+    rollouts: RolloutsSection = section(RolloutsSection, "what is played in a round")
+    objective: ObjectiveSection = section(ObjectiveSection, "what is maximised")
+    critic: CriticSection = section(CriticSection, "the value head")
+    optimizer: RefineOptimizer = section(RefineOptimizer, "AdamW and its schedule")
+    batch: PassSection = section(PassSection, "what one forward pass sees")
+    replayed: int = key(0, "verified successes of the search beside the roll-outs, in every update; 0 = none", ge=0)
+    sampler: SamplerSection = section(SamplerSection, "who samples the actions")
+    filtered: RefinedSection = section(RefinedSection, "successes for rejection fine-tuning")
+    watch: WatchSection = section(WatchSection, "the collapse watch")
+    checkpoints: RefineCheckpoints = section(RefineCheckpoints, "checkpoints")
+
+
+class HeldOutSection(Section):
+    """What the gate looks at: never the test split."""
+
+    split: Literal["validation"] = key("validation", "the split")
+    n: int = key(50, "number of tasks of each iteration, others each time until there are no others", ge=2)
+    pool: int = key(2000, "they are drawn from the first so many tasks of the split", ge=2)
+    attempts: int = key(4, "sampled attempts of each", ge=1)
+
+    @model_validator(mode="after")
+    def _enough(self) -> HeldOutSection:
+        if self.pool < self.n:
+            raise ValueError(f"held_out.pool: got {self.pool}, allowed: held_out.n={self.n} or more; raise it")
+        return self
+
+
+class GateSection(Section):
+    """When a candidate replaces the incumbent."""
+
+    confidence: float = key(
+        0.9, "P(the whole run promotes nothing whose success is below its incumbent's by more than the margin)",
+        ge=0.5, lt=1,
+    )  # fmt: skip
+    margin: float = key(0.02, "a loss of success this small counts as not worse", ge=0, lt=1)
+    unscored: float = key(
+        0.05, "a candidate is refused where its share of unscored attempts differs from the incumbent's with a p-value "
+        "below this; 0 = never", ge=0, le=1,
+    )  # fmt: skip
+
+
+class ReplaySection(Section):
+    """Pairs of earlier iterations in later ones."""
+
+    pairs: int = key(2000, "most pairs of earlier iterations; the oldest leave first; 0 = none", ge=0)
+    share: float = key(0.5, "at most this many of them for each new pair", ge=0)
+    priority: float = key(1.0, "a pair's chance to be taken grows with its gap to this power", ge=0)
+
+
+class CurriculumSection(Section):
+    """Which tasks an iteration searches."""
+
+    enabled: bool = key(True, "prefer tasks solved about half of the time; false = in order")
+    new_share: float = key(0.5, "share of tasks that were never searched", ge=0, le=1)
+    solved_share: float = key(0.1, "largest share of tasks that were always solved", ge=0, lt=1)
+
+
+class IterateConfig(BuildPrefsConfig):
+    """Keys of `iterate`."""
+
+    iterations: int = key(1, "how often the loop is gone through; a finished run goes on with more", ge=1, free=True)
+    sft: SftStage = section(SftStage, "rejection fine-tuning")
+    dpo: DpoStage = section(DpoStage, "preference training")
+    refine: RefineStage = section(RefineStage, "the online stage")
+    buffer: Paths = key(
+        (), "run directories of refine_grpo or build_prefs whose verified successes are used too", strict=False
+    )
+    lora: LoraSection = section(LoraSection, "low-rank adapters")
+    held_out: HeldOutSection = section(HeldOutSection, "what the gate looks at")
+    gate: GateSection = section(GateSection, "when a candidate replaces the incumbent")
+    replay: ReplaySection = section(ReplaySection, "pairs of earlier iterations")
+    curriculum: CurriculumSection = section(CurriculumSection, "which tasks an iteration searches")
+    threads: int | None = key(None, "of torch while it trains; null = as train_sft", ge=1, le=4096, free=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _builds_what_is_used(cls, data: Any) -> Any:
+        # what nothing learns from costs replays, which are calls of tools
+        sections = {name: data.get(name, {}) for name in ("pairs", "dpo", "filtered")} if isinstance(data, dict) else {}
+        if not sections or not all(isinstance(each, dict) for each in sections.values()):
+            return data
+        used = sections["dpo"].get("kinds", DEFAULT_KINDS)
+        origins = sections["filtered"].get("origins", DEFAULT_ORIGINS)
+        if "kinds" in sections["pairs"] or not isinstance(used, list | tuple) or not isinstance(origins, list | tuple):
+            return data
+        return data | {"pairs": sections["pairs"] | {"kinds": list(built_kinds(used, origins))}}
+
+    @field_validator("policy")
+    @classmethod
+    def _trainable(cls, policy: PolicySection) -> PolicySection:
+        if policy.name != "hf":
+            raise ValueError(f"policy: iterate trains the policy, got {policy.name!r}; allowed: hf")
+        return policy
+
+    @model_validator(mode="after")
+    def _train_only(self) -> IterateConfig:
+        if self.tasks.split != "train":
+            raise ValueError(f"tasks.split: iterate learns from it, got {self.tasks.split!r}; allowed: train")
+        if not self.sft.enabled and not self.dpo.enabled and self.refine.when == "never":
+            raise ValueError("sft.enabled, dpo.enabled, refine.when: nothing to train; enable one of them")
+        if self.dpo.enabled and not set(self.dpo.kinds) & set(self.pairs.kinds):
+            raise ValueError(
+                f"dpo.kinds: none of {', '.join(self.dpo.kinds) or 'none'} is built; "
+                f"pairs.kinds builds {', '.join(self.pairs.kinds)}"
+            )
+        return self

@@ -1,0 +1,65 @@
+"""The keys of `launcher=slurm`. Results depend on none of them."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import field_validator
+
+from offline_agent.config.base import Section, key
+
+_TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED|INFINITE", re.I)
+
+
+class SlurmSection(Section):
+    """Jobs of launcher=slurm."""
+
+    shards: int = key(
+        8, "jobs that the tasks of build_prefs and evaluate are cut into; what was submitted first holds", ge=1,
+        free=True,
+    )  # fmt: skip
+    at_once: int | None = key(None, "most shards that run at once; null = as many as Slurm starts", ge=1, free=True)
+    partition: str | None = key(None, "null = Slurm's default", free=True)
+    account: str | None = key(None, "who pays; null = Slurm's default", free=True)
+    qos: str | None = key(None, "quality of service; null = Slurm's default", free=True)
+    time: str | None = key(
+        None, "limit of one job: minutes, H:MM:SS or D-H:MM:SS (in quotes in YAML); null = the partition's", free=True
+    )
+    cpus: int = key(2, "cores of a job", ge=1, free=True)
+    memory: str | None = key(None, "of a job, on each node, e.g. 32G; null = the partition's default", free=True)
+    gpus: int = key(0, "of a job", ge=0, free=True)
+    nodes: int = key(1, "of a training job", ge=1, free=True)
+    train_cpus: int | None = key(None, "cores of a training job on each node; null = slurm.cpus", ge=1, free=True)
+    train_memory: str | None = key(None, "of a training job on each node; null = slurm.memory", free=True)
+    train_gpus: int | None = key(None, "of a training job on each node; null = slurm.gpus", ge=0, free=True)
+    processes: int | None = key(
+        None, "of a training job on each node; null = one for each of its GPUs, or a single one", ge=1, free=True
+    )
+    sharded: bool = key(
+        False, "a training job shards the weights over its processes (FSDP2) in place of a copy in each", free=True
+    )
+    setup: tuple[str, ...] = key((), "shell lines before the command, e.g. [module load cuda]", strict=False, free=True)
+    arguments: tuple[str, ...] = key(
+        (), "more arguments of sbatch, e.g. [--constraint=h100,--exclusive]", strict=False, free=True
+    )
+    signal_seconds: int = key(
+        120, "this long before its time is up a job is told, ends in good order and is requeued", ge=0, le=65535,
+        free=True,
+    )  # fmt: skip
+    requeues: int = key(100, "most times one job is requeued", ge=0, free=True)
+    poll_seconds: float = key(5.0, "between two looks at the jobs that are waited for", gt=0, free=True)
+    python: str | None = key(None, "the interpreter on the nodes; null = the one that submits", free=True)
+
+    @field_validator("time")
+    @classmethod
+    def _a_time(cls, time: str | None) -> str | None:
+        if time is not None and not _TIME.fullmatch(time):
+            raise ValueError(f"slurm.time: got {time!r}, allowed: minutes, H:MM:SS or D-H:MM:SS, e.g. 4:00:00")
+        return time
+
+    @field_validator("setup", "arguments")
+    @classmethod
+    def _lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
+        if faulty := [line for line in lines if "\n" in line or not line.strip()]:
+            raise ValueError(f"slurm.setup, slurm.arguments: got {faulty[0]!r}, allowed: lines with something on them")
+        return lines

@@ -1,0 +1,221 @@
+"""The keys of `train_sft` and `train_dpo`, beside those of `build_prefs`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import field_validator, model_validator
+
+from offline_agent.config.base import Section, key, section
+from offline_agent.config.build_prefs import EnvSection, PairKinds, RunConfig, TasksSection
+
+Paths = tuple[str, ...]
+
+
+class ModelSection(Section):
+    """The model that is trained."""
+
+    path: str | None = key(None, "a folder or hub name; null = the embedded default")
+    tokenizer: str | None = key(None, "path or name, where it is not the model's own")
+    chat_template: str | None = key(None, "replaces the tokenizer's own: qwen, llama3, plain, a file, or its text")
+    dtype: Literal["float32", "bfloat16"] = key("float32", "number format of the weights while they are trained")
+
+
+class ScratchSection(Section):
+    """A new model in place of `model.path`: Llama's shape, with a tokenizer learnt from the demonstrations."""
+
+    layers: int = key(0, "layers of a new model with random weights; 0 = train model.path instead", ge=0, le=1024)
+    hidden_size: int = key(128, "width", ge=16, le=65536)
+    heads: int = key(4, "attention heads", ge=1, le=1024)
+    key_value_heads: int = key(4, "heads of keys and values; fewer are faster to sample from", ge=1, le=1024)
+    vocabulary: int = key(1024, "most tokens of the new tokenizer", ge=300, le=2**20)
+    max_positions: int = key(2048, "longest sequence in tokens", ge=64, le=2**24)
+    reading: float = key(
+        0.0,
+        "passes over the demonstrations that predict every token, the environment's too, before the policy's own alone",
+        ge=0,
+    )
+
+    @model_validator(mode="after")
+    def _divides(self) -> ScratchSection:
+        if self.hidden_size % self.heads or self.heads % self.key_value_heads:
+            raise ValueError(
+                f"scratch: hidden_size ({self.hidden_size}) must be a multiple of heads ({self.heads}), and heads of "
+                f"key_value_heads ({self.key_value_heads})"
+            )
+        return self
+
+
+class LoraSection(Section):
+    """Low-rank adapters (peft) in place of full training."""
+
+    rank: int = key(0, "rank of the adapters; 0 = train all weights", ge=0, le=65536)
+    alpha: float | None = key(None, "scale; null = twice the rank", gt=0)
+    dropout: float = key(0.0, "dropout of the adapters' input", ge=0, lt=1)
+    targets: str = key("all-linear", "modules that get adapters, separated by commas")
+
+
+class AdamWSection(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = key(3e-4, "highest learning rate", gt=0, le=1e38)
+    schedule: Literal["constant", "linear", "cosine"] = key("cosine", "what follows the warm-up")
+    warmup: float = key(0.05, "share of the updates in which the rate rises from 0", ge=0, le=1)
+    weight_decay: float = key(0.01, "of AdamW", ge=0)
+    beta2: float = key(0.98, "of AdamW", gt=0, lt=1)
+    clip: float = key(1.0, "largest norm of the gradient", gt=0)
+
+
+class OptimizerSection(AdamWSection):
+    """AdamW and its schedule."""
+
+    epochs: float = key(1.0, "passes over the rows", gt=0, le=10**6)
+    max_updates: int | None = key(None, "optimizer updates at most; null = as the epochs say", ge=1)
+
+
+class DpoOptimizerSection(OptimizerSection):
+    """AdamW and its schedule."""
+
+    learning_rate: float = key(1e-4, "highest learning rate", gt=0, le=1e38)
+
+
+class PassSection(Section):
+    """What one forward pass sees."""
+
+    tokens: int = key(8192, "most tokens of one forward pass, shared prefixes counted once", ge=64, le=2**31)
+    max_length: int | None = key(None, "longer rows are left out and counted; null = what the model was made for", ge=8)
+    share_prefixes: Literal["auto", "off"] = key("auto", "compute histories that rows share once; off = each row apart")
+
+
+class BatchSection(PassSection):
+    """What one optimizer update sees."""
+
+    rows: int = key(32, "rows (pairs or trajectories) of one update, over all processes", ge=1, le=10**7)
+
+
+class CheckpointSection(Section):
+    """Checkpoints a stopped run goes on from."""
+
+    every: int = key(50, "updates between two", ge=1, free=True)
+    keep: int = key(2, "how many are kept", ge=1, free=True)
+
+
+class GuardSection(Section):
+    """When training stops to save what is good."""
+
+    max_loss: float = key(50.0, "an update whose loss is larger, or not a number, stops the run", gt=0)
+    max_gradient: float = key(1e4, "an update whose gradient norm, before clipping, is larger stops the run", gt=0)
+
+
+class TrainableConfig(RunConfig):
+    """Keys of everything that trains a model."""
+
+    model: ModelSection = section(ModelSection, "the model that is trained")
+    lora: LoraSection = section(LoraSection, "low-rank adapters")
+    guard: GuardSection = section(GuardSection, "when training stops")
+    threads: int | None = key(
+        None, "of torch; null = one for a small model on a CPU, else its own", ge=1, le=4096, free=True
+    )
+
+
+class TrainConfig(TrainableConfig):
+    """Keys of both offline trainers."""
+
+    optimizer: OptimizerSection = section(OptimizerSection, "AdamW and its schedule")
+    batch: BatchSection = section(BatchSection, "what one optimizer update sees")
+    checkpoints: CheckpointSection = section(CheckpointSection, "checkpoints")
+
+
+class DemonstrationsSection(Section):
+    """Demonstrations by the environment's scripted expert."""
+
+    per_task: int = key(1, "demonstrations of each task of `tasks`", ge=1, le=10**6)
+    noise: tuple[float, ...] = key((0.0,), "carelessness of the demonstrators, drawn evenly", strict=False)
+    only_successes: bool = key(True, "leave out those that fail")
+    max_steps: int = key(15, "longest demonstration in actions", ge=1, le=10**5)
+
+    @field_validator("noise")
+    @classmethod
+    def _shares(cls, noise: tuple[float, ...]) -> tuple[float, ...]:
+        if not noise or not all(0 <= value <= 1 for value in noise):
+            raise ValueError(f"demonstrations.noise: got {list(noise)}, allowed: one or more numbers from 0 to 1")
+        return noise
+
+
+class SftTasks(TasksSection):
+    """Which tasks."""
+
+    n: int | None = key(400, "number of tasks; null = all", ge=1)
+
+
+class SftDataSection(Section):
+    """What is learnt from."""
+
+    runs: Paths = key((), "run directories whose filtered/ is trained on; none = demonstrations of `env`", strict=False)
+    files: Paths = key(
+        (), "parquet or JSON-lines files with `messages`, or with `input_ids` and `action_mask`", strict=False
+    )
+    per_task: int | None = key(None, "most rows of one task, first come; null = all", ge=1)
+    negatives: bool = key(True, "use rows that teach to refuse impossible calls, where there are any")
+
+
+class TrainSftConfig(TrainConfig):
+    """Keys of `train_sft`."""
+
+    data: SftDataSection = section(SftDataSection, "what is learnt from")
+    env: EnvSection = section(EnvSection, "the environment that demonstrations are of")
+    tasks: SftTasks = section(SftTasks, "the tasks that are demonstrated")
+    demonstrations: DemonstrationsSection = section(DemonstrationsSection, "demonstrations by the scripted expert")
+    scratch: ScratchSection = section(ScratchSection, "a new model in place of model.path")
+
+
+DEFAULT_KINDS: PairKinds = ("step",)  # the others lost beside them: docs/results.md, "The offline loop"
+
+
+class DpoDataSection(Section):
+    """The preference pairs."""
+
+    runs: Paths = key(
+        (), "run directories whose pairs are trained on; none = a small search is run first", strict=False
+    )
+    files: Paths = key((), "parquet or JSON-lines files of preference rows", strict=False)
+    kinds: PairKinds = key(
+        DEFAULT_KINDS,
+        "kinds of pairs that are used: step, trajectory, hindsight, minimal (docs/pairs.md)",
+        strict=False,
+    )
+
+
+class DpoSection(Section):
+    """The preference loss."""
+
+    loss: str = key("sigmoid", "sigmoid, ipo, hinge, sigmoid_norm, dmpo, or any other of TRL's loss types")
+    beta: float = key(0.1, "strength of the pull towards the reference", gt=0)
+    soft_labels: bool = key(True, "1 - confidence of a pair is its label noise (sigmoid, dmpo; docs/pairs.md)")
+    unknown_noise: float = key(
+        0.1, "label noise of pairs whose confidence is not known, such as those of your own files", ge=0, le=0.5
+    )
+    weights: bool = key(True, "use the rows' weights (not with TRL's own loss types)")
+    sft: float = key(0.2, "weight of the chosen side's mean negative log-likelihood", ge=0)
+    dmpo_gamma: float = key(0.9, "discount of later turns in dmpo", gt=0, lt=1)
+    label_smoothing: float = key(0.0, "of TRL's robust, exo_pair and aot", ge=0, lt=0.5)
+    reference: Literal["auto", "computed"] = key(
+        "auto", "auto = stored log-probs where the hashes match, else computed"
+    )
+
+
+class AnchorSection(Section):
+    """Replay of verified successes beside the pairs."""
+
+    rows: int = key(8, "trajectories of filtered/ in every update; 0 = none", ge=0)
+    weight: float = key(1.0, "weight of their mean negative log-likelihood", ge=0)
+    runs: Paths = key((), "run directories whose filtered/ is replayed; none = those of data.runs", strict=False)
+
+
+class TrainDpoConfig(TrainConfig):
+    """Keys of `train_dpo`."""
+
+    data: DpoDataSection = section(DpoDataSection, "the preference pairs")
+    dpo: DpoSection = section(DpoSection, "the preference loss")
+    anchor: AnchorSection = section(AnchorSection, "replay of verified successes")
+    optimizer: DpoOptimizerSection = section(DpoOptimizerSection, "AdamW and its schedule")

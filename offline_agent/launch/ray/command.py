@@ -1,0 +1,217 @@
+"""A whole pipeline carried out on a node of a Ray cluster: what it prints and its exit status come back.
+
+The node's process dies with the worker that started it. When a node is lost, the command is given again on another one,
+and goes on from its run directory, which all nodes must see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from offline_agent.config.build_prefs import BuildPrefsConfig, RunConfig
+from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.errors import OfflineAgentError
+from offline_agent.launch.stages import bound_to
+from offline_agent.runner import terminal as _terminal
+from offline_agent.runner.opening import place
+from offline_agent.runner.pipeline import FAILED, Command, Facts
+from offline_agent.runner.signals import Stopped
+
+if TYPE_CHECKING:
+    from offline_agent.launch.ray.jobs import Feed, Send
+
+INSIDE = "OFFLINE_AGENT_INSIDE_RAY"
+"""Environment variable: the command is carried out on a node already."""
+
+_PACKAGE = Path(__file__).resolve().parents[3]
+_SAID, _SHOWN = "stderr", "stdout"
+_PATIENCE = 60.0  # seconds in which a command that is stopped should end
+
+
+def launcher(command: Command[Any, Any], config: RunConfig, arguments: Sequence[str]) -> Callable[..., int] | None:
+    """Return what carries the command out on a node; None where it runs here, its tasks or stages spread.
+
+    Args:
+        command: The pipeline.
+        config: Its configuration.
+        arguments: As they were typed.
+
+    Raises:
+        ConfigError: There is no Ray here, or nothing answers at its address.
+    """
+    from offline_agent.launch.ray import jobs as cluster
+
+    cluster.check(config.ray.address)
+    if isinstance(config, BuildPrefsConfig | EvaluateConfig):  # `iterate` is one of the former; its stages are commands
+        return None
+    return partial(_launch, arguments=arguments)
+
+
+def _launch(
+    command: Command[Any, Any], config: RunConfig, prepared: Any, facts: Facts, *, arguments: Sequence[str]
+) -> int:
+    path = place(command.name, config.run_dir).resolve()
+    same = [argument for argument in arguments if not argument.startswith("run_dir=")]
+    module = f"offline_agent.pipelines.{command.name}"
+    factory = RunnerFactory(("-m", module, *same, f"run_dir={path}"))
+    again = f"run the same command again with run_dir={path} to go on"
+    try:
+        with _Signals() as signals:
+            status = _watch(command.name, config, factory, signals)
+        if not signals.told:
+            return status
+        _terminal.say(f"{command.name}: stopped by {signals.told}; {again}")
+    except OfflineAgentError as error:
+        _terminal.say(f"{command.name}: {error}; {again}")
+    except Stopped as stop:
+        _terminal.say(f"{command.name}: stopped by {stop}; {again}")
+    return FAILED
+
+
+class _Signals:
+    """SIGTERM and SIGINT while a node works: the first is passed on, the second ends this process.
+
+    Attributes:
+        told: Name of the first; None = none came.
+    """
+
+    def __init__(self) -> None:
+        self.told: str | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.told is not None:
+            raise Stopped(signal.Signals(number).name)
+        self.told = signal.Signals(number).name
+
+
+def _watch(name: str, config: RunConfig, factory: RunnerFactory, signals: _Signals) -> int:
+    """Hand the command to a worker, print what it prints, and return its status."""
+    from offline_agent.launch.ray import jobs as cluster
+
+    asked, passed_on = config.ray, False
+    terms = cluster.Terms(
+        1, asked.command_cpus, asked.command_gpus, 1, asked.deaths, asked.start_seconds, asked.silent_seconds,
+        fixed=asked.address is None,
+    )  # fmt: skip
+
+    def say(text: str) -> None:
+        _terminal.say(f"{name}: {text}")
+
+    def tick() -> None:
+        nonlocal passed_on
+        if signals.told is not None and not passed_on:
+            passed_on = True
+            if not crew.stop():  # nothing has begun
+                raise Stopped(signals.told)
+
+    with cluster.connected(asked.address, asked.command_cpus), cluster.Crew(factory, terms, say, sound=True) as crew:
+        for _, kind, value in crew.run("command", [cluster.Job(name, None)], tick):
+            if kind == cluster.DONE:
+                return int(value)
+            if kind != cluster.RECORD:
+                raise cluster.CrewError(str(value))
+            stream, line = value
+            print(line, end="", file=sys.stderr if stream == _SAID else sys.stdout, flush=True)
+    raise cluster.CrewError("the command ended without a status")
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerFactory:
+    """Makes a `Runner` in a worker.
+
+    Attributes:
+        arguments: Of the interpreter.
+    """
+
+    arguments: tuple[str, ...]
+
+    def __call__(self) -> Runner:
+        """Return it."""
+        return Runner(self.arguments)
+
+
+class Runner:
+    """Runs a command in a worker; a `cluster.ray.Hand`. Records are (stream, line); the result is the exit status.
+
+    Args:
+        arguments: Of the interpreter.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._arguments = arguments
+        self._process: subprocess.Popen[str] | None = None
+        self._stopped = False
+
+    def work(self, phase: str, feed: Feed, send: Send, elapsed: float) -> None:
+        """See `Hand.work`."""
+        while feed.wait():
+            for job in feed:
+                send(job.number, "done", self._run(partial(send, job.number, "record")))
+
+    def figures(self, last: bool) -> dict[str, Any]:
+        """Return nothing: the run directory has it all."""
+        return {}
+
+    def stop(self) -> None:
+        """Ask the command to end in good order; kill it when it does not."""
+        self._stopped = True
+        process = self._process
+        if process is not None:
+            process.terminate()
+            killer = threading.Timer(_PATIENCE, process.kill)
+            killer.daemon = True
+            killer.start()
+
+    def _run(self, send: Callable[[Any], None]) -> int:
+        paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
+        process = self._process = subprocess.Popen(
+            [sys.executable, *self._arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace",
+            env={**os.environ, "PYTHONPATH": paths, INSIDE: "1"}, start_new_session=True,
+            preexec_fn=bound_to(os.getpid()),
+        )  # fmt: skip
+        if self._stopped:  # in between
+            process.terminate()
+        assert process.stdout is not None and process.stderr is not None  # they are pipes
+        lines: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        for name, stream in ((_SHOWN, process.stdout), (_SAID, process.stderr)):
+            threading.Thread(target=_read, args=(name, stream, lines), daemon=True).start()
+        ended = 0
+        while ended < 2:
+            line = lines.get()
+            if line is None:
+                ended += 1
+            else:
+                send(line)
+        status = process.wait()
+        if status < 0:
+            send((_SAID, f"ended by signal {signal.Signals(-status).name}\n"))
+        return status if status >= 0 else 1
+
+
+def _read(name: str, stream: IO[str], lines: queue.SimpleQueue[tuple[str, str] | None]) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in stream:
+            lines.put((name, line))
+    lines.put(None)

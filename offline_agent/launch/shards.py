@@ -1,0 +1,203 @@
+"""Shards: a run's tasks cut into run directories of their own, each with one writer, and gathered again.
+
+A tree, or an attempt, follows from seed and task alone, so a shard is the same pipeline on a slice of the tasks, and
+gathering is copying. Gathering can be repeated; it goes through only when every shard is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from offline_agent.config.build_prefs import BuildPrefsConfig
+from offline_agent.config.evaluate import AgainstSection, EvaluateConfig
+from offline_agent.config.plan import PlanSection
+from offline_agent.errors import DataError
+from offline_agent.launch.slurm.resuming import resume_command
+from offline_agent.runner.pipeline import Session, Shard, Spread
+
+FOLDER = "shards"
+_SAME = ("model", "tokenizer", "chat_template", "against_model")
+_LISTED = 12
+
+
+def cut(run_dir: Path, tasks: int, wanted: int) -> list[Shard]:
+    """Return the shards of a run; those of its first submission where there was one.
+
+    Args:
+        run_dir: The run directory, an absolute path.
+        tasks: How many tasks it has.
+        wanted: How many shards to make; never more than there are tasks.
+
+    Raises:
+        DataError: What was noted of the first submission is broken, or of other tasks.
+    """
+    from offline_agent.store.files import write_json
+
+    if not (run_dir / FOLDER / "cut.json").exists():
+        count = min(wanted, tasks)
+        bounds = [tasks * number // count for number in range(count + 1)]
+        write_json(run_dir / FOLDER / "cut.json", {"schema_version": 1, "bounds": bounds})
+    shards = shards_of(run_dir)
+    if shards[-1].stop != tasks:
+        raise DataError(
+            f"{run_dir / FOLDER}: its shards have {shards[-1].stop} tasks, the run has {tasks}. Name another run_dir"
+        )
+    return shards
+
+
+def shards_of(run_dir: Path) -> list[Shard]:
+    """Return the shards of a run, none where it was never cut; raises DataError where the note of them is broken."""
+    file = run_dir / FOLDER / "cut.json"
+    if not file.exists():
+        return []
+    try:
+        bounds = [int(bound) for bound in json.loads(file.read_bytes())["bounds"]]
+        assert len(bounds) > 1 and bounds == sorted(set(bounds))
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        raise DataError(f"{file}: broken. Restore it from a copy, or name another run_dir") from error
+    return [Shard(n, run_dir / FOLDER / f"{n:04}", bounds[n], bounds[n + 1]) for n in range(len(bounds) - 1)]
+
+
+def shard_config(config: Any, shard: Shard, total: int) -> Any:
+    """Return the configuration of a shard: its slice of the tasks, and of budgets the same for each task.
+
+    Args:
+        config: The run's.
+        shard: The shard.
+        total: How many tasks the run has.
+    """
+    assert isinstance(config, BuildPrefsConfig | EvaluateConfig)
+    budget = config.search.budget
+    shares = {
+        name: None if limit is None else limit // total * shard.tasks
+        for name in ("tokens", "prefilled", "tool_calls")
+        for limit in [getattr(budget, name)]
+    }
+    update: dict[str, Any] = {
+        "run_dir": str(shard.path),
+        "launcher": "local",
+        "plan": PlanSection(),
+        "tracking": config.tracking.model_copy(update={"uri": None}),  # the merge tracks
+        "tasks": config.tasks.model_copy(update={"offset": config.tasks.offset + shard.start, "n": shard.tasks}),
+        "search": config.search.model_copy(update={"budget": budget.model_copy(update=shares)}),
+    }
+    if isinstance(config, EvaluateConfig):
+        update["against"] = AgainstSection(model=config.against.model)  # the merge compares with a run
+    return config.model_copy(update=update)
+
+
+# -- what has become of them ---------------------------------------------------------------------------------------
+
+
+def manifest_of(path: Path) -> dict[str, Any] | None:
+    """Return a run directory's manifest; None where there is none, or it is just being replaced."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) else None
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a run directory was finished."""
+    return (manifest_of(path) or {}).get("status") == "done"
+
+
+def finished(path: Path, command: str) -> int:
+    """Return how many trees of `build_prefs`, or attempts of `evaluate`, a run directory holds."""
+    if command == "build_prefs":
+        try:
+            with os.scandir(path / "trees") as entries:
+                return sum(entry.name.endswith(".json.gz") for entry in entries)
+        except OSError:
+            return 0
+    from offline_agent.store.event_files import files
+
+    count = 0
+    for file in files(path / "events" / "0000.jsonl"):
+        with contextlib.suppress(OSError), open(file, "rb") as log:
+            count += sum(b'"attempt":' in line[:40] for line in log)
+    return count
+
+
+# -- gathering ---------------------------------------------------------------------------------------------------
+
+
+def merge(spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> dict[str, Any]:
+    """Take everything that the shards made into the run directory; return what they cost.
+
+    Raises:
+        DataError: There are no shards; one is not whole or of another model. Says which, and how to go on.
+    """
+    run_dir = session.run.path.resolve()
+    shards, command = shards_of(run_dir), session.run.manifest["command"]
+    if not shards:
+        raise DataError(f"--merge: {run_dir} has no shards; give the command with launcher=slurm first")
+    missing = [shard.number for shard in shards if not is_whole(shard.path)]
+    if missing:
+        raise DataError(
+            f"--merge: {len(missing)} of {len(shards)} shards are not done: {listed(missing)}; nothing was merged.\n"
+            f"  what became of them:  python -m offline_agent.pipelines.status run_dir={session.run.path}\n"
+            f"  to go on:             {resume_command(run_dir, command)}"
+        )
+    for shard in shards:
+        _check(shard, session)
+    session.progress.start(spread.tasks(prepared), "gathering")
+    spread.gather(prepared, session, shards)
+    for shard in shards:
+        _quarantined(shard, session)
+    return {"count": len(shards), **_costs(shards)}
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Return numbers for a message, the first dozen of them."""
+    more = len(numbers) - _LISTED
+    return ", ".join(map(str, numbers[:_LISTED])) + (f" and {more} more" if more > 0 else "")
+
+
+def _check(shard: Shard, session: Session[Any]) -> None:
+    theirs, ours = (manifest_of(shard.path) or {}).get("hashes", {}), session.run.manifest["hashes"]
+    for name in _SAME:
+        if theirs.get(name) != ours.get(name):
+            raise DataError(
+                f"--merge: shard {shard.number} was made with another {name.replace('_', ' ')} (hash "
+                f"{theirs.get(name)}, the run has {ours.get(name)}). Remove {shard.path} and give the command with "
+                "launcher=slurm again"
+            )
+    if theirs.get("code") != ours.get("code"):
+        session.say(f"shard {shard.number} was made by another version of the code; both hashes are in the manifests")
+
+
+def _quarantined(shard: Shard, session: Session[Any]) -> None:
+    from offline_agent.store.quarantine import Quarantine
+
+    for row in Quarantine(shard.path / "quarantine.jsonl").read():
+        plain = {name: value for name, value in row.items() if name not in ("schema_version", "kind", "name", "reason")}
+        session.run.quarantine(row["kind"], row["name"], row["reason"], **plain)
+
+
+def _costs(shards: Sequence[Shard]) -> dict[str, Any]:
+    """Return the sums of the shards' figures; of one that was resumed, those of its last session."""
+    sums: dict[str, Counter[str]] = {"seconds": Counter(), "last_sessions": Counter()}
+    for shard in shards:
+        try:
+            summary = json.loads((shard.path / "summary.json").read_bytes())
+        except (OSError, ValueError) as error:
+            raise DataError(f"{shard.path / 'summary.json'}: not readable, though the shard is done") from error
+        for name, source in (("seconds", "seconds"), ("last_sessions", "this_session")):
+            sums[name].update(dict(_numbers(summary.get(source, {}))))
+    return {name: {key: round(value, 2) for key, value in counts.items()} for name, counts in sums.items()}
+
+
+def _numbers(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield prefix + name, value

@@ -1,0 +1,298 @@
+"""`launcher=slurm`: a run as jobs of Slurm, submitted, waited for, gone on with.
+
+A search or an evaluation is an array of shards and a merge that depends on them. Training is one job. `iterate` is a
+controller: the loop itself, in this process or (with --submit) in a small job, whose stages are submitted in turn; what
+a stage is asked depends on what the stage before found, so they cannot all be submitted beforehand.
+
+Nothing here runs while the jobs do, unless it waits for them. The same command, given again, finds the jobs that wait
+or run, and submits what is neither done nor under way.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from offline_agent.config.build_prefs import RunConfig
+from offline_agent.config.iterate import IterateConfig
+from offline_agent.config.training import TrainableConfig
+from offline_agent.errors import ConfigError, DataError, OfflineAgentError
+from offline_agent.launch import torchrun as _processes
+from offline_agent.launch.shards import FOLDER, cut, listed, manifest_of, shard_config
+from offline_agent.launch.slurm import batch as slurm
+from offline_agent.launch.slurm.batch import Job, Request, SlurmError
+from offline_agent.launch.slurm.jobs import Ledger, Standing, View, look
+from offline_agent.launch.slurm.resuming import resume_command
+from offline_agent.launch.stages import portable
+from offline_agent.runner import signals as _signals
+from offline_agent.runner import terminal as _terminal
+from offline_agent.runner.opening import open_run, refuse
+from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts
+from offline_agent.runner.progress import Progress
+
+_PACKAGE = Path(__file__).resolve().parents[3]
+_LAST_LINES = 6
+_TOLD = 3  # jobs whose last lines are shown
+
+
+def launcher(command: Command[Any, Any], config: RunConfig, wait: bool) -> Callable[..., int] | None:
+    """Return what submits the command; None where it runs in this process and only its stages are jobs.
+
+    Args:
+        command: The pipeline.
+        config: Its configuration.
+        wait: Whether the jobs are waited for.
+
+    Raises:
+        ConfigError: There is no Slurm here.
+    """
+    slurm.check()
+    if isinstance(config, TrainableConfig) and (together := _processes_of(config)) > 1:
+        _processes.check(command.name, config.model_copy(update={"run_dir": config.run_dir or "new"}), together)
+    if isinstance(config, IterateConfig) and wait:
+        return None
+    return partial(_launch, wait=wait)
+
+
+def _launch(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts, *, wait: bool) -> int:
+    say = _terminal.say
+    try:
+        with _signals.signals():
+            view, path = _submitted(command, config, prepared, facts)
+            if not wait:
+                _terminal.show(_ids(view))
+                return DONE
+            return _wait(command, config, path, say)
+    except ConfigError as error:
+        return refuse(command, error)
+    except OfflineAgentError as error:
+        say(f"{command.name}: {error}")
+        return FAILED
+    except _signals.Stopped as stop:
+        say(
+            f"{command.name}: stopped waiting by {stop}; the jobs go on. The same command waits for them again, and "
+            "`scancel --name=NAME` ends those that squeue shows"
+        )
+        return FAILED
+
+
+# -- submission ----------------------------------------------------------------------------------------------------
+
+
+def _submitted(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts) -> tuple[View, Path]:
+    """Submit what is neither done nor under way; return how things stand, and the run directory as it was named."""
+    if config.run_dir is not None:
+        path = Path(config.run_dir)
+        if (manifest_of(path) or {}).get("command") == command.name:
+            view = look(path.resolve(), command.name)
+            last = view.merge or view.job
+            if last is not None and last.active:  # it holds, or is to hold, the run directory
+                _terminal.say(f"{command.name}: the jobs of {path} are under way")
+                return view, path
+    config, run = open_run(command, config, facts)
+    with run:
+        here = _Submission(command, config, run.path.resolve(), str(run.manifest["run_id"])[:8])
+        if command.spread is not None:
+            here.array(command.spread.tasks(prepared))
+        else:
+            here.single()
+    return look(here.run_dir, command.name), run.path
+
+
+@dataclass
+class _Submission:
+    """What is submitted for one run, by the process that holds its lock."""
+
+    command: Command[Any, Any]
+    config: Any
+    run_dir: Path
+    run_id: str
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.run_dir)
+        self.secrets: dict[str, str] = {}
+        self.module = f"offline_agent.pipelines.{self.command.name}"
+        self.python = self.config.slurm.python or sys.executable
+
+    def array(self, tasks: int) -> None:
+        """Submit the shards that are neither done nor under way, and the merge that depends on them."""
+        shards = cut(self.run_dir, tasks, self.config.slurm.shards)
+        if len(shards) != min(self.config.slurm.shards, tasks):
+            self._say(f"the run was cut into {len(shards)} shards before, and stays so")
+        standings = dict((shard.number, standing) for shard, standing in look(self.run_dir, self.command.name).shards)
+        under_way = [standing.job for standing in standings.values() if standing.active and standing.job]
+        left = [shard for shard in shards if standings[shard.number].word not in ("done", "running", "pending")]
+        for shard in left:
+            self._write(shard.file, shard_config(self.config, shard, tasks), ["--shard"])
+        if left:
+            numbers = tuple(shard.number for shard in left)
+            file = f"{shlex.quote(str(self.run_dir / FOLDER))}/$(printf %04d $SLURM_ARRAY_TASK_ID).yaml"
+            line = f"{shlex.quote(self.python)} -m {self.module} --shard --config {file}"
+            under_way.append(self._submit("shards", line, self._request(), numbers))
+            again = [n for n in numbers if standings[n].word in ("failed", "lost")]
+            if again:
+                self._say(f"submitting again what failed or was lost: {listed(again)}")
+        merge = self.run_dir / "slurm" / "merge.yaml"
+        self._write(merge, self._absolute(), ["--merge"])
+        line = shlex.join([self.python, "-m", self.module, "--merge", "--config", str(merge)])
+        self._submit("merge", line, self._request(), after=tuple(under_way))
+
+    def single(self) -> None:
+        """Submit the run in one piece: a training job on its nodes, or the controller of a loop."""
+        file, settings = self.run_dir / "slurm" / "job.yaml", self.config.slurm
+        controller = isinstance(self.config, IterateConfig)
+        config = self._absolute() if controller else self._absolute().model_copy(update={"launcher": "local"})
+        self._write(file, config, [])
+        request = self._request()
+        if controller:
+            request = replace(request, gpus=0)
+        line = shlex.join([self.python, "-m", self.module, "--config", str(file)])
+        if isinstance(self.config, TrainableConfig):
+            request = replace(
+                request, nodes=settings.nodes, cpus=settings.train_cpus or settings.cpus,
+                memory=settings.train_memory or settings.memory,
+                gpus=settings.gpus if settings.train_gpus is None else settings.train_gpus,
+            )  # fmt: skip
+            line = slurm.spread(
+                self.module, ["--config", str(file)], self.python, request.nodes,
+                _processes_of(self.config) // request.nodes, request.gpus, settings.sharded,
+            )  # fmt: skip
+        self._submit("job", line, request)
+
+    def _request(self) -> Request:
+        s = self.config.slurm
+        return Request(
+            partition=s.partition, account=s.account, qos=s.qos, time=s.time, cpus=s.cpus, memory=s.memory, gpus=s.gpus,
+            signal_seconds=s.signal_seconds, requeues=s.requeues, setup=s.setup, arguments=s.arguments,
+        )  # fmt: skip
+
+    def _absolute(self) -> Any:
+        return self.config.model_copy(update={"run_dir": str(self.run_dir)})
+
+    def _write(self, file: Path, config: RunConfig, options: Sequence[str]) -> None:
+        """Write a configuration with which its job can be run by hand."""
+        from offline_agent.store.files import write_atomic
+
+        text, secrets = portable(config)
+        self.secrets |= secrets
+        by_hand = shlex.join(["python", "-m", self.module, *options, "--config", str(file)])
+        write_atomic(file, f"# {by_hand}\n{text}".encode())
+
+    def _submit(
+        self, kind: str, line: str, request: Request, numbers: tuple[int, ...] = (), after: tuple[str, ...] = ()
+    ) -> str:
+        one = self.ledger.add(f"{self.command.name}-{self.run_id}-{kind}", kind, numbers)
+        paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
+        most = self.config.slurm.at_once if numbers else None
+        job = Job(one.name, line, self.ledger.folder, request, numbers, most, after)
+        found = slurm.submit(job, {**self.secrets, "PYTHONPATH": paths})
+        what = f"{len(numbers)} shards" if numbers else kind
+        self._say(f"submitted {what} as job {found} ({one.name})")
+        return found
+
+    def _say(self, text: str) -> None:
+        _terminal.say(f"{self.command.name}: {text}")
+
+
+def _processes_of(config: TrainableConfig) -> int:
+    """Return how many processes train together, over all nodes."""
+    asked = config.slurm
+    gpus = asked.gpus if asked.train_gpus is None else asked.train_gpus
+    return asked.nodes * (asked.processes or gpus or 1)
+
+
+def _ids(view: View) -> str:
+    """Return a line for each kind of job that waits or runs, with its ids."""
+    lines = []
+    arrays = {standing.job.partition("_")[0] for _, standing in view.shards if standing.active and standing.job}
+    if arrays:
+        lines.append(f"shards {' '.join(sorted(arrays, key=int))}")
+    for kind, standing in (("merge", view.merge), ("job", view.job)):
+        if standing is not None and standing.active and standing.job:
+            lines.append(f"{kind} {standing.job}")
+    return "\n".join(lines)
+
+
+# -- waiting -------------------------------------------------------------------------------------------------------
+
+
+def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[str], None]) -> int:
+    """Wait until no job is under way; show the summary, or what became of the jobs."""
+    import json
+
+    run_dir, progress = path.resolve(), Progress(command.name)
+    progress.start(None, "waiting for jobs")
+    told, counted = False, False
+    try:
+        while True:
+            try:
+                view = look(run_dir, command.name)
+                told = False
+            except SlurmError as error:  # a controller that restarts says nothing of the jobs
+                if not told:
+                    progress.say(f"{command.name}: {error}; waiting on")
+                told = True
+                time.sleep(config.slurm.poll_seconds)
+                continue
+            if not counted and command.name == "build_prefs":  # of an evaluation only attempts are seen
+                progress.start(sum(shard.tasks for shard, _ in view.shards), "waiting for jobs")
+            counted = True
+            progress.update(sum(standing.finished for _, standing in view.shards), **_figures(view))
+            if not view.active:
+                break
+            time.sleep(config.slurm.poll_seconds)
+    finally:
+        progress.close()
+    last = view.merge or view.job
+    if last is None or last.word != "done":
+        say(f"{command.name}: {told_of(view, Ledger(run_dir).folder)}")
+        say(f"To go on, with what is not done alone: {resume_command(run_dir, command.name)}")
+        return FAILED
+    try:
+        summary = json.loads((run_dir / "summary.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{run_dir / 'summary.json'}: not readable ({error}), though the run is done") from error
+    _terminal.show(command.show(summary, path))
+    return DONE
+
+
+def _figures(view: View) -> dict[str, Any]:
+    counts = {f"shards_{word}": count for word, count in view.count().items() if count}
+    others = {kind: one.word for kind, one in (("merge", view.merge), ("job", view.job)) if one is not None}
+    held = next((one.why for _, one in view.shards if one.word == "pending" and one.why), None)
+    return {**counts, **others, **({"held": held} if held else {})}
+
+
+def told_of(view: View, logs: Path) -> str:
+    """Return in words what became of the jobs of a run that is not done, with the last lines of their logs."""
+    wrong = [(f"shard {shard.number}", shard.number, one) for shard, one in view.shards if one.word != "done"]
+    lines = []
+    if wrong:
+        lines.append(f"{len(wrong)} of {len(view.shards)} shards are not done: {listed([n for _, n, _ in wrong])}")
+    else:
+        wrong = [(kind, -1, one) for kind, one in (("merge", view.merge), ("job", view.job)) if one is not None]
+    for name, number, one in wrong[:_TOLD]:
+        lines.append(f"  {name} {one.word}: {one.why or 'nothing is known of it'}")
+        lines += [f"    {line}" for line in _tail(logs, one, number)]
+    return "\n".join(lines)
+
+
+def _tail(logs: Path, one: Standing, number: int) -> list[str]:
+    """Return the last lines of the newest log of a job."""
+    if one.word == "new":
+        return []
+    pattern = f"*-{number:04}.log" if number >= 0 else "*.log"
+    files = sorted(logs.glob(pattern), key=lambda file: file.stat().st_mtime)
+    if number < 0:
+        files = [file for file in files if "-shards-" not in file.name]
+    if not files:
+        return []
+    lines = files[-1].read_text(encoding="utf-8", errors="replace").splitlines()
+    return [*lines[-_LAST_LINES:], f"({files[-1]})"]

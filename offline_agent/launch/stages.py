@@ -1,0 +1,252 @@
+"""Stages of a loop: other pipelines, each run by a process of its own, on a configuration that is left beside it.
+
+A stage that was finished is not run again; one that was stopped is resumed by its own pipeline. A stage ends with the
+process that started it, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from offline_agent.config import loading as configuration
+from offline_agent.config.base import masked
+from offline_agent.config.build_prefs import RunConfig
+from offline_agent.errors import DataError, TrainingError
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+_LAST_LINES = 12
+_PATIENCE = 30.0  # seconds that a stage is given to end in good order
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage.
+
+    Attributes:
+        name: Its folder's name.
+        pipeline: As in `python -m offline_agent.pipelines.<pipeline>`.
+        config: Its configuration; `run_dir`, an absolute path, is set and ends with the name.
+    """
+
+    name: str
+    pipeline: str
+    config: RunConfig
+
+    @property
+    def path(self) -> Path:
+        """Its run directory."""
+        return Path(self.config.run_dir or "")
+
+    @property
+    def file(self) -> Path:
+        """The configuration with which it can be run by hand."""
+        return self.path.with_name(f"{self.name}.yaml")
+
+    @property
+    def label(self) -> str:
+        """What it is called on the terminal, e.g. `iteration-0/train_sft`."""
+        return f"{self.path.parent.name}/{self.name}"
+
+    @property
+    def command(self) -> list[str]:
+        """The command that runs it."""
+        return [sys.executable, "-m", f"offline_agent.pipelines.{self.pipeline}", "--config", str(self.file)]
+
+
+def run_stage(stage: Stage, say: Say, again: str) -> dict[str, Any]:
+    """Run a stage, or go on with it, and return its summary; one that is done is not run again.
+
+    Its stderr is passed on line by line; both outputs are appended to `<name>.log` beside its run directory.
+
+    Args:
+        stage: The stage.
+        say: Called with each line for the user.
+        again: How the loop is gone on with, for the message when the stage fails.
+
+    Raises:
+        TrainingError: It failed; the message has its last lines, and how to go on.
+        DataError: Its run directory says it is done but has no readable summary.
+    """
+    _wait_until_free(stage, say)
+    if not is_done(stage):
+        _run(stage, say, again)
+    try:
+        return dict(json.loads((stage.path / "summary.json").read_bytes()))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{stage.path / 'summary.json'}: not readable ({error}), though the stage is done. Remove {stage.path} and "
+            f"give the same command again: {again}"
+        ) from error
+
+
+def is_done(stage: Stage) -> bool:
+    """Return whether the stage was finished with this configuration; keys that may differ on resume do not count."""
+    try:
+        manifest = json.loads((stage.path / "manifest.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    if manifest.get("status") != "done" or manifest.get("command") != stage.pipeline:
+        return False
+    free = configuration.free_keys(type(stage.config))
+    return _without(manifest.get("config", {}), free) == _without(json.loads(json.dumps(stage.config.resolved())), free)
+
+
+def run_id(stage: Stage) -> str | None:
+    """Return the id of the stage's run; None before it has begun."""
+    with suppress(OSError, ValueError):
+        return str(json.loads((stage.path / "manifest.json").read_bytes())["run_id"])
+    return None
+
+
+def portable(config: RunConfig) -> tuple[str, dict[str, str]]:
+    """Return the configuration as YAML that `config.load` reads back, and the secrets it names by variable.
+
+    Keys and logins are left out of the file: it holds `${oc.env:NAME}`, and the variables are returned.
+    """
+    secrets: dict[str, str] = {}
+
+    def walk(plain: Any, shown: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(plain, dict):
+            return {name: walk(value, shown[name], (*path, str(name))) for name, value in plain.items()}
+        if isinstance(plain, list):
+            pairs = enumerate(zip(plain, shown, strict=True))
+            return [walk(value, masked_value, (*path, str(number))) for number, (value, masked_value) in pairs]
+        if isinstance(plain, str) and plain != shown:
+            name = "OFFLINE_AGENT_" + "_".join(path).upper()
+            secrets[name] = plain
+            return f"${{oc.env:{name}}}"
+        return plain.replace("${", "\\${") if isinstance(plain, str) else plain
+
+    data = config.model_dump(mode="json")
+    return yaml.safe_dump(walk(data, masked(data), ()), sort_keys=False, allow_unicode=True, width=120), secrets
+
+
+def _without(data: Mapping[str, Any], free: tuple[str, ...], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in data.items():
+        if prefix + name in free:
+            continue
+        out[name] = _without(value, free, f"{prefix}{name}.") if isinstance(value, Mapping) else value
+    return out
+
+
+def _run(stage: Stage, say: Say, again: str) -> None:
+    from offline_agent.store.files import write_atomic
+
+    text, secrets = portable(stage.config)
+    by_hand = f"python -m offline_agent.pipelines.{stage.pipeline} --config {shlex.quote(str(stage.file))}"
+    write_atomic(stage.file, f"# {by_hand}\n{text}".encode())
+    paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        stage.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        encoding="utf-8", errors="replace", env={**os.environ, **secrets, "PYTHONPATH": paths},
+        start_new_session=True,  # so that Ctrl-C reaches it once, through us
+        preexec_fn=bound_to(os.getpid()),
+    )  # fmt: skip
+    last: deque[str] = deque(maxlen=_LAST_LINES)
+    with open(stage.path.with_name(f"{stage.name}.log"), "a", encoding="utf-8", buffering=1) as log:
+        assert process.stdout is not None and process.stderr is not None  # they are pipes
+        listener = threading.Thread(target=_keep, args=(process.stdout, last, log), daemon=True)
+        listener.start()
+        try:
+            for line in process.stderr:
+                _note(line, last, log)
+                if line.strip():
+                    say(f"{stage.label}: {line.rstrip().removeprefix(stage.pipeline + ': ')}")
+            status = process.wait()
+        except BaseException:
+            _end(process)
+            raise
+        finally:
+            listener.join(timeout=5)
+    if status:
+        told = "\n".join(f"  {line}" for line in last) or "  (it said nothing)"
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        raise TrainingError(
+            f"{stage.label} ended with {how}. Its last lines:\n{told}\n"
+            f"All of it: {stage.path.with_name(stage.name + '.log')}. To go on: {again}\n"
+            f"This stage alone: {by_hand}"
+        )
+
+
+def _keep(stream: IO[str], last: deque[str], log: IO[str]) -> None:
+    for line in stream:
+        _note(line, last, log)
+
+
+def _note(line: str, last: deque[str], log: IO[str]) -> None:
+    if line.strip():
+        last.append(line.rstrip())
+    with suppress(OSError, ValueError):  # a full disk must not hide what the stage says
+        log.write(line)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ask a stage to end in good order, and make it end."""
+    with suppress(OSError):
+        process.terminate()
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    except BaseException:  # a second signal: no more patience
+        process.kill()
+        process.wait()
+        raise
+
+
+def bound_to(parent: int) -> Callable[[], None] | None:
+    """Return what makes a new process end with this one (its thread that starts it), where Linux offers that."""
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)
+
+    def bind() -> None:
+        library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended in between
+            os._exit(1)
+
+    return bind
+
+
+def _wait_until_free(stage: Stage, say: Say) -> None:
+    """Wait until nobody works in the stage's run directory: a process of an earlier run may still be ending."""
+    try:
+        lock = os.open(stage.path / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    told = False
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                if not told:
+                    holder = os.pread(lock, 200, 0).decode("utf-8", "replace").strip() or "another process"
+                    say(f"{stage.label}: {holder} works there; waiting for it")
+                    told = True
+                time.sleep(0.5)
+    finally:
+        os.close(lock)

@@ -1,0 +1,155 @@
+"""Several processes that train together (`torchrun`): the first writes the run, the others follow.
+
+A follower does all that the first does, on the same rows and in the same order, but what it would write goes into a
+folder of its own that is removed in the end; only the checkpoints are shared, which the trainer writes from the first.
+It reads the event logs of the run and appends nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.config.build_prefs import RunConfig
+from offline_agent.config.training import TrainableConfig, TrainDpoConfig, TrainSftConfig
+from offline_agent.errors import ConfigError, DataError, OfflineAgentError
+from offline_agent.runner import signals as _signals
+from offline_agent.runner import terminal as _terminal
+from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts, Session
+from offline_agent.runner.progress import Progress
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+_PATIENCE = 600.0  # seconds that a follower waits for the first process to open the run
+
+
+def rank() -> int:
+    """Return this process's number among those that train together; 0 where it is alone."""
+    return int(os.environ.get("RANK", "0")) if count() > 1 else 0
+
+
+def count() -> int:
+    """Return how many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check(name: str, config: RunConfig, processes: int) -> None:
+    """Raise ConfigError where the pipeline cannot be run by several processes.
+
+    Args:
+        name: The pipeline's.
+        config: Its configuration.
+        processes: How many train together.
+    """
+    faults = []
+    if not isinstance(config, TrainableConfig):
+        faults.append(f"{name} runs in one process, but WORLD_SIZE={processes}; start it without torchrun")
+    if config.run_dir is None:
+        faults.append(f"run_dir: name it; {processes} processes must meet there")
+    if isinstance(config, TrainDpoConfig) and not (config.data.runs or config.data.files):
+        faults.append("data.runs: name runs with pairs; several processes do not search first")
+    if isinstance(config, TrainSftConfig) and config.scratch.reading:
+        faults.append("scratch.reading: a new model reads in one process; train it so, and go on from its model")
+    if faults:
+        raise ConfigError(faults)
+
+
+class Follower:
+    """A run directory, as `RunDirectory`, for a process that follows: reads the run, writes beside it.
+
+    Args:
+        run: The run directory.
+        path: A folder of its own.
+        manifest: Of the run.
+    """
+
+    def __init__(self, run: Path, path: Path, manifest: dict[str, Any]) -> None:
+        self.path, self.manifest, self.resumed = path, manifest, "resumed" in manifest
+        self.warnings: tuple[str, ...] = ()
+        self._run = run
+        (run / "checkpoints").mkdir(exist_ok=True)
+        (path / "checkpoints").symlink_to(run / "checkpoints", target_is_directory=True)
+
+    def events(self, shard: str = "0000") -> Any:
+        """Return the shard's log; what is appended goes nowhere."""
+        from offline_agent.store.files import safe_name
+
+        return _Reader(self._run / "events" / f"{safe_name(shard)}.jsonl")
+
+    def quarantine(self, kind: str, name: str, reason: str, **facts: Any) -> bool:
+        """Do nothing: the first process notes it."""
+        return False
+
+    def write_rows(self, table: str, rows: Any, schema: pa.Schema, shard: str = "0000") -> Path:
+        """Write a table beside the run; see `RunDirectory.write_rows`."""
+        from offline_agent.store.tables import write_table
+
+        return write_table(self.path / table / f"{shard}.parquet", table, rows, schema)
+
+
+class _Reader:
+    """An event log that is read, and appended to by another process."""
+
+    def __init__(self, path: Path) -> None:
+        from offline_agent.store.events import EventLog
+
+        self._log = EventLog(path)
+
+    def read(self, *given: Any) -> Iterator[dict[str, Any]]:
+        """Yield the records; see `EventLog.read`."""
+        return self._log.read(*given)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
+class _Silent(Progress):
+    def update(self, done: int, **figures: object) -> None:
+        """Draw nothing: the first process does."""
+
+
+def follow(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts) -> int:
+    """Carry the command out beside the first process; return the exit status."""
+    from offline_agent.tracking.client import open_tracker
+
+    run = Path(config.run_dir).resolve()
+    try:
+        with _signals.signals(), tempfile.TemporaryDirectory(prefix=f"{command.name}-rank-{rank()}-") as beside:
+            follower: Any = Follower(run, Path(beside), _opened(run, command.name))
+            tracker = open_tracker(None, "", "", run_id="", params={}, tags={}, say=_quiet)
+            command.run(prepared, Session(config, follower, tracker, _Silent(command.name), _quiet))
+    except OfflineAgentError as error:
+        _terminal.say(f"{command.name}, process {rank()}: {error}")
+        return FAILED
+    except _signals.Stopped as stop:
+        _terminal.say(f"{command.name}, process {rank()}: stopped by {stop}")
+        return FAILED
+    except Exception:
+        traceback.print_exc(file=sys.stderr)
+        return FAILED
+    return DONE
+
+
+def _opened(run: Path, command: str) -> dict[str, Any]:
+    """Return the run's manifest as soon as the first process has written it."""
+    from offline_agent.launch.shards import manifest_of
+
+    until = time.monotonic() + _PATIENCE
+    while time.monotonic() < until:
+        manifest = manifest_of(run)
+        if manifest is not None and manifest.get("command") == command:
+            return manifest
+        time.sleep(0.1)
+    raise DataError(f"{run}: the first of {count()} processes did not begin it within {_PATIENCE:.0f} s")
+
+
+def _quiet(text: str) -> None:
+    """Say nothing: the first process says it."""

@@ -1,0 +1,135 @@
+"""Finding out before a search whether copies of an environment are snapshots, and what it does to this process."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.pool import EnvPool
+from offline_agent.envs.surroundings import Surroundings
+from offline_agent.errors import EnvironmentFault
+from offline_agent.policies.base import Proposals, ProposeRequest
+from offline_agent.policies.scripted import RandomPolicy
+from offline_agent.records import Action, Context, Task
+from offline_agent.runner.pipeline import Session
+from offline_agent.search.copy_check import copying_fault, costs
+
+_WHY_ISOLATED = "environments run in processes of their own, which are forked for snapshots where they can be"
+_WHY_REPLAYED = "states are restored by replay"
+
+
+def trust_copies(session: Session[Any], spec: EnvSpec, tasks: Sequence[Task]) -> None:
+    """Choose how states are restored (copies, forks of processes, replays), and say so where it is not by copies.
+
+    Tried on the first task that opens, under the limits of any other step; where none of three does, the search will
+    meet the fault itself and quarantine it.
+
+    Args:
+        session: The run; its configuration has `env`, `limits` and `search`.
+        spec: The environment; its `replay_only` is set where copies cannot be trusted, its `isolated` where forks can
+            and are cheaper than replays, or where it changes the process it runs in.
+        tasks: Those that will be searched.
+    """
+    choosing = session.config.env.isolate == "auto"
+    if spec.replay_only:
+        return
+    surroundings = Surroundings()
+    for task in tasks[:3]:
+        reason = _limited(session, partial(_copying_fault, spec, task))
+        if not isinstance(reason, EnvironmentFault):
+            break
+    else:
+        surroundings.put_back()
+        return
+    changed = surroundings.put_back()
+    isolated = choosing and (reason is not None or bool(changed)) and _isolate(session, spec, task, bool(changed))
+    surroundings.put_back()  # trying what replays cost steps it in this process again
+    if changed:
+        _note_changes(session, spec, changed, _WHY_ISOLATED if isolated else "that was undone")
+    if reason is not None and not isolated:
+        spec.replay_only = True
+    if reason is not None:
+        _note(session, spec, reason, _WHY_ISOLATED if isolated else _WHY_REPLAYED)
+
+
+@contextlib.contextmanager
+def undoing_changes(session: Session[Any], spec: EnvSpec) -> Iterator[Callable[[], None]]:
+    """Undo, and say, what an environment changes in this process: when the function is called, and at the end."""
+    surroundings = Surroundings()
+
+    def look() -> None:
+        if changed := surroundings.put_back():
+            _note_changes(session, spec, changed, "that was undone")
+
+    try:
+        yield look
+    finally:
+        look()
+
+
+def _note_changes(session: Session[Any], spec: EnvSpec, changed: Sequence[str], consequence: str) -> None:
+    """Say that an environment changed the process it runs in, and what came of it."""
+    reason = f"{spec.name} changes the process that it runs in: {', '.join(changed)}"
+    _note(session, spec, reason, consequence, "" if spec.isolated else " (env.isolate=process keeps it out)")
+
+
+def _note(session: Session[Any], spec: EnvSpec, reason: str, consequence: str, advice: str = "") -> None:
+    session.run.quarantine("environment", spec.name, reason, consequence=consequence)
+    slower = ", which is slower" if consequence == _WHY_REPLAYED else ""
+    session.say(f"{session.run.manifest['command']}: {reason}. So {consequence}{slower}{advice}.")
+
+
+def _isolate(session: Session[Any], spec: EnvSpec, task: Task, needed: bool) -> bool:
+    """Isolate the environment where its forks are snapshots and cheaper than replays, or where it is `needed`."""
+    actions = _limited(session, lambda: _random_actions(spec, task))
+    replay = _limited(session, lambda: costs(spec, task, actions))
+    spec.isolated = True
+    fault = _limited(session, lambda: copying_fault(spec, task, actions))
+    fork = _limited(session, lambda: costs(spec, task, actions)) if fault is None else fault
+    if any(isinstance(each, EnvironmentFault) for each in (actions, replay, fork)):
+        spec.isolated = False  # the search will meet it
+        return False
+    steps = getattr(session.config, "max_steps", session.config.search.max_steps) / 2
+    if not needed and (fault is not None or fork.copy + fork.step >= replay.replay(steps)):
+        spec.isolated = False
+        return False
+    spec.replay_only = fault is not None
+    return True
+
+
+def _limited(session: Session[Any], job: Callable[[], Any]) -> Any:
+    """Return what a job returns or the `EnvironmentFault` that it raised, under the limits of a step and a reset."""
+    limits = session.config.limits
+    pool, answers = EnvPool(1, limits.reset_seconds + limits.step_seconds), SimpleQueue[Any]()
+    pool.submit(job, answers.put)
+    while answers.empty():
+        pool.reap()
+        time.sleep(0.002)
+    pool.close()
+    return answers.get()
+
+
+def _copying_fault(spec: EnvSpec, task: Task) -> str | None:
+    return copying_fault(spec, task, _random_actions(spec, task))
+
+
+def _random_actions(spec: EnvSpec, task: Task, n: int = 4) -> list[Action]:
+    """Return a few actions that a random policy takes in the task."""
+    policy, episode = RandomPolicy(), spec.open()
+    first = episode.reset(task)
+    context = Context(task, episode.system_prompt, episode.tools.schemas, first)
+    actions: list[Action] = []
+    while len(actions) < n and not episode.terminated:
+        answer = policy.propose([ProposeRequest(context, (len(actions),))])[0]
+        if not isinstance(answer, Proposals):
+            break
+        actions.append(answer.actions[0])
+        result = episode.step(actions[-1])
+        context = context.child(actions[-1], result.observation, result.role)
+    episode.close()
+    return actions

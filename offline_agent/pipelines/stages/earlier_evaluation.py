@@ -1,0 +1,145 @@
+"""An earlier evaluation's run directory, to compare with: the same environment, tasks, steps and temperature."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.errors import ConfigError
+from offline_agent.evaluation import report
+from offline_agent.evaluation.statistics import Outcomes
+from offline_agent.rollouts.attempts import Attempt
+from offline_agent.runner.components import Parts, facts_of
+from offline_agent.store.provenance import hash_path
+from offline_agent.store.tables import read_table
+
+SEARCHES = ("best_of_n", "mcts")
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier evaluation.
+
+    Attributes:
+        path: Its run directory.
+        hash: Of its table of attempts.
+        policy: Its policy's identity.
+        modes: Its figures by mode, from its summary.
+        outcomes: (successes, rewards) by mode.
+        left_out: Modes that cannot be compared, and why.
+    """
+
+    path: Path
+    hash: str
+    policy: Mapping[str, Any]
+    modes: Mapping[str, Any]
+    outcomes: Mapping[str, tuple[Outcomes, Outcomes]]
+    left_out: Mapping[str, str]
+
+    def about(self) -> dict[str, Any]:
+        """Return what the summary says of it."""
+        out = {"run": str(self.path), "policy": dict(self.policy), "modes": dict(self.modes)}
+        return {**out, "modes_not_compared": dict(self.left_out)} if self.left_out else out
+
+    def compare(self, candidate: Mapping[str, Sequence[Attempt]], *how: Any) -> dict[str, Any]:
+        """Return the paired comparison by mode; see `report.compare`."""
+        return {
+            mode: report.compare_outcomes(
+                (report.successes(candidate[mode]), report.rewards(candidate[mode])), theirs, *how
+            )
+            for mode, theirs in self.outcomes.items()
+            if mode in candidate
+        }
+
+
+def read_earlier(path: Path, config: EvaluateConfig, parts: Parts) -> Earlier:
+    """Return the earlier evaluation in a run directory.
+
+    Raises:
+        ConfigError: It is none, is not finished, or cannot be compared with what is asked for: every reason.
+        DataError: Its table is broken.
+    """
+    manifest = _json(path / "manifest.json")
+    if manifest.get("command") != "evaluate":
+        raise ConfigError(f"against.run: {path} is a run of {manifest.get('command')!r}; name a run of evaluate")
+    if manifest.get("status") != "done":
+        status = manifest.get("status")
+        raise ConfigError(f"against.run: {path} is not finished (status {status!r}); go on with it first")
+    summary = _json(path / "summary.json")
+    left_out = dict(_search_differs(manifest["config"], config))
+    wanted = [mode for mode in _modes(config) if mode in summary["modes"] and mode not in left_out]
+    faults = list(_differences(path, manifest, config, parts, wanted))
+    if not wanted:
+        had = ", ".join(summary["modes"])
+        faults.append(
+            f"against.run: {path} has attempts {had}; asked for {', '.join(_modes(config))}: none to compare"
+            + "".join(f"; {mode}: {reason}" for mode, reason in left_out.items())
+        )
+    if faults:
+        raise ConfigError(faults)
+    table = path / "attempts" / "0000.parquet"
+    outcomes: dict[str, tuple[dict[str, list[float | None]], dict[str, list[float | None]]]] = {}
+    for row in read_table(table):
+        if row["policy"] == "candidate" and row["mode"] in wanted:
+            successes, rewards = outcomes.setdefault(row["mode"], ({}, {}))
+            won = row["success"]
+            successes.setdefault(row["task_id"], []).append(None if won is None else float(won))
+            rewards.setdefault(row["task_id"], []).append(row["reward"])
+    return Earlier(path, hash_path(table), manifest.get("policy", {}), summary["modes"], outcomes, left_out)
+
+
+def _modes(config: EvaluateConfig) -> list[str]:
+    modes = [*(["sampled"] if config.attempts else []), *(["greedy"] if config.greedy else [])]
+    return modes if config.test_time.algorithm == "none" else [*modes, config.test_time.algorithm]
+
+
+def _differences(
+    path: Path, manifest: Mapping[str, Any], config: EvaluateConfig, parts: Parts, modes: Sequence[str]
+) -> Iterator[str]:
+    """Yield one line for everything that makes a comparison unfair."""
+    then, now = manifest["config"], config.resolved()
+    if manifest.get("env") != json.loads(json.dumps(parts.spec.identity)):
+        yield f"against.run: its environment was {manifest.get('env')}, here it is {parts.spec.identity}; use the same"
+    if manifest["hashes"].get("task_set") != facts_of(parts)["hashes"]["task_set"]:
+        yield (
+            f"against.run: it played other tasks ({then.get('tasks')}), here they are {now['tasks']}; give the same "
+            "tasks.split, tasks.n, tasks.offset and tasks.file"
+        )
+    for key, needed in (
+        ("max_steps", True),
+        ("policy.temperature", any(mode != "greedy" for mode in modes)),
+        ("limits.max_observation_chars", True),
+    ):
+        if needed and _at(then, key) != _at(now, key):
+            yield f"against.run: it had {key}={_at(then, key)}, asked for {_at(now, key)}; set {key}={_at(then, key)}"
+
+
+def _search_differs(then: Mapping[str, Any], config: EvaluateConfig) -> Iterator[tuple[str, str]]:
+    mode, now = config.test_time.algorithm, config.resolved()
+    if mode in SEARCHES and _at(then, "test_time.algorithm") == mode:
+        keys = ["test_time"] if mode == "best_of_n" else ["test_time", "search", "reward"]
+        for key in keys:
+            if then.get(key) != now[key]:
+                yield mode, f"it had {key} {then.get(key)}, asked for {now[key]}"
+                return
+
+
+def _at(config: Mapping[str, Any], key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"against.run: cannot read {path}: {error}; name a finished run of evaluate") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"against.run: {path} is no manifest or summary; name a finished run of evaluate")
+    return data

@@ -1,0 +1,273 @@
+"""What the stages of `iterate` are asked: one iteration's configurations, made from the loop's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offline_agent.config.build_prefs import BuildPrefsConfig, PolicySection, SearchSection, TasksSection
+from offline_agent.config.evaluate import AgainstSection, EvaluateConfig, EvaluateTasks, TestTimeSection
+from offline_agent.config.iterate import IterateConfig
+from offline_agent.config.refine_grpo import OfflineSection, RefineGrpoConfig, RefineTasks
+from offline_agent.config.training import DpoDataSection, ModelSection, SftDataSection, TrainDpoConfig, TrainSftConfig
+from offline_agent.errors import ConfigError
+from offline_agent.launch.stages import Stage
+from offline_agent.records import Task
+from offline_agent.seeding import derive_seed
+
+_SEEDS = 1 << 31  # libraries take seeds of 32 bits
+_NOT_NEEDED = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model of the loop.
+
+    Attributes:
+        name: What it is called: `start`, or the stage that made it, e.g. `iteration-0/train_dpo`.
+        path: Its folder, or a hub name; None = the embedded default.
+        evaluation: Run directory of its last evaluation on held-out tasks; None before that.
+    """
+
+    name: str
+    path: str | None
+    evaluation: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Makes the stages of the loop.
+
+    Args:
+        config: The loop's configuration.
+        run_dir: Its run directory, an absolute path.
+        parent: Its run id, under which the stages are tracked.
+    """
+
+    config: IterateConfig
+    run_dir: Path
+    parent: str
+
+    def folder(self, iteration: int) -> Path:
+        """Return the folder of an iteration."""
+        return self.run_dir / f"iteration-{iteration}"
+
+    def start(self) -> Model:
+        """Return the model that the loop begins with."""
+        return Model("start", absolute(self.config.policy.model))
+
+    def build_prefs(self, iteration: int, model: Model, tasks: Path) -> Stage:
+        """Return the search with a model on the tasks of a file."""
+        loop = self.config
+        same = {name: getattr(loop, name) for name in ("env", "limits", "search", "reward", "pairs", "filtered")}
+        config = BuildPrefsConfig(
+            **same,
+            **self._common(iteration, "build_prefs"),
+            tasks=TasksSection(split=loop.tasks.split, n=None, file=str(tasks)),
+            policy=self._policy(model),
+        )
+        return Stage("build_prefs", "build_prefs", config)
+
+    def train_sft(self, iteration: int, model: Model, runs: Iterable[Path]) -> Stage:
+        """Return the fine-tuning of a model on the successes of runs of `build_prefs`, the newest first."""
+        stage = self.config.sft
+        config = TrainSftConfig(
+            **self._common(iteration, "train_sft"),
+            **self._training(model),
+            optimizer=stage.optimizer,
+            batch=stage.batch,
+            data=SftDataSection(runs=tuple(map(str, runs)), per_task=stage.per_task),
+            env=self.config.env,
+        )
+        return Stage("train_sft", "train_sft", config)
+
+    def train_dpo(
+        self, iteration: int, model: Model, pairs: Path, replay: Sequence[Path], runs: Iterable[Path]
+    ) -> Stage:
+        """Return the preference training of a model.
+
+        Args:
+            iteration: The iteration.
+            model: What is trained, and the reference.
+            pairs: The run of `build_prefs` whose pairs are used.
+            replay: Files of earlier pairs.
+            runs: Runs of `build_prefs` whose successes are the anchor, where the configuration names none; without
+                any there is no anchor.
+        """
+        stage = self.config.dpo
+        anchor = stage.anchor
+        if not anchor.runs:
+            found = tuple(map(str, runs))
+            anchor = anchor.model_copy(update={"runs": found, "rows": anchor.rows if found else 0})
+        config = TrainDpoConfig(
+            **self._common(iteration, "train_dpo"),
+            **self._training(model),
+            optimizer=stage.optimizer,
+            batch=stage.batch,
+            data=DpoDataSection(
+                runs=(str(pairs),), files=tuple(map(str, replay)), kinds=stage.kinds
+            ),
+            dpo=stage.loss,
+            anchor=anchor,
+        )
+        return Stage("train_dpo", "train_dpo", config)
+
+    def refine(self, iteration: int, model: Model, tasks: Path, runs: Iterable[Path]) -> Stage:
+        """Return the online stage of a model, on the tasks of a file, beside the successes of runs."""
+        stage, found = self.config.refine, tuple(map(str, runs))
+        config = RefineGrpoConfig(
+            **self._common(iteration, "refine_grpo"),
+            **self._training(model),
+            env=self.config.env,
+            limits=self.config.limits,
+            tasks=RefineTasks(n=None, file=str(tasks)),
+            rounds=stage.rounds,
+            rollouts=stage.rollouts.model_copy(update={"max_steps": self.config.search.max_steps}),
+            reward=self.config.reward,
+            objective=stage.objective,
+            critic=stage.critic,
+            optimizer=stage.optimizer,
+            batch=stage.batch,
+            offline=OfflineSection(rows=stage.replayed if found else 0, runs=found),
+            sampler=stage.sampler,
+            filtered=stage.filtered,
+            watch=stage.watch,
+            checkpoints=stage.checkpoints,
+        )
+        return Stage("refine_grpo", "refine_grpo", config)
+
+    def evaluate(self, iteration: int, name: str, model: Model, tasks: Path, against: Path | None) -> Stage:
+        """Return the evaluation of a model on the held-out tasks of a file: one seed for all models of an iteration."""
+        held_out = self.config.held_out
+        config = EvaluateConfig(
+            **self._common(iteration, name, seed=self.seed(iteration, "held_out")),
+            env=self.config.env,
+            limits=self.config.limits,
+            tasks=EvaluateTasks(split=held_out.split, n=None, file=str(tasks)),
+            policy=self._policy(model),
+            attempts=held_out.attempts,
+            max_steps=self.config.search.max_steps,
+            # written out, they must agree with the keys that decide them
+            search=SearchSection(max_steps=self.config.search.max_steps, simulations=TestTimeSection().simulations),
+            against=AgainstSection(run=None if against is None else str(against)),
+        )
+        return Stage(name, "evaluate", config)
+
+    def seed(self, iteration: int, what: str) -> int:
+        """Return the seed of a part of an iteration."""
+        return derive_seed(self.config.seed, "iteration", iteration, what) % _SEEDS
+
+    def _common(self, iteration: int, name: str, seed: int | None = None) -> dict[str, Any]:
+        return {
+            "run_dir": str(self.folder(iteration) / name),
+            "seed": self.seed(iteration, name) if seed is None else seed,
+            "tracking": self.config.tracking.model_copy(update={"parent": self.parent}),
+            "launcher": self.config.launcher,
+            "ray": self.config.ray,
+            "slurm": self.config.slurm,
+        }
+
+    def _policy(self, model: Model) -> PolicySection:
+        policy = self.config.policy
+        return policy.model_copy(update={"model": model.path, "tokenizer": absolute(policy.tokenizer)})
+
+    def _training(self, model: Model) -> dict[str, Any]:
+        policy = self.config.policy
+        template = (policy.model_extra or {}).get("chat_template")
+        section = ModelSection(path=model.path, tokenizer=absolute(policy.tokenizer), chat_template=template)
+        return {"model": section, "lora": self.config.lora, "threads": self.config.threads}
+
+
+def write_tasks(file: Path, tasks: Iterable[Task]) -> None:
+    """Write tasks as a file that `tasks.file` names, whole or not at all."""
+    from offline_agent.store.files import write_atomic
+
+    lines = [json.dumps({"task_id": task.task_id, **task.args}) + "\n" for task in tasks]
+    write_atomic(file, "".join(lines).encode())
+
+
+def absolute(path_or_name: str | None) -> str | None:
+    """Return a folder's absolute path; a hub name, and None, as they are."""
+    if path_or_name is None:
+        return None
+    folder = Path(path_or_name).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else path_or_name
+
+
+def model_folder(path_or_name: str | None) -> Path:
+    """Return where a model's files are: the folder itself, the embedded default's, or the hub's cache.
+
+    Raises:
+        ConfigError: It is neither a folder, nor in the cache, nor on the hub.
+    """
+    from offline_agent.policies.hf.policy import DEFAULT_MODEL
+
+    if path_or_name is None:
+        return DEFAULT_MODEL
+    folder = Path(path_or_name).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        with suppress(OSError, ValueError):  # what is in the cache needs no network
+            return Path(snapshot_download(path_or_name, local_files_only=True))
+        return Path(snapshot_download(path_or_name, ignore_patterns=list(_NOT_NEEDED)))
+    except Exception as error:  # no such name, no network, an unreadable cache: all the same to us
+        raise ConfigError(
+            f"policy.model: got {path_or_name!r}, allowed: a folder that exists, or the name of a model on the hub "
+            f"that this machine can reach ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
+        ) from error
+
+
+def template_text(named: str) -> str:
+    """Return a chat template's text from a ready-made one's name, a file, or the text itself."""
+    from offline_agent.rendering.styles import TEMPLATES, ready_made
+
+    if named in TEMPLATES:
+        return ready_made(named)
+    return named if "{" in named else Path(named).read_text(encoding="utf-8")
+
+
+def place_model(source: Path, target: Path, tokenizer: Path | None = None, template: str | None = None) -> None:
+    """Copy a model's folder so that it is there whole or not at all, in place of one that is there.
+
+    Args:
+        source: The folder.
+        target: Where it goes.
+        tokenizer: A folder whose tokenizer replaces the source's; None = its own.
+        template: Text of the chat template that replaces the tokenizer's own; None = its own.
+
+    Raises:
+        DataError: The disk refused; what was there before is untouched.
+    """
+    from offline_agent.store.files import disk_errors, sync_folder
+
+    fresh, old = target.with_name(f".{target.name}.new"), target.with_name(f".{target.name}.old")
+    with disk_errors(target, "copying the model"):
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.copytree(source, fresh, ignore=shutil.ignore_patterns(".*"))
+        if tokenizer is not None:
+            for pattern in _TOKENIZER_FILES:
+                for file in tokenizer.glob(pattern):
+                    shutil.copyfile(file, fresh / file.name)
+        if template is not None:
+            (fresh / "chat_template.jinja").write_text(template, encoding="utf-8")
+        for file in fresh.rglob("*"):
+            if file.is_file():
+                with open(file, "rb") as stream:
+                    os.fsync(stream.fileno())
+        sync_folder(fresh)
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            target.rename(old)
+        fresh.rename(target)
+        sync_folder(target.parent)
+        shutil.rmtree(old, ignore_errors=True)

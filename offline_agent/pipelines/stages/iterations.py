@@ -1,0 +1,312 @@
+"""The iterations of `iterate`: stages one after another, the gate, and the model that goes on."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.config.iterate import IterateConfig
+from offline_agent.pipelines.stages.held_out import Judging
+from offline_agent.pipelines.stages.iteration_configs import (
+    Model,
+    Plan,
+    model_folder,
+    place_model,
+    template_text,
+    write_tasks,
+)
+from offline_agent.report.iterate import percent
+from offline_agent.runner.pipeline import Session
+from offline_agent.store.columns import MULTITURN, PAIR_TABLES, PREFERENCES, stored, table_of
+
+if TYPE_CHECKING:
+    from offline_agent.evaluation.curriculum import Choice
+    from offline_agent.evaluation.gate import Decision
+    from offline_agent.launch.stages import Stage
+    from offline_agent.records import Task
+
+
+@dataclass
+class _Iteration:
+    """What one iteration has come to know."""
+
+    number: int
+    choice: Choice
+    built: Mapping[str, Any] = field(default_factory=dict)
+    replayed: int = 0
+    replay_kept: int = 0
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    candidates: list[Model] = field(default_factory=list)
+
+
+class Iterations:
+    """The loop of one run. Everything it decides follows from what the stages wrote, so it can be begun anew.
+
+    Args:
+        environment: The environment's name.
+        tasks: What the iterations choose from.
+        held_out: Tasks that their evaluations are on, some for each.
+        session: The run.
+    """
+
+    def __init__(
+        self, environment: str, tasks: Sequence[Task], held_out: Sequence[Task], session: Session[IterateConfig]
+    ) -> None:
+        self.environment, self.tasks, self.session, self.config = environment, tasks, session, session.config
+        self.run_dir = session.run.path.resolve()
+        self.plan = Plan(self.config, self.run_dir, session.run.manifest["run_id"])
+        self.model = self.plan.start()
+        self.built: list[Path] = []  # run directories of build_prefs, oldest first
+        self.played = [Path(run).resolve() for run in self.config.buffer]  # whatever has verified successes
+        self.judging = Judging(self.plan, held_out, self._run, session.say)
+        self.told = {record["iteration"] for record in session.run.events().read() if "iteration" in record}
+        self.again = f"give the same command again with run_dir={shlex.quote(str(session.run.path))}"
+
+    def run(self) -> dict[str, Any]:
+        """Go through all iterations and return the summary."""
+        records: list[dict[str, Any]] = []
+        stopped = None
+        started = self._evaluate_start()
+        for number in range(self.config.iterations):
+            choice = self._choose(number)
+            if not choice.tasks:
+                stopped = f"before iteration {number}: only tasks that are always solved are left; give it other tasks"
+                self.session.say(f"iterate: stopped {stopped}")
+                break
+            records.append(self._iterate(_Iteration(number, choice)))
+        self._place()
+        return self._summary(records, started, stopped)
+
+    # -- the parts of an iteration ------------------------------------------------------------------------------
+
+    def _evaluate_start(self) -> dict[str, Any]:
+        self.model = self.judging.incumbent(0, self.model, {})
+        figures = self.judging.success(self.model)
+        self.session.say(f"iterate: the start, {percent(figures)} of the held-out tasks' attempts succeed")
+        return figures
+
+    def _choose(self, number: int) -> Choice:
+        from offline_agent.evaluation.curriculum import Choice, choose, success_rates
+
+        tasks, n, curriculum = self.tasks, self.config.tasks.n, self.config.curriculum
+        if curriculum.enabled:
+            shares = {"new_share": curriculum.new_share, "solved_share": curriculum.solved_share}
+            return choose(tasks, success_rates(self.built), n, **shares, seed=self.plan.seed(number, "curriculum"))
+        size = min(n or len(tasks), len(tasks))
+        chosen = [tasks[(number * size + index) % len(tasks)] for index in range(size)]
+        return Choice(chosen, max(0, min(size, len(tasks) - number * size)), 0)
+
+    def _iterate(self, one: _Iteration) -> dict[str, Any]:
+        before = self.model
+        pairs = self._search(one)
+        tuned = self._fine_tune(one)
+        self._train_on_pairs(one, tuned or before, pairs)
+        self._refine(one, one.candidates[-1] if one.candidates else before)
+        if one.candidates:  # on new tasks: it may owe its place to luck on the old ones
+            before = self.model = self.judging.incumbent(one.number, before, one.seconds)
+        decisions = self.judging.judge(one.number, before, one.candidates, one.seconds)
+        record = self._record(one, before, decisions)
+        self._promote(one, record)
+        return record
+
+    def _search(self, one: _Iteration) -> Path:
+        file, tasks = self.plan.folder(one.number) / "tasks.jsonl", one.choice.tasks
+        write_tasks(file, tasks)
+        self.session.say(
+            f"iterate: iteration {one.number} of {self.config.iterations}: {len(tasks)} tasks, {one.choice.new} of "
+            f"them new, {one.choice.solved} always solved so far; the model is {self.model.name}"
+        )
+        stage = self.plan.build_prefs(one.number, self.model, file)
+        one.built = self._run(stage, one.seconds, {self.model.name: self._weights(self.model)})
+        self.built.append(stage.path)
+        self.played.append(stage.path)
+        self.session.say(
+            f"iterate: iteration {one.number}: {one.built['pairs_total']} pairs of {one.built['tasks_with_pairs']} "
+            f"tasks, {one.built['filtered']} verified successes"
+        )
+        return stage.path
+
+    def _fine_tune(self, one: _Iteration) -> Model | None:
+        if not self.config.sft.enabled:
+            return None
+        if not self._with_successes():
+            one.notes.append("no fine-tuning: the search found no verified success")
+            return None
+        stage = self.plan.train_sft(one.number, self.model, self._with_successes())
+        self._run(stage, one.seconds, {self.model.name: self._weights(self.model), **self._filtered()})
+        one.candidates.append(Model(stage.label, str(stage.path / "model")))
+        return one.candidates[-1]
+
+    def _train_on_pairs(self, one: _Iteration, model: Model, pairs: Path) -> None:
+        if not self.config.dpo.enabled:
+            return
+        if not any(one.built["pairs"].get(kind) for kind in self.config.dpo.kinds):
+            others = ", ".join(f"{count} of kind {kind}" for kind, count in one.built["pairs"].items() if count)
+            one.notes.append(
+                f"no preference training: the search made no pair of the kinds in dpo.kinds "
+                f"({', '.join(self.config.dpo.kinds)}); it made {others or 'none at all'}"
+            )
+            return
+        replay = self._replay(one, pairs)
+        stage = self.plan.train_dpo(one.number, model, pairs, replay, self._with_successes())
+        made = {f"{pairs.parent.name}/{table}": pairs / table for table in PAIR_TABLES if (pairs / table).is_dir()}
+        consumed = {model.name: self._weights(model), **made}
+        if not self.config.dpo.anchor.runs:
+            consumed |= self._filtered()
+        self._run(stage, one.seconds, {**consumed, "replay": replay[0].parent} if replay else consumed)
+        one.candidates.append(Model(stage.label, str(stage.path / "model")))
+
+    def _refine(self, one: _Iteration, model: Model) -> None:
+        """Go through the online stage; what was played there is data for the next iteration."""
+        when, last = self.config.refine.when, one.number == self.config.iterations - 1
+        if when == "never" or (when == "last" and not last):
+            return
+        tasks = self.plan.folder(one.number) / "tasks.jsonl"
+        stage = self.plan.refine(one.number, model, tasks, self._with_successes())
+        found = self._run(stage, one.seconds, {model.name: self._weights(model), **self._filtered()})
+        one.notes += [f"{stage.name}: {text}" for _, _, text in found["findings"]]
+        self.played.append(stage.path)
+        one.candidates.append(Model(stage.label, str(stage.path / "model")))
+
+    def _replay(self, one: _Iteration, pairs: Path) -> list[Path]:
+        """Write the earlier pairs that are used again, a file for each of the two tables of pairs."""
+        from offline_agent.store import schemas as _schemas
+        from offline_agent.store.tables import read_table
+        from offline_agent.training.data.buffer import replay
+
+        settings, earlier = self.config.replay, _tables(*self.built[:-1])
+        if not earlier or not settings.pairs:
+            return []
+        found = replay(
+            earlier, (row for file in _tables(pairs) for row in read_table(file)), kinds=self.config.dpo.kinds,
+            pairs=settings.pairs, share=settings.share, priority=settings.priority,
+            seed=self.plan.seed(one.number, "replay"),
+        )  # fmt: skip
+        one.replayed, one.replay_kept = len(found.rows), found.kept
+        folder, files = f"{self.plan.folder(one.number).name}/replay", []
+        for table, schema in ((PREFERENCES, _schemas.PREFERENCES), (MULTITURN, _schemas.MULTITURN)):
+            rows = [stored(row, table) for row in found.rows if table_of(row) == table]
+            if rows:
+                files.append(self.session.run.write_rows(folder, rows, schema, table).resolve())
+        return files
+
+    def _record(self, one: _Iteration, incumbent: Model, decisions: Mapping[str, Decision]) -> dict[str, Any]:
+        from offline_agent.evaluation.gate import best
+
+        promoted = best(decisions)
+        if promoted is not None:
+            reason = decisions[promoted].reason
+        elif decisions:
+            reason = "; ".join(f"{name} {decision.reason}" for name, decision in decisions.items())
+        else:
+            reason = "nothing was trained: " + "; ".join(one.notes)
+        return {
+            "iteration": one.number,
+            "tasks": {"searched": len(one.choice.tasks), "new": one.choice.new, "solved": one.choice.solved},
+            "simulations": one.built["simulations"],
+            "search_success": one.built["success"],
+            "pairs": one.built["pairs"],
+            "pairs_total": one.built["pairs_total"],
+            "replayed": one.replayed,
+            "replay_buffer": one.replay_kept,
+            "filtered": one.built["filtered"],
+            "incumbent": {"model": incumbent.name, "success": self.judging.success(incumbent)},
+            "candidates": {
+                candidate.name.rpartition("/")[2]: {"success": self.judging.success(candidate), **decision.to_json()}
+                for candidate, decision in zip(one.candidates, decisions.values(), strict=True)
+            },
+            "promoted": promoted,
+            "reason": reason,
+            "notes": one.notes,
+        }
+
+    def _promote(self, one: _Iteration, record: dict[str, Any]) -> None:
+        by_stage = {candidate.name.rpartition("/")[2]: candidate for candidate in one.candidates}
+        promoted = record["promoted"]
+        if promoted is not None:
+            self.model = by_stage[promoted]
+            if one.number not in self.told:  # else a later one may be there already
+                self._place()
+        why = "" if one.candidates else f"; {record['reason']}"
+        verdict = "promoted" if promoted else "kept"
+        self.session.say(f"iterate: iteration {one.number}: {verdict} {self.model.name}{why}")
+        if one.number not in self.told:
+            self.session.run.events().append(record)
+        figures = {"promoted": float(promoted is not None), "pairs": one.built["pairs_total"]}
+        figures["success"] = self.judging.success(self.model)["mean"]
+        for name, candidate in record["candidates"].items():
+            figures[f"{name}/success"] = candidate["success"]["mean"]
+            figures[f"{name}/confidence_not_worse"] = candidate["confidence_not_worse"]
+        self.session.tracker.metrics(figures, step=one.number)
+        record["seconds"] = one.seconds
+
+    def _place(self) -> None:
+        """Copy the incumbent to `model/`, unless it is there."""
+        from offline_agent.store.provenance import hash_path
+
+        source, target = self._weights(self.model), self.run_dir / "model"
+        replaced = self._replaced_tokenizer()
+        if any(replaced) or not target.is_dir() or hash_path(source) != hash_path(target):
+            place_model(source, target, *replaced)
+
+    # -- small things ---------------------------------------------------------------------------------------------
+
+    def _run(self, stage: Stage, seconds: dict[str, float], consumed: Mapping[str, Path]) -> dict[str, Any]:
+        """Run a stage; note in MLflow what it consumed: `<stage>.parent.<what>` = its content's hash."""
+        from offline_agent.launch.stages import run_stage
+        from offline_agent.store.provenance import hash_path
+
+        begun = time.perf_counter()
+        summary = run_stage(stage, self.session.say, self.again)
+        seconds[stage.name] = round(time.perf_counter() - begun, 1)
+        tags = {f"{stage.label}.parent.{maker}": hash_path(path) for maker, path in consumed.items()}
+        self.session.tracker.tags(tags)
+        return summary
+
+    def _weights(self, model: Model) -> Path:
+        return model_folder(model.path)
+
+    def _filtered(self) -> dict[str, Path]:
+        made = ((run, "" if run in self.built else f"{run.name}/") for run in self._with_successes())
+        return {f"{run.parent.name}/{name}filtered": run / "filtered" for run, name in made}
+
+    def _with_successes(self) -> list[Path]:
+        """Return the runs that have verified successes, the newest first."""
+        return [run for run in reversed(self.played) if json.loads((run / "summary.json").read_bytes())["filtered"]]
+
+    def _replaced_tokenizer(self) -> tuple[Path | None, str | None]:
+        """Return the tokenizer and template that the configuration gives the first model; trained ones have theirs."""
+        policy = self.config.policy
+        template = (policy.model_extra or {}).get("chat_template")
+        if self.model.name != "start" or (policy.tokenizer is None and template is None):
+            return None, None
+        folder = None if policy.tokenizer is None else model_folder(policy.tokenizer)
+        return folder, None if template is None else template_text(str(template))
+
+    def _summary(self, records: list[dict[str, Any]], start: dict[str, Any], stopped: str | None) -> dict[str, Any]:
+        from offline_agent.store.provenance import hash_path
+
+        end = self.judging.success(self.model)
+        return {
+            "environment": self.environment,
+            "start_model": self.config.policy.model or "embedded default",
+            "seed": self.config.seed,
+            "held_out": self.config.held_out.model_dump(mode="json"),
+            "gate": self.config.gate.model_dump(mode="json"),
+            "start": start,
+            "end": end,
+            "model": {"from": self.model.name, "path": str(self.session.run.path / "model"),
+                      "hash": hash_path(self.run_dir / "model")},
+            "iterations": records,
+            "stopped": stopped,
+        }  # fmt: skip
+
+
+def _tables(*runs: Path) -> list[Path]:
+    return [file for run in runs for table in PAIR_TABLES for file in sorted((run / table).glob("*.parquet"))]

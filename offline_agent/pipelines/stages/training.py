@@ -1,0 +1,269 @@
+"""What both trainers' pipelines share: loading, settings, one record an update, saving, summary and closing table."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.config.refine_grpo import RefineGrpoConfig
+from offline_agent.config.training import BatchSection, TrainableConfig, TrainConfig
+from offline_agent.errors import ConfigError
+from offline_agent.runner.pipeline import Session
+from offline_agent.runner.terminal import copyable
+
+if TYPE_CHECKING:
+    from offline_agent.rendering.renderer import Renderer
+    from offline_agent.training.data.rows import LoadReport
+    from offline_agent.training.settings import TrainResult, TrainSettings
+
+Trainable = tuple[Any, Any, "Renderer"]
+_AT_THE_ENDS = 5  # updates over which the table's first and last figures are means
+_TOLD_AT_MOST = 200  # rows left out that are listed one by one
+_MEANS = ("loss", "preference", "sft", "anchor", "accuracy", "margin", "entropy", "nll")
+
+
+def load(config: TrainableConfig) -> Trainable:
+    """Return model, tokenizer and renderer; raises ConfigError."""
+    from offline_agent.training.models import load_trainable
+
+    model = config.model
+    return load_trainable(model.path, model.tokenizer, model.chat_template, model.dtype)
+
+
+def max_length(config: TrainConfig | RefineGrpoConfig, model: Any) -> int:
+    """Return the longest row that is trained on, in tokens.
+
+    Raises:
+        ConfigError: More was asked for than the model was made for.
+    """
+    from offline_agent.training.models import positions
+
+    made_for, asked = positions(model), config.batch.max_length
+    if asked is not None and asked > made_for:
+        raise ConfigError(f"batch.max_length: got {asked}, allowed: at most {made_for}, which the model was made for")
+    return asked or made_for
+
+
+def hashes(trainable: Trainable) -> dict[str, str]:
+    """Return the hashes of model, tokenizer and chat template."""
+    from offline_agent.policies.hf.loading import model_hash
+
+    model, _, renderer = trainable
+    return {
+        "model": model_hash(model),
+        "tokenizer": renderer.tokenizer_hash,
+        "chat_template": renderer.template_hash,
+    }
+
+
+def settings(config: TrainConfig | RefineGrpoConfig) -> TrainSettings:
+    """Return the trainer's settings; the keys of `optimizer` are named as their fields."""
+    from offline_agent.training.settings import TrainSettings
+
+    batch = config.batch
+    return TrainSettings(
+        **config.optimizer.model_dump(),
+        rows=batch.rows if isinstance(batch, BatchSection) else TrainSettings.rows,
+        tokens=batch.tokens,
+        share=batch.share_prefixes == "auto",
+        every=config.checkpoints.every,
+        keep=config.checkpoints.keep,
+        max_loss=config.guard.max_loss,
+        max_gradient=config.guard.max_gradient,
+        seed=config.seed,
+    )
+
+
+def train(
+    session: Session[Any],
+    trainable: Trainable,
+    rows: Sequence[Any],
+    report: LoadReport,
+    trainer: Callable[..., TrainResult],
+) -> dict[str, Any]:
+    """Train on the rows, save the model, and return the summary.
+
+    Args:
+        session: The pipeline's.
+        trainable: Model, tokenizer and renderer; the model is trained in place.
+        rows: What is learnt from.
+        report: Of loading them.
+        trainer: `training.sft.train_sft`, or what takes the same arguments.
+    """
+    from offline_agent.training.models import add_adapters, set_threads
+
+    config, folder = session.config, session.run.path
+    model, tokenizer, _ = trainable
+    set_threads(config.threads, model)
+    tell(session, report)
+    begun, chosen, lora = hashes(trainable), settings(config), config.lora
+    if lora.rank:
+        model = add_adapters(model, lora.rank, lora.alpha, lora.dropout, lora.targets, config.seed)
+    session.progress.start(updates(chosen, len(rows)), "training")
+    started = time.perf_counter()
+    result = trainer(model, tokenizer, rows, chosen, folder, log=Recorder(session), say=session.say)
+    seconds = time.perf_counter() - started
+    return {
+        "pipeline": session.run.manifest["command"],
+        "data": of_report(report),
+        "model": {**save(model, tokenizer, folder), "begun": begun},
+        "training": of_result(result, seconds),
+        "warnings": [*report.notes(), *result.warnings],
+    }
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
+    """Write a trained model, and its adapters where it has any, into a run directory; return the summary of it.
+
+    Raises:
+        TrainingError: The disk refused.
+    """
+    from offline_agent.training.models import save_adapter, save_plain
+
+    written = save_plain(model, tokenizer, folder / "model")
+    if hasattr(model, "disable_adapter"):
+        save_adapter(model, folder / "adapter")
+    weights = list(model.parameters())
+    return {
+        "path": str(folder / "model"),
+        "hash": written,
+        "parameters": sum(each.numel() for each in weights),
+        "trained": sum(each.numel() for each in weights if each.requires_grad),
+    }
+
+
+def updates(chosen: TrainSettings, rows: int) -> int:
+    """Return how many optimizer updates there will be."""
+    wanted = max(1, math.ceil(round(chosen.epochs * math.ceil(rows / chosen.rows), 6)))
+    return wanted if chosen.max_updates is None else min(wanted, chosen.max_updates)
+
+
+class Recorder:
+    """Takes one record for each update: into the event log, once however often it is resumed, and to tracking.
+
+    Args:
+        session: The pipeline's.
+        phase: A phase of its own has its own log, and its figures are named after it.
+    """
+
+    def __init__(self, session: Session[Any], phase: str | None = None) -> None:
+        self._session = session
+        self._prefix = f"{phase}." if phase else ""
+        self._log = session.run.events(phase) if phase else session.run.events()
+        self._last = max((record["update"] for record in self._log.read()), default=0)
+
+    def __call__(self, record: Mapping[str, Any]) -> None:
+        """Keep a record."""
+        update = int(record["update"])
+        if update > self._last:
+            self._log.append(dict(record))
+            self._last = update
+        self._session.tracker.metrics(dict(self._figures(record)), step=update)
+        more = {"accuracy": f"{record['accuracy']:.2f}"} if "accuracy" in record else {}
+        if "success_mean" in record:  # the loss of a round's first update is 0 by construction
+            more = {"success": f"{record['success_mean']:.0%}", "reward": f"{record['reward_mean']:.3f}"}
+        self._session.progress.update(update, loss=f"{record['loss']:.4f}", **more)
+
+    def _figures(self, record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Yield a record's figures under tracking's names: a histogram's bars each for itself."""
+        for name, value in record.items():
+            if isinstance(value, Mapping):
+                yield from ((f"{self._prefix}{name}/{bar}", share) for bar, share in value.items())
+            elif name != "update":
+                yield self._prefix + name, value
+
+
+def tell(session: Session[Any], report: LoadReport) -> None:
+    """Say what the user should know of the rows, and list those left out in quarantine.jsonl."""
+    for note in report.notes():
+        session.say(f"note: {note}")
+    for name, reason in report.left_out[:_TOLD_AT_MOST]:
+        session.run.quarantine("row", name, reason)
+    more = len(report.left_out) - _TOLD_AT_MOST
+    if more > 0:
+        session.run.quarantine("row", "others", f"{more} more, counted in summary.json")
+
+
+def of_report(report: LoadReport) -> dict[str, Any]:
+    """Return the summary of what was read."""
+    names = ("read", "kept", "tasks", "kinds", "longest", "foreign", "uncertified")
+    return {**{name: getattr(report, name) for name in names}, "left_out": report.dropped(), "files": report.hashes}
+
+
+def of_result(result: TrainResult, seconds: float) -> dict[str, Any]:
+    """Return the summary of what was trained; `first` and `last` are means over a few updates at either end."""
+    few = max(1, min(_AT_THE_ENDS, len(result.records) // 2))
+    first, last = result.records[:few], result.records[-few:]
+
+    def means(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        known = {name: [record[name] for record in records if name in record] for name in _MEANS}
+        return {name: sum(values) / len(values) for name, values in known.items() if values}
+
+    return {
+        "updates": result.updates,
+        "resumed_at": result.resumed_at,
+        "first": means(first),
+        "last": means(last),
+        "loss_first": means(first)["loss"],
+        "loss_last": means(last)["loss"],
+        "seconds": round(result.seconds, 3),
+        "seconds_this_session": round(seconds, 3),
+        "agent_tokens": result.agent_tokens,
+        "tokens": result.tokens,
+        "raw_tokens": result.raw_tokens,
+        "agent_tokens_per_second": round(result.agent_tokens / result.seconds, 1) if result.seconds else None,
+        "shares_prefixes": result.shares,
+        "shares_not": result.reason,
+        **({"reference": result.reference} if result.reference else {}),
+    }
+
+
+def show(summary: Mapping[str, Any], path: Path) -> Any:
+    """Return the closing table, and what to do next on a line that can be copied."""
+    from rich.console import Group
+    from rich.table import Table
+
+    table = Table(title=summary["pipeline"], title_justify="left", show_header=False)
+    for row in _table_rows(summary, path):
+        table.add_row(*row)
+    after = f"python -m offline_agent.pipelines.evaluate policy.model={path / 'model'}"
+    return Group(table, copyable(f"Next: {after}"))
+
+
+def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
+    data, model, training = summary["data"], summary["model"], summary["training"]
+    pairs = summary["pipeline"] == "train_dpo"
+    kinds = ", ".join(f"{kind} {count}" for kind, count in data["kinds"].items())
+    what = "pairs" if pairs else "trajectories"
+    yield "learnt from", f"{data['kept']} {what} of {data['tasks']} tasks ({kinds})"
+    left = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in data["left_out"].items())
+    if left:
+        yield "left out", f"{left} (of {data['read']})"
+    if "replayed" in data:
+        out = sum(data["replayed_left_out"].values())
+        yield "replayed", f"{data['replayed']} verified successes" + (f", {out} left out" if out else "")
+    reference = training.get("reference")
+    if reference:
+        why = f" ({data['reference_reason']})" if data.get("reference_reason") else ""
+        yield "reference log-probs", f"stored {reference['stored']}, computed {reference['computed']}{why}"
+    yield "updates", f"{training['updates']} in {training['seconds']:.1f} s"
+    read = summary.get("reading")
+    if read:
+        loss = f"loss {read['loss_first']:.4f} → {read['loss_last']:.4f} a token of any kind"
+        yield "read before", f"{read['updates']} updates in {read['seconds']:.1f} s, {loss}"
+    first, last = training["first"], training["last"]
+    yield "loss", f"{first['loss']:.4f} → {last['loss']:.4f}" + ("" if pairs else " a token of the policy's")
+    if pairs:
+        yield "accuracy on the pairs", f"{first['accuracy']:.2f} → {last['accuracy']:.2f}"
+        yield "chosen sides", f"{-first['sft']:.3f} → {-last['sft']:.3f} log-probability a token"
+    speed = training["agent_tokens_per_second"]
+    yield "agent tokens", f"{training['agent_tokens']:,}" + (f", {speed:,.0f} a second" if speed else "")
+    saved = training["raw_tokens"] / max(1, training["tokens"])
+    why = f"; histories are not shared: {training['shares_not']}" if training["shares_not"] else f", {saved:.1f}× fewer"
+    yield "tokens computed", f"{training['tokens']:,} for {training['raw_tokens']:,} of the rows{why}"
+    yield "model", f"{model['path']} ({model['parameters']:,} weights, {model['trained']:,} trained)"
+    for warning in summary["warnings"]:
+        yield "note", warning

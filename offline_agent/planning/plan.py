@@ -1,0 +1,237 @@
+"""What a run will cost, before it is begun: from a small real run of the same configuration, or from given figures.
+
+The probe is the pipeline itself on a few tasks (updates, rounds), in a process and a directory of its own; the
+directory is removed. A run begun with `plan.expect=true` keeps its trees, and ends with expected beside actual.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from offline_agent.config.build_prefs import RunConfig
+from offline_agent.errors import ConfigError, DataError, TrainingError
+from offline_agent.planning.figures import Figure, beside, table
+
+if TYPE_CHECKING:
+    from offline_agent.store.run_directory import RunDirectory
+
+KEPT = "plan.json"
+Say = Callable[[str], None]
+_PLANNERS = {
+    "build_prefs": "_plan_search:BuildPrefs",
+    "evaluate": "_plan_search:Evaluate",
+    "train_sft": "_plan_training:TrainSft",
+    "train_dpo": "_plan_training:TrainDpo",
+    "refine_grpo": "_plan_training:RefineGrpo",
+    "iterate": "_plan_loop:Iterate",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A finished run to which figures are taken from.
+
+    Attributes:
+        path: Its run directory.
+        summary: Its summary.json.
+        known: The run that is planned begins with the very same tasks (updates, rounds).
+        memory: Largest resident memory of one of its processes, bytes; None where nobody looked.
+    """
+
+    path: Path
+    summary: Mapping[str, Any]
+    known: bool
+    memory: int | None = None
+
+
+class Planner(Protocol):
+    """What is known about the cost of one pipeline."""
+
+    def probe(self, config: Any) -> Any:
+        """Return the configuration of a small run like it; `run_dir` and tracking are set by the caller."""
+        ...
+
+    def expected(self, config: Any, seen: Seen | None) -> list[Figure]:
+        """Return the figures of the whole run; without a run to go by, from the configuration alone."""
+        ...
+
+    def actual(self, config: Any, seen: Seen) -> dict[str, float | None]:
+        """Return what a finished run came to, by the figures' names; None where it cannot be said."""
+        ...
+
+    def adopt(self, probe: Seen, run: RunDirectory) -> dict[str, float]:
+        """Take over what the probe did as the run's own, as far as that can be done.
+
+        Returns:
+            What the run need not spend any more, by figure: added to what its own session came to.
+        """
+        ...
+
+
+def planner(pipeline: str) -> Planner:
+    """Return what knows a pipeline; raises ConfigError for one that nobody knows."""
+    if pipeline not in _PLANNERS:
+        raise ConfigError(f"--plan: nothing is known about the cost of {pipeline}; known: {', '.join(_PLANNERS)}")
+    module, _, name = _PLANNERS[pipeline].partition(":")
+    made: Planner = getattr(importlib.import_module(f"offline_agent.pipelines.{module}"), name)()
+    return made
+
+
+def check(config: RunConfig, planned: bool) -> None:
+    """Raise ConfigError where nobody is there to probe."""
+    from offline_agent.launch import torchrun as _processes
+
+    if _processes.count() > 1:
+        raise ConfigError("plan: the processes of torchrun cannot probe; give --plan without torchrun")
+    if not planned and config.launcher == "slurm":
+        raise ConfigError(
+            "plan.expect: got true, but with launcher=slurm the jobs begin without a driver; look at --plan beforehand"
+        )
+
+
+def plan(pipeline: str, config: RunConfig, say: Say) -> Any:
+    """Return the table of what a run is expected to cost; nothing is left on the disk.
+
+    Raises:
+        ConfigError: plan.rates names no finished run of the pipeline.
+        TrainingError: The probe failed.
+    """
+    one = planner(pipeline)
+    with _seen(pipeline, one, config, say) as seen:
+        figures = one.expected(config, seen)
+        return show({figure.name: figure.to_json() for figure in figures}, pipeline, config)
+
+
+def show(figures: Mapping[str, Mapping[str, Any]], pipeline: str, config: RunConfig) -> Any:
+    """Return figures as a table, with where they come from."""
+    section = config.plan
+    if section.rates is not None:
+        source = f"from {section.rates}"
+    elif section.probe:
+        source = f"from a probe of {section.probe} tasks"
+        if pipeline not in ("build_prefs", "evaluate"):
+            source += f", {section.updates} updates"
+    else:
+        source = "from the configuration and given figures"
+    count = f"{section.generators} generator{'s' * (section.generators > 1)}"
+    return table(figures, f"{pipeline}: expected on {count}, {source}")
+
+
+class Expectation:
+    """What a run under way is expected to cost; kept in its directory, so that it outlives the process.
+
+    Args:
+        pipeline: Its name.
+        config: Its configuration.
+        run: Its directory.
+        say: Prints a line for the user.
+
+    Raises:
+        ConfigError: plan.rates names no finished run of the pipeline.
+        DataError: plan.json of an earlier session is broken.
+        TrainingError: The probe failed.
+    """
+
+    def __init__(self, pipeline: str, config: RunConfig, run: RunDirectory, say: Say) -> None:
+        self.pipeline, self.config, self.run, self._planner = pipeline, config, run, planner(pipeline)
+        file = run.path / KEPT
+        if not file.is_file():
+            self._look(file, say)
+        try:
+            data = json.loads(file.read_bytes())
+            self.figures = [Figure.from_json(name, figure) for name, figure in data["figures"].items()]
+            self._spent: dict[str, float] = data["spent"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{file}: not readable ({error!r}). Remove it: the probe is done anew.") from error
+
+    def _look(self, file: Path, say: Say) -> None:
+        from offline_agent.store.files import write_json
+
+        with _seen(self.pipeline, self._planner, self.config, say) as seen:
+            figures = self._planner.expected(self.config, seen)
+            probed = seen is not None and self.config.plan.rates is None
+            spent = self._planner.adopt(seen, self.run) if seen is not None and probed else {}
+            write_json(file, {"figures": {one.name: one.to_json() for one in figures}, "spent": spent})
+
+    def against(self, summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return expected beside actual, for summary.json."""
+        seen = Seen(self.run.path, summary, True)
+        actual = self._planner.actual(self.config, seen)
+        for name, spent in self._spent.items():
+            came = actual.get(name)
+            if came is not None:
+                actual[name] = came + spent
+        return beside(self.figures, actual)
+
+    def show(self, figures: Mapping[str, Mapping[str, Any]]) -> Any:
+        """Return the table of `against`."""
+        return show(figures, self.pipeline, self.config)
+
+
+@contextmanager
+def _seen(pipeline: str, one: Planner, config: RunConfig, say: Say) -> Iterator[Seen | None]:
+    """Give the run that figures are taken from: a named one, a probe made for it, or none."""
+    section = config.plan
+    if section.rates is not None:
+        yield _finished(pipeline, Path(section.rates))
+    elif section.probe:
+        with tempfile.TemporaryDirectory(prefix="offline-agent-plan-") as folder:
+            yield _probe(pipeline, one, config, Path(folder) / "probe", say)
+    else:
+        yield None
+
+
+def _finished(pipeline: str, path: Path) -> Seen:
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        summary = json.loads((path / "summary.json").read_bytes())
+        command, status = manifest["command"], manifest.get("status")
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"plan.rates: {path} is no finished run ({type(error).__name__}: {error}); name a run directory of "
+            f"{pipeline}"
+        ) from error
+    if command != pipeline or status != "done":
+        raise ConfigError(
+            f"plan.rates: {path} is a run of {command} with status {status}; name a finished one of {pipeline}"
+        )
+    return Seen(path, summary, known=False)
+
+
+def _probe(pipeline: str, one: Planner, config: RunConfig, folder: Path, say: Say) -> Seen:
+    from offline_agent.config.plan import PlanSection
+    from offline_agent.launch.stages import Stage, run_stage
+
+    small = one.probe(config)
+    small = small.model_copy(
+        update={
+            "run_dir": str(folder / pipeline),
+            "tracking": config.tracking.model_copy(update={"uri": None}),
+            "launcher": "local",
+            "plan": PlanSection(),
+        }
+    )
+    say(f"{pipeline}: a probe of it is run first, in {folder}, which is removed")
+    folder.mkdir(parents=True)
+    try:
+        summary = run_stage(Stage(pipeline, pipeline, small), say, "give the same command again")
+    except TrainingError as error:
+        told = str(error).partition("\nAll of it:")[0]  # where it lies is gone when this is read
+        raise TrainingError(f"the probe of the plan failed, and nothing was begun: {told}") from error
+    return Seen(folder / pipeline, summary, known=True, memory=_memory())
+
+
+def _memory() -> int | None:
+    """Return the largest resident memory of a child that has ended, in bytes."""
+    import resource
+
+    size = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return (size if sys.platform == "darwin" else size * 1024) or None

@@ -1,0 +1,352 @@
+"""Continuous batching over slots: prompts are filled in pieces while other samples decode in the same batch."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from offline_agent.errors import PolicyError
+from offline_agent.policies.hf.attention import ROW_STEP, Piece, Plan, Row, SlotCache
+from offline_agent.policies.hf.drafts import Drafts
+from offline_agent.policies.hf.requests import Counts, Job, Lane
+from offline_agent.policies.hf.sampling import sample, token_logps
+from offline_agent.policies.hf.trie import KVTrie, common_prefix, copy_path
+
+WAIT_FOR = 4  # ids another prompt in flight must share beyond what is cached for it to be worth waiting for
+
+
+@dataclass
+class Batch:
+    """A packed batch before it becomes tensors.
+
+    Attributes:
+        decoding: Samples that go on; their tokens come first.
+        fills: Jobs whose prompts are being computed, with the number of ids in this batch.
+        forced: Given ids that are scored.
+        tokens, positions: int [n].
+        wanted: Tokens whose logits are wanted: all of `decoding`, the last of each prompt that ends, all of `forced`.
+    """
+
+    decoding: list[Lane]
+    fills: list[tuple[Job, int]] = field(default_factory=list)
+    forced: list[Lane] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+
+    def add(self, slot: int, start: int, ids: Sequence[int]) -> Piece:
+        """Append ids of a slot and return where they are."""
+        piece = Piece(slot, len(self.tokens), start, len(ids))
+        self.tokens.extend(ids)
+        self.positions.extend(range(start, start + len(ids)))
+        return piece
+
+
+class Core:
+    """The model, its slots and its trie. `submit` is safe from any thread, everything else from one at a time.
+
+    Args:
+        forward: Given packed ids and positions [1, tokens], a plan and the rows wanted, returns logits [n, vocabulary].
+        cache: The slots.
+        trie: Keys and values of earlier histories.
+        stop_ids: Ids that end a sample.
+        piece_tokens: Most prompt ids computed in one step.
+        draft_tokens: Ids are guessed ahead while a step decodes fewer than this many.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[torch.Tensor, torch.Tensor, Plan, torch.Tensor], torch.Tensor],
+        cache: SlotCache,
+        trie: KVTrie,
+        stop_ids: Iterable[int],
+        piece_tokens: int = 512,
+        draft_tokens: int = 0,
+    ) -> None:
+        self._forward = forward
+        self.cache = cache
+        self.trie = trie
+        self._stop = frozenset(stop_ids)
+        self._piece_tokens = piece_tokens
+        self._draft_tokens = draft_tokens
+        self._drafts = Drafts()
+        self.counts = Counts()
+        self._inbox: deque[Job] = deque()
+        self._waiting: deque[Job] = deque()
+        self._filling: list[Job] = []
+        self._started: list[Job] = []
+        self._lanes: list[Lane] = []
+        self._free = list(range(cache.slots))
+        self._finished: list[Job] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._inbox or self._waiting or self._filling or self._started or self._lanes or self._finished)
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+        self._inbox.append(job)
+
+    def cancel(self, owner: object, error: PolicyError) -> list[Job]:
+        """Drop the unfinished jobs of `owner` and return them, with `error` set."""
+        self._take()
+        dropped = [job for job in self._alive() if job.owner is owner]
+        for job in dropped:
+            self._drop(job, error)
+        finished, self._finished = self._finished, []
+        return finished
+
+    def step(self) -> list[Job]:
+        """Do one forward pass and return the jobs that are finished."""
+        self._take()
+        self._place()
+        try:
+            self._advance()
+        except Exception as error:  # a foreign error is wrapped once; what was not in the batch goes on
+            fault = error if isinstance(error, PolicyError) else PolicyError(f"{type(error).__name__}: {error}")
+            fault.__cause__ = None if fault is error else error
+            for job in {id(job): job for job in (*self._filling, *(lane.job for lane in self._lanes))}.values():
+                self._drop(job, fault)
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _take(self) -> None:
+        while self._inbox:
+            job = self._inbox.popleft()
+            if job.left:
+                self._waiting.append(job)
+            else:
+                self._finished.append(job)
+
+    def _alive(self) -> list[Job]:
+        jobs = (*self._waiting, *self._filling, *self._started, *(lane.job for lane in self._lanes))
+        return list({id(job): job for job in jobs}.values())
+
+    def _drop(self, job: Job, error: PolicyError) -> None:
+        job.error = error
+        if job in self._waiting:
+            self._waiting.remove(job)
+        if job in self._filling:
+            self._filling.remove(job)
+            self._release(job.slot)
+        if job in self._started:
+            self._started.remove(job)
+        for lane in job.lanes:
+            self._lanes.remove(lane)
+            self._release(lane.slot)
+        job.lanes = []
+        self._finished.append(job)
+
+    def _release(self, slot: int) -> None:
+        heapq.heappush(self._free, slot)
+
+    def _place(self) -> None:
+        """Give free slots to samples whose prompt is known, then to prompts, first come first served."""
+        for job in list(self._started):
+            if not self._free:
+                return
+            self._fork(job)
+        put_off: list[Job] = []
+        while self._waiting and self._free:
+            job = self._waiting.popleft()
+            try:
+                if not self._begin(job):
+                    put_off.append(job)
+            except PolicyError as error:
+                self._drop(job, error)
+        self._waiting.extendleft(reversed(put_off))
+
+    def _begin(self, job: Job) -> bool:
+        """Start a prompt in a free slot; False where another one is computing what it needs."""
+        size = len(job.prompt)
+        room = max(job.limit, *map(len, job.forced or ((),)))
+        self.cache.reserve(size + room)
+        path, known = self.trie.match(job.prompt, *job.anchor)
+        if known == size and path[-1][1] == len(path[-1][0].ids) and path[-1][0].logits is not None:
+            job.node, job.logits = path[-1][0], path[-1][0].logits
+            self.counts.cached += size
+            self._started.append(job)
+            self._fork(job)
+            return True
+        known = min(known, size - 1)  # the last id is computed again: its logits are not known
+        head = job.prompt[:known]
+        for other in self._filling:
+            if common_prefix(other.prompt[known:], job.prompt[known:]) > WAIT_FOR and other.prompt[:known] == head:
+                return False
+        job.slot = heapq.heappop(self._free)
+        copy_path(path, self.cache.slot(job.slot))
+        job.filled = known
+        self._filling.append(job)
+        return True
+
+    def _fork(self, job: Job) -> None:
+        """Start as many of a job's samples as there are free slots, each with a copy of the prompt."""
+        size = len(job.prompt)
+        while job.begun < len(job.results) and self._free:
+            slot = heapq.heappop(self._free)
+            if job.lanes:
+                self.cache.data[:, :, slot, :, :size] = self.cache.data[:, :, job.lanes[0].slot, :, :size]
+            else:
+                path, known = self.trie.match(job.prompt, job.node, size)
+                copy_path(path, self.cache.slot(slot))
+                if known < size:  # thrown away meanwhile: compute the rest again
+                    job.slot, job.filled, job.logits = slot, min(known, size - 1), None
+                    self._filling.append(job)
+                    break
+            self._open(job, slot)
+        if job in self._started and (job.begun == len(job.results) or job.logits is None):
+            self._started.remove(job)
+
+    def _open(self, job: Job, slot: int) -> None:
+        lane = Lane(job, job.begun, slot)
+        job.begun += 1
+        job.lanes.append(lane)
+        self._lanes.append(lane)
+
+    def _advance(self) -> None:
+        """One forward pass over decoding samples, pieces of prompts and given ids; then draw."""
+        batch = self._pack()
+        logits: Any = None
+        if batch.tokens:
+            logits = self._run(batch)
+            self.counts.steps += 1
+            self.counts.lane_steps += len(batch.decoding)
+        at = sum(row.count for row in batch.rows)
+        for job, count in batch.fills:
+            job.filled += count
+            job.computed += count
+            if job.filled == len(job.prompt):
+                self._filled(job, logits[at])
+                at += 1
+        self._score(batch.forced, logits, at)
+        self._draw(batch.decoding, logits)
+
+    def _pack(self) -> Batch:
+        """Lay out the packed batch: decoding samples, pieces of prompts, given ids."""
+        batch = Batch([lane for lane in self._lanes if not lane.fresh])
+        spare = self._draft_tokens - len(batch.decoding)
+        for lane in batch.decoding:
+            left = lane.job.limit - len(lane.ids) - 1
+            lane.drafts = self._drafts.guess(lane.ids, min(self.cache.shape.span - 1, left, spare))
+            spare -= len(lane.drafts)
+            piece = batch.add(lane.slot, lane.position, [lane.ids[-1], *lane.drafts])
+            batch.rows.append(Row(piece.slot, piece.start, piece.count))
+        batch.wanted.extend(range(len(batch.tokens)))
+        budget = self._piece_tokens
+        for job in self._filling:
+            count = min(len(job.prompt) - job.filled, budget)
+            if not count:
+                break
+            budget -= count
+            batch.pieces.append(batch.add(job.slot, job.filled, job.prompt[job.filled : job.filled + count]))
+            batch.fills.append((job, count))
+            if job.filled + count == len(job.prompt):
+                batch.wanted.append(len(batch.tokens) - 1)
+        for lane in self._lanes:
+            if lane.job.forced is None or lane.job.logits is None or lane.ids:
+                continue
+            lane.ids = list(lane.job.forced[lane.index])
+            batch.forced.append(lane)
+            if len(lane.ids) > 1:
+                piece = batch.add(lane.slot, len(lane.job.prompt), lane.ids[:-1])
+                batch.pieces.append(piece)
+                batch.wanted.extend(range(piece.first, piece.first + piece.count))
+        return batch
+
+    def _run(self, batch: Batch) -> torch.Tensor:
+        device = self.cache.data.device
+        plan = Plan(self.cache, batch.rows, batch.pieces)
+        extra = [0] * (-len(batch.tokens) % ROW_STEP)
+        ids = torch.tensor([batch.tokens + extra], device=device)
+        places = torch.tensor([batch.positions + extra], device=device)
+        keep = torch.tensor(batch.wanted + [0] * (-len(batch.wanted) % ROW_STEP), dtype=torch.long, device=device)
+        return self._forward(ids, places, plan, keep)
+
+    def _filled(self, job: Job, logits: torch.Tensor) -> None:
+        """A prompt is computed: keep it, and begin its samples, the first one where it lies."""
+        self._filling.remove(job)
+        job.logits = logits.clone()
+        read = partial(self.cache.read, job.slot)
+        job.node = self.trie.insert(job.prompt, read, job.logits, *job.anchor)
+        self.counts.prefilled += job.computed
+        self.counts.cached += len(job.prompt) - min(job.computed, len(job.prompt))
+        self._open(job, job.slot)
+        self._started.append(job)
+        self._fork(job)
+
+    def _score(self, lanes: list[Lane], logits: Any, at: int) -> None:
+        """Finish given ids: the first one's comes from the prompt's logits, the others' from row `at` on."""
+        for lane in lanes:
+            lane.logps = token_logps(lane.job.logits[None], lane.ids[:1])
+            count = len(lane.ids) - 1
+            if count:
+                lane.logps += token_logps(logits[at : at + count], lane.ids[1:])
+                at += count
+            self._close(lane)
+
+    def _draw(self, decoding: list[Lane], logits: Any) -> None:
+        """Draw the next ids of every sample, as far as what was guessed comes true, and finish those that end."""
+        fresh = [lane for lane in self._lanes if lane.fresh and lane.job.forced is None]
+        lanes = [lane for lane in decoding for _ in range(1 + len(lane.drafts))] + fresh
+        if not lanes:
+            return
+        spots = [len(lane.ids) + i for lane in decoding for i in range(1 + len(lane.drafts))] + [0] * len(fresh)
+        rows = [logits[: len(lanes) - len(fresh)]] if decoding else []
+        if fresh:
+            rows.append(torch.stack([lane.job.logits for lane in fresh]))
+        ids, logps = sample(
+            torch.cat(rows) if len(rows) > 1 else rows[0],
+            [lane.job.seeds[lane.index] for lane in lanes],
+            spots,
+            [lane.job.temperature for lane in lanes],
+        )
+        at = 0
+        for lane in decoding + fresh:
+            count = 1 + len(lane.drafts)
+            if lane.job.error is None:
+                self._accept(lane, ids[at : at + count], logps[at : at + count])
+            at += count
+
+    def _accept(self, lane: Lane, ids: list[int], logps: list[float]) -> None:
+        """Append drawn ids: each one's logits hold only while those before it were guessed right."""
+        lane.fresh = False
+        drafts, lane.drafts = lane.drafts, []
+        self.counts.guessed += len(drafts)
+        for i, (token, logp) in enumerate(zip(ids, logps, strict=True)):
+            if logp != logp:
+                self._drop(lane.job, PolicyError("the model's logits are not numbers; is its dtype too narrow?"))
+                return
+            lane.ids.append(token)
+            lane.logps.append(logp)
+            self.counts.generated += 1
+            if token in self._stop or len(lane.ids) >= lane.job.limit:
+                self._close(lane)
+                return
+            if i == len(drafts) or token != drafts[i]:
+                return
+            self.counts.confirmed += 1
+
+    def _close(self, lane: Lane) -> None:
+        """A sample is finished: keep its keys and values (the last id has none yet) and free its slot."""
+        job = lane.job
+        if len(lane.ids) > 1:
+            ids = job.prompt + tuple(lane.ids[:-1])
+            self.trie.insert(ids, partial(self.cache.read, lane.slot), None, job.node, len(job.prompt))
+        if job.forced is None:
+            self._drafts.learn(job.prompt, lane.ids)
+        job.results[lane.index] = (lane.ids, lane.logps)
+        job.lanes.remove(lane)
+        self._lanes.remove(lane)
+        self._release(lane.slot)
+        job.left -= 1
+        if not job.left:
+            self._finished.append(job)

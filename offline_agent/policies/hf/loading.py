@@ -1,0 +1,205 @@
+"""Loading a causal language model for the slot attention, with errors that say what to do."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.utils import logging
+
+from offline_agent.errors import ConfigError, PolicyError, did_you_mean
+from offline_agent.policies.hf.attention import NAME, Shape, slot_attention
+from offline_agent.store import integrity
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NAMED = 8  # weights or files that a message names
+HASHED_WHOLE = 1 << 22  # elements of a tensor that are hashed; of a larger one this many, evenly spread
+
+AttentionInterface.register(NAME, slot_attention)
+
+
+def choose_device(device: str, dtype: str | None) -> tuple[torch.device, torch.dtype]:
+    """Return the device and the number format: float32 on a CPU, bfloat16 elsewhere, unless `dtype` says so.
+
+    Raises:
+        ConfigError: No such device or format.
+    """
+    faults = []
+    if dtype is not None and dtype not in DTYPES:
+        faults.append(f"policy.dtype: got {dtype!r}, allowed: {', '.join(DTYPES)}.{did_you_mean(dtype, DTYPES)}")
+    chosen = torch.device("cpu")
+    try:
+        chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        torch.zeros(1, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        faults.append(f"policy.device: got {device!r}, allowed: auto, cpu, or a device torch finds here ({error})")
+    if faults:
+        raise ConfigError(faults)
+    return chosen, DTYPES[dtype] if dtype else (torch.float32 if chosen.type == "cpu" else torch.bfloat16)
+
+
+def load_model(path_or_name: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return the model in evaluation mode, with the slot attention.
+
+    Args:
+        path_or_name: A folder with `config.json` and `*.safetensors`, or a hub name.
+        device: Where it goes.
+        dtype: Its weights' format.
+
+    Raises:
+        ConfigError: There is no such model, or it is none that can be loaded, or it is damaged.
+    """
+    folder = Path(path_or_name).expanduser()
+    if folder.is_dir():
+        _check_folder(folder)
+        check_whole(folder, "policy.model")
+        path_or_name = str(folder)
+    elif folder.is_absolute() or path_or_name.startswith(("./", "../", "~")):
+        near = did_you_mean(folder.name, [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else [])
+        raise ConfigError(
+            f"policy.model: got {path_or_name!r}, allowed: a folder that exists, or a hub name; there is no such "
+            f"folder.{near}"
+        )
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # it is over before anybody has read it, and pipelines have their own
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path_or_name, dtype=dtype, use_safetensors=True, attn_implementation=NAME
+        )
+    except Exception as error:  # transformers raises nearly every class there is
+        raise ConfigError(
+            f"policy.model: {path_or_name!r} cannot be loaded as a causal language model ({type(error).__name__}: "
+            f"{str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}); give a folder written by "
+            "save_pretrained, or the name of a model on the hub that this machine can reach"
+        ) from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    check_finite(model, "policy.model", path_or_name)
+    return model.eval().requires_grad_(False).to(device)
+
+
+def _check_folder(folder: Path) -> None:
+    faults = []
+    if not (folder / "config.json").is_file():
+        faults.append(f"policy.model: {str(folder)!r} has no config.json; give the folder save_pretrained wrote")
+    if not any(folder.glob("*.safetensors")):
+        there = ", ".join(sorted(p.name for p in folder.glob("*.bin"))) or "no weights at all"
+        faults.append(
+            f"policy.model: {str(folder)!r} has no *.safetensors ({there}); model.save_pretrained(folder) writes them"
+        )
+    if faults:
+        raise ConfigError(faults)
+
+
+def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    """Return the names of the weights that hold a value that is not finite; of a sharded one, in this process's part.
+
+    Args:
+        weights: Names and tensors, of any shapes.
+    """
+    named = [(name, tensor.to_local() if hasattr(tensor, "to_local") else tensor) for name, tensor in weights]
+    known = [(name, tensor.detach()) for name, tensor in named if tensor.is_floating_point() and tensor.numel()]
+    if not known:
+        return []
+    sound = torch.stack([torch.isfinite(tensor).all().to(known[0][1].device) for _, tensor in known]).tolist()
+    return [name for (name, _), good in zip(known, sound, strict=True) if not good]
+
+
+def check_finite(model: Any, key: str, source: str) -> None:
+    """Refuse a model that training has destroyed.
+
+    Args:
+        model: The model.
+        key: Of the configuration, which names it.
+        source: Where it is from.
+
+    Raises:
+        ConfigError: Weights are not finite; names them.
+    """
+    broken = not_finite(model.named_parameters())
+    if broken:
+        named = ", ".join(broken[:_NAMED]) + (f" and {len(broken) - _NAMED} more" if len(broken) > _NAMED else "")
+        raise ConfigError(
+            f"{key}: the weights of {source!r} are not finite: {named}; the training that wrote them diverged. Give an "
+            "earlier checkpoint of it, or train again with a lower optimizer.learning_rate"
+        )
+
+
+def check_whole(folder: Path, key: str) -> None:
+    """Refuse a model folder that this project sealed when it was written, and that was altered since.
+
+    Args:
+        folder: The folder; one without a seal, and what is no folder, is not checked.
+        key: Of the configuration, which names it.
+
+    Raises:
+        ConfigError: A file is missing or has other contents.
+    """
+    found = integrity.faults(folder)
+    if found:
+        raise ConfigError(
+            f"{key}: {str(folder)!r} is not as it was written: {'; '.join(found[:_NAMED])}. Restore it from a copy, or "
+            f"give the command that made it again with its run_dir. Where it was altered on purpose, remove "
+            f"{integrity.SEAL} in it"
+        )
+
+
+def model_hash(model: Any) -> str:
+    """Return 16 hex digits that identify the weights: names, shapes, formats and values (large tensors sampled)."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        flat = tensor.detach().reshape(-1)
+        if flat.numel() > HASHED_WHOLE:
+            flat = flat[:: flat.numel() // HASHED_WHOLE]
+        digest.update(flat.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def copy_weights(source: Any, target: Any) -> None:
+    """Copy a model's weights into another of the same shape; a PeftModel's with its adapters added.
+
+    Args:
+        source: A transformers model, or a PeftModel around one; not changed.
+        target: A transformers model; on any device, in any format.
+
+    Raises:
+        PolicyError: They are not of the same shape.
+    """
+    found = dict(plain_weights(source))
+    with torch.no_grad():
+        for name, weights in target.named_parameters():
+            given = found.get(name)
+            if given is None or given.shape != weights.shape:
+                got = "nothing" if given is None else str(tuple(given.shape))
+                raise PolicyError(f"weights of {name}: got {got}, allowed: {tuple(weights.shape)}; is it another model")
+            weights.copy_(given)
+
+
+def plain_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield names and weights as the plain model has them; adapters are added without touching what they sit on."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for prefix, module in base.named_modules():
+        adapted = hasattr(module, "get_delta_weight") and hasattr(module, "base_layer")
+        if adapted and not module.disable_adapters and not module.merged:
+            weights = module.base_layer.weight
+            delta = sum(module.get_delta_weight(name) for name in module.active_adapters if name in module.lora_A)
+            yield f"{prefix}.weight", weights + delta
+    for name, weights in base.named_parameters():
+        plain = name.replace(".base_layer.", ".")
+        if ".lora_" not in name and not (plain != name and name.endswith("base_layer.weight")):
+            yield plain, weights
+
+
+def shape(model: Any) -> Shape:
+    """Return the shape of a model's keys and values."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return Shape(config.num_hidden_layers, heads, kv_heads, width, next(model.parameters()).device.type == "cpu")

@@ -1,0 +1,342 @@
+"""The policy that runs a causal language model here: continuous batching, shared prefixes, reproducible samples.
+
+Every history is a path in a trie of token ids; what was computed for it once, sampled tokens included, is never
+computed again while it is kept. In float32 on a CPU an answer depends on the request alone, bit for bit: not on what
+else is in the batch, not on what was kept; `batch_invariant` says whether that was found to hold here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.errors import ConfigError, ContextFull, PolicyError
+from offline_agent.policies.base import Answer, Done, Engine, Proposals, ProposeRequest, Usage
+from offline_agent.records import Context
+from offline_agent.rendering.renderer import Renderer
+
+if TYPE_CHECKING:
+    from offline_agent.policies.hf.requests import Counts, Job
+    from offline_agent.policies.hf.trie import Node
+
+DEFAULT_MODEL = Path(__file__).parents[2] / "assets" / "default_model"
+SMALL = 50_000_000  # parameters below which one thread is faster than several, and whose sums then never change
+
+
+class HFPolicy:
+    """A causal language model from a folder or the hub.
+
+    `Usage.prefilled` and `Usage.cached` are measured: they depend on what was kept when the request came, and so on
+    the order of requests. Nothing else in an answer does.
+
+    Args:
+        model: A folder or hub name; None = the embedded default model.
+        temperature: Of the samples, where a request names none; 0 = greedy.
+        max_tokens: Most ids of one action, where a request names no limit.
+        slots: Samples that are worked on at once.
+        dtype: `float32`, `bfloat16` or `float16`; None = float32 on a CPU, bfloat16 elsewhere.
+        device: `auto`, `cpu`, `cuda`, …
+        renderer: Given where the caller has one already; else loaded from `tokenizer`.
+        tokenizer: Folder or hub name; None = the model's own.
+        chat_template: Replaces the tokenizer's own: a ready-made one's name, a file, or its text.
+        max_context: Most ids of a prompt and its action together; None = what the model was made for.
+        cache_bytes: Memory for keys and values that are kept; None = 2 GiB, or a quarter of a smaller machine's.
+        threads: Of torch while the model runs; None = 1 for a small model on a CPU, else torch's own number.
+
+    Attributes:
+        name, renderer, batch_invariant, max_tokens, identity: See `Policy`.
+
+    Raises:
+        ConfigError: The model or its tokenizer cannot be loaded or used; says what to do.
+    """
+
+    name = "hf"
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        temperature: float = 0.7,
+        max_tokens: int = 64,
+        slots: int = 64,
+        dtype: str | None = None,
+        device: str = "auto",
+        renderer: Renderer | None = None,
+        tokenizer: str | None = None,
+        chat_template: str | None = None,
+        max_context: int | None = None,
+        cache_bytes: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        _check_arguments(temperature, max_tokens, slots, max_context, cache_bytes, threads)
+        import torch
+
+        from offline_agent.policies.hf import checks as hf_checks
+        from offline_agent.policies.hf import loading as hf_loading
+        from offline_agent.policies.hf.attention import ROW_STEP, SlotCache
+        from offline_agent.policies.hf.engine import Core
+        from offline_agent.policies.hf.trie import KVTrie
+
+        if model is None and not DEFAULT_MODEL.is_dir():
+            raise ConfigError(f"policy.model: the embedded default model is not installed ({DEFAULT_MODEL} is missing)")
+        source = str(DEFAULT_MODEL if model is None else model)
+        where, number_format = hf_loading.choose_device(device, dtype)
+        self.model = hf_loading.load_model(source, where, number_format)
+        self.renderer = renderer or Renderer.load(tokenizer or source, chat_template)
+        config = self.model.config.get_text_config()
+        if self.renderer.vocab_size > config.vocab_size:
+            raise ConfigError(
+                f"policy.tokenizer: it has {self.renderer.vocab_size} ids, the model {config.vocab_size}; "
+                "give the tokenizer the model was trained with"
+            )
+        longest = getattr(config, "max_position_embeddings", None) or 1 << 20
+        self.max_context = min(max_context or longest, longest)
+        self.temperature = float(temperature)
+        self.max_tokens = max_tokens
+        self.slots = slots
+        small = sum(weights.numel() for weights in self.model.parameters()) < SMALL and where.type == "cpu"
+        self._threads = threads or (1 if small else torch.get_num_threads())
+        self._lock = threading.Lock()
+        self._closed = False
+        self._runner = hf_checks.Runner(self.model, self._threads)
+        self._core = Core(
+            self._runner.logits,
+            SlotCache(slots, hf_loading.shape(self.model), number_format, where),
+            KVTrie(_share_of_memory() if cache_bytes is None else cache_bytes),
+            self.renderer.eos_ids,
+            draft_tokens=(4 * slots if small else ROW_STEP) if where.type == "cpu" else 0,
+        )
+        hf_checks.check_supported(self.model, self._runner, self._core.cache)
+        self.batch_invariant = where.type == "cpu" and hf_checks.verify_batch_invariance(self._runner, self._core.cache)
+        self.identity: dict[str, object] = {
+            "kind": "hf",
+            "model": "embedded default" if model is None else str(model),
+            "model_hash": hf_loading.model_hash(self.model),
+            "tokenizer_hash": self.renderer.tokenizer_hash,
+            "template_hash": self.renderer.template_hash,
+            "dtype": str(number_format).removeprefix("torch."),
+            "device": where.type,
+            "threads": self._threads,
+            "temperature": self.temperature,
+            "max_tokens": max_tokens,
+            "max_context": self.max_context,
+            "batch_invariant": self.batch_invariant,
+            "torch": torch.__version__,
+        }
+
+    @property
+    def counts(self) -> Counts:
+        """What was computed so far, over all requests."""
+        return self._core.counts
+
+    @property
+    def kept_ids(self) -> int:
+        """Number of ids whose keys and values are kept."""
+        return self._core.trie.tokens
+
+    @property
+    def thrown_away_ids(self) -> int:
+        """Number of ids whose keys and values were kept once, and had to make room."""
+        return self._core.trie.evicted_tokens
+
+    def verify_batch_invariance(self) -> bool:
+        """Return whether the same history gives the same bits in any batch, in any pieces; tries it anew.
+
+        The policy must not be working on requests.
+        """
+        from offline_agent.policies.hf import checks as hf_checks
+
+        with self._lock:
+            if self._core.busy:
+                raise PolicyError("verify_batch_invariance: the policy is answering requests; wait for them")
+            return hf_checks.verify_batch_invariance(self._runner, self._core.cache)
+
+    def forget(self) -> None:
+        """Throw away the kept keys and values; answers stay the same, the next ones cost more."""
+        with self._lock:
+            self._core.trie.clear()
+
+    def take_weights(self, model: Any) -> None:
+        """Answer with another model's weights from now on; what was kept under the old ones is thrown away.
+
+        Call it while no request is being answered.
+
+        Args:
+            model: Of the same shape; a PeftModel gives its merged weights, and is left as it was.
+
+        Raises:
+            PolicyError: Requests are being answered, or the shapes differ.
+        """
+        from offline_agent.policies.hf.loading import copy_weights
+
+        with self._lock:
+            if self._core.busy:
+                raise PolicyError("weights were to be changed while requests are being answered; wait for them first")
+            copy_weights(model, self.model)
+            self._core.trie.clear()
+
+    def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:
+        """See `Policy.propose`."""
+        answers: list[Answer | None] = [None] * len(requests)
+
+        def keep(index: int) -> Done:
+            def done(answer: Answer) -> None:
+                answers[index] = answer
+
+            return done
+
+        for index, request in enumerate(requests):
+            self.submit(request, keep(index), None)
+        self._run_until(lambda: None not in answers)
+        return [answer for answer in answers if answer is not None]
+
+    def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        """See `Policy.score`. An empty sequence scores an empty tuple."""
+        from offline_agent.policies.hf.checks import check_ids
+        from offline_agent.policies.hf.requests import Job
+
+        wanted = [tuple(ids) for ids in actions]
+        for ids in wanted:
+            check_ids(ids, self.model.config.get_text_config().vocab_size)
+        prompt = self._prompt(context, max(map(len, wanted), default=0))
+        ended: list[Job] = []
+        self._core.submit(Job(prompt, (), 0.0, 0, [ids for ids in wanted if ids], None, ended.append))
+        self._run_until(lambda: bool(ended))
+        job = ended[0]
+        if job.error is not None:
+            raise job.error
+        known = iter(job.results)
+        return [tuple((next(known) or ([], []))[1]) if ids else () for ids in wanted]
+
+    def submit(self, request: ProposeRequest, done: Done, owner: object) -> None:
+        """Queue a request without running anything; used by `propose` and by the engine."""
+        from offline_agent.policies.hf.requests import Job
+
+        temperature = self.temperature if request.temperature is None else request.temperature
+        limit = self.max_tokens if request.max_tokens is None else request.max_tokens
+        try:
+            if temperature < 0 or limit < 1:
+                raise PolicyError(f"got temperature {temperature} and max_tokens {limit}; allowed: ≥ 0 and ≥ 1")
+            prompt = self._prompt(request.context, limit)
+        except Exception as error:  # a history that cannot be rendered fails alone
+            fault = error if isinstance(error, PolicyError) else PolicyError(f"{type(error).__name__}: {error}")
+            fault.__cause__ = None if fault is error else error
+            done(fault)
+            return
+        context = request.context
+
+        def finish(job: Job) -> None:
+            if job.node is not None:
+                context.cache = (self._core.trie, job.node, len(prompt))
+            done(self._answer(job))
+
+        self._core.submit(Job(prompt, request.seeds, temperature, limit, None, owner, finish, self._anchor(context)))
+
+    def pump(self) -> bool:
+        """Do one step and hand out what it finished; False where there was nothing to do."""
+        with self._lock:
+            if not self._core.busy:
+                return False
+            started = perf_counter()
+            finished = self._runner.guarded(self._core.step)
+            self._core.counts.seconds += perf_counter() - started
+        self._hand_out(finished)
+        return True
+
+    def cancel(self, owner: object, error: PolicyError) -> None:
+        """Answer all unfinished requests of `owner` with `error`."""
+        with self._lock:
+            dropped = self._core.cancel(owner, error)
+        self._hand_out(dropped)
+
+    def engine(self) -> Engine:
+        """Return a running engine; requests of all engines and of `propose` share the batches."""
+        from offline_agent.policies.hf.thread import HFEngine
+
+        return HFEngine(self)
+
+    def close(self) -> None:
+        """Free the memory of keys and values; requests are answered with an error from now on."""
+        self._closed = True
+        self.forget()
+
+    def _prompt(self, context: Context, room: int) -> tuple[int, ...]:
+        if self._closed:
+            raise PolicyError("the policy is closed")
+        prompt = tuple(self.renderer.context_ids(context))
+        if not prompt:
+            raise PolicyError("the history renders to no ids at all; there is nothing to continue")
+        if len(prompt) + room > self.max_context:
+            raise ContextFull(
+                f"the history has {len(prompt)} ids and the action up to {room}: {len(prompt) + room} together, "
+                f"allowed: {self.max_context}; lower search.max_steps or the environment's max_observation_chars, or "
+                "raise policy.max_context where the model was made for more"
+            )
+        return prompt
+
+    def _anchor(self, context: Context) -> tuple[Node | None, int]:
+        """Return where the trie may be entered for a history: at its own end, or its parent's."""
+        for known in (context.cache, context.parent.cache if context.parent is not None else None):
+            if type(known) is tuple and known[0] is self._core.trie:
+                return known[1], known[2]
+        return None, 0
+
+    def _answer(self, job: Job) -> Answer:
+        if job.error is not None:
+            return job.error
+        try:
+            actions = tuple([self.renderer.parse(*result) for result in job.results if result is not None])
+        except PolicyError as error:
+            return error
+        generated = sum(len(action.token_ids or ()) for action in actions)
+        return Proposals(actions, Usage(generated, job.computed, max(0, len(job.prompt) - job.computed)))
+
+    def _run_until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            self.pump()
+
+    @staticmethod
+    def _hand_out(jobs: Sequence[Job]) -> None:
+        raised: Exception | None = None
+        for job in jobs:
+            try:
+                if job.finish is not None:
+                    job.finish(job)
+            except Exception as error:  # the others' answers are not lost with one caller's mistake
+                raised = raised or error
+        if raised is not None:
+            raise raised
+
+
+def _share_of_memory() -> int:
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on every system
+        return 2 << 30
+    return min(2 << 30, memory // 4)
+
+
+def _check_arguments(
+    temperature: float,
+    max_tokens: int,
+    slots: int,
+    max_context: int | None,
+    cache_bytes: int | None,
+    threads: int | None,
+) -> None:
+    faults = []
+    if temperature < 0:
+        faults.append(f"policy.temperature: got {temperature!r}, allowed: 0 (greedy) or more")
+    for key, value in (
+        ("max_tokens", max_tokens), ("slots", slots), ("max_context", max_context), ("threads", threads),
+    ):  # fmt: skip
+        if value is not None and value < 1:
+            faults.append(f"policy.{key}: got {value!r}, allowed: 1 or more")
+    if cache_bytes is not None and cache_bytes < 0:
+        faults.append(f"policy.cache_bytes: got {cache_bytes!r}, allowed: 0 or more")
+    if faults:
+        raise ConfigError(faults)

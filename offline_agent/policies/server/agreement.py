@@ -1,0 +1,104 @@
+"""Do servers serve the same model? A fixed text is scored by each, and what most of them say counts.
+
+A model so near to theirs that no log-prob differs by more than the tolerance is not found out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from offline_agent.errors import PolicyError
+from offline_agent.policies.server.client import Served
+from offline_agent.records import Action, Context, Task
+from offline_agent.rendering.renderer import Renderer
+
+QUESTION, ANSWER = "How many days are there in three weeks?", "Three weeks have 21 days: a week has 7, and 3 * 7 = 21."
+
+
+class Said(NamedTuple):
+    """What a server says of the fixed text: float [n] log-probs at T = 1, or why it gives none."""
+
+    logps: tuple[float, ...] | None
+    fault: str | None = None
+
+
+class Agreement:
+    """What the servers agree on. Thread-safe.
+
+    Args:
+        renderer: The model's; None = chat, where nobody can be asked and all agree.
+        tolerance: Largest difference of any log-prob, nats.
+    """
+
+    def __init__(self, renderer: Renderer | None, tolerance: float) -> None:
+        self._text: tuple[list[int], list[int]] | None = None
+        if renderer is not None:
+            prompt = renderer.context_ids(Context(Task("probe", "train", {}), "Answer briefly.", (), QUESTION))
+            self._text = prompt, list(renderer.encode_action(Action(ANSWER, ANSWER)))
+        self._tolerance = tolerance
+        self._lock = threading.Lock()
+        self._agreed: tuple[float, ...] | None = None
+
+    def ask(self, served: Served) -> Said:
+        """Return what a server says, now."""
+        if self._text is None:
+            return Said(None)
+        try:
+            return Said(served.logps(served.model, *self._text))
+        except PolicyError as error:
+            return Said(None, f"{served.url} cannot be compared with the other servers: {error}")
+
+    def vote(self, said: Mapping[str, Said]) -> dict[str, str]:
+        """Settle what counts: what most servers say; of equally many, those that come first.
+
+        Where no server can be asked, nothing is settled.
+
+        Args:
+            said: By the servers' names, in the order of the configuration.
+
+        Returns:
+            The servers that say something else, each with what to tell the user.
+        """
+        voices = {name: one.logps for name, one in said.items() if one.logps is not None}
+        followers = {
+            name: sum(_gap(logps, other) <= self._tolerance for other in voices.values())
+            for name, logps in voices.items()
+        }
+        with self._lock:
+            self._agreed = voices[max(voices, key=lambda name: followers[name])] if voices else None
+        return {name: why for name, one in said.items() if (why := self._objection(name, one)) is not None}
+
+    def check(self, served: Served) -> None:
+        """Check that a server says what was agreed on; where nothing was, what it says counts from now on.
+
+        Raises:
+            PolicyError: It says something else, or nothing.
+        """
+        said = self.ask(served)
+        with self._lock:
+            if self._agreed is None:
+                self._agreed = said.logps
+        why = self._objection(served.url, said)
+        if why is not None:
+            raise PolicyError(why)
+
+    def _objection(self, name: str, said: Said) -> str | None:
+        agreed = self._agreed
+        if agreed is None:
+            return None
+        if said.logps is None:
+            return str(said.fault)
+        gap = _gap(agreed, said.logps)
+        if gap <= self._tolerance:
+            return None
+        return (
+            f"{name} has another model, or other weights: its log-probs of a fixed text differ by up to {gap:.3g} from "
+            f"those of the other servers, allowed: {self._tolerance:g} (policy.probe_tolerance). Start it with the "
+            "model that they serve, or leave it out of policy.url."
+        )
+
+
+def _gap(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))

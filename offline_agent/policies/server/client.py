@@ -1,0 +1,301 @@
+"""One model server: what it is asked, what its answers must be, and what it has cost."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from offline_agent.config.base import masked
+from offline_agent.errors import PolicyError
+from offline_agent.policies.base import Usage
+from offline_agent.policies.server.chat import chat_action
+from offline_agent.policies.server.endpoint import Endpoint, Json, Refused, TimedOut
+from offline_agent.policies.server.weights import ServedWeights
+from offline_agent.policies.weights import Probe, Taken
+from offline_agent.records import Action
+from offline_agent.rendering.renderer import Renderer
+
+CHAT, COMPLETIONS = "/chat/completions", "/completions"
+QUICK = 5.0  # seconds for what a sound server answers at once
+
+QUIRKS = {
+    "enable-auto-tool-choice": "tools in text",
+    "max_completion_tokens": "max_completion_tokens",
+}
+"""What a server's refusal says, and what to do about it from then on."""
+
+T = TypeVar("T")
+
+
+@dataclass
+class Tally:
+    """What a server was asked and cost in this session.
+
+    Attributes:
+        requests: Everything asked of it for a sample or a score, failures included.
+        generated_tokens, prefilled_tokens, reused_tokens: As it counts them, of the answers that came in.
+        errors: Requests that it failed: no answer, or one that cannot be used. Time-outs are among them.
+        timeouts: No answer in time.
+        refused: Requests that it would not answer (4xx), through the fault of the request.
+        last_error: None = there was none.
+    """
+
+    requests: int = 0
+    generated_tokens: int = 0
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0
+    errors: int = 0
+    timeouts: int = 0
+    refused: int = 0
+    last_error: str | None = None
+
+
+class Served:
+    """One server. Thread-safe.
+
+    Args:
+        endpoint: Its client.
+        renderer: Token ids in and out; None = chat, text alone.
+        strict: Whether an answer that contradicts itself (log-probs that are no numbers, text that is not that of its
+            ids) is an error, rather than what it says of itself being taken as unknown.
+    """
+
+    def __init__(self, endpoint: Endpoint, renderer: Renderer | None, strict: bool = False) -> None:
+        self.endpoint = endpoint
+        self.url = endpoint.url
+        self.weights = ServedWeights(endpoint, lambda prompt, ids: self.logps(self.model, list(prompt), list(ids)))
+        self.model = ""
+        self.tally = Tally()
+        self._renderer = renderer
+        self._strict = strict
+        self._quirks: set[str] = set()
+        self._lock = threading.Lock()
+        self._cache_before: dict[str, int] | None = None
+        self._answers_as: str | None = None  # the model that its answers name
+
+    def sample(self, path: str, body: Json) -> tuple[Action, Usage]:
+        """Return one action and what it cost.
+
+        Raises:
+            Refused: The server will not answer this request.
+            PolicyError: It failed, or answered what cannot be used.
+        """
+        with self._counted():
+            with self.weights.answering():
+                answer = self._post(path, body)
+            choice, cost = _choice(answer), _usage(answer)
+            self._check_same(body, answer, choice)
+            action = chat_action(choice) if self._renderer is None else self._sampled(self._renderer, choice)
+        with self._lock:
+            self.tally.generated_tokens += cost.generated
+            self.tally.prefilled_tokens += cost.prefilled
+            self.tally.reused_tokens += cost.cached
+        return action, cost
+
+    def score(self, model: str, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
+        """Return the log-probs (T = 1) of ids after a prompt. Raises as `sample`."""
+        with self._counted(), self.weights.answering():
+            return self.logps(model, prompt, ids)
+
+    def logps(self, model: str, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
+        """Return the log-probs of ids after a prompt, whatever weights they are from. Raises as `sample`."""
+        body = {"model": model, "temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "prompt": prompt + ids}
+        entries = _choice(self.endpoint.post(COMPLETIONS, body)).get("prompt_logprobs")
+        if not isinstance(entries, list) or len(entries) != len(prompt) + len(ids):
+            raise PolicyError("the server gives no log-probs of prompts (vLLM does, for prompt_logprobs)")
+        try:
+            pairs = zip(ids, entries[len(prompt) :], strict=True)
+            found = [float(entry[str(token)]["logprob"]) for token, entry in pairs]
+        except (KeyError, TypeError, ValueError) as error:
+            raise PolicyError(f"the server's prompt_logprobs lack an id of the prompt: {error!r}") from error
+        if not all(map(math.isfinite, found)):
+            raise PolicyError("the server's prompt_logprobs are not all finite: look at its log and its weights")
+        return tuple(min(0.0, value) for value in found)
+
+    def look_at_cache(self) -> None:
+        """Note where the prefix cache's counters stand, if the server has any: `figures` counts from here."""
+        self._cache_before = self._cache_now()
+
+    def figures(self, reachable: bool = True) -> dict[str, Any]:
+        """Return the tally as JSON, with the prefix cache's `queries` and `hits` (tokens) since `look_at_cache`."""
+        now, before = self._cache_now() if reachable else None, self._cache_before
+        if now is not None and before is not None and now["queries"] >= before["queries"]:  # else it was started anew
+            now = {name: count - before[name] for name, count in now.items()}
+        with self._lock:
+            out: dict[str, Any] = masked({"url": self.url, **asdict(self.tally)})
+        return out | {"cache": now}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.weights.close()
+        self.endpoint.close()
+
+    def _cache_now(self) -> dict[str, int] | None:
+        try:
+            return self.weights.cache_figures(QUICK)
+        except PolicyError:  # no figure is worth an error, nor a long wait
+            return None
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._lock:
+            self.tally.requests += 1
+        try:
+            yield
+        except PolicyError as error:
+            with self._lock:
+                refused = isinstance(error, Refused) and not error.by_this_server_alone
+                self.tally.refused += refused
+                self.tally.errors += not refused
+                self.tally.timeouts += isinstance(error, TimedOut)
+                self.tally.last_error = str(error)
+            raise
+
+    def _post(self, path: str, body: Json) -> Json:
+        while True:
+            quirks = frozenset(self._quirks)
+            try:
+                return self.endpoint.post(path, _adapted(body, quirks))
+            except Refused as error:
+                new = {quirk for words, quirk in QUIRKS.items() if words in error.said} - quirks
+                if path != CHAT or not new:
+                    raise
+                self._quirks |= new
+
+    def _check_same(self, body: Json, answer: Json, choice: Json) -> None:
+        """Check that the answer is from the model of the answers before, and to the prompt that was sent.
+
+        Raises:
+            PolicyError: It is not.
+        """
+        name = answer.get("model")
+        if isinstance(name, str):
+            with self._lock:
+                before = self._answers_as = self._answers_as or name
+            if name != before:
+                raise PolicyError(
+                    f"the server's answers name the model {name!r}, before they named {before!r}: it serves another "
+                    "model now; serve the one that the run began with, or begin a new run"
+                )
+        sent, read = body.get("prompt"), choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
+        if isinstance(sent, list) and isinstance(read, list) and read != sent:
+            at = next((i for i, (ours, its) in enumerate(zip(sent, read, strict=False)) if ours != its), None)
+            at = min(len(sent), len(read)) if at is None else at
+            raise PolicyError(
+                f"the server read another prompt than was sent: {len(read)} ids, sent {len(sent)}, the first that "
+                f"differs is number {at}; a proxy or a template changes prompts on the way: send to vLLM itself"
+            )
+
+    def _sampled(self, renderer: Renderer, choice: Json) -> Action:
+        ids = choice.get("token_ids")
+        if not isinstance(ids, list):
+            raise PolicyError(
+                "the server gives no token ids (vLLM from 0.10 on does, for return_token_ids); leave policy.tokenizer "
+                "away to work with text"
+            )
+        if not all(isinstance(token, int) and 0 <= token < renderer.vocab_size for token in ids):
+            raise PolicyError("the server sampled ids that policy.tokenizer does not have: is it the model's own?")
+        found = choice.get("logprobs") or {}
+        logps = found.get("token_logprobs") if isinstance(found, dict) else None
+        known = isinstance(logps, list) and len(logps) == len(ids) and all(map(_finite, logps))
+        if self._strict:
+            _check_sound(renderer, choice.get("text"), ids, logps, known)
+        if choice.get("finish_reason") == "stop" and (not ids or ids[-1] not in renderer.eos_ids):
+            stop = choice.get("stop_reason")  # some servers leave the id that stopped them out
+            ids, known = [*ids, stop if isinstance(stop, int) else renderer.end_id], False
+        return renderer.parse(ids, [min(0.0, float(p)) for p in logps or ()] if known else None)
+
+
+class Alone:
+    """One server is all there is: it is asked, and its failures are the request's.
+
+    Args:
+        served: The server.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        served.look_at_cache()
+
+    def run(self, key: str, job: Callable[[Served], T]) -> T:
+        """Return the job's result."""
+        return job(self._served)
+
+    def check_takes_weights(self) -> None:
+        """See `ServerPolicy.check_takes_weights`."""
+        self._served.weights.check()
+
+    def take_weights(self, folder: str | Path, probe: Probe | None, timeout: float) -> Taken:
+        """See `ServerPolicy.take_weights`."""
+        return self._served.weights.take(folder, probe, timeout)
+
+    def cache_figures(self) -> dict[str, int] | None:
+        """See `ServerPolicy.cache_figures`."""
+        return self._served.weights.cache_figures()
+
+    def figures(self) -> list[dict[str, Any]]:
+        """See `ServerPolicy.server_figures`."""
+        return [self._served.figures()]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._served.close()
+
+
+def _check_sound(renderer: Renderer, text: object, ids: Sequence[int], logps: object, known: bool) -> None:
+    """Check that an answer does not contradict itself; raises PolicyError."""
+    if logps is not None and not known:
+        raise PolicyError("the server's log-probs are not one finite number for each id")
+    if isinstance(logps, list) and any(value > 0.01 for value in logps):
+        raise PolicyError(f"the server's log-probs go up to {max(logps):.3g}; none can be above 0")
+    if text is None:
+        return
+    ended = bool(ids) and ids[-1] in renderer.eos_ids
+    ours, theirs = _plain(renderer.decode(ids[:-1] if ended else ids)), _plain(str(text))
+    longer, shorter = (ours, theirs) if len(ours) >= len(theirs) else (theirs, ours)
+    if not longer.startswith(shorter) or len(longer) - len(shorter) > 32:  # an end token's, or a cut letter's
+        raise PolicyError(f"the server's text is not that of its token ids: {str(text)[:60]!r}, but {ours[:60]!r}")
+
+
+def _plain(text: str) -> str:
+    """Return a text without what detokenisers differ in: spaces, and letters that are not complete."""
+    return re.sub(r"[\s\ufffd]+", "", text)
+
+
+def _adapted(body: Json, quirks: frozenset[str]) -> Json:
+    body = dict(body)
+    if "tools in text" in quirks and "tools" in body:
+        body["tool_choice"] = "none"  # the tools stay in the prompt, and the call is read from the text
+    if "max_completion_tokens" in quirks:
+        body["max_completion_tokens"] = body.pop("max_tokens")
+    return body
+
+
+def _choice(answer: Mapping[str, Any]) -> Json:
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise PolicyError(f"the server's answer has no choices; it has {', '.join(map(str, answer)) or 'nothing'}")
+    return choices[0]
+
+
+def _usage(answer: Mapping[str, Any]) -> Usage:
+    usage = answer.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    details = usage.get("prompt_tokens_details")
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+    prompt = _count(usage.get("prompt_tokens"))
+    return Usage(_count(usage.get("completion_tokens")), max(0, prompt - cached), cached)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

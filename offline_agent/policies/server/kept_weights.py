@@ -1,0 +1,87 @@
+"""A copy of the newest weights, for servers that come back without them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+
+from offline_agent.errors import DataError
+from offline_agent.policies.server.weights import new_name
+from offline_agent.policies.weights import Probe
+
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """Weights that every server must have.
+
+    Attributes:
+        version: Their name.
+        folder: The copy.
+        probe: What they must say.
+        timeout: Seconds that a server may take to read them.
+        stamp: Name, size and time of change (ns) of each file of the copy, when it was made.
+    """
+
+    version: str
+    folder: Path
+    probe: Probe | None
+    timeout: float
+    stamp: Stamp
+
+
+def keep(folder: Path, probe: Probe | None, timeout: float, but: Update | None) -> Update:
+    """Copy a checkpoint beside itself, by hard links where the file system has them.
+
+    Args:
+        folder: The checkpoint; it may be deleted afterwards, but not written over in place.
+        probe, timeout: See `Update`.
+        but: The copy that is still wanted; others of this folder, which a killed run left behind, are deleted.
+
+    Raises:
+        DataError: It cannot be copied there.
+    """
+    version = new_name(folder)
+    prefix = f"{folder.name}-kept-"
+    for left in folder.parent.glob(escape(prefix) + "*"):
+        if but is None or left != but.folder:
+            shutil.rmtree(left, ignore_errors=True)
+    copy = folder.with_name(prefix + version.rsplit("-", 1)[-1])
+    try:
+        shutil.copytree(folder, copy, copy_function=_link)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(copy, ignore_errors=True)
+        raise DataError(
+            f"weights: {str(folder)!r} cannot be copied to {copy.name} beside it ({error}), which servers that come "
+            "back need; give a folder that can be written beside"
+        ) from error
+    return Update(version, copy, probe, timeout, _stamp(copy))
+
+
+def unchanged(update: Update) -> None:
+    """Check that a copy is as it was made; raises DataError."""
+    if _stamp(update.folder) != update.stamp:
+        raise DataError(
+            f"weights: {str(update.folder)!r} is gone, or its files were written over in place; call take_weights again"
+        )
+
+
+def forget(update: Update) -> None:
+    """Delete a copy."""
+    shutil.rmtree(update.folder, ignore_errors=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
+
+
+def _stamp(folder: Path) -> Stamp:
+    found = [(file, file.stat()) for file in sorted(folder.rglob("*")) if file.is_file()]
+    return tuple((str(file.relative_to(folder)), stat.st_size, stat.st_mtime_ns) for file, stat in found)

@@ -1,0 +1,370 @@
+"""Many servers of one model as one: spread, taken out when they fail or lie, taken back when they are sound again.
+
+A request that fails on one server is tried on another at once; a refusal (4xx) that is about the request is not. Where
+all servers are full or out, requests wait (see `server_line`). One that is out is looked at after a while, and is back
+when it serves the model, has the current weights, and says the same of a fixed text as the others (with token ids; see
+`server_agreement`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from offline_agent.config.base import masked
+from offline_agent.errors import ConfigError, DataError, PolicyError
+from offline_agent.policies.server.agreement import Agreement, Said
+from offline_agent.policies.server.client import Served
+from offline_agent.policies.server.endpoint import Refused, Unreachable, served_model
+from offline_agent.policies.server.kept_weights import Update, forget, keep, unchanged
+from offline_agent.policies.server.queue import Line, Waiter
+from offline_agent.policies.server.router import Router
+from offline_agent.policies.weights import Gate, Probe, Shapes, Taken, check_same_model, tensor_shapes
+from offline_agent.rendering.renderer import Renderer
+
+T = TypeVar("T")
+
+LOOK = 30.0  # seconds for the list of models, which a sound server answers at once
+_log = logging.getLogger(__name__)
+
+
+class ServerPool:
+    """See the module. Thread-safe.
+
+    Args:
+        servers: Strict ones that try everything once.
+        model: The served name; None = the only one that the servers have.
+        renderer: Token ids in and out; None = chat.
+        retries: Failures of one request after which it is given up; servers that could not be reached do not count.
+        concurrency: Most requests at one server at once.
+        patience: Seconds that a request waits while all servers are out.
+        bound, backoff: See `servers.Router`.
+        tolerance: See `Agreement`.
+
+    Raises:
+        ConfigError: No server is sound; says of each why.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Served],
+        model: str | None,
+        renderer: Renderer | None,
+        *,
+        retries: int = 4,
+        concurrency: int = 32,
+        patience: float = 300.0,
+        bound: float = 1.25,
+        backoff: float = 1.0,
+        tolerance: float = 0.25,
+    ) -> None:
+        self._servers = {served.url: served for served in servers}
+        try:
+            self._router = Router(list(self._servers), bound=bound, most=concurrency, backoff=backoff)
+        except ValueError as error:
+            raise ConfigError(f"policy.bound, policy.backoff, policy.concurrency: {error}") from error
+        self._retries, self._patience = retries, patience
+        self._agreement = Agreement(renderer, tolerance)
+        self._line = Line(self._router)
+        self._condition = threading.Condition()  # of the router, the line, the reasons and the update
+        self._closing = threading.Event()
+        self._gate = Gate()
+        self._reasons: dict[str, str] = {}
+        self._update: Update | None = None
+        self._shapes: Shapes | None = None
+        self.model = ""
+        self._begin(model)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def run(self, key: str, job: Callable[[Served], T]) -> T:
+        """Return the result of a job on one of the servers.
+
+        Args:
+            key: Jobs with the same key go to the same server where they can.
+            job: Asks one server; may be called again with another.
+
+        Raises:
+            Refused: A server refuses what every server would.
+            PolicyError: It failed too often, or all servers were out for too long; names each with its last error.
+        """
+        failures: dict[str, str] = {}
+        failed, waited = 0, 0.0
+        waiter = self._line.waiter(key, failures)
+        try:
+            while True:
+                with self._gate.answering():  # not while waiting: weights can be changed meanwhile
+                    name, began = self._choose(waiter)
+                    if name is not None:
+                        try:
+                            return self._ask(name, began, job)
+                        except PolicyError as error:
+                            if isinstance(error, Refused) and not error.by_this_server_alone:
+                                raise
+                            failures[name] = str(error)
+                            failed += not isinstance(error, Unreachable) or error.made
+                            if failed > self._retries:
+                                raise PolicyError(f"a request failed {failed} times: {_listed(failures)}") from error
+                if name is None:
+                    waited += self._wait(waiter, waited)
+        finally:
+            with self._condition:
+                self._line.leave(waiter)
+                self._call_next()
+
+    def _choose(self, waiter: Waiter) -> tuple[str | None, int]:
+        with self._condition:
+            self._check_open()
+            self._line.join(waiter)
+            name = self._line.take(waiter)
+            began = 0 if name is None else self._router.begin(name)
+            self._call_next()
+            return name, began
+
+    def _call_next(self) -> None:
+        """Wake whose turn it is, after whatever may have changed that; the lock is held."""
+        waiter = self._line.next()
+        if waiter is not None:
+            waiter.turn.set()
+
+    def _call_all(self) -> None:
+        """Wake everybody who waits, for room or for a server; the lock is held."""
+        self._condition.notify_all()
+        for waiter in self._line.everybody():
+            waiter.turn.set()
+
+    def _ask(self, name: str, began: int, job: Callable[[Served], T]) -> T:
+        started, why = time.monotonic(), ""
+        seconds: float | None = None
+        try:
+            result = job(self._servers[name])
+            seconds = time.monotonic() - started
+            return result
+        except PolicyError as error:
+            why = "" if isinstance(error, Refused) and not error.by_this_server_alone else str(error) or "failed"
+            raise
+        except ConfigError as error:  # it was started anew, and cannot take weights any more
+            why = str(error)
+            raise PolicyError(why) from error
+        finally:
+            with self._condition:
+                if self._router.end(name, not why, seconds, began):
+                    self._fell(name, why)
+                self._call_next()
+
+    def _wait(self, waiter: Waiter, waited: float) -> float:
+        """Wait for a change; return the seconds in which all servers were out."""
+        with self._condition:
+            self._check_open()
+            if self._line.next() is waiter:
+                return 0.0
+            started, out = time.monotonic(), not self._router.live()
+            if out and waited >= self._patience:
+                raise self._all_out(f"none came back within {self._patience:g} s (policy.patience)")
+            waiter.turn.clear()
+        waiter.turn.wait(self._patience - waited if out else None)
+        return time.monotonic() - started if out else 0.0
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise PolicyError("the policy is closed")
+
+    def _all_out(self, what: str) -> PolicyError:
+        return PolicyError(f"all {len(self._servers)} servers are out, {what}: {_listed(self._reasons)}")
+
+    # -- out and in --------------------------------------------------------------------------------------------------
+
+    def _fell(self, name: str, why: str) -> None:
+        """Note why a server was taken out, and have it looked at until it is back; the lock is held."""
+        self._reasons[name] = why
+        self._call_all()  # who waits for room may have to wait for a server now
+        if not self._closing.is_set():
+            threading.Thread(target=self._revive, args=(name, why), name=f"look at {name}", daemon=True).start()
+
+    def _live(self) -> list[str]:
+        with self._condition:
+            return self._router.live()
+
+    def _eject(self, name: str, why: str) -> None:
+        with self._condition:
+            if self._router.eject(name):
+                self._fell(name, why)
+            self._reasons[name] = why
+
+    def _revive(self, name: str, why: str) -> None:
+        """Look at a server that is out until it is sound."""
+        _log.warning("server %s is out: %s", masked(name), masked(why))
+        while True:
+            with self._condition:
+                left, update = self._router.wait(name), self._update
+            if self._closing.wait(left) or name in self._live():
+                return  # somebody else took it back
+            try:
+                self._look(self._servers[name], update)
+            except Exception as error:  # whatever it is, the server stays out, and this is why
+                if self._update is update:  # else the older weights may have been deleted meanwhile
+                    self._eject(name, str(error) or type(error).__name__)
+                continue
+            if self._restore(name, update):
+                break
+        _log.warning("server %s is back", masked(name))
+
+    def _restore(self, name: str, update: Update | None) -> bool:
+        """Take a server back; return whether the weights that it has are still the newest."""
+        with self._condition:
+            if self._update is not update:
+                return False
+            self._router.restore(name)
+            self._call_all()
+            return True
+
+    def _look(self, served: Served, update: Update | None) -> None:
+        """Check that a server is sound, and has the weights of the update, which it is given where it has not."""
+        served.model = served_model(served.endpoint, self.model, LOOK)
+        if update is not None and not served.weights.holds(update.version):
+            unchanged(update)
+            served.weights.take(update.folder, update.probe, update.timeout, update.version)
+        self._agreement.check(served)
+
+    # -- the start ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, wanted: str | None) -> None:
+        """Find out what the servers serve; take those out that are not there, or are not what the others are."""
+        found = self._each(list(self._servers), lambda served: served_model(served.endpoint, wanted, LOOK))
+        names = Counter(name for name in found.values() if isinstance(name, str))
+        if not names:
+            raise ConfigError([str(fault) for fault in found.values()])
+        self.model = model = names.most_common(1)[0][0]  # of equally many, the one that comes first
+        faults: dict[str, str] = {}
+        for url, name in found.items():
+            self._servers[url].model = model
+            if name != model:
+                other = f"policy.model: {url} serves {name!r}, and others {model!r}; name one, or leave servers out"
+                faults[url] = other if isinstance(name, str) else str(name)
+        faults |= self._vote([url for url in found if url not in faults])
+        if len(faults) == len(self._servers):
+            raise ConfigError(list(faults.values()))
+        self._each(list(found), lambda served: served.look_at_cache())
+        for url, why in faults.items():
+            self._eject(url, why)
+
+    def _vote(self, names: Sequence[str]) -> dict[str, str]:
+        said: dict[str, Said] = self._each(names, self._agreement.ask)
+        return self._agreement.vote(said)
+
+    def _each(self, names: Sequence[str], job: Callable[[Served], Any]) -> dict[str, Any]:
+        """Do a job with several servers at once; return each one's result, or its error."""
+
+        def guarded(name: str) -> Any:
+            try:
+                return job(self._servers[name])
+            except (PolicyError, ConfigError, DataError) as error:
+                return error
+
+        if not names:
+            return {}
+        with ThreadPoolExecutor(len(names), "servers") as pool:
+            return dict(zip(names, pool.map(guarded, names), strict=True))
+
+    # -- weights -----------------------------------------------------------------------------------------------------
+
+    def check_takes_weights(self) -> None:
+        """See `ServerPolicy.check_takes_weights`."""
+        names = self._live()
+        faults = [error for error in self._each(names, lambda served: served.weights.check()).values() if error]
+        wrong = [str(error) for error in faults if isinstance(error, ConfigError)]
+        if wrong:
+            raise ConfigError(wrong)
+        if faults and len(faults) == len(names):
+            raise faults[0]
+
+    def take_weights(self, folder: str | Path, probe: Probe | None, timeout: float) -> Taken:
+        """See `ServerPolicy.take_weights`."""
+        started = time.perf_counter()
+        path = Path(folder).expanduser().resolve()
+        shapes = tensor_shapes(path)
+        if self._shapes is not None:
+            check_same_model(self._shapes, shapes)
+        update = keep(path, probe, timeout, self._update)
+        with self._gate.changing():
+            waited = time.perf_counter() - started
+            taken = self._give(update)
+        self._shapes = shapes
+        self._await_one()
+        gaps = [one.gap for one in taken if one.gap is not None]
+        shifts = [one.shift for one in taken if one.shift is not None]
+        seconds = time.perf_counter() - started
+        return Taken(update.version, seconds, waited, max(gaps, default=None), max(shifts, default=None))
+
+    def _give(self, update: Update) -> list[Taken]:
+        """Have the servers that are in read the weights (all of them where none is); who fails is out until it has."""
+        with self._condition:
+            before, self._update = self._update, update
+            names = self._router.live() or list(self._servers)
+        results: Mapping[str, Any] = self._each(
+            names, lambda served: served.weights.take(update.folder, update.probe, update.timeout, update.version)
+        )
+        if all(isinstance(result, ConfigError) for result in results.values()):
+            with self._condition:
+                self._update = before
+            forget(update)
+            raise ConfigError([str(error) for error in results.values()])
+        took = [name for name in names if isinstance(results[name], Taken)]
+        faults = {name: str(results[name]) for name in names if name not in took}
+        for name, why in (faults | self._vote(took)).items():
+            self._eject(name, why)
+            took = [each for each in took if each != name]
+        for name in took:
+            self._restore(name, update)
+        if before is not None:
+            forget(before)
+        return [results[name] for name in took]
+
+    def _await_one(self) -> None:
+        """Wait for a server that has the current weights."""
+        until = time.monotonic() + self._patience
+        with self._condition:
+            while not self._router.live():
+                self._check_open()
+                if time.monotonic() >= until:
+                    raise self._all_out(f"none took the new weights within {self._patience:g} s (policy.patience)")
+                self._condition.wait(until - time.monotonic())
+
+    # -- figures -----------------------------------------------------------------------------------------------------
+
+    def cache_figures(self) -> dict[str, int] | None:
+        """See `ServerPolicy.cache_figures`."""
+        found = list(self._each(self._live(), lambda served: served.weights.cache_figures()).values())
+        known = [each for each in found if isinstance(each, dict)]
+        errors = [each for each in found if isinstance(each, Exception)]
+        if errors and not known:
+            raise errors[0]
+        return {name: sum(each[name] for each in known) for name in ("queries", "hits")} if known else None
+
+    def figures(self) -> list[dict[str, Any]]:
+        """See `ServerPolicy.server_figures`."""
+        with self._condition:
+            out = {name: self._reasons.get(name) for name in self._servers if name not in self._router.live()}
+            falls = {name: self._router.ejections(name) for name in self._servers}
+        found = self._each(list(self._servers), lambda served: served.figures(reachable=served.url not in out))
+        return [{**found[name], "ejections": falls[name], "out": masked(out.get(name))} for name in self._servers]
+
+    def close(self) -> None:
+        """Let nobody wait any longer, and close the connections."""
+        self._closing.set()
+        with self._condition:
+            self._call_all()
+        if self._update is not None:
+            forget(self._update)
+        for served in self._servers.values():
+            served.close()
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in reasons.items())

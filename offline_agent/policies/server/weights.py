@@ -1,0 +1,216 @@
+"""New weights for a running vLLM server, and no answer from other weights than the ones it was given.
+
+The server must be in its development mode (`VLLM_SERVER_DEV_MODE=1`). An update is: wait until no request is being
+answered, by us or by others (`/pause`), load the checkpoint (`/collective_rpc`), throw away the prefix cache
+(`/reset_prefix_cache`), give the weights a name (`/update_weight_version`), go on (`/resume`).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+
+from offline_agent.errors import ConfigError, PolicyError
+from offline_agent.policies.server.endpoint import Endpoint, Json, Refused
+from offline_agent.policies.weights import Gate, Probe, Shapes, Taken, check_same_model, probe_gap, tensor_shapes
+
+START = "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL"
+EXTENSION = "offline_agent.policies.vllm.worker.CheckpointWorker"
+LOAD = "take_checkpoint"  # the extension's
+UNFINISHED = "the server's weights are not known: an update was broken off. Call take_weights again."
+NO_SUCH_ROUTE = (404, 405)
+FIGURE = re.compile(r"^vllm:prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+
+Score = Callable[[Sequence[int], Sequence[int]], Sequence[float]]
+
+
+class ServedWeights:
+    """The weights of one server, as this client knows them. Thread-safe.
+
+    Args:
+        endpoint: The server.
+        score: From a prompt's ids and an action's to the log-probs of the action's (T = 1); for probes.
+    """
+
+    def __init__(self, endpoint: Endpoint, score: Score) -> None:
+        self._url = endpoint.url
+        self._server = endpoint.beside()
+        self._score = score
+        self._gate = Gate()
+        self._asking = threading.Lock()
+        self._asked = 0.0
+        self._version: str | None = None  # None: never changed by us, whatever it serves is right
+        self._fault: str | None = None
+        self._shapes: Shapes | None = None
+
+    @property
+    def version(self) -> str | None:
+        """The name of the weights that answers are from; None before the first update."""
+        return self._version
+
+    def check(self) -> None:
+        """Check that the server can take new weights.
+
+        Raises:
+            ConfigError: It cannot; says how to start one that can.
+            PolicyError: It does not answer.
+        """
+        for route in ("/is_paused", "/weight_info"):
+            self._get(route)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Make sure that what is asked for within is answered by the weights of the last update.
+
+        Waits while weights are being changed. A server that was started anew has its first weights again, which it
+        does not say: so it is asked for the weights' name after each answer (those that came in meanwhile share it).
+
+        Raises:
+            PolicyError: It has other weights, or nobody knows which.
+        """
+        with self._gate.answering():
+            if self._fault is not None:
+                raise PolicyError(self._fault)
+            yield
+            if self._version is not None:
+                self._confirm()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._server.close()
+
+    def holds(self, version: str) -> bool:
+        """Return whether the server has, as it says itself, the weights of that name, which it was given by us.
+
+        Raises:
+            ConfigError, PolicyError: It does not say.
+        """
+        return self._fault is None and self._version == version and self._named() == version
+
+    def take(self, folder: str | Path, probe: Probe | None, timeout: float, version: str | None = None) -> Taken:
+        """See `ServerPolicy.take_weights`; `version` is the name to give the weights, None = a new one."""
+        started = perf_counter()
+        path = Path(folder).expanduser().resolve()
+        shapes = tensor_shapes(path)
+        if self._shapes is not None:
+            check_same_model(self._shapes, shapes)
+        with self._gate.changing():
+            fault, self._fault = self._fault, UNFINISHED
+            try:
+                self.check()
+                before = self._probed(probe) if probe is not None and fault is None else None
+            except ConfigError:
+                self._fault = fault
+                raise
+            except PolicyError as error:
+                raise self._failed(path, error) from error
+            version = version or new_name(path)
+            try:
+                waited = self._exchange(path, version, timeout, started)
+                self._version = version
+                gap, shift = (None, None) if probe is None else probe_gap(probe, self._probed(probe), before)
+            except (PolicyError, ConfigError) as error:
+                raise self._failed(path, error) from error
+            self._fault, self._shapes = None, shapes
+            return Taken(version, perf_counter() - started, waited, gap, shift)
+
+    def cache_figures(self, timeout: float | None = None) -> dict[str, int] | None:
+        """See `ServerPolicy.cache_figures`."""
+        try:
+            text = self._server.text("/metrics", timeout)
+        except Refused:
+            return None
+        found = {"queries": 0, "hits": 0}
+        figures = FIGURE.findall(text)
+        for kind, value in figures:
+            found[kind] += int(float(value))
+        return found if figures else None
+
+    def _exchange(self, path: Path, version: str, timeout: float, started: float) -> float:
+        """Change the weights while the server stands still; return the seconds from `started` until it did."""
+        try:
+            self._post("/pause?mode=wait&clear_cache=true", {}, timeout)
+            waited = perf_counter() - started
+            self._load(path, timeout)
+            if self._post("/reset_prefix_cache").get("success") is not True:
+                raise PolicyError("the server did not throw its prefix cache away, which is from the old weights.")
+            self._post("/update_weight_version", {"new_version": version})
+        except BaseException:
+            self._resume_anyway()
+            raise
+        self._post("/resume")
+        return waited
+
+    def _failed(self, path: Path, error: Exception) -> PolicyError:
+        self._fault = f"the server's weights are not known: {error} Call take_weights again."
+        return PolicyError(f"new weights ({path}): {error}")
+
+    def _load(self, path: Path, timeout: float) -> None:
+        try:
+            self._call(LOAD, {"folder": str(path)}, timeout)
+        except PolicyError as error:
+            if LOAD not in str(error) or not re.search("has no attribute|not implemented", str(error)):
+                raise
+            self._call("reload_weights", {"weights_path": str(path)}, timeout)  # a server without our extension
+
+    def _call(self, method: str, arguments: dict[str, str], timeout: float) -> None:
+        self._post("/collective_rpc", {"method": method, "kwargs": arguments, "timeout": timeout}, timeout)
+
+    def _resume_anyway(self) -> None:
+        """Let the server's other clients go on; what went wrong before is what is reported."""
+        try:
+            self._post("/resume")
+        except (PolicyError, ConfigError):
+            return
+
+    def _confirm(self) -> None:
+        arrived = perf_counter()
+        with self._asking:
+            if self._asked > arrived:  # somebody asked after this answer had come in
+                if self._fault is not None:
+                    raise PolicyError(self._fault)
+                return
+            asked = perf_counter()
+            found = self._named()
+            if found != self._version:
+                self._fault = (
+                    f"the server has the weights {found!r}, not {self._version!r}: it was started anew, or somebody "
+                    "else changed them. Call take_weights again."
+                )
+                self._asked = asked
+                raise PolicyError(self._fault)
+            self._asked = asked
+
+    def _named(self) -> object:
+        return self._get("/weight_info").get("weight_version")
+
+    def _probed(self, probe: Probe) -> Sequence[float]:
+        return self._score(probe.ids[:1], probe.ids[1:])
+
+    def _get(self, path: str) -> Json:
+        return self._reached(lambda: self._server.get(path), path)
+
+    def _post(self, path: str, body: Json | None = None, timeout: float | None = None) -> Json:
+        return self._reached(lambda: self._server.post(path, body or {}, timeout), path)
+
+    def _reached(self, send: Callable[[], Json], path: str) -> Json:
+        try:
+            return send()
+        except Refused as error:
+            if error.status not in NO_SUCH_ROUTE:
+                raise
+            raise ConfigError(
+                f"policy.url: the server at {self._url} has no {path.partition('?')[0]}, and cannot take new weights. "
+                f"Start a vLLM (0.31) in its development mode, where only the trainer can reach it: `{START} "
+                f"--worker-extension-cls {EXTENSION}` (the extension where this package is installed beside vLLM)."
+            ) from error
+
+
+def new_name(folder: Path) -> str:
+    """Return a name for the weights in a folder that nobody gave before."""
+    return f"{folder.name}-{uuid.uuid4().hex[:12]}"

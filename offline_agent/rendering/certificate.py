@@ -1,0 +1,309 @@
+"""Certificates: what a row's masks and other columns claim, in numbers that a loader can check again.
+
+A certificate has the hash of each id sequence and the spans of its masks, the value or the hash of every other
+column, and a digest of all that. It finds what changed by accident or by a careless edit; it is no signature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from offline_agent.errors import DataError
+from offline_agent.store.columns import LOGPS, SEQUENCES
+
+SCHEMA = 2
+READABLE = (1, 2)
+"""Schemas that are read; 1 covers ids and masks alone."""
+
+_UNCOVERED = {*SEQUENCES, "certificate"}  # ids and masks are covered by the entries of their sequences
+
+
+def text_hash(text: str) -> str:
+    """Return 16 hex digits that stand for an action's text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+_MOST_DIGITS = 1 << 20
+_digits = [str(number) for number in range(1 << 12)]
+
+
+def ids_hash(ids: Sequence[int]) -> str:
+    """Return 16 hex digits that stand for a sequence of ids."""
+    return hashlib.sha256(" ".join(map(_text_of(ids), ids)).encode()).hexdigest()[:16]
+
+
+def _text_of(ids: Sequence[int]) -> Callable[[int], str]:
+    """Return what writes these ids: a table where it can, which is quicker than writing each anew."""
+    top = max(ids, default=0)
+    if top >= _MOST_DIGITS or min(ids, default=0) < 0:
+        return str
+    while top >= len(_digits):
+        _digits.extend(map(str, range(len(_digits), 2 * len(_digits))))
+    return _digits.__getitem__
+
+
+def mask_of(spans: Sequence[Sequence[int]], length: int) -> list[int]:
+    """Return int [length]: 1 inside the half-open spans, 0 elsewhere."""
+    mask = [0] * length
+    for start, end in spans:
+        mask[start:end] = [1] * (end - start)
+    return mask
+
+
+def side(
+    ids: Sequence[int], spans: Sequence[tuple[int, int]], texts: Sequence[str], round_trip: bool
+) -> dict[str, Any]:
+    """Return the certificate's entry for one id sequence.
+
+    Args:
+        ids: int [n].
+        spans: One half-open [start, end) per action, ascending, end-of-turn token included where sampled.
+        texts: The actions' recorded texts, one per span.
+        round_trip: Whether every span decodes to its text.
+    """
+    return {
+        "length": len(ids),
+        "spans": [list(span) for span in spans],
+        "trainable": sum(end - start for start, end in spans),
+        "texts": [text_hash(text) for text in texts],
+        "ids": ids_hash(ids),
+        "round_trip": round_trip,
+    }
+
+
+def write(
+    sides: Mapping[str, dict[str, Any]],
+    template_hash: str,
+    tokenizer_hash: str,
+    sampled: bool,
+    model_hash: str | None = None,
+) -> str:
+    """Return the certificate of a row's token columns as JSON; `seal` adds the other columns.
+
+    Args:
+        sides: `sequence`, or `prompt`, `chosen` and `rejected`.
+        template_hash: The chat template's.
+        tokenizer_hash: The tokenizer's.
+        sampled: True where a policy sampled every masked id; False where a demonstrator's turns were encoded.
+        model_hash: Of the model whose log-probabilities the row stores; None where it stores none, or nobody knows.
+    """
+    return json.dumps(
+        {
+            "schema": SCHEMA,
+            "template_hash": template_hash,
+            "tokenizer_hash": tokenizer_hash,
+            "sampled": sampled,
+            "model_hash": model_hash,
+            "round_trip": all(entry["round_trip"] for entry in sides.values()),
+            **sides,
+        },
+        sort_keys=True,
+    )
+
+
+def seal(text: str | None, row: Mapping[str, Any]) -> str:
+    """Return a certificate that covers every column of a row.
+
+    Args:
+        text: The certificate of its token columns; None where it has none.
+        row: Its columns, by the program's own names.
+    """
+    data = {"schema": SCHEMA} if text is None else json.loads(text)
+    data["columns"] = {name: _fact(name, value) for name, value in row.items() if name not in _UNCOVERED}
+    data["digest"] = _digest(data)
+    return json.dumps(data, sort_keys=True)
+
+
+def parse(text: object) -> dict[str, Any]:
+    """Return a certificate's content.
+
+    Raises:
+        DataError: It is missing, broken or changed, or of another schema.
+    """
+    try:
+        data = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        raise DataError("it has no readable certificate")
+    if data.get("schema") not in READABLE:
+        allowed = " and ".join(map(str, READABLE))
+        raise DataError(f"its certificate has schema {data.get('schema')!r}; this version reads {allowed}")
+    sealed = "columns" in data or "digest" in data
+    if sealed and data.get("digest") != _digest(data):
+        raise DataError("its certificate was changed after it was written (its digest is of another content)")
+    return data
+
+
+def of_tokens(data: Mapping[str, Any]) -> bool:
+    """Tell whether a certificate is of a row with token columns."""
+    return "sequence" in data or "prompt" in data
+
+
+def read(text: object, template_hash: str, tokenizer_hash: str) -> dict[str, Any]:
+    """Return the content of a certificate of token columns.
+
+    Raises:
+        DataError: As `parse`; or it is of another tokenizer or template.
+    """
+    data = parse(text)
+    for name, want in (("template_hash", template_hash), ("tokenizer_hash", tokenizer_hash)):
+        if data.get(name) != want:
+            raise DataError(
+                f"its {name} is {str(data.get(name))[:16]}, this tokenizer's is {want[:16]}: the ids were made with "
+                "another tokenizer or chat template; load the one they were made with"
+            )
+    if data.get("round_trip") is not True:
+        raise DataError("its certificate says that the round trip failed")
+    return data
+
+
+def check_columns(data: Mapping[str, Any], row: Mapping[str, Any], whole: bool) -> None:
+    """Compare the columns of a row with what its certificate says of them.
+
+    Args:
+        data: The certificate's content; one of schema 1 says nothing of them.
+        row: The columns, by the program's own names.
+        whole: Whether every certified column must be there, as in the tables of a run.
+
+    Raises:
+        DataError: A column differs or is missing; the message names it, with both values where they are numbers.
+    """
+    certified = data.get("columns", {})
+    for name, want in certified.items():
+        if name not in row:
+            if whole:
+                raise DataError(f"it lacks {name}, which its certificate covers")
+            continue
+        got = _fact(name, row[name])
+        if type(got) is not type(want) or got != want:
+            told = ", which is not what was certified"
+            if not isinstance(got, str) and not isinstance(want, str):
+                told = f" is {got!r}, certified was {want!r}"
+            raise DataError(f"its {name}{told}")
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in data.items() if name != "digest"}
+    return hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _fact(name: str, value: Any) -> Any:
+    """Return what a certificate says of a value: a number, a truth value or None itself, else a hash."""
+    if name in LOGPS and value is not None:
+        return _floats_hash(value)
+    value = _canonical(value)
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return text_hash(json.dumps(value, sort_keys=True))
+
+
+def _floats_hash(values: Any) -> str:
+    """Return 16 hex digits that stand for numbers in single precision, in which tables keep them."""
+    try:
+        numbers = array("f", values)
+    except TypeError:
+        raise DataError("its log-probs are not a list of numbers") from None
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return hashlib.sha256(numbers.tobytes()).hexdigest()[:16]
+
+
+def _canonical(value: Any) -> Any:
+    """Return what is the same for every reader: JSON text parsed, absent and null members alike, 3.0 as 3."""
+    if isinstance(value, str):
+        if value[:1] in ("{", "["):
+            try:
+                return _canonical(json.loads(value))
+            except (ValueError, RecursionError):
+                return value
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def check_side(
+    name: str,
+    entry: Any,
+    ids: Any,
+    mask: Any,
+    logps: Any,
+    vocab_size: int,
+    decode: Callable[[Sequence[int]], str],
+) -> list[list[int]]:
+    """Check one id sequence against its entry.
+
+    Args:
+        name: What to call it in messages.
+        entry: The certificate's entry.
+        ids: int [n].
+        mask: int [n], 0 or 1; None where the sequence has no mask (a prompt).
+        logps: float [n] or None.
+        vocab_size: Ids are below it.
+        decode: From a span's ids to the action's text, end-of-turn token left out.
+
+    Returns:
+        The ids of each span.
+
+    Raises:
+        DataError: Something disagrees; the message says what.
+    """
+    if not isinstance(entry, dict):
+        raise DataError(f"its certificate has no entry for {name}")
+    ids = _ints(f"{name} ids", ids)
+    if len(ids) != entry.get("length") or ids_hash(ids) != entry.get("ids"):
+        raise DataError(f"its {name} ids ({len(ids)}) are not those that were certified ({entry.get('length')})")
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise DataError(f"its {name} ids leave the vocabulary [0, {vocab_size})")
+    spans: Any = entry.get("spans")
+    texts: Any = entry.get("texts")
+    if not _ordered(spans, len(ids)) or not isinstance(texts, list) or len(texts) != len(spans):
+        raise DataError(f"its {name} spans are not ascending, disjoint ranges of the {len(ids)} ids, one per action")
+    if mask is not None:
+        mask = _ints(f"{name} mask", mask)
+        if mask != mask_of(spans, len(ids)):
+            raise DataError(f"its {name} mask ({sum(mask)} of {len(mask)} set) is not what its spans say")
+        if sum(mask) != entry.get("trainable"):
+            raise DataError(f"its {name} mask sets {sum(mask)} tokens, the certificate {entry.get('trainable')}")
+    if logps is not None and not hasattr(logps, "__len__"):
+        raise DataError(f"its {name} log-probs are {type(logps).__name__}, not a list")
+    if logps is not None and len(logps) != len(ids):
+        raise DataError(f"its {name} log-probs ({len(logps)}) do not match its ids ({len(ids)})")
+    pieces = [ids[start:end] for start, end in spans]
+    for index, (piece, want) in enumerate(zip(pieces, texts, strict=True)):
+        if text_hash(decode(piece)) != want:
+            raise DataError(f"its {name} span {index} {spans[index]} decodes to another text than the recorded action")
+    return pieces
+
+
+def _ints(name: str, values: Any) -> list[int]:
+    if type(values) is list and set(map(type, values)) <= {int}:
+        return values
+    try:
+        return [int(value) for value in values]
+    except (TypeError, ValueError):
+        raise DataError(f"its {name} is not a list of integers") from None
+
+
+def _ordered(spans: Any, length: int) -> bool:
+    at = 0
+    if not isinstance(spans, list):
+        return False
+    for span in spans:
+        if not (isinstance(span, list) and len(span) == 2 and all(isinstance(edge, int) for edge in span)):
+            return False
+        if not at <= span[0] <= span[1] <= length:
+            return False
+        at = span[1]
+    return True

@@ -1,0 +1,203 @@
+"""Token columns of stored rows: made from contexts, and checked against certificates and messages when read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.errors import DataError
+from offline_agent.records import Action, Context
+from offline_agent.rendering import certificate, ranges
+
+if TYPE_CHECKING:
+    from offline_agent.rendering.renderer import Renderer
+
+Span = tuple[int, int]
+
+_TRAJECTORY = ("input_ids", "action_mask")
+_PAIR = ("prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_mask")
+
+
+def trajectory_columns(renderer: Renderer, context: Context, model_hash: str | None) -> dict[str, Any]:
+    """See `Renderer.trajectory_columns`."""
+    nodes = context.lineage()
+    ids, spans, logps = _lay_out(renderer, nodes)
+    entry = _side(renderer, nodes, ids, spans)
+    return {
+        "input_ids": ids,
+        "action_mask": certificate.mask_of(spans, len(ids)),
+        "logps": logps,
+        "certificate": _certify(renderer, {"sequence": entry}, nodes, None if logps is None else model_hash),
+    }
+
+
+def pair_columns(
+    renderer: Renderer, prefix: Context, chosen: Context, rejected: Context, model_hash: str | None
+) -> dict[str, Any]:
+    """See `Renderer.pair_columns`."""
+    prompt = renderer.context_ids(prefix)
+    sides = {"prompt": certificate.side(prompt, (), (), True)}
+    columns: dict[str, Any] = {"prompt_ids": prompt}
+    acted: list[Context] = []
+    for name, last in (("chosen", chosen), ("rejected", rejected)):
+        lineage = last.lineage()
+        if len(lineage) <= prefix.depth + 1 or lineage[prefix.depth] is not prefix:
+            raise DataError(f"the {name} side does not continue the pair's prefix (depth {prefix.depth})")
+        nodes = lineage[prefix.depth + 1 :]
+        ids, spans, logps = _lay_out(renderer, nodes)
+        sides[name] = _side(renderer, nodes, ids, spans)
+        columns |= {f"{name}_ids": ids, f"{name}_mask": certificate.mask_of(spans, len(ids))}
+        columns[f"ref_{name}_logps"] = logps
+        acted += nodes
+    known = columns["ref_chosen_logps"] is not None and columns["ref_rejected_logps"] is not None
+    columns["certificate"] = _certify(renderer, sides, acted, model_hash if known else None)
+    return columns
+
+
+def check_row(renderer: Renderer | None, row: Mapping[str, Any]) -> None:
+    """See `Renderer.check_row`; without a renderer a row of token columns is refused."""
+    try:
+        check_columns(row, sealed=False)
+        check_tokens(renderer, row)
+    except DataError as error:
+        keys = ("kind", "task_id", "tree_id", "node_id", "chosen_edge", "rejected_edge", "origin")
+        facts = ", ".join(f"{key}={row[key]}" for key in keys if row.get(key) is not None)
+        raise DataError(f"row ({facts or 'unnamed'}): {error}") from error
+
+
+def check_columns(row: Mapping[str, Any], own: bool = True, sealed: bool = True) -> None:
+    """Check the ranges of a row's numbers, and every column but ids and masks against its certificate.
+
+    Args:
+        row: Its columns, by the program's own names.
+        own: It is of a run's table: ranges are this program's, and what was certified must be there.
+        sealed: It must have a certificate that covers its columns.
+
+    Raises:
+        DataError: The message says which column, what it holds and what is allowed.
+    """
+    ranges.check(row, own)
+    if row.get("certificate") is None and not sealed:
+        return
+    data = certificate.parse(row.get("certificate"))
+    if sealed and "columns" not in data:
+        raise DataError("its certificate does not cover its columns, as those of its table's version do")
+    certificate.check_columns(data, row, own)
+
+
+def _lay_out(renderer: Renderer, nodes: Sequence[Context]) -> tuple[list[int], list[Span], list[float] | None]:
+    """Return ids up to the last action's end, one span per action, and aligned log-probs or None."""
+    ids: list[int] = []
+    spans: list[Span] = []
+    logps: list[float] | None = []
+    for node in nodes:
+        segment = renderer.segment(node)
+        if node.action is not None:
+            end = len(ids) + len(renderer.action_ids(node.action))
+            spans.append((len(ids), end))
+            known = node.action.logps if node.action.token_ids is not None else None
+            if known is None or logps is None:
+                logps = None
+            else:
+                logps += [0.0] * (len(ids) - len(logps))
+                logps += known
+        ids += segment
+    end = spans[-1][1] if spans else len(ids)
+    return ids[:end], spans, logps if spans else None
+
+
+def _side(renderer: Renderer, nodes: Sequence[Context], ids: Sequence[int], spans: Sequence[Span]) -> dict[str, Any]:
+    """Return the certificate's entry, after the round trip of every span."""
+    acted = [node for node in nodes if node.action is not None]
+    texts = [renderer.action_text(node.action) for node in acted if node.action is not None]
+    for node, (start, end), text in zip(acted, spans, texts, strict=True):
+        got = renderer.action_of_span(ids[start:end]).text
+        if got != text:
+            raise DataError(
+                f"task {node.task.task_id}: the ids of action {node.depth} decode to {got[:80]!r}, "
+                f"the recorded action is {text[:80]!r}"
+            )
+    return certificate.side(ids, spans, texts, True)
+
+
+def _certify(
+    renderer: Renderer, sides: Mapping[str, dict[str, Any]], nodes: Sequence[Context], model_hash: str | None
+) -> str:
+    sampled = all(node.action.token_ids is not None for node in nodes if node.action is not None)
+    return certificate.write(sides, renderer.template_hash, renderer.tokenizer_hash, sampled, model_hash)
+
+
+def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
+    """Check a row's token columns; return False where it has none. Raises as `Renderer.check_row`."""
+    columns = _PAIR if "chosen_ids" in row or "prompt_ids" in row else _TRAJECTORY
+    values = [row.get(column) for column in columns]
+    text = row.get("certificate")
+    if all(value is None for value in values) and not (text and certificate.of_tokens(certificate.parse(text))):
+        return False
+    missing = [column for column, value in zip(columns, values, strict=True) if value is None]
+    if missing:
+        raise DataError(f"it lacks {', '.join(missing)}, though other token columns are there")
+    if renderer is None:
+        raise DataError("it has token columns, and there is no tokenizer to check them with")
+    data = certificate.read(text, renderer.template_hash, renderer.tokenizer_hash)
+    if columns is _TRAJECTORY:
+        pieces = _check(renderer, data, "sequence", row["input_ids"], row["action_mask"], row.get("logps"))
+        _check_messages("messages", row.get("messages"), [renderer.action_of_span(piece) for piece in pieces])
+        return True
+    _check(renderer, data, "prompt", row["prompt_ids"], None, None)
+    for side in ("chosen", "rejected"):
+        logps = row.get(f"ref_{side}_logps")
+        pieces = _check(renderer, data, side, row[f"{side}_ids"], row[f"{side}_mask"], logps)
+        _check_messages(side, row.get(side), [renderer.action_of_span(piece) for piece in pieces])
+    return True
+
+
+def _check(
+    renderer: Renderer, data: Mapping[str, Any], name: str, ids: object, mask: object, logps: object
+) -> list[list[int]]:
+    def decode(piece: Sequence[int]) -> str:
+        return renderer.action_of_span(piece).text
+
+    return certificate.check_side(name, data.get(name), ids, mask, logps, renderer.vocab_size, decode)
+
+
+def _check_messages(column: str, messages: object, actions: Sequence[Action]) -> None:
+    """Compare a message column's assistant turns with the actions that the ids decode to."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        return
+    turns = [message for message in messages if message.get("role") == "assistant"]
+    if len(turns) != len(actions):
+        raise DataError(f"its {column} have {len(turns)} assistant turns, its masked spans are {len(actions)}")
+    for index, (turn, action) in enumerate(zip(turns, actions, strict=True)):
+        want = action.message()
+        if (turn.get("content") or "") != want["content"] or not _same_calls(
+            turn.get("tool_calls"), want.get("tool_calls")
+        ):
+            raise DataError(f"assistant turn {index} of its {column} is not what its masked span decodes to")
+
+
+def _same_calls(got: Any, want: Sequence[Mapping[str, Any]] | None) -> bool:
+    """Compare calls; a table may hold them, each of them, or their arguments as JSON text."""
+    try:
+        calls = _loaded(got) or []
+        names_and_arguments = []
+        for call in calls:
+            call = _loaded(call)
+            function = _loaded(call.get("function", call))
+            names_and_arguments.append((function["name"], _bare(_loaded(function["arguments"]))))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
+    wanted = [(call["function"]["name"], _bare(call["function"]["arguments"])) for call in want or ()]
+    return names_and_arguments == wanted
+
+
+def _loaded(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _bare(value: Any) -> Any:
+    """Return a value without its null members: Arrow adds them where rows of one column differ in their keys."""
+    if isinstance(value, Mapping):
+        return {key: _bare(item) for key, item in value.items() if item is not None}
+    return [_bare(item) for item in value] if isinstance(value, (list, tuple)) else value

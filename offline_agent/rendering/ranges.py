@@ -1,0 +1,106 @@
+"""Values that the columns of a row may have, checked before a row is written and before it is trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from offline_agent.errors import DataError
+from offline_agent.store.columns import LOGPS
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers from `low` to `high`.
+
+    Attributes:
+        low, high: The ends, both allowed.
+        above: `low` itself is not allowed.
+        whole: Only whole numbers are allowed.
+    """
+
+    low: float
+    high: float
+    above: bool = False
+    whole: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        """Tell whether a value is one of the numbers."""
+        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
+            return False
+        return self.low <= value <= self.high and not (self.above and value == self.low)
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        what = "whole numbers" if self.whole else "numbers"
+        if math.isinf(self.low):
+            return f"finite {what}" if self.high == -self.low else f"{what} of at most {self.high:g}"
+        start = f"above {self.low:g}" if self.above else f"from {self.low:g}"
+        return f"{what} {start}" + ("" if math.isinf(self.high) else f" to {self.high:g}")
+
+
+_SHARE = Range(0, 1)
+_COUNT = Range(0, math.inf, whole=True)
+_FINITE = Range(-math.inf, math.inf)
+
+OWN: Mapping[str, Range] = {
+    "weight": Range(0, 1, above=True),
+    "confidence": _SHARE,
+    "rest_confidence": _SHARE,
+    "q_chosen": _SHARE,
+    "q_rejected": _SHARE,
+    "reward": _SHARE,
+    "visits_chosen": _COUNT,
+    "visits_rejected": _COUNT,
+    "steps": _COUNT,
+}
+"""Of rows that this program wrote."""
+
+LOOSE: Mapping[str, Range] = {
+    "weight": Range(0, 1000, above=True),
+    "confidence": _SHARE,
+    "rest_confidence": _SHARE,
+    "q_chosen": _FINITE,
+    "q_rejected": _FINITE,
+}
+"""Of rows of a user's own files, whose values have another scale."""
+
+_ROUNDING = 1e-3  # of a log-probability in half precision
+
+
+def check(row: Mapping[str, Any], own: bool = True) -> None:
+    """Check the numbers of a row; what is absent or None is not checked.
+
+    Args:
+        row: Its columns, by the program's own names.
+        own: This program wrote it; else it is a user's.
+
+    Raises:
+        DataError: A value is out of its range, a log-probability is above 0, or the rejected side has the higher value;
+            the message names the column, the value and what is allowed.
+    """
+    for column, allowed in (OWN if own else LOOSE).items():
+        value = row.get(column)
+        if value is not None and (value not in allowed or not math.isfinite(value)):
+            raise DataError(f"its {column} is {value!r}, allowed: {allowed}")
+    for column in LOGPS:
+        values = row.get(column)
+        # not a number is no claim: such log-probabilities are computed again
+        if isinstance(values, list) and any(isinstance(x, int | float) and x > _ROUNDING for x in values):
+            raise DataError(f"its {column} go up to {max(values):g}, allowed: at most 0, being logarithms")
+    _check_order(row)
+
+
+def _check_order(row: Mapping[str, Any]) -> None:
+    high, low = row.get("q_chosen"), row.get("q_rejected")
+    if high is None or low is None:
+        return
+    # both sides of a minimal pair are the same success; the chosen one has fewer steps
+    equal = row.get("kind") == "minimal"
+    if not (high >= low if equal else high > low):
+        raise DataError(
+            f"its q_chosen is {high:g} and its q_rejected is {low:g}, allowed: q_chosen "
+            f"{'at least' if equal else 'above'} q_rejected; the better side has the higher value"
+        )

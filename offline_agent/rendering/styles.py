@@ -1,0 +1,156 @@
+"""How a template writes calls, which parser reads them back, and whether it only ever appends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.errors import ConfigError
+from offline_agent.records import Action, Context, Role, Task, ToolCall
+from offline_agent.rendering.parsing import OPEN, Parsed, parse_bare, parse_message, parse_tagged
+from offline_agent.rendering.template import HOW_TO_MEND, PROBE_TOOL, Template
+
+if TYPE_CHECKING:
+    from offline_agent.rendering.renderer import Renderer
+
+_CALL = ToolCall("look_up", {"key": 'a "quoted" value', "rows": [1, 2.5, None, {"deep": True}]})
+_THOUGHT = "I look it up first."
+_REASONING = "<think>\nThe key is known,\nso look.\n</think>\n\nI look it up."
+
+TEMPLATES = ("llama3", "plain", "qwen")
+"""Append-only chat templates that come with the package, for tokenizers whose own is not or who have none."""
+
+
+def ready_made(name: str) -> str:
+    """Return the text of one of `TEMPLATES`."""
+    return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """A call format.
+
+    Attributes:
+        name: `tagged` (Qwen), `bare` (Llama 3), or `tokenizer` (its own `response_template`).
+        parse: From a turn's text to its parts.
+        samples: Turns as the template writes them.
+    """
+
+    name: str
+    parse: Callable[[str], Parsed]
+    samples: tuple[str, ...]
+
+
+def find_style(tokenizer: Any, template: Template) -> Style:
+    """Return the first call format that reads back what the template writes.
+
+    Raises:
+        ConfigError: The template drops calls or what is said beside them, or no parser reads its calls.
+    """
+    thoughts = (_THOUGHT, "", _REASONING)
+    samples = tuple(template.action_text(Action(thought, thought, _CALL).message()) for thought in thoughts)
+    if _CALL.name not in samples[0] or "quoted" not in samples[0]:
+        raise ConfigError(f"the chat template does not write tool calls. {HOW_TO_MEND}")
+    for thought, sample in zip(thoughts, samples, strict=True):
+        lost = [line for line in thought.splitlines() if line not in sample]
+        if lost:
+            raise ConfigError(
+                f"the chat template drops what the assistant says or thinks beside a call ({lost[0]!r} is missing "
+                f"from its rendering). {HOW_TO_MEND}"
+            )
+    after = samples[0].partition(_THOUGHT)[2]
+    separator = after[: min(at for at in (after.find(OPEN), after.find("{"), len(after)) if at >= 0)]
+    styles = [
+        Style("tagged", lambda text: parse_tagged(text, separator), samples),
+        Style("bare", lambda text: parse_bare(text, separator), samples),
+    ]
+    if getattr(tokenizer, "response_template", None) is not None:
+        opening = template.render([{"role": "user", "content": "Hi."}], [PROBE_TOOL], True)
+
+        def own(text: str) -> Parsed:
+            return parse_message(text, lambda t: tokenizer.parse_response(t + template.end, prefix=opening), separator)
+
+        styles.insert(1, Style("tokenizer", own, samples))
+    for style in styles:
+        if all(style.parse(sample).call == _CALL for sample in samples):
+            return style
+    raise ConfigError(
+        f"the chat template writes a call as {samples[1]!r}, which no parser here reads (Qwen's <tool_call> tags, a "
+        "bare JSON object with name and arguments). Set tokenizer.response_template so that "
+        "tokenizer.parse_response reads it, or use another template (chat_template='qwen')."
+    )
+
+
+def check_append_only(renderer: Renderer) -> None:
+    """Compare longer probe conversations, turn by turn, with the template's own rendering.
+
+    Raises:
+        ConfigError: They differ; the message says whether reasoning is dropped or earlier text changes.
+    """
+    for conversation in _conversations(renderer):
+        for context in conversation[-1].lineage():
+            messages = context.messages()
+            want = renderer.context_text(context)
+            try:
+                got = renderer._template.render(messages, context.tools, context.observation is not None)
+            except ConfigError:
+                if not _usual(messages):
+                    break  # some templates refuse such turns; the usual form stands in for them
+                raise
+            if context.observation is None and got.startswith(want):
+                continue
+            if got != want:
+                raise ConfigError(_difference(got, want, context))
+
+
+def _conversations(renderer: Renderer) -> list[list[Context]]:
+    tools: Sequence[Any] = (PROBE_TOOL,)
+    acted = lambda thought: _action(renderer, thought, _CALL)  # noqa: E731
+    said = lambda text: _action(renderer, text, None)  # noqa: E731
+    plans: list[list[tuple[Action, str | None, Role]]] = [
+        [(acted(_REASONING), "one", "tool"), (acted(_THOUGHT), '{"rows": []}', "tool"), (acted(""), "", "tool")],
+        [(said(_REASONING), "And then?", "user"), (acted(_REASONING), "two", "tool"), (said("So."), "Yes", "user")],
+        [(acted(_THOUGHT), "What?", "user"), (said("It is."), "no call was made", "tool"), (acted(""), "x", "tool")],
+        [(acted(_THOUGHT), " \n padded \n", "tool"), (said("That is it."), None, "user")],
+    ]
+    out = []
+    for index, plan in enumerate(plans):
+        system = "" if index % 2 else "Be brief."
+        contexts = [Context(Task("probe", "train", {}), system, tools, "Find it.")]
+        for action, observation, role in plan:
+            contexts.append(contexts[-1].child(action, observation, role))
+        out.append(contexts)
+    return out
+
+
+def _action(renderer: Renderer, thought: str, call: ToolCall | None) -> Action:
+    return renderer.parse_text(renderer.write(thought, call))
+
+
+def _usual(messages: Sequence[dict[str, Any]]) -> bool:
+    """Return whether every call is answered by a tool and every other turn by the user."""
+    for before, after in zip(messages, messages[1:], strict=False):
+        if before["role"] == "assistant" and (after["role"] == "tool") != bool(before.get("tool_calls")):
+            return False
+    return True
+
+
+def _difference(got: str, want: str, context: Context) -> str:
+    dropped = [
+        line
+        for action in context.actions()
+        for line in action.text.splitlines()
+        if line.strip() and line in want and got.count(line) < want.count(line)
+    ]
+    if dropped:
+        return (
+            f"the chat template drops reasoning of earlier turns ({dropped[0]!r} is gone after turn {context.depth}), "
+            f"so a prompt would not extend the one before it. {HOW_TO_MEND}"
+        )
+    at = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
+    return (
+        f"the chat template is not append-only: after turn {context.depth} it writes "
+        f"{got[max(0, at - 20) : at + 40]!r} where appending gives {want[max(0, at - 20) : at + 40]!r}. {HOW_TO_MEND}"
+    )

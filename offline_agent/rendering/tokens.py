@@ -1,0 +1,166 @@
+"""Token tables: the same tokenizer three times, so that only the template can write control tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from offline_agent.errors import ConfigError, DataError
+from offline_agent.rendering.parsing import clean
+
+PROBE = 'Ab 1.5 é 漢字 🙂 e\u0301 "q"\\ {x}\n\n\ttail  '
+_CACHED = 4096
+
+
+class Tokens:
+    """Encodes template text, contents and turns apart, and decodes exactly.
+
+    Three clones of the tokenizer's Rust back end differ in their added tokens alone: `template` has them all,
+    `content` has none that could mean anything (so text an environment wrote never becomes a control token), and
+    `turn` has those a policy's turn is written with (`<tool_call>`), for turns nobody sampled.
+
+    Args:
+        tokenizer: A transformers tokenizer with a Rust back end.
+
+    Raises:
+        ConfigError: There is no Rust back end.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        from tokenizers import Tokenizer
+
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ConfigError(
+                f"{type(tokenizer).__name__} has no fast (tokenizers) back end, which rendering needs. "
+                "Load it with AutoTokenizer and a tokenizer.json."
+            )
+        original = backend.to_str()
+        self.hash = hashlib.sha256(original.encode()).hexdigest()
+        self._data = _verbatim(json.loads(original))
+        self._from_str: Callable[[str], Any] = Tokenizer.from_str
+        unknown = self._data["model"].get("unk_token")  # says nothing to a model: it may stand for any content
+        self.added: dict[int, str] = {
+            entry["id"]: entry["content"]
+            for entry in self._data["added_tokens"]
+            if entry["content"].strip() and entry["content"] != unknown
+        }
+        self.special = {entry["id"] for entry in self._data["added_tokens"] if entry["special"]} & self.added.keys()
+        self._full = self._from_str(json.dumps(self._data))
+        self._plain = self._turn = self._clone(())
+        self._turn_ids: frozenset[int] = frozenset()
+        self.vocab_size = 1 + max(self._full.get_vocab(True).values(), default=-1)
+        self._split = re.compile("|".join(map(re.escape, self.control_strings())) or r"(?!)")
+        self._template_cache: dict[str, tuple[int, ...]] = {}
+
+    def allow_in_turns(self, ids: Iterable[int]) -> None:
+        """Name the added tokens that turns may be written with; until then there are none."""
+        self._turn_ids = frozenset(ids)
+        self._turn = self._clone(self._turn_ids) if self._turn_ids else self._plain
+
+    def template(self, text: str) -> tuple[int, ...]:
+        """Return the ids of text that the template wrote; control strings become control tokens."""
+        ids = self._template_cache.get(text)
+        if ids is None:
+            if len(self._template_cache) >= _CACHED:
+                self._template_cache.clear()
+            ids = self._template_cache[text] = tuple(self._full.encode(text, add_special_tokens=False).ids)
+        return ids
+
+    def content(self, text: str) -> list[int]:
+        """Return the ids of text that somebody else wrote; no control token comes out, whatever it says."""
+        return self._encode(self._plain, text, frozenset())
+
+    def turn(self, text: str) -> list[int]:
+        """Return the ids of a turn that nobody sampled; only the tokens of the call format may come out."""
+        return self._encode(self._turn, text, self._turn_ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the exact text of ids, control tokens included."""
+        return str(self._full.decode(list(ids), skip_special_tokens=False))
+
+    def added_in(self, text: str) -> list[int]:
+        """Return the ids of the added tokens that encoding `text` as template text gives."""
+        return [token for token in self.template(text) if token in self.added]
+
+    def control_strings(self) -> list[str]:
+        """Return the contents of all added tokens but blank ones, longest first."""
+        return sorted(self.added.values(), key=len, reverse=True)
+
+    def contents_exact(self) -> bool:
+        """Return whether contents survive encoding and decoding."""
+        return self.decode(self.content(PROBE)) == PROBE
+
+    def _encode(self, encode: Callable[[str], list[int]], text: str, allowed: frozenset[int]) -> list[int]:
+        if not text:
+            return []
+        try:
+            ids = encode(text)
+        except (TypeError, UnicodeEncodeError):  # lone surrogates
+            text = clean(text)
+            ids = encode(text)
+        if self._clear(ids, allowed):
+            return ids
+        # The model's own vocabulary holds a control string as an ordinary word: take such strings letter by letter.
+        ids, at = [], 0
+        for match in self._split.finditer(text):
+            token = self._full.token_to_id(match.group())
+            pieces = [match.group()] if token in allowed else list(match.group())
+            for piece in [text[at : match.start()], *pieces]:
+                ids += encode(piece) if piece else []
+            at = match.end()
+        ids += encode(text[at:]) if text[at:] else []
+        if not self._clear(ids, allowed):
+            raise DataError(f"the tokenizer turns plain text into a control token; text starts {text[:80]!r}")
+        return ids
+
+    def _clear(self, ids: list[int], allowed: frozenset[int]) -> bool:
+        found = self.added.keys() & ids
+        return not found or found <= allowed
+
+    def _clone(self, keep: Iterable[int]) -> Callable[[str], list[int]]:
+        """Return the encoder of a clone with the added tokens `keep` and the blank ones only."""
+        kept = set(keep)
+        entries = [e for e in self._data["added_tokens"] if e["id"] in kept or not e["content"].strip()]
+        clone = self._from_str(json.dumps({**self._data, "added_tokens": entries}))
+        # The back end numbers the added tokens it is given anew; here they get their own numbers back.
+        pairs = [(clone.token_to_id(entry["content"]), entry["id"]) for entry in entries]
+        renumber = {got: want for got, want in pairs if got != want}
+
+        def encode(text: str) -> list[int]:
+            ids: list[int] = clone.encode(text, add_special_tokens=False).ids
+            return [renumber.get(token, token) for token in ids] if renumber else ids
+
+        return encode
+
+
+def _verbatim(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokenizer's JSON without what makes pieces encode differently from the whole.
+
+    Truncation, padding and template post-processing go; so do canonical composition (contents must come back letter
+    for letter) and the blank that SentencePiece models put before a text and strip from its front again.
+    """
+    data = {**data, "truncation": None, "padding": None, "post_processor": None}
+    data["normalizer"] = _without(data.get("normalizer"), "normalizers", lambda e: e["type"] in ("NFC", "Prepend"))
+    data["decoder"] = _without(
+        data.get("decoder"), "decoders", lambda e: e["type"] == "Strip" and e.get("content") == " "
+    )
+    for part in (data.get("pre_tokenizer"), data.get("decoder")):
+        for entry in [part, *(part or {}).get("pretokenizers", ()), *(part or {}).get("decoders", ())]:
+            if entry and entry["type"] == "Metaspace":
+                entry["prepend_scheme"] = "never"
+            if entry and entry["type"] == "ByteLevel":
+                entry["add_prefix_space"] = False
+    return data
+
+
+def _without(part: dict[str, Any] | None, key: str, drop: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+    if part is None or drop(part):
+        return None
+    if part["type"] != "Sequence":
+        return part
+    kept = [entry for entry in part[key] if not drop(entry)]
+    return {**part, key: kept} if kept else None

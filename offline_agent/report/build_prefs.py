@@ -1,0 +1,333 @@
+"""The figures of a `build_prefs` run: collected while it runs, kept in summary.json, shown as a table at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from offline_agent.config.build_prefs import BuildPrefsConfig
+from offline_agent.preferences.refusals import Refusal
+from offline_agent.records import POLICY_CUTS
+from offline_agent.report.servers import Elsewhere, of_servers, tables
+from offline_agent.runner.components import Parts
+from offline_agent.runner.terminal import copyable
+from offline_agent.search.critic import PolicyCritic
+from offline_agent.search.requests import RunCounts
+from offline_agent.search.restore import RestoreCounts
+from offline_agent.search.tree import SearchTree
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Row = Mapping[str, Any]
+
+_COUNTERS = ("rows", "pairs", "refusals", "totals", "stopped")
+_MEANS = ("plain", "greedy", "best", "best_scores")
+
+
+class Mean:
+    """A mean that is added to."""
+
+    def __init__(self, total: float = 0.0, count: int = 0) -> None:
+        self._total = total
+        self.count = count
+
+    def add(self, value: float) -> None:
+        """Add one value."""
+        self._total += value
+        self.count += 1
+
+    @property
+    def value(self) -> float | None:
+        """The mean; None before the first value."""
+        return self._total / self.count if self.count else None
+
+    def to_json(self) -> list[float]:
+        """Return its constructor's arguments."""
+        return [self._total, self.count]
+
+
+class TreeFigures(NamedTuple):
+    """The figures of one tree.
+
+    Attributes:
+        totals: Counts that are added up.
+        stopped: What ended its search.
+        rollouts: Of the policy's first roll-outs that were judged: whether greedy, and the success, 0 or 1.
+        best: Whether a verified success is in it, 0 or 1, and the best score; None for a tree in quarantine.
+    """
+
+    totals: Mapping[str, int]
+    stopped: str
+    rollouts: Sequence[tuple[bool, float]]
+    best: tuple[float, float] | None
+
+
+def figures_of(tree: SearchTree) -> TreeFigures:
+    """Return the figures of one tree."""
+    totals = {
+        "simulations": tree.simulations,
+        "nodes": len(tree.nodes),
+        "tool_calls": tree.counters["tool_calls"],
+        "generated": tree.counters["generated"],
+        "prompt_trie": tree.counters["prefilled"],
+        "quarantined_trees": int(tree.quarantined is not None),
+        "quarantined_branches": sum(edge.quarantined is not None for edge in tree.edges),
+    }
+    rollouts = [
+        (bool(rollout["greedy"]), float(bool(rollout["success"])))
+        for rollout in tree.first_rollouts
+        if rollout["success"] is not None or rollout["cut"] in POLICY_CUTS
+    ]
+    best = None
+    if tree.quarantined is None:
+        judged = [n.verdict for n in tree.terminals() if n.verdict is not None and n.quarantined is None]
+        score = max((verdict.score for verdict in judged if verdict.score is not None), default=0.0)
+        best = float(any(verdict.success for verdict in judged)), score
+    return TreeFigures(totals, str(tree.stopped), rollouts, best)
+
+
+class Figures:
+    """Counts what a run did; every figure of the trees is taken from the trees, so a resumed run shows the same.
+
+    Args:
+        path: The run directory.
+        tasks: Number of tasks.
+        resumed: Whether the run went on from an earlier one.
+    """
+
+    def __init__(self, path: Path, tasks: int, resumed: bool) -> None:
+        self.path = path
+        self.tasks = tasks
+        self.resumed = resumed
+        self.seconds: dict[str, float] = {}
+        self.rows: Counter[str] = Counter()
+        self.pairs: Counter[str] = Counter()
+        self.paired_tasks = 0
+        self.refusals: Counter[str] = Counter()
+        self.totals: Counter[str] = Counter()
+        self.stopped: Counter[str] = Counter()
+        self.plain, self.greedy, self.best, self.best_scores = Mean(), Mean(), Mean(), Mean()
+        self.session: dict[str, Any] = {}
+        self.servers_elsewhere: Elsewhere = {}
+
+    def searched(self, run: RunCounts, restored: RestoreCounts, critic: Any) -> None:
+        """Take what this process measured while it searched."""
+        loop = max(0.0, run.seconds - run.seconds_waiting)
+        self.seconds |= {"search": run.seconds, "generation": run.generation_seconds, "tools": run.tool_seconds}
+        self.seconds["bookkeeping"] = loop
+        self.session = {
+            "requests": run.requests,
+            "generated_tokens": run.generated,
+            "prefilled_tokens": run.prefilled,
+            "reused_tokens": run.cached,
+            "policy_errors": run.policy_errors,
+            "full_contexts": run.full_contexts,
+            "environment_faults": run.faults,
+            "hung_calls": run.hung,
+            "calls_executed": restored.executed,
+            "calls_replayed": restored.replayed,
+            "states_copied": restored.copies,
+            "replay_mismatches": restored.mismatches,
+            "fault_examples": run.fault_examples,
+        }
+        if isinstance(critic, PolicyCritic):
+            self.session |= {
+                "critic_calls": critic.asked,
+                "critic_unreadable": critic.unreadable,
+                "critic_tokens": critic.generated,
+            }
+
+    def tree(self, tree: TreeFigures, mining: Mapping[str, int]) -> None:
+        """Take the figures of one tree, and what mining it cost and left out."""
+        self.totals.update(tree.totals)
+        self.totals.update(mining)
+        self.stopped[tree.stopped] += 1
+        for greedy, success in tree.rollouts:
+            (self.greedy if greedy else self.plain).add(success)
+        if tree.best is not None:
+            self.best.add(tree.best[0])
+            self.best_scores.add(tree.best[1])
+
+    def count(self, table: str, rows: Iterable[Row]) -> Iterator[Row]:
+        """Count rows on their way to a table."""
+        for row in rows:
+            self.rows[table] += 1
+            yield row
+
+    def count_pairs(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Count pairs by kind on their way to the table."""
+        before = object()
+        for row in self.count("preferences", rows):
+            self.pairs[row["kind"]] += 1
+            self.paired_tasks += row["tree_id"] != before  # pairs come tree by tree
+            before = row["tree_id"]
+            yield row
+
+    def refused(self, refusals: Iterable[Refusal]) -> None:
+        """Count what was refused."""
+        for refusal in refusals:
+            self.refusals[refusal.kind] += 1
+            self.totals["unmatched"] += refusal.reason.startswith("length matching")
+
+    def of_trees(self) -> dict[str, Any]:
+        """Return what was counted in trees and tables as JSON, for `take_over`."""
+        return {
+            **{name: dict(getattr(self, name)) for name in _COUNTERS},
+            **{name: getattr(self, name).to_json() for name in _MEANS},
+            "paired_tasks": self.paired_tasks,
+        }
+
+    def take_over(self, kept: Mapping[str, Any]) -> bool:
+        """Take what an earlier session counted in the same trees and tables; return False where it cannot be read."""
+        try:
+            counters = {name: Counter(kept[name]) for name in _COUNTERS}
+            means = {name: Mean(*kept[name]) for name in _MEANS}
+            paired = int(kept["paired_tasks"])
+        except (KeyError, TypeError, ValueError):
+            return False
+        for name, value in (counters | means | {"paired_tasks": paired}).items():
+            setattr(self, name, value)
+        return True
+
+    def summary(self, parts: Parts, config: BuildPrefsConfig) -> dict[str, Any]:
+        """Return everything as JSON."""
+        return {
+            "environment": parts.spec.name,
+            "typed": {"env": config.env.name, "policy": config.policy.name},
+            "policy": parts.policy.name,
+            "split": config.tasks.split,
+            "seed": config.seed,
+            "resumed": self.resumed,
+            "tasks": self.tasks,
+            "offset": config.tasks.offset,
+            **{name: self.totals[name] for name in (
+                "simulations", "nodes", "tool_calls", "generated", "prompt_trie", "replays", "replayed_calls",
+                "replays_left_out",
+            )},
+            "rejudged": {
+                "verdicts": self.totals["verdicts"],
+                "judged": self.totals["rejudged"],
+                "broken": self.totals["rejudged_broken"],
+                "disagreed": self.totals["disagreed"],
+            },
+            "success": {
+                "plain_greedy": self.greedy.value,
+                "plain_sampled": self.plain.value,
+                "plain_rollouts": self.plain.count,
+                "best_of_search": self.best.value,
+                "best_score_of_search": self.best_scores.value,
+            },
+            "pairs": dict(sorted(self.pairs.items())),
+            "pairs_total": self.rows["preferences"],
+            "tasks_with_pairs": self.paired_tasks,
+            "pairs_dropped_by_length_matching": self.totals["unmatched"],
+            "trajectories": self.rows["trajectories"],
+            "filtered": self.rows["filtered"],
+            "quarantined": {
+                "trees": self.totals["quarantined_trees"],
+                "branches": self.totals["quarantined_branches"],
+                "rows": self.refusals["row"],
+            },
+            "refused": dict(sorted(self.refusals.items())),
+            "stopped": dict(sorted(self.stopped.items())),
+            "seconds": {name: round(value, 2) for name, value in self.seconds.items()},
+            "this_session": self.session,
+            **of_servers({"policy": parts.policy}, self.servers_elsewhere),
+        }  # fmt: skip
+
+
+def _python() -> str:
+    """Return how this interpreter is called from here: one in the current folder need not be on the PATH."""
+    here, program = Path.cwd(), Path(sys.executable)
+    return str(program.relative_to(here)) if program.is_relative_to(here) else "python"
+
+
+def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
+    """Return the closing table."""
+    from rich.console import Group
+    from rich.table import Table
+
+    table = Table(title=f"build_prefs: {summary['policy']} in {summary['environment']} ({summary['split']})")
+    table.add_column("what")
+    table.add_column("figure", justify="right")
+    table.add_column("note")
+    for row in _table_rows(summary):
+        table.add_row(*row)
+    where = copyable(
+        f"\nWritten to {path}\n"
+        f"  preferences/  {summary['pairs_total']} pairs, those of several turns a side in multiturn_preferences/;\n"
+        f'                load_dataset("parquet", data_files="{path}/preferences/*.parquet")\n'
+        f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
+        f"  trajectories/ {summary['trajectories']} branches; trees/ {summary['tasks']} trees; "
+        "quarantine.jsonl says what was refused and why\n"
+        "Next: give the same command with other tasks for more of them "
+        f"(tasks.offset={summary['offset'] + summary['tasks']} tasks.n=...), look at a pair:\n"
+        f"  {_python()} -m offline_agent.pipelines.show {path}"
+    )
+    return Group(table, *tables(summary), where)
+
+
+def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    success, seconds, session = summary["success"], summary["seconds"], summary["this_session"]
+    yield "tasks", str(summary["tasks"]), f"{summary['tasks_with_pairs']} with pairs"
+    yield "simulations", f"{summary['simulations']:,}", _counts(_ends(summary["stopped"]), "ended by ")
+    reused = session.get("calls_replayed", 0)
+    note = f"+ {reused:,} to restore states, {summary['replayed_calls']:,} in the replays that mine pairs"
+    yield "tool calls", f"{summary['tool_calls']:,}", note
+    if summary["replays_left_out"]:
+        note = "they did not fit in pairs.replay_budget; more of it may give more pairs"
+        yield "replays left out", f"{summary['replays_left_out']:,}", note
+    again = summary["rejudged"]
+    if again["verdicts"]:
+        note = f"{again['disagreed']} did not repeat"
+        if again["disagreed"]:
+            note += "; their trees give no data, see quarantine.jsonl"
+        if again["broken"]:
+            note += f"; the replays of {again['broken']} others broke"
+        yield "verdicts judged again", f"{again['judged']:,}", f"of {again['verdicts']:,}; {note}"
+    note = ""
+    if session.get("prefilled_tokens"):
+        note = f"{session['prefilled_tokens']:,} prompt tokens computed, {session['reused_tokens']:,} reused"
+    yield "tokens sampled", f"{summary['generated']:,}", note
+    greedy = f"sampled; greedy {_percent(success['plain_greedy'])}"
+    yield "success, plain policy", _percent(success["plain_sampled"]), greedy
+    note = f"a verified success in the tree; mean best score {success['best_score_of_search'] or 0:.2f}"
+    yield "success, best of search", _percent(success["best_of_search"]), note
+    yield "pairs", str(summary["pairs_total"]), _counts(summary["pairs"])
+    if summary["pairs_dropped_by_length_matching"] > summary["pairs_total"]:
+        note = "the better side is mostly the shorter (or longer) one; pairs.length_tolerance=1 keeps them"
+        yield "dropped by length matching", str(summary["pairs_dropped_by_length_matching"]), note
+    yield "filtered trajectories", str(summary["filtered"]), f"of {summary['trajectories']} trajectories"
+    out = summary["quarantined"]
+    yield "quarantined", str(sum(out.values())), _counts(out)
+    yield "candidates refused", str(sum(summary["refused"].values())), _counts(summary["refused"])
+    for part in ("generation", "tools", "judging", "bookkeeping"):
+        if part in seconds:
+            yield f"time, {part}", f"{seconds[part]:.1f} s", _TIME_NOTES[part]
+
+
+_STOPS = {"closed": "nothing left to try", "tickets": "the policy repeating itself, or faults"}
+
+
+def _ends(stopped: Mapping[str, int]) -> dict[str, int]:
+    return {_STOPS.get(reason, reason): count for reason, count in stopped.items()}
+
+
+_TIME_NOTES = {
+    "generation": "the policy was answering; overlaps with the next two",
+    "tools": "environment workers, summed over threads",
+    "judging": "replays, relabelling, pairs, certificates, writing",
+    "bookkeeping": "the search itself: selection, backup, event log",
+}
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _counts(counts: Mapping[str, int], before: str = "") -> str:
+    return ", ".join(f"{before}{name} {count}" for name, count in counts.items() if count)

@@ -1,0 +1,232 @@
+"""What `evaluate` has to say: summary.json, and the closing tables made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.evaluation import report, test_time
+from offline_agent.pipelines.stages.earlier_evaluation import SEARCHES, Earlier
+from offline_agent.policies.base import Policy
+from offline_agent.report.servers import Elsewhere, of_servers, tables
+from offline_agent.rollouts.attempts import Attempt
+from offline_agent.runner.components import Parts
+from offline_agent.runner.terminal import copyable
+from offline_agent.store.provenance import hash_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+EXTRA = "best_of_n_sample"  # mode of samples that best_of_n sees beyond the attempts that were asked for
+
+CUTS = {"max_steps": "max_steps", "tokens": "the token limit", "context": "the context's length"}
+"""`records.POLICY_CUTS` in words."""
+
+Summary = Mapping[str, Any]
+Openings = Mapping[str, tuple[str, Sequence[Any]]]
+
+
+def summary(
+    config: EvaluateConfig,
+    parts: Parts,
+    played: Mapping[str, Sequence[Attempt]],
+    openings: Openings,
+    other: Policy | None = None,
+    earlier: Earlier | None = None,
+    elsewhere: Elsewhere | None = None,
+) -> dict[str, Any]:
+    """Return the figures as JSON.
+
+    Args:
+        config: The configuration.
+        parts: Environment, tasks, the candidate.
+        played: Attempts by policy: `candidate`, and `against` where `other` played.
+        openings: System prompts and tools that attempts began with.
+        other: The policy the candidate is compared with, played in this run.
+        earlier: The earlier evaluation it is compared with.
+        elsewhere: What other processes asked of the policies' servers; see `of_servers`.
+    """
+    how = (config.confidence, config.resamples, config.seed)
+    candidate = report.by_mode(attempt for attempt in played["candidate"] if attempt.mode != EXTRA)
+    out: dict[str, Any] = {
+        "environment": parts.spec.name,
+        "policy": parts.policy.name,
+        "model": parts.policy.identity.get("model"),
+        "tasks": len(parts.tasks),
+        "split": config.tasks.split,
+        "seed": config.seed,
+        "modes": _modes(config, candidate),
+        "protocol": _protocol(config, parts, played, openings),
+        **of_servers({"candidate": parts.policy, **({} if other is None else {"against": other})}, elsewhere),
+    }
+    alone = candidate.get("sampled") or candidate.get("greedy")
+    for mode in SEARCHES:
+        if mode in candidate and alone:
+            out["gain_of_search"] = {
+                "mode": mode, "over": alone[0].mode, **report.compare(candidate[mode], alone, *how)
+            }  # fmt: skip
+    if other is not None:
+        theirs = report.by_mode(attempt for attempt in played["against"] if attempt.mode != EXTRA)
+        out["against"] = {
+            "model": config.against.model,
+            "policy": dict(other.identity),
+            "modes": _modes(config, theirs),
+        }
+        out["comparison"] = {mode: report.compare(attempts, theirs[mode], *how) for mode, attempts in candidate.items()}
+    if earlier is not None:
+        out["against"], out["comparison"] = earlier.about(), earlier.compare(candidate, *how)
+    return out
+
+
+def _modes(config: EvaluateConfig, modes: Mapping[str, Sequence[Attempt]]) -> dict[str, Any]:
+    out = {}
+    for mode, attempts in modes.items():
+        out[mode] = report.figures(attempts, config.confidence, config.resamples, config.seed)
+        if mode in SEARCHES:
+            out[mode]["test_time"] = test_time.spent(attempts, config.test_time.judge)
+    return out
+
+
+def _protocol(
+    config: EvaluateConfig, parts: Parts, played: Mapping[str, Sequence[Attempt]], openings: Openings
+) -> dict[str, Any]:
+    prompts = {
+        (hash_json(system)[:16], hash_json(list(tools))[:16]): 0 for system, tools in openings.values()
+    }  # fmt: skip
+    budget: dict[str, Any] = {"max_steps": config.max_steps}
+    if config.test_time.algorithm != "none":
+        budget["test_time"] = config.test_time.model_dump(mode="json")
+    return report.protocol(
+        environment=parts.spec.identity, policy=parts.policy.identity, tasks=len(parts.tasks), split=config.tasks.split,
+        seed=config.seed, budget=budget, temperature=config.policy.temperature,
+        max_tokens=config.policy.max_tokens or parts.policy.max_tokens,
+        prompts=[{"system_prompt_hash": system, "tools_hash": tools} for system, tools in sorted(prompts)],
+        judged_by=report.verifiers(attempt for attempts in played.values() for attempt in attempts),
+        confidence=config.confidence, resamples=config.resamples, limits=config.limits.model_dump(mode="json"),
+    )  # fmt: skip
+
+
+# -- tables --------------------------------------------------------------------------------------------------------
+
+
+def show(summary: Summary, path: Path) -> RenderableType:
+    """Return the closing tables, from summary.json."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    modes = summary["modes"]
+    name = f"{summary['policy']} in {summary['environment']}, {summary['tasks']} tasks ({summary['split']})"
+    table = Table(title=f"evaluate: {name}")
+    table.add_column("what")
+    for mode, figures in modes.items():
+        table.add_column(_title(mode, figures), justify="right")
+    for what, cells in _rows(list(modes.values())):
+        table.add_row(what, *cells)
+    parts: list[Any] = [table]
+    compared = list(_compared(summary))
+    if compared:
+        second = Table(title="success, paired over the same tasks")
+        for column in ("what", "candidate", "against", "difference in points", "p-value", "tasks"):
+            second.add_column(column, justify="left" if column == "what" else "right")
+        for row in compared:
+            second.add_row(*row)
+        parts.append(second)
+    parts += tables(summary)
+    where = copyable("\n".join(["", *_where(summary, path)]))
+    return Group(*parts, Text("\n".join(["", *_notes(summary)])), where)
+
+
+def _title(mode: str, figures: Summary) -> str:
+    each = figures["attempts"] // max(1, figures["tasks"])
+    return f"{mode} (×{each})" if each > 1 else mode
+
+
+def _rows(columns: Sequence[Summary]) -> Iterator[tuple[str, list[str]]]:
+    yield "success", [_interval(figures["success"]) for figures in columns]
+    yield "reward", [_interval(figures["reward"], percent=False) for figures in columns]
+    if any(abs((figures["end_score"] or 0) - (figures["reward"]["mean"] or 0)) > 1e-9 for figures in columns):
+        yield "score when it ended or was cut", [_number(figures["end_score"], 3) for figures in columns]
+    for name, key in (("pass@", "pass_at"), ("pass^", "pass_hat")):
+        for k in sorted({int(k) for figures in columns for k in figures[key]} - {1}):
+            yield f"{name}{k}", [_percent(figures[key].get(str(k), {}).get("mean")) for figures in columns]
+    yield "steps", [_number(figures["steps"]) for figures in columns]
+    for name in ("invalid", "refused", "repeated"):
+        yield f"{name} calls", [_percent(figures[f"{name}_call_rate"]) for figures in columns]
+    for kind, words in CUTS.items():
+        if kind == "max_steps" or any(figures["cut_rates"][kind] for figures in columns):
+            yield f"cut by {words}", [_percent(figures["cut_rates"][kind]) for figures in columns]
+    if any(figures["unscored"] for figures in columns):
+        yield "unscored attempts", [str(figures["unscored"]) for figures in columns]
+        yield "success, unscored = failed", [_percent(figures["success_if_unscored_failed"]) for figures in columns]
+    yield "tokens an attempt", [f"{figures['tokens']['generated_per_attempt']:,.0f}" for figures in columns]
+
+
+def _compared(summary: Summary) -> Iterator[tuple[str, ...]]:
+    for mode, compared in summary.get("comparison", {}).items():
+        yield mode, *_cells(compared)
+    gain = summary.get("gain_of_search")
+    if gain is not None:
+        yield f"{gain['mode']} against {gain['over']}", *_cells(gain)
+
+
+def _cells(compared: Summary) -> tuple[str, ...]:
+    difference, p_value = compared["difference"], compared["p_value"]
+    if difference["mean"] is None:
+        return "–", "–", str(compared["error"]), "–", "0"
+    mean, low, high = (f"{100 * difference[side]:+.1f}" for side in ("mean", "low", "high"))
+    return (
+        _percent(compared["candidate"]), _percent(compared["against"]), f"{mean} [{low}, {high}]",
+        f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001",
+        f"{compared['tasks']} ({compared['tasks_that_differ']} differ)",
+    )  # fmt: skip
+
+
+def _notes(summary: Summary) -> Iterator[str]:
+    against = summary.get("against")
+    if against is not None:
+        yield f"Against: {against.get('run') or against.get('model')}"
+        for mode, reason in against.get("modes_not_compared", {}).items():
+            yield f"  not compared, {mode}: {reason}"
+    for mode, figures in summary["modes"].items():
+        if "test_time" in figures:
+            yield f"{mode}: {figures['test_time']['in_words']}"
+    protocol = summary["protocol"]
+    environment, scaffold = protocol["environment"], protocol["scaffold"]
+    prompts = scaffold["prompts"]
+    prompt = prompts[0]["system_prompt_hash"] if len(prompts) == 1 else f"and tools: {len(prompts)} different"
+    judges = ", ".join(f"{one['verifier']} (version {one['version']})" for one in protocol["evaluator"]) or "nobody"
+    yield (
+        f"{environment['name']} version {environment['version']}; at most {protocol['tool_budget']['max_steps']} "
+        f"steps; temperature {scaffold['temperature']:g} (greedy: 0); system prompt {prompt}; judged by {judges}; "
+        f"seed {summary['seed']}."
+    )
+    yield f"Intervals: {protocol['intervals']}"
+    yield "What happens on faults and time-outs: protocol.failure_recovery in summary.json."
+
+
+def _where(summary: Summary, path: Path) -> Iterator[str]:
+    yield f"Written to {path}"
+    yield "  attempts/     one row an attempt; trajectories/ what was done; summary.json these figures"
+    if any(figures["unscored"] for figures in summary["modes"].values()):
+        yield "  quarantine.jsonl  why attempts are unscored"
+    if "comparison" not in summary:
+        yield f"Next: another policy on the same tasks: the same command with policy.model=... against.run={path}"
+
+
+def _interval(estimate: Summary, percent: bool = True) -> str:
+    if estimate["mean"] is None:
+        return "unscored"
+    scale, digits = (100, 1) if percent else (1, 3)
+    mean, low, high = (f"{scale * estimate[name]:.{digits}f}" for name in ("mean", "low", "high"))
+    return f"{mean} % [{low}, {high}]" if percent else f"{mean} [{low}, {high}]"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

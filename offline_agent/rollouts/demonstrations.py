@@ -1,0 +1,152 @@
+"""Demonstrations by an environment's scripted expert, as trajectories, for any environment that has one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from offline_agent.envs.base import EnvSpec
+from offline_agent.errors import ConfigError, EnvironmentFault, PolicyError
+from offline_agent.policies.base import Proposals, ProposeRequest
+from offline_agent.policies.scripted import NoisyPolicy
+from offline_agent.records import Context, Step, Task, Trajectory, Verdict
+from offline_agent.rendering.renderer import Renderer
+from offline_agent.seeding import derive_seed
+
+
+@dataclass
+class Demonstrated:
+    """What the expert did.
+
+    Attributes:
+        trajectories: Those that are kept, in task order; origin `demonstration`.
+        attempts: How many were played.
+        successes: How many reached their goal, as the verifier says.
+        left_out: (task and number, reason) of the others.
+    """
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    attempts: int = 0
+    successes: int = 0
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+
+
+def demonstrate(
+    spec: EnvSpec,
+    tasks: Sequence[Task],
+    renderer: Renderer | None,
+    *,
+    per_task: int = 1,
+    noise: Sequence[float] = (0.0,),
+    only_successes: bool = True,
+    max_steps: int = 15,
+    seed: int = 0,
+    tick: Callable[[int], None] | None = None,
+) -> Demonstrated:
+    """Have the scripted expert do the tasks.
+
+    Attempt `i` of a task depends on (seed, task, i) alone.
+
+    Args:
+        spec: The environment.
+        tasks: What is demonstrated.
+        renderer: Writes the turns as its template does; None = the plain format.
+        per_task: Attempts of each task.
+        noise: Carelessness; each attempt's is drawn evenly from these.
+        only_successes: Keep verified successes only.
+        max_steps: Longest attempt in actions; one that uses them up is truncated.
+        seed: Of all that is random.
+        tick: Called after each task with how many are done.
+
+    Raises:
+        ConfigError: The environment has no expert, or a noise is not in [0, 1].
+    """
+    if spec.demonstrate is None:
+        raise ConfigError(
+            f"env: {spec.name} has no scripted expert to learn from; give it a class method "
+            "demonstrate(task, messages, rng, noise), or name data.runs or data.files"
+        )
+    experts = [NoisyPolicy(spec.demonstrate, value, renderer) for value in noise]
+    out = Demonstrated()
+    for done, task in enumerate(tasks, 1):
+        for number in range(per_task):
+            chance = random.Random(derive_seed(seed, "demonstration", task.task_id, number))
+            expert = experts[chance.randrange(len(experts))]
+            name = f"{task.task_id}/{number}"
+            out.attempts += 1
+            try:
+                trajectory = play(spec, task, expert, max_steps, chance)
+            except (EnvironmentFault, PolicyError) as error:
+                out.left_out.append((name, str(error)))
+                continue
+            success = _done(trajectory)
+            out.successes += success
+            if not trajectory.steps:
+                out.left_out.append((name, "it has no action"))
+            elif only_successes and not success:
+                out.left_out.append((name, _why(trajectory)))
+            else:
+                out.trajectories.append(trajectory)
+        if tick is not None:
+            tick(done)
+    return out
+
+
+def play(spec: EnvSpec, task: Task, expert: NoisyPolicy, max_steps: int, chance: random.Random) -> Trajectory:
+    """Return one attempt.
+
+    Raises:
+        EnvironmentFault: The environment broke.
+        PolicyError: The expert did.
+    """
+    episode = spec.open()
+    try:
+        first = episode.reset(task)
+        context = Context(task, episode.system_prompt, episode.tools.schemas, first)
+        steps: list[Step] = []
+        while not episode.terminated and len(steps) < max_steps:
+            answer = expert.propose([ProposeRequest(context, (chance.getrandbits(62),), temperature=1.0)])[0]
+            if not isinstance(answer, Proposals):
+                raise answer
+            action = answer.actions[0]
+            key = episode.tools.canonical_key(action)
+            result = episode.step(action)
+            steps.append(Step(action, key, result.observation, result.role, result.fault))
+            context = context.child(action, result.observation, result.role)
+        over = episode.terminated
+        verdict = episode.verdict()
+    finally:
+        episode.close()
+    return Trajectory(
+        context, tuple(steps), verdict, over, not over, "demonstration", cut_by=None if over else "max_steps"
+    )
+
+
+def _done(trajectory: Trajectory) -> bool:
+    """Tell whether the goal was reached and the episode over; one that was cut shows nobody how to end."""
+    verdict = trajectory.verdict
+    return verdict is not None and verdict.success is True and not trajectory.truncated
+
+
+def _why(trajectory: Trajectory) -> str:
+    verdict: Verdict | None = trajectory.verdict
+    if verdict is None or verdict.score is None:
+        return f"it could not be scored ({verdict.error if verdict else 'no verifier'})"
+    if trajectory.truncated:
+        return f"it was not done after {len(trajectory.steps)} actions (score {verdict.score:g})"
+    return f"it failed (score {verdict.score:g})"
+
+
+def texts(trajectories: Sequence[Trajectory]) -> Iterator[str]:
+    """Yield what a tokenizer is learnt from: prompts, tools, observations and turns, as a chat template writes them."""
+    for trajectory in trajectories:
+        start = trajectory.context.lineage()[0]
+        yield start.system
+        for schema in start.tools:
+            function = schema.get("function", schema)
+            yield f" {function['name']}({', '.join(function.get('parameters', {}).get('properties', {}))})"
+        yield start.observation or ""
+        for step in trajectory.steps:
+            yield step.observation or ""
+            yield step.action.text

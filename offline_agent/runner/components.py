@@ -1,0 +1,187 @@
+"""From keys to parts: the environment, its tasks, the policy. Loads, checks, and writes nothing."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from offline_agent import catalog
+from offline_agent.config.build_prefs import BuildPrefsConfig, PolicySection, TasksSection
+from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.config.refine_grpo import RefineGrpoConfig
+from offline_agent.envs.base import EnvSpec
+from offline_agent.errors import ConfigError, OfflineAgentError
+from offline_agent.judges.rewards import CompositeReward
+from offline_agent.policies.base import Policy
+from offline_agent.records import Task
+from offline_agent.runner.task_list import TaskList, hash_tasks
+
+Config = BuildPrefsConfig | EvaluateConfig
+
+S = TypeVar("S", bound=Sequence[Task])
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a search needs, made from the configuration."""
+
+    spec: EnvSpec
+    tasks: Sequence[Task]
+    policy: Policy
+    reward: CompositeReward | None
+
+
+def make_parts(config: Config) -> Parts:
+    """Return the parts that the configuration names.
+
+    Raises:
+        ConfigError: Every fault of every part.
+    """
+    faults: list[str] = []
+    spec = _collect(faults, lambda: make_environment(config))
+    reward = _collect(faults, lambda: make_reward(config))
+    _collect(faults, lambda: own_critic(config.search.critic))
+    tasks = _collect(faults, lambda: _make_tasks(spec, config.tasks, TaskList)) if spec else None
+    chosen = _collect(faults, lambda: _policy_arguments(config.policy))  # looked at even where the rest is wrong
+    policy = _collect(faults, lambda: make_policy(config.policy, spec)) if chosen and spec and not faults else None
+    if faults or spec is None or tasks is None or policy is None:
+        raise ConfigError(faults)
+    return Parts(spec, tasks, policy, reward)
+
+
+def _collect(faults: list[str], make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except ConfigError as error:
+        faults.extend(error.faults)
+    except OfflineAgentError as error:
+        faults.append(str(error))
+    return None
+
+
+def make_environment(config: Config | RefineGrpoConfig) -> EnvSpec:
+    """Return the environment; raises ConfigError."""
+    return EnvSpec.load(
+        config.env.name,
+        dict(config.env.model_extra or {}),
+        max_observation_chars=config.limits.max_observation_chars,
+        isolated=config.env.isolate == "process",
+        most_processes=config.limits.processes,
+    )
+
+
+def make_reward(config: Config | RefineGrpoConfig) -> CompositeReward | None:
+    """Return the composite reward, or None where no key of it is set: then the verifier's score is what counts."""
+    arguments = dict(config.reward.model_extra or {})
+    if not arguments:
+        return None
+    return CompositeReward(**catalog.keywords("reward", CompositeReward, arguments, {}))
+
+
+def own_critic(name: str | None) -> Callable[..., Any] | None:
+    """Return the callable that `search.critic` names; None where it names none of the user's own.
+
+    Raises:
+        ConfigError: It cannot be loaded, or cannot be called with a history, its proposals and a seed.
+    """
+    if name is None or name == "policy":
+        return None
+    critic: Callable[..., Any] = catalog.load("search.critic", name)
+    try:
+        inspect.signature(critic).bind("context", "actions", "seed")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"search.critic: {name} cannot be called as critic(context, actions, seed): {error}. It returns one score "
+            "in [0, 1], or None, for each action"
+        ) from error
+    return critic
+
+
+def make_tasks(spec: EnvSpec, section: TasksSection) -> list[Task]:
+    """Return the tasks asked for, in order.
+
+    Raises:
+        ConfigError: A faulty task file, or no task at all.
+    """
+    return _make_tasks(spec, section, list)
+
+
+def _make_tasks(spec: EnvSpec, section: TasksSection, make: Callable[[Iterable[Task]], S]) -> S:
+    source = spec.tasks(section.split) if section.file is None else _from_file(spec, Path(section.file), section.split)
+    end = None if section.n is None else section.offset + section.n
+    tasks = make(itertools.islice(source, section.offset, end))
+    if not tasks:
+        raise ConfigError(
+            f"tasks: none left: {spec.name} has no {section.split} task from number {section.offset} on; "
+            "lower tasks.offset or name another tasks.split"
+        )
+    return tasks
+
+
+def _from_file(spec: EnvSpec, path: Path, split: str) -> Iterator[Task]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file):
+                if line.strip():
+                    try:
+                        entry = json.loads(line)
+                    except ValueError as error:
+                        raise ConfigError(f"tasks.file: {path}, line {number + 1} is no JSON: {error}") from error
+                    yield spec.task(entry, split, number)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"tasks.file: cannot read {path}: {error}") from error
+
+
+def make_policy(section: PolicySection, spec: EnvSpec) -> Policy:
+    """Return the policy; its constructor gets the keys that are set, and the environment's demonstrator if it asks.
+
+    Raises:
+        ConfigError: No such policy, or an argument that its constructor does not take.
+    """
+    kind, arguments = _policy_arguments(section)
+    if "demonstrate" in arguments:
+        arguments["demonstrate"] = spec.demonstrate
+    policy: Policy = kind(**arguments)
+    return policy
+
+
+def _policy_arguments(section: PolicySection) -> tuple[Any, dict[str, Any]]:
+    kind = catalog.resolve("policy", section.name)
+    given = section.given()
+    if "temperature" in given and not catalog.accepted(kind, {"temperature": 0}):
+        del given["temperature"]  # every request carries it
+    return kind, catalog.keywords("policy", kind, given, section.defaults(), {"demonstrate": None})
+
+
+def free_arguments(policy: Policy) -> tuple[str, ...]:
+    """Return the keys of `policy` that may differ when the run goes on: as the policy itself says, no others."""
+    return tuple(f"policy.{name}" for name in getattr(policy, "free_arguments", ()))
+
+
+def served(policies: Iterable[tuple[str, Policy]]) -> dict[str, Any]:
+    """Return what shows by label that a policy's model is still the same when the run goes on; those that can tell."""
+    return {label: policy.evidence() for label, policy in policies if hasattr(policy, "evidence")}
+
+
+def facts_of(parts: Parts) -> dict[str, Any]:
+    """Return what the manifest says of the parts: identities, hashes, and whether a resume is exact to the byte."""
+    renderer = parts.policy.renderer
+    hashes: dict[str, Any] = {
+        "task_set": hash_tasks(parts.tasks),
+    }
+    model = parts.policy.identity.get("model_hash")
+    if model is not None:
+        hashes["model"] = model
+    if renderer is not None:
+        hashes["tokenizer"], hashes["chat_template"] = renderer.tokenizer_hash, renderer.template_hash
+    return {
+        "hashes": hashes,
+        "env": parts.spec.identity,
+        "policy": dict(parts.policy.identity),
+        "batch_invariant": parts.policy.batch_invariant,
+    }

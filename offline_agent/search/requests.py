@@ -1,0 +1,247 @@
+"""Where simulations ask policy and critic, and what asking cost.
+
+During an outage of the policy (`policies.outage`) simulations wait; where it does not pass, what it interrupted is
+simulated when the run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from offline_agent.envs.pool import EnvPool
+from offline_agent.errors import ContextFull, JudgeError, PolicyError
+from offline_agent.policies.base import Engine, Proposals, ProposeRequest, Usage
+from offline_agent.policies.outage import Outage
+from offline_agent.records import Action, Context
+from offline_agent.search.in_flight import Request, Ticket
+from offline_agent.search.simulation import ASK, FINAL
+
+MOST_UNHEARD = 16  # failures of a critic that never answered, after which the search ends
+
+FREE = Proposals(()).usage  # of answers that say nothing about their cost
+
+Critic = Callable[[Context, Sequence[Action], int], Sequence[float | None]]
+"""Scores each action in [0, 1], or None where it has no opinion; the last argument is a seed."""
+
+
+@dataclass
+class RunCounts:
+    """What a run cost and met, over all trees; wall-clock figures included, so it is not part of any tree."""
+
+    requests: int = 0
+    generated: int = 0
+    prefilled: int = 0
+    cached: int = 0
+    policy_errors: int = 0
+    full_contexts: int = 0
+    faults: int = 0
+    hung: int = 0
+    simulations: int = 0
+    trees: int = 0
+    seconds: float = 0.0
+    seconds_waiting: float = 0.0
+    generation_seconds: float = 0.0
+    tool_seconds: float = 0.0
+    fault_examples: list[str] = field(default_factory=list)
+
+    def fault(self, text: str) -> None:
+        """Count a fault; the first twenty texts are kept."""
+        self.faults += 1
+        self.example(text)
+
+    def example(self, text: str) -> None:
+        """Keep a text of what went wrong, of the first twenty."""
+        if len(self.fault_examples) < 20 and text not in self.fault_examples:
+            self.fault_examples.append(text)
+
+
+class Sent:
+    """A request under way.
+
+    Attributes:
+        ticket: Who asked; None = nobody, it shows whether the policy answers.
+        request: What was asked, `ASK` or `CRITICISE`.
+        answers: How many answers had come when it was sent.
+    """
+
+    __slots__ = ("answers", "request", "ticket")
+
+    def __init__(self, ticket: Ticket | None, request: Request, answers: int) -> None:
+        self.ticket = ticket
+        self.request = request
+        self.answers = answers
+
+
+class Desk:
+    """See the module. For one thread; answers come back to it through `post`.
+
+    Args:
+        engine: Answers proposals.
+        pool: Where the critic is called.
+        critic: Scores proposals.
+        counts: Takes what is asked, and what comes of it.
+        most_errors: Failures of the policy in a row after which the run stops.
+        post: Takes a `Sent` and its answer, from any thread; they are to be given to `take`.
+        critic_seconds: Time limit of the critic; None = the pool's own.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        pool: EnvPool,
+        critic: Critic | None,
+        counts: RunCounts,
+        most_errors: int,
+        post: Callable[[Sent, Any], None],
+        critic_seconds: float | None = None,
+    ) -> None:
+        self._engine = engine
+        self._pool = pool
+        self._critic = critic
+        self._critic_seconds = critic_seconds
+        self._counts = counts
+        self._post = post
+        self._outage: Outage[tuple[Sent, Any]] = Outage(most_errors)
+        self._under_way = 0
+        self._unheard: int | None = 0  # failures of a critic that has not answered yet; None once it has
+
+    def expect(self, request: ProposeRequest) -> None:
+        """Take a request for one that the policy can answer, as long as it has not answered any."""
+        self._outage.expect(request)
+
+    def send(self, ticket: Ticket | None, request: Request) -> None:
+        """Put a question of a ticket to the policy or the critic."""
+        post = partial(self._post, Sent(ticket, request, self._outage.answers))
+        self._under_way += 1
+        if request[0] == ASK:
+            self._counts.requests += 1
+            self._engine.submit(request[1], post)
+        else:
+            assert self._critic is not None  # the tree was made with a critic
+            self._pool.submit(partial(self._critic, *request[1:]), post, self._critic_seconds)
+
+    def take(self, sent: Sent, value: Any) -> list[tuple[Ticket, Any]]:
+        """Return what may be handed on, now that a request was answered.
+
+        To a critic's request, None is handed on where the policy failed it.
+
+        Raises:
+            PolicyError: The policy failed too often in a row.
+            JudgeError: The critic failed each of its first calls.
+        """
+        self._under_way -= 1
+        free: list[tuple[Ticket, Any]] = []
+        if sent.request[0] == ASK:
+            failed = not isinstance(value, FINAL)
+            if isinstance(value, ContextFull):  # says something of the history, and nothing of whether it answers
+                self._note_full(value)
+            elif failed:
+                value = self._failed(value)
+            else:
+                self._pay(value.usage)
+                held = self._outage.answered(sent.request[1])
+                free = [(each.ticket, fault) for each, fault in held if each.ticket is not None]
+        else:
+            value = self._scores(value, len(sent.request[2]))
+            failed = value is None
+        if not (failed and self._outage.holds((sent, value), sent.answers)) and sent.ticket is not None:
+            free.append((sent.ticket, value))
+        return free
+
+    def go_on(self) -> None:
+        """Ask again what is held back where nothing is under way that could show whether the policy answers."""
+        if not self._outage or self._under_way:
+            return
+        for sent, _ in self._outage.release():
+            if sent.ticket is not None:
+                self.send(sent.ticket, sent.request)
+        self.send(None, (ASK, self._probe()))
+
+    def at_once(self, answer: Callable[[ProposeRequest], Any]) -> Callable[[ProposeRequest], Any]:
+        """Return a call that asks an engine that answers at once; it raises as `take`."""
+        counts = self._counts
+
+        def ask(request: ProposeRequest) -> Any:
+            counts.requests += 1
+            value = answer(request)
+            if isinstance(value, ContextFull):
+                self._note_full(value)
+                return value
+            if type(value) is not Proposals:
+                value = self._failed(value)
+                while True:
+                    counts.requests += 1
+                    probe = self._probe()
+                    shown = answer(probe)
+                    if type(shown) is Proposals:
+                        self._pay(shown.usage)
+                        self._outage.answered(probe)
+                        return value
+                    self._failed(shown)
+            if value[1] is not FREE:
+                self._pay(value[1])
+            self._outage.known = request
+            return value
+
+        return ask
+
+    def _probe(self) -> ProposeRequest:
+        probe = self._outage.probe()
+        assert probe is not None  # a tree was opened
+        return probe
+
+    def _pay(self, usage: Usage) -> None:
+        counts = self._counts
+        if usage.generated:
+            counts.generated += usage.generated
+            counts.prefilled += usage.prefilled
+            counts.cached += usage.cached
+
+    def _note_full(self, answer: ContextFull) -> None:
+        self._counts.full_contexts += 1
+        self._counts.example(f"policy: {answer}")
+
+    def _failed(self, answer: Any) -> PolicyError:
+        """Count what is no answer; return the failure that it is."""
+        if not isinstance(answer, PolicyError):
+            answer = PolicyError(f"the policy answered with a {type(answer).__name__}, not with Proposals")
+        self._counts.policy_errors += 1
+        self._counts.fault(f"policy: {answer}")
+        self._outage.failed(answer)
+        return answer
+
+    def _scores(self, scores: Any, n: int) -> Any:
+        if (wrong := _wrong_scores(scores, n)) is None:
+            self._unheard = None
+            return scores
+        self._counts.fault(f"critic: {wrong}")
+        cause: Any = scores
+        while isinstance(cause, BaseException):
+            if isinstance(cause, ContextFull):
+                break
+            if isinstance(cause, PolicyError):
+                return None
+            cause = cause.__cause__
+        if self._unheard is not None:
+            self._unheard += 1
+            if self._unheard >= MOST_UNHEARD:
+                raise JudgeError(
+                    f"search.critic failed each of its first {self._unheard} calls; the last: {wrong}. It is called as "
+                    "critic(context, actions, seed) and returns one score in [0, 1], or None, for each action"
+                )
+        return [None] * n  # no opinion: the search goes on with its own values
+
+
+def _wrong_scores(scores: Any, n: int) -> str | None:
+    """Return what is wrong with a critic's answer; None where it has one score in [0, 1], or None, for each action."""
+    if isinstance(scores, BaseException):
+        return str(scores)
+    if not isinstance(scores, Sequence) or isinstance(scores, str) or len(scores) != n:
+        return f"it answered {scores!r:.200}, allowed: a list of {n} scores"
+    for score in scores:
+        if score is not None and not (isinstance(score, int | float) and 0 <= score <= 1):
+            return f"it gave the score {score!r:.200}, allowed: a number in [0, 1], or None"
+    return None

@@ -1,0 +1,291 @@
+"""The run directory: manifest, event logs, trees, tables, quarantine and summary; atomic, locked, resumable."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gzip
+import json
+import os
+import socket
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from offline_agent import crash_notes as running
+from offline_agent.errors import ConfigError, DataError
+from offline_agent.records import SCHEMA_VERSION
+from offline_agent.store.events import EventLog
+from offline_agent.store.files import disk_errors, safe_name, write_atomic, write_json
+from offline_agent.store.manifest import ANEW, MANIFEST, begin, now, resume
+from offline_agent.store.provenance import code_hash, git_commit, hash_json, hash_path, machine
+from offline_agent.store.quarantine import Quarantine
+from offline_agent.store.tables import read_table, write_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "EventLog", "Quarantine", "RunDirectory", "code_hash", "git_commit", "hash_json", "hash_path", "machine",
+    "read_table", "read_tree",
+]  # fmt: skip
+
+_LOCK = ".lock"
+
+
+class RunDirectory:
+    """One run on disk. Make it with `open`; use it as a context manager, or call `close`.
+
+    Attributes:
+        path: The directory.
+        resumed: Whether it was there before.
+        manifest: What manifest.json holds.
+        warnings: What the user should be told about this resume; empty for a fresh run.
+        quarantined: The quarantine file.
+    """
+
+    def __init__(self, path: Path, lock: int, manifest: dict[str, Any], resumed: bool, warnings: list[str]) -> None:
+        self.path = path
+        self.resumed = resumed
+        self.manifest = manifest
+        self.warnings: tuple[str, ...] = tuple(warnings)
+        self._lock: int | None = lock
+        self._logs: dict[str, EventLog] = {}
+        self.quarantined = Quarantine(path / "quarantine.jsonl")
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        config: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        command: str,
+        free: Iterable[str] = (),
+    ) -> RunDirectory:
+        """Make a run directory, or go on with one that the same configuration made; locked until `close`.
+
+        Args:
+            path: The directory; made with its parents.
+            config: The resolved configuration, JSON-serialisable.
+            facts: More for the manifest: `seeds`, `hashes` (of model, tokenizer, chat_template, task_set, …),
+                `batch_invariant` … A hash that differs on resume is refused, and so is another model behind a
+                server, by `served`: {label: {`model`, `logps`, `tolerance`}}.
+            command: The pipeline's name.
+            free: Dotted keys (or whole sections) that may differ on resume, because results do not depend on them.
+
+        Raises:
+            ConfigError: Another process has it open; it is no run directory; or configuration or hashes differ.
+                Nothing was written.
+            DataError: The manifest or a log is missing, broken or of another schema version. Nothing was changed.
+        """
+        path = Path(path)
+        known = _look(path)
+        lock = _acquire(path)
+        try:
+            facts = {"seeds": {}, **facts, "hashes": {"code": code_hash(), **facts.get("hashes", {})}}
+            warnings: list[str] = []
+            if known or (path / MANIFEST).exists():
+                manifest = resume(path, dict(config), facts, command, tuple(free), warnings)
+            else:
+                manifest = begin(dict(config), facts, command)
+            run = cls(path, lock, manifest, "resumed" in manifest, warnings)
+            _clear(path)
+            run._save_manifest()
+            return run
+        except BaseException:
+            _release(path, lock, fresh=not known)
+            raise
+
+    def events(self, shard: str = "0000") -> EventLog:
+        """Return the shard's log, always the same object; noted in the manifest so that its loss is noticed."""
+        log = self._logs.get(shard)
+        if log is None:
+            name = f"{safe_name(shard)}.jsonl"
+            if name not in self.manifest["logs"]:
+                EventLog(self.path / "events" / name).create()
+                self.manifest["logs"].append(name)
+                self._save_manifest()
+            log = EventLog(self.path / "events" / name)
+            log.index()
+            self._logs[shard] = log
+        return log
+
+    def write_tree(self, tree_id: str, data: Mapping[str, Any]) -> Path:
+        """Write one tree as compressed JSON; the same data gives the same bytes. Raises as `write_atomic`.
+
+        Args:
+            tree_id: Its id, any text.
+            data: networkx node-link data, JSON-serialisable; `schema_version` and `tree_id` are put in front.
+        """
+        body = {"schema_version": SCHEMA_VERSION, "tree_id": tree_id, **data}
+        text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+        packed = gzip.compress(text, compresslevel=6, mtime=0)
+        return write_atomic(self._tree_path(tree_id), packed)
+
+    def read_tree(self, tree_id: str) -> dict[str, Any]:
+        """Return a tree as `write_tree` was given it. Raises DataError as the function `read_tree`."""
+        return read_tree(self._tree_path(tree_id))
+
+    def tree_ids(self) -> list[str]:
+        """Return the ids of the trees that are written, sorted."""
+        return sorted(_tree_id(self.path / "trees" / name) for name in self._tree_files())
+
+    def written(self, tree_ids: Iterable[str]) -> set[str]:
+        """Return which of these trees are written; no file is opened."""
+        there = set(self._tree_files())
+        return {tree_id for tree_id in tree_ids if self._tree_path(tree_id).name in there}
+
+    def _tree_files(self) -> Iterator[str]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path / "trees") as entries:
+            for entry in entries:
+                if entry.name.endswith(".json.gz") and not entry.name.startswith("."):
+                    yield entry.name
+
+    def _tree_path(self, tree_id: str) -> Path:
+        return tree_path(self.path, tree_id)
+
+    def quarantine(self, kind: str, name: str, reason: str, **facts: Any) -> bool:
+        """Note what was refused and why, once however often the run is resumed. See `Quarantine.add`."""
+        return self.quarantined.add(kind, name, reason, **facts)
+
+    def write_rows(self, table: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema, shard: str = "0000") -> Path:
+        """Write `<table>/<shard>.parquet` in a stream, atomically, in place of one that is there. See `write_table`."""
+        return write_table(self.path / table / f"{safe_name(shard)}.parquet", table, rows, schema)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> Path:
+        """Write summary.json."""
+        return write_json(self.path / "summary.json", {"schema_version": SCHEMA_VERSION, **summary})
+
+    def finish(self, status: str = "done", **facts: Any) -> None:
+        """Note in the manifest how and when the run ended, and more facts."""
+        self.manifest.update(facts, status=status, ended=now())
+        self._save_manifest()
+
+    def close(self) -> None:
+        """Make everything durable and let go of the lock."""
+        lock, self._lock = self._lock, None
+        if lock is None:
+            return
+        try:
+            for log in self._logs.values():
+                log.close()
+            self.quarantined.close()
+        finally:
+            os.close(lock)
+
+    def __enter__(self) -> RunDirectory:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; an exception is noted in the manifest first."""
+        if error is not None and self._lock is not None:
+            with contextlib.suppress(DataError):
+                self.finish("failed", error=f"{type(error).__name__}: {error}")
+        self.close()
+
+    def _save_manifest(self) -> None:
+        write_json(self.path / MANIFEST, self.manifest)
+
+
+def tree_path(run_dir: Path, tree_id: str) -> Path:
+    """Return where a run directory keeps a tree."""
+    return run_dir / "trees" / f"{safe_name(tree_id)}.json.gz"
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """Return the tree in a file of `trees/`.
+
+    Raises:
+        DataError: It is missing, torn, altered or of another schema version; says which file and what to do.
+    """
+    data = _load_tree(path)
+    del data["schema_version"], data["tree_id"]
+    return data
+
+
+def _load_tree(path: Path) -> dict[str, Any]:
+    mend = "Remove it and give the same command again with this run_dir: it is made anew from the event log."
+    try:
+        data = json.loads(gzip.decompress(path.read_bytes()))
+        version = data["schema_version"]
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: missing. Give the same command again with this run_dir.") from error
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
+        raise DataError(f"{path}: not readable as a compressed tree ({error}). {mend}") from error
+    if version != SCHEMA_VERSION:
+        raise DataError(f"{path}: schema version {version!r}, this program reads {SCHEMA_VERSION}. {ANEW}")
+    return dict(data)
+
+
+def _tree_id(file: Path) -> str:
+    name = file.name.removesuffix(".json.gz")
+    return str(_load_tree(file)["tree_id"]) if "~" in name else unquote(name, errors="surrogatepass")
+
+
+def _look(path: Path) -> bool:
+    """Return whether `path` holds a run; refuse what is neither a run, nor empty, nor absent."""
+    if not path.exists():
+        return False
+    if not path.is_dir():
+        raise ConfigError(f"run_dir: {path} is a file, not a directory. Name another.")
+    if (path / MANIFEST).exists():
+        return True
+    content = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+    if not content:
+        return False
+    if "events" in content or "trees" in content:
+        raise DataError(f"{path / MANIFEST}: missing, though the directory holds a run. {ANEW}")
+    raise ConfigError(
+        f"run_dir: {path} is not empty and is no run directory (it holds {content[0]!r}). "
+        "Name another; nothing was written."
+    )
+
+
+def _clear(path: Path) -> None:
+    """Remove what writers left that were killed; nobody else writes: we hold the lock."""
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not os.path.exists(os.path.join(folder, name, _LOCK))]  # others' runs
+        for name in names:
+            if name.startswith(".") and name.endswith(".tmp"):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(folder, name))
+
+
+def _acquire(path: Path) -> int:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise ConfigError(f"run_dir: cannot write to {path}: {error.strerror}. Name another.") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_nlink == 0:  # its holder gave the directory up and removed it in between
+            raise BlockingIOError("the lock is gone")
+    except OSError as error:
+        holder = os.pread(lock, 200, 0).decode("utf-8", "replace").strip() or "another process"
+        os.close(lock)
+        raise ConfigError(
+            f"run_dir: {path} is in use by {holder}. Wait for it, stop it, or name another run_dir; "
+            "nothing was written."
+        ) from error
+    with disk_errors(path / _LOCK, "locking the run"):
+        os.ftruncate(lock, 0)
+        command = os.getpid() if running.notes is None else running.notes.command
+        os.pwrite(lock, f"process {command} on {socket.gethostname()}".encode(), 0)
+    return lock
+
+
+def _release(path: Path, lock: int, fresh: bool) -> None:
+    if fresh:  # leave nothing behind where nothing was begun
+        with contextlib.suppress(OSError):
+            if not (path / MANIFEST).exists():
+                (path / _LOCK).unlink()
+                path.rmdir()
+    os.close(lock)

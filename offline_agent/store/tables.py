@@ -1,0 +1,224 @@
+"""Parquet tables, written in a stream and atomically, with the schema version in their metadata."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from offline_agent.errors import DataError
+from offline_agent.store.files import write_atomic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VERSION = 2
+READABLE = (1, 2)
+"""Schema versions of tables that are read. In 1, token columns had no prefix, all pairs were in one table, and
+certificates covered ids and masks alone; `confidence` of all but step pairs was what `rest_confidence` is now."""
+
+Encode = Callable[[Any], Any]
+
+_to_json = json.JSONEncoder(allow_nan=False).encode
+
+_VERSION_KEY = b"offline_agent.schema_version"
+_ROWS_AT_ONCE = 256
+_SMALL_GROUPS = 64
+_GROUP_BYTES = 16 << 20  # of row groups after the first few: what a file says of each of its groups is held in memory
+
+
+def write_table(path: Path, table: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> Path:
+    """Write rows to one Parquet file, a few hundred at a time; the file appears when it is whole.
+
+    Row groups are of 256 rows, after the first few of some megabytes; so memory does not grow with the rows, but for
+    what the file's footer says of each group.
+
+    Columns (and nested fields) of type `pyarrow.json_()` take any JSON value, or a string that holds JSON;
+    `datasets` hands them back as values, other readers see the JSON text.
+
+    Args:
+        path: The file.
+        table: The table's name, for messages and metadata.
+        rows: One mapping a row, with exactly the schema's columns.
+        schema: The columns; one that is not nullable refuses None.
+
+    Raises:
+        DataError: A row does not fit the schema (named by its number), or the disk refused. No file is left.
+    """
+    return write_atomic(path, lambda file: _stream(file, table, rows, schema))
+
+
+def _stream(file: BinaryIO, table: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    stamped = schema.with_metadata(
+        {**(schema.metadata or {}), _VERSION_KEY: str(VERSION).encode(), b"offline_agent.table": table.encode()}
+    )
+    plain = pa.schema([field.with_type(_storage(field.type)) for field in stamped])
+    stream, start, groups = iter(rows), 0, 0
+    waiting: list[pa.RecordBatch] = []
+    with pq.ParquetWriter(file, stamped, compression="zstd") as writer:
+
+        def write() -> None:
+            whole = pa.Table.from_batches(waiting)
+            writer.write_table(whole, row_group_size=max(1, len(whole)))
+            waiting.clear()
+
+        while chunk := list(itertools.islice(stream, _ROWS_AT_ONCE)):
+            waiting.append(_batch(table, chunk, start, stamped, plain))
+            start += len(chunk)
+            if groups < _SMALL_GROUPS or sum(batch.nbytes for batch in waiting) >= _GROUP_BYTES:
+                write()
+                groups += 1
+        if waiting:
+            write()
+
+
+def _batch(
+    table: str, chunk: list[Mapping[str, Any]], start: int, schema: pa.Schema, plain: pa.Schema
+) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    names = set(schema.names)
+    encoders = [(field, _encoder(field.type)) for field in schema]
+    required = [field.name for field in schema if not field.nullable]
+    encoded = []
+    for number, row in enumerate(chunk, start):
+        if row.keys() != names:
+            raise DataError(
+                f"{table}, row {number}: its columns are not the table's. "
+                f"Missing: {sorted(names - set(row)) or 'none'}; unknown: {sorted(set(row) - names) or 'none'}."
+            )
+        for name in required:
+            if row[name] is None:
+                raise DataError(f"{table}, row {number}: {name} must not be None.")
+        encoded.append({
+            field.name: row[field.name] if encode is None else _cell(table, number, field, row[field.name], encode)
+            for field, encode in encoders
+        })  # fmt: skip
+    try:
+        return pa.RecordBatch.from_pylist(encoded, schema=plain).cast(schema)
+    except (pa.ArrowException, UnicodeError, TypeError, ValueError, OverflowError) as error:
+        raise _blame(table, encoded, start, plain, error) from error
+
+
+def _cell(table: str, number: int, field: pa.Field, value: Any, encode: Encode) -> Any:
+    try:
+        return encode(value)
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DataError(f"{table}, row {number}: {field.name} does not fit {field.type}: {error}") from error
+
+
+def _blame(table: str, rows: list[dict[str, Any]], start: int, plain: pa.Schema, error: Exception) -> DataError:
+    """Find the row and column that Arrow refused."""
+    import pyarrow as pa
+
+    for number, row in enumerate(rows, start):
+        for field in plain:
+            try:
+                pa.array([row[field.name]], type=field.type)
+            except (pa.ArrowException, UnicodeError, TypeError, ValueError, OverflowError) as fault:
+                return DataError(f"{table}, row {number}: {field.name} does not fit {field.type}: {fault}")
+    return DataError(f"{table}, rows from {start}: {error}")
+
+
+def _storage(kind: pa.DataType) -> pa.DataType:
+    """Return the type with JSON replaced by the text that stores it."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.JsonType):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_storage(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_storage(field.type)) for field in kind])
+    return kind
+
+
+def _encoder(kind: pa.DataType) -> Encode | None:
+    """Return what makes of a value what is stored; None = it is stored as it is."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.JsonType):
+        return _json
+    if pa.types.is_list(kind):
+        item = _encoder(kind.value_type)
+        return None if item is None else partial(_encode_list, item)
+    if pa.types.is_struct(kind):
+        return partial(_encode_struct, [(field.name, field.nullable, _encoder(field.type)) for field in kind])
+    return None
+
+
+def _json(value: Any) -> Any:
+    return value if value is None or isinstance(value, str) else _to_json(value)
+
+
+def _encode_list(encode: Encode, value: Any) -> Any:
+    return None if value is None else [encode(item) for item in value]
+
+
+def _encode_struct(fields: Sequence[tuple[str, bool, Encode | None]], value: Any) -> Any:
+    if value is None:
+        return None
+    missing = [name for name, nullable, _ in fields if not nullable and value.get(name) is None]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} must not be None")
+    return {
+        name: value.get(name) if encode is None else encode(value.get(name)) for name, _, encode in fields
+    }  # fmt: skip
+
+
+def _decode(value: Any, kind: pa.DataType) -> Any:
+    import pyarrow as pa
+
+    if value is None:
+        return None
+    if isinstance(kind, pa.JsonType):
+        return json.loads(value)
+    if pa.types.is_list(kind) and (pa.types.is_nested(kind.value_type) or isinstance(kind.value_type, pa.JsonType)):
+        return [_decode(item, kind.value_type) for item in value]
+    if pa.types.is_struct(kind):
+        return {field.name: _decode(value[field.name], field.type) for field in kind}
+    return value
+
+
+def version_of(metadata: Mapping[bytes, bytes] | None) -> int | str | None:
+    """Return the schema version that a file's metadata names; None where it names none."""
+    text = (metadata or {}).get(_VERSION_KEY)
+    if text is None:
+        return None
+    return int(text) if text.isdigit() else text.decode("utf-8", "replace")
+
+
+def _readable() -> str:
+    return " and ".join(map(str, READABLE))
+
+
+def read_table(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table as `write_table` was given them (absent keys of a message are None).
+
+    Tables of version 1 have other names for some columns; `_store.columns.known` makes them the same.
+
+    Raises:
+        DataError: The file is missing, torn, not Parquet, or of another schema version.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    mend = "Give the command that wrote it again with the same run_dir."
+    if not path.exists():
+        raise DataError(f"{path}: missing. {mend}")
+    try:
+        with pq.ParquetFile(path) as file:
+            version = version_of(file.schema_arrow.metadata)
+            if version not in READABLE:
+                raise DataError(f"{path}: schema version {version or 'none'}, this program reads {_readable()}. {mend}")
+            for batch in file.iter_batches(_ROWS_AT_ONCE):
+                for row in batch.to_pylist():
+                    yield {field.name: _decode(row[field.name], field.type) for field in batch.schema}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path}: not readable as Parquet ({error}). {mend}") from error

@@ -1,1 +1,0 @@
-"""Parts of the collapse watch; import from `offline_agent.training.collapse`."""

@@ -1,0 +1,210 @@
+"""The collapse watch: says from the figures of each update when an online run goes wrong, before its reward tells.
+
+In a collapse of multi-turn training entropy and the spread of rewards within a group fall first, the reward follows,
+then gradient norms spike (the Echo Trap of RAGEN, 2504.20073). The watch compares medians of the latest window with
+the run's first, asks a fault to last, and says it once until it is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.training.collapse.checklist import checklist
+from offline_agent.training.collapse.history import History
+from offline_agent.training.collapse.rules import NAMES, RULES, Rule
+
+__all__ = ["RULE_NAMES", "Finding", "Watch", "WatchSettings", "checklist"]
+
+RULE_NAMES = NAMES
+"""Every rule a finding can be of, and `WatchSettings.stop` can name."""
+
+STOP = ("mask", "nothing_scored", "echo_trap", "collapse")
+
+
+@dataclass(frozen=True)
+class WatchSettings:
+    """When the watch speaks, and when it stops the run.
+
+    `start` below is the median of a figure's first window. The defaults suit models of any size: what a model's size
+    decides (entropy, spread, length, gradient norm) is measured against the run's own start.
+
+    The rules that stop by default are those after which going on is worthless: the mask is wrong (`mask`), nothing is
+    scored (`nothing_scored`), entropy and spread both collapsed while the reward does not improve (`echo_trap`:
+    nothing is left to compare, nor to find), or the reward fell and another sign of collapse is there (`collapse`).
+    The others have harmless causes too - a harder curriculum, a policy that becomes sure because it is right - or can
+    heal, and only warn.
+
+    Attributes:
+        window: Observations of a window; a rule that compares with the start needs two windows.
+        patience: Consecutive updates a fault must last. It must be gone for a whole window to be said again.
+        entropy_floor: Entropy below this share of its start (`entropy`), unless all is solved.
+        entropy_factor: Entropy above this many times its start without more reward (`entropy_rise`).
+        spread_floor: Mean spread within a group below this share of its start, both raw and beside what the mean
+            reward allows (`spread`), unless all is solved.
+        zero_spread_ceiling: Fraction of groups without spread above this (`zero_spread`; `solved` where all is).
+        solved: Success (or mean reward) from which all counts as solved.
+        gradient_factor: A gradient norm above this many times the usual is a spike; `patience` of them in a window
+            are a finding (`gradient`).
+        kl_ceiling: K3 to the reference in nats an agent token above this (`kl`).
+        length_factor: Agent tokens a trajectory above this many times their start (`length`), or below the inverse
+            without more reward (`short`).
+        truncation_ceiling: Share of truncated trajectories above this (`truncated`).
+        invalid_ceiling: Share of invalid calls among all calls above this (`invalid_calls`).
+        repeat_ceiling: Share of repeated calls among all calls above this (`repeated_calls`).
+        tool_ceiling: One tool's share of the calls from this on, where it was less at first (`tools`).
+        reward_drop: Mean reward lower than its best window's by this share of it (`reward`); rewards are in [0, 1].
+        mismatch_ceiling: Mean |log-prob difference| of sampler and trainer a token above this, in nats (`mismatch`).
+        unscored_ceiling: Share of trajectories without a score above this (`unscored`).
+        stop: Rules that stop the run, of `RULE_NAMES`.
+    """
+
+    window: int = 5
+    patience: int = 3
+    entropy_floor: float = 0.3
+    entropy_factor: float = 3.0
+    spread_floor: float = 0.4
+    zero_spread_ceiling: float = 0.8
+    solved: float = 0.9
+    gradient_factor: float = 10.0
+    kl_ceiling: float = 1.0
+    length_factor: float = 3.0
+    truncation_ceiling: float = 0.5
+    invalid_ceiling: float = 0.3
+    repeat_ceiling: float = 0.5
+    tool_ceiling: float = 0.9
+    reward_drop: float = 0.4
+    mismatch_ceiling: float = 0.1
+    unscored_ceiling: float = 0.2
+    stop: tuple[str, ...] = STOP
+
+    def check(self) -> None:
+        """Raise ConfigError with every fault."""
+        faults = []
+        if self.window < 2:
+            faults.append(f"watch.window: got {self.window}, allowed: 2 or more; 5 is the default")
+        if self.patience < 1 or self.patience > self.window >= 2:
+            faults.append(f"watch.patience: got {self.patience}, allowed: 1 to watch.window ({self.window})")
+        for names, low, high in (
+            (("entropy_floor", "spread_floor", "solved", "tool_ceiling", "reward_drop"), 0.0, 1.0),
+            (("entropy_factor", "gradient_factor", "length_factor"), 1.0, math.inf),
+            (("kl_ceiling", "mismatch_ceiling"), 0.0, math.inf),
+        ):
+            faults += [
+                f"watch.{name}: got {getattr(self, name)}, allowed: more than {low:g}"
+                + (f" and less than {high:g}" if math.isfinite(high) else "")
+                for name in names
+                if not low < getattr(self, name) < high
+            ]
+        shares = ("zero_spread_ceiling", "truncation_ceiling", "invalid_ceiling", "repeat_ceiling", "unscored_ceiling")
+        faults += [
+            f"watch.{name}: got {getattr(self, name)}, allowed: 0 to 1; at 1 the rule never speaks"
+            for name in shares
+            if not 0 <= getattr(self, name) <= 1
+        ]
+        faults += [
+            f"watch.stop: got {name!r}, allowed: {', '.join(NAMES)}.{did_you_mean(name, NAMES)}"
+            for name in self.stop
+            if name not in NAMES
+        ]
+        if faults:
+            raise ConfigError(faults)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the watch says of a run.
+
+    Attributes:
+        rule: One of `RULE_NAMES`.
+        update: The update it was said at.
+        text: This run's figures, what they mean, what to look at or which key to change.
+        stops: Whether the run should stop and keep its last good checkpoint.
+        since: The first of the updates in a row at which its rule held; what a median shows began earlier still.
+    """
+
+    rule: str
+    update: int
+    text: str
+    stops: bool
+    since: int
+
+
+@dataclass
+class _Standing:
+    """How long a rule has held or not held, and whether it was said."""
+
+    held: int = 0
+    free: int = 0
+    since: int = 0
+    said: bool = False
+
+
+class Watch:
+    """Takes one record of figures an update, answers what is wrong.
+
+    Args:
+        settings: When it speaks.
+        records: Of the updates so far, where a run is resumed: it then answers as if it had seen them.
+
+    Raises:
+        ConfigError: A setting is out of bounds.
+        DataError: A figure of a record is neither a number nor None.
+    """
+
+    def __init__(self, settings: WatchSettings, records: Iterable[Mapping[str, Any]] = ()) -> None:
+        settings.check()
+        self.settings = settings
+        self._history = History(settings.window)
+        self._standings = {rule.name: _Standing() for rule in RULES}
+        self._updates = 0
+        for record in records:
+            self(record)
+
+    def __call__(self, figures: Mapping[str, float | None | Mapping[str, float]]) -> list[Finding]:
+        """Return what is newly wrong after an update.
+
+        Args:
+            figures: The update's record. Followed are those in `FIGURES` of the history, `tools` (tool to its share of
+                the calls) and `env_steps` (which tells rounds apart); None = not measured. A rule is only looked at
+                when the figures it needs are new.
+
+        Returns:
+            Findings, the gravest first.
+        """
+        self._updates += 1
+        update = figures.get("update")
+        number = int(update) if isinstance(update, (int, float)) else self._updates
+        self._history.add(figures)
+        said = ((rule, self._look(rule, number)) for rule in RULES)
+        return [self._finding(rule, number, facts) for rule, facts in said if facts is not None]
+
+    @property
+    def standing(self) -> tuple[str, ...]:
+        """Rules that were said and are not over."""
+        return tuple(name for name, standing in self._standings.items() if standing.said)
+
+    def _look(self, rule: Rule, update: int) -> str | None:
+        """Return the figures where a rule is to be said now."""
+        if not self._history.fresh.issuperset(rule.needs):
+            return None
+        standing = self._standings[rule.name]
+        facts = rule.holds(self._history, self.settings)
+        if facts is None:
+            excused = rule.stays is not None and rule.stays(self._history, self.settings)
+            standing.held, standing.free = 0, 0 if excused else standing.free + 1
+            standing.said = standing.said and standing.free < self.settings.window
+            return None
+        standing.since = standing.since if standing.held else update
+        standing.held, standing.free = standing.held + 1, 0
+        if standing.said or standing.held < (1 if rule.at_once else self.settings.patience):
+            return None
+        standing.said = True
+        return facts
+
+    def _finding(self, rule: Rule, update: int, facts: str) -> Finding:
+        stops = rule.name in self.settings.stop
+        return Finding(rule.name, update, f"{facts}: {rule.meaning}", stops, self._standings[rule.name].since)

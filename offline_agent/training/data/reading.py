@@ -1,0 +1,215 @@
+"""Rows of files as checked token sequences: certificates, splits, and ids kept once however often they come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from offline_agent.errors import DataError
+from offline_agent.rendering import certificate
+from offline_agent.rendering.columns import check_columns
+from offline_agent.rendering.renderer import Renderer
+from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
+from offline_agent.store.provenance import hash_path
+from offline_agent.training.data import sources
+from offline_agent.training.data.conversations import Encoder
+from offline_agent.training.data.load_report import UNUSABLE, LoadReport
+from offline_agent.training.data.sources import Source
+
+Ids = tuple[int, ...]
+SIDES = ("chosen", "rejected")
+
+_NAMED = ("kind", "origin", "task_id", "split", "tree_id", "node_id", "chosen_edge", "rejected_edge")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a kind of row is made of.
+
+    Attributes:
+        tables: Where run directories keep such rows.
+        messages: Columns of messages.
+        ids: Columns of ids.
+        masks: Columns of masks, of the last so many of `ids`.
+        more: Other columns that are wanted.
+    """
+
+    tables: tuple[str, ...]
+    messages: tuple[str, ...]
+    ids: tuple[str, ...]
+    masks: tuple[str, ...]
+    more: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that are read."""
+        return (*_NAMED, *self.messages, "tools", *self.ids, *self.masks, "certificate", *self.more)
+
+
+PAIR = Shape(
+    PAIR_TABLES,
+    ("prompt", *SIDES),
+    ("prompt_ids", "chosen_ids", "rejected_ids"),
+    ("chosen_mask", "rejected_mask"),
+    ("ref_chosen_logps", "ref_rejected_logps", "q_chosen", "q_rejected", "confidence", "rest_confidence", "weight"),
+)
+TRAJECTORY = Shape(
+    SUCCESS_TABLES, ("messages",), ("input_ids",), ("action_mask",), ("success", "verdict", "reward", "logps")
+)
+
+
+@dataclass(slots=True)
+class Found:
+    """One row as it was found.
+
+    Attributes:
+        name: For messages: `<file>:<row> task/kind/node`.
+        row: Its columns.
+        source: Where it is from.
+        loose: Its nested values have nulls for absent keys.
+        reader: Who found it.
+    """
+
+    name: str
+    row: dict[str, Any]
+    source: Source
+    loose: bool
+    reader: Reader
+
+    @property
+    def certificate(self) -> dict[str, Any]:
+        """What its certificate says; empty where it has none."""
+        text = self.row.get("certificate")
+        return {} if text is None else certificate.parse(text)
+
+    def tokens(self) -> tuple[Ids, ...] | None:
+        """Return its ids and then its masks, int [n] each, checked; None where it was left out.
+
+        Raises:
+            DataError: It fails its certificate, or is of another tokenizer; the message names it.
+        """
+        return self.reader.tokens(self)
+
+
+class Reader:
+    """Reads and checks rows of one shape.
+
+    Args:
+        renderer: Of the tokenizer that is trained with.
+        report: Where is counted what is read and left out.
+        shape: What a row is made of.
+    """
+
+    def __init__(self, renderer: Renderer, report: LoadReport, shape: Shape) -> None:
+        self._renderer = renderer
+        self._report = report
+        self._shape = shape
+        self._encoder: Encoder | None = None
+        self._numbers = list(range(max(2, renderer.vocab_size)))
+        self._known: dict[Ids, Ids] = {}
+
+    def rows(self, runs: Sequence[str], files: Sequence[str], key: str) -> Iterator[Found]:
+        """Yield the rows of runs and files, in order. Raises as `rows.load_pairs`, before the first row if it can."""
+        for source in sources.find(runs, files, self._shape.tables, key):
+            self._report.files.append(str(source.path))
+            self._report.hashes[str(source.path)] = hash_path(source.path)
+            if source.rows == 0:
+                self._report.left_out.append((str(source.path), "it is empty"))
+            for number, row, loose in sources.read(source, self._shape.columns):
+                self._report.read += 1
+                name = _name(source, number, row)
+                split = row.get("split")
+                if split is not None and split != "train":
+                    raise DataError(
+                        f"{name}: its split is {split!r}; what a policy is measured on must not be trained on. "
+                        "Build pairs and trajectories of tasks.split=train"
+                    )
+                try:
+                    check_columns(row, source.own, source.sealed)
+                except DataError as error:
+                    raise DataError(f"{name}: {error}") from error
+                yield Found(name, row, source, loose, self)
+
+    def tokens(self, found: Found) -> tuple[Ids, ...] | None:
+        """See `Found.tokens`."""
+        shape, row = self._shape, found.row
+        columns = (*shape.ids, *shape.masks)
+        given: list[Any] = [row.get(column) for column in columns]
+        bare = row.get("certificate") is None and all(values is None for values in given)
+        if not bare and (found.source.own or row.get("certificate") is not None):
+            bare = not self._certified(found)
+        elif not bare:
+            self._uncertified(found, columns, given)
+        if bare:
+            if not any(row.get(column) is not None for column in shape.messages):
+                raise DataError(f"{found.name}: it has neither {' and '.join(shape.messages)} nor {columns[0]}")
+            made = self._encoded(found)
+            if made is None:
+                return None
+            given = [made[column] for column in columns]
+        ids, masks = given[: len(shape.ids)], given[len(shape.ids) :]
+        return (*map(self._ids, ids), *map(self._mask, masks))
+
+    def _certified(self, found: Found) -> bool:
+        """Check a row's token columns against its certificate; return whether it has some."""
+        row = dict(found.row)
+        try:
+            for column in self._shape.messages:
+                if row.get(column) is not None:
+                    row[column] = [json.loads(m) if isinstance(m, str) else m for m in row[column]]
+            checked = self._renderer.check_tokens(row)
+        except DataError as error:
+            raise DataError(f"{found.name}: {error}") from error
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"{found.name}: its messages are not readable ({error})") from error
+        self._report.older += checked and "columns" not in found.certificate
+        return checked
+
+    def _uncertified(self, found: Found, columns: Sequence[str], given: Sequence[Any]) -> None:
+        """Check what can be checked of ids that nobody certified."""
+        values = dict(zip(columns, given, strict=True))
+        missing = [column for column in columns if values[column] is None]
+        if missing:
+            raise DataError(f"{found.name}: it lacks {', '.join(missing)}, though other token columns are there")
+        for column, numbers in values.items():
+            limit = self._renderer.vocab_size if column.endswith("_ids") else 2
+            if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < limit for n in numbers):
+                raise DataError(f"{found.name}: {column} must be integers in [0, {limit})")
+        masks = self._shape.masks
+        for ids, mask in zip(self._shape.ids[-len(masks) :], masks, strict=True):
+            if len(values[ids]) != len(values[mask]):
+                raise DataError(f"{found.name}: {ids} ({len(values[ids])}) and {mask} ({len(values[mask])}) must match")
+        self._report.uncertified += 1
+
+    def _encoded(self, found: Found) -> Mapping[str, list[int]] | None:
+        """Return the token columns of a row of messages; None where they cannot be made."""
+        if self._encoder is None:
+            self._encoder = Encoder(self._renderer)
+        row = found.row
+        try:
+            if self._shape is PAIR:
+                made: Mapping[str, list[int]] = self._encoder.pair(row, found.loose)
+            else:
+                ids, mask = self._encoder.trajectory(row["messages"], row.get("tools"), found.loose)
+                made = {"input_ids": ids, "action_mask": mask}
+        except DataError as error:
+            self._report.leave("unusable", found.name, f"{UNUSABLE}{error}")
+            return None
+        self._report.foreign += 1
+        return made
+
+    def _ids(self, values: Sequence[int]) -> Ids:
+        """Return ids as a tuple of shared integers; equal sequences (the prompt of many pairs) are one object."""
+        ids = tuple(map(self._numbers.__getitem__, values))
+        return self._known.setdefault(ids, ids)
+
+    def _mask(self, values: Sequence[int]) -> Ids:
+        mask = tuple(map(int, values))
+        return self._known.setdefault(mask, mask)
+
+
+def _name(source: Source, number: int, row: Mapping[str, Any]) -> str:
+    facts = [str(row[key]) for key in ("task_id", "kind", "origin", "node_id") if row.get(key) is not None]
+    return f"{source.path}:{number}{' ' if facts else ''}{'/'.join(facts)}"

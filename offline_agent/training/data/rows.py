@@ -1,0 +1,272 @@
+"""What trainers are fed: preference pairs and trajectories as token ids and masks, every certificate checked again.
+
+Knows files and certificates, not tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from offline_agent.errors import ConfigError, DataError
+from offline_agent.rendering.renderer import Renderer
+from offline_agent.store.columns import completed
+from offline_agent.training.data.load_report import LoadReport
+from offline_agent.training.data.reading import PAIR, SIDES, TRAJECTORY, Found, Ids, Reader
+
+__all__ = ["LoadReport", "PairRow", "TrajectoryRow", "is_negative", "length", "load_pairs", "load_trajectories"]
+
+
+@dataclass(frozen=True, slots=True)
+class PairRow:
+    """One preference pair.
+
+    Attributes:
+        name: For messages: `<file>:<row> task/kind/node`.
+        kind: `step`, `trajectory`, `hindsight`, `minimal`; `foreign` where the file does not say.
+        task_id: The task; the row's name where the file does not say.
+        tree_id, node_id: Where in which tree; None where it is from no tree.
+        prompt_ids: int [P].
+        chosen_ids, rejected_ids: int [C], int [R]; each continues the prompt.
+        chosen_mask, rejected_mask: int [C], int [R]; 1 = sampled by the policy.
+        ref_chosen, ref_rejected: float [C], float [R], stored log-probabilities of the reference at temperature 1, 0.0
+            where the mask is 0; None = must be computed.
+        weight: The row's; 1 where the file does not say.
+        confidence: P(Q_w > Q_l) of the first differing action; None where the file does not say.
+        rest_confidence: How sure it is that the whole rest of the chosen side is better; None where nothing is claimed.
+        gap: Q_chosen − Q_rejected; 1 where the file does not say.
+    """
+
+    name: str
+    kind: str
+    task_id: str
+    tree_id: str | None
+    node_id: int | None
+    prompt_ids: Ids
+    chosen_ids: Ids
+    rejected_ids: Ids
+    chosen_mask: Ids
+    rejected_mask: Ids
+    ref_chosen: tuple[float, ...] | None
+    ref_rejected: tuple[float, ...] | None
+    weight: float = 1.0
+    confidence: float | None = None
+    gap: float = 1.0
+    rest_confidence: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRow:
+    """One trajectory.
+
+    Attributes:
+        name: For messages: `<file>:<row> task/origin`.
+        task_id: The task; the row's name where the file does not say.
+        origin: `search`, `rollout`, `demonstration`, `hindsight`, `pruned`; `foreign` where the file does not say.
+        input_ids: int [L].
+        action_mask: int [L]; 1 = sampled by the policy (or written by the demonstrator).
+        weight: Of its loss.
+    """
+
+    name: str
+    task_id: str
+    origin: str
+    input_ids: Ids
+    action_mask: Ids
+    weight: float = 1.0
+
+
+def length(row: PairRow | TrajectoryRow) -> int:
+    """Return the tokens of a row's longest sequence."""
+    if isinstance(row, TrajectoryRow):
+        return len(row.input_ids)
+    return len(row.prompt_ids) + max(len(row.chosen_ids), len(row.rejected_ids))
+
+
+def load_pairs(
+    runs: Sequence[str],
+    files: Sequence[str],
+    renderer: Renderer,
+    *,
+    model_hash: str | None,
+    kinds: Sequence[str],
+    max_length: int,
+    reference: str = "auto",
+    key: str = "data",
+) -> tuple[list[PairRow], LoadReport]:
+    """Return the pairs of runs and files, in order, and what was left out.
+
+    Args:
+        runs: Finished run directories; their `preferences/` and `multiturn_preferences/` are read.
+        files: Parquet or JSON-lines files of preference rows, or of `prompt`, `chosen` and `rejected` messages.
+        renderer: Of the tokenizer that is trained with.
+        model_hash: Of the reference (`policies.hf_loading.model_hash`); None = unknown.
+        kinds: Which are used; foreign rows without a kind are, always.
+        max_length: Longer rows are left out.
+        reference: `auto` = stored log-probabilities where the row's certificate names `model_hash`; `computed` = none.
+        key: The configuration section the paths are from, for messages.
+
+    Raises:
+        ConfigError: A path is wrong, a run is unfinished, or no pair is left; where all are of other kinds than those
+            asked for, the message says of which.
+        DataError: A file is broken; a row fails its certificate, is of another tokenizer or template, or is not of the
+            train split. The message names file, row and reason.
+    """
+    report = LoadReport()
+    kept: dict[tuple[Ids, Ids, Ids], PairRow] = {}
+    contradicted: set[tuple[Ids, Ids, Ids]] = set()
+    computed: dict[str, str] = {}
+    others: Counter[str] = Counter()
+    for found in Reader(renderer, report, PAIR).rows(runs, files, key):
+        kind = found.row.get("kind") or "foreign"
+        if kind != "foreign" and kind not in kinds:
+            others[kind] += 1
+            report.leave("other_kinds", found.name, f"its kind, {kind}, was not asked for")
+            continue
+        pair = _pair(found, kind, max_length, report)
+        if pair is None:
+            continue
+        this = pair.prompt_ids, pair.chosen_ids, pair.rejected_ids
+        if this in kept or pair.chosen_ids == pair.rejected_ids:
+            report.leave("duplicates", pair.name, "the same pair was kept before, or both its sides are the same")
+            continue
+        if (other := (pair.prompt_ids, pair.rejected_ids, pair.chosen_ids)) in kept:
+            contradicted |= {this, other}
+        why = "asked for" if reference == "computed" else _unfit(found, pair, model_hash)
+        if why:
+            computed[pair.name] = why
+            pair = replace(pair, ref_chosen=None, ref_rejected=None)
+        kept[this] = pair
+    for this in [this for this in kept if this in contradicted]:
+        report.leave("contradictory", kept.pop(this).name, "its two sides are in the data the other way round, too")
+    pairs = list(kept.values())
+    if others and others.total() == report.read:
+        there = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(others.items()))
+        raise ConfigError(
+            f"{key}.kinds: got {', '.join(kinds)}, but {', '.join(report.files)} has {there}. Name the kinds to train "
+            f"on, e.g. {key}.kinds=[{','.join(sorted(others))}], or build pairs of the kinds asked for"
+        )
+    whys = Counter(computed[pair.name] for pair in pairs if pair.name in computed)
+    report.reference_computed = whys.total()
+    report.reference_stored = len(pairs) - whys.total()
+    report.reference_reason = "; ".join(f"{why}: {count}" for why, count in whys.items())
+    report.finish(((pair.task_id, pair.kind, length(pair)) for pair in pairs), "pair")
+    return pairs, report
+
+
+def _pair(found: Found, kind: str, max_length: int, report: LoadReport) -> PairRow | None:
+    """Return the row, or None where it is left out."""
+    row, name = found.row, found.name
+    tokens = found.tokens()
+    if tokens is None:
+        return None
+    prompt, chosen, rejected, chosen_mask, rejected_mask = tokens
+    if not prompt or not any(chosen_mask) or not any(rejected_mask):
+        report.leave("no_agent_tokens", name, "a side has no token that the policy sampled, or the prompt is empty")
+        return None
+    size = len(prompt) + max(len(chosen), len(rejected))
+    if size > max_length:
+        report.leave("too_long", name, f"{size} tokens, at most {max_length} are allowed")
+        return None
+    gap = 1.0
+    if row.get("q_chosen") is not None and row.get("q_rejected") is not None:
+        gap = float(row["q_chosen"]) - float(row["q_rejected"])
+    ref_chosen, ref_rejected = (_floats(row.get(f"ref_{side}_logps")) for side in SIDES)
+    weight = 1.0 if row.get("weight") is None else float(row["weight"])
+    row = completed(row)
+    sure = {name: None if row.get(name) is None else float(row[name]) for name in ("confidence", "rest_confidence")}
+    return PairRow(
+        name, kind, str(row.get("task_id") or name), row.get("tree_id"), row.get("node_id"), prompt, chosen, rejected,
+        chosen_mask, rejected_mask, ref_chosen, ref_rejected, weight, gap=gap, **sure,
+    )  # fmt: skip
+
+
+def _floats(values: Sequence[float] | None) -> tuple[float, ...] | None:
+    return None if values is None else tuple(map(float, values))
+
+
+def _unfit(found: Found, pair: PairRow, model_hash: str | None) -> str:
+    """Return why the row's stored log-probabilities are not the reference's; "" where they are."""
+    if pair.ref_chosen is None or pair.ref_rejected is None:
+        return "the row stores none"
+    if not all(map(math.isfinite, (*pair.ref_chosen, *pair.ref_rejected))):
+        return "the stored ones are not finite"
+    theirs = found.certificate.get("model_hash")
+    if theirs is None:
+        return "nobody knows whose the stored ones are"
+    if theirs != model_hash:
+        return f"the stored ones are of model {theirs}, the reference is {model_hash or 'unknown'}"
+    return ""
+
+
+def load_trajectories(
+    runs: Sequence[str],
+    files: Sequence[str],
+    renderer: Renderer,
+    *,
+    max_length: int,
+    per_task: int | None = None,
+    negatives: bool = True,
+    verified: bool = True,
+    key: str = "data",
+) -> tuple[list[TrajectoryRow], LoadReport]:
+    """Return the trajectories of runs and files, in order, and what was left out.
+
+    Args:
+        runs: Finished run directories; their `filtered/` is read.
+        files: Parquet or JSON-lines files with `messages`, or with `input_ids` and `action_mask`.
+        renderer: Of the tokenizer that is trained with.
+        max_length: Longer rows are left out.
+        per_task: Most rows of one task, first come; None = all. Refusals are not counted.
+        negatives: Use refusals of impossible calls (`preferences.filters.impossible`).
+        verified: Leave out rows whose `success` is there and not true, but those refusals.
+        key: The configuration section the paths are from, for messages.
+
+    Raises:
+        ConfigError, DataError: As `load_pairs`.
+    """
+    report = LoadReport()
+    kept: dict[tuple[Ids, Ids], TrajectoryRow] = {}
+    of_task: Counter[str] = Counter()
+    for found in Reader(renderer, report, TRAJECTORY).rows(runs, files, key):
+        row, name = found.row, found.name
+        refusal = is_negative(row)
+        if refusal and not negatives:
+            report.leave("negatives", name, "it teaches to refuse, which was not asked for")
+            continue
+        if found.source.own and verified and not refusal and row.get("success") is not True:
+            raise DataError(
+                f"{name}: its success is {row.get('success')!r}; allowed in a run's verified successes: True, or None "
+                "in a row that teaches to refuse"
+            )
+        if verified and not refusal and "success" in row and row["success"] is not True:
+            report.leave("unverified", name, "no verifier called it a success")
+            continue
+        tokens = found.tokens()
+        if tokens is None:
+            continue
+        ids, mask = tokens
+        task = str(row.get("task_id") or name)
+        if not any(mask[1:]):
+            report.leave("no_agent_tokens", name, "it has no token that the policy sampled")
+        elif len(ids) > max_length:
+            report.leave("too_long", name, f"{len(ids)} tokens, at most {max_length} are allowed")
+        elif (ids, mask) in kept:
+            report.leave("duplicates", name, f"the same tokens as {kept[ids, mask].name}")
+        elif not refusal and per_task is not None and of_task[task] >= per_task:
+            report.leave("capped", name, f"more than {per_task} of its task")
+        else:
+            of_task[task] += not refusal
+            kept[ids, mask] = TrajectoryRow(name, task, row.get("origin") or "foreign", ids, mask)
+    rows = list(kept.values())
+    report.finish(((row.task_id, row.origin, length(row)) for row in rows), "trajectory")
+    return rows, report
+
+
+def is_negative(row: Mapping[str, Any]) -> bool:
+    """Tell whether a row of `filtered` teaches to refuse: nobody judged it, and nobody had to."""
+    judged = "success" not in row or row["success"] is not None or row.get("verdict") is not None
+    return row.get("origin") == "demonstration" and not judged

@@ -1,0 +1,168 @@
+"""Which rows make one optimizer update, and in which packs: deterministic in the seed and the epoch."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from offline_agent.seeding import derive_seed
+from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What must be in one forward pass: the two sides of a pair, or one trajectory.
+
+    Attributes:
+        name: For messages.
+        index: Its place among the rows, or among the anchors.
+        sequences: (ids int [L], scored int [L]) of each; scored[t] = 1: the log-probability of ids[t] is wanted.
+        tree, node: Units of one tree, and of one node of it, share their history.
+        anchor: Whether it is a replayed trajectory beside the rows.
+    """
+
+    name: str
+    index: int
+    sequences: tuple[tuple[Ids, Ids], ...]
+    tree: str
+    node: str
+    anchor: bool = False
+
+    @property
+    def scored(self) -> int:
+        """Number of tokens whose log-probability is wanted."""
+        return sum(sum(scored) for _, scored in self.sequences)
+
+    @property
+    def raw_tokens(self) -> int:
+        """Number of tokens of all sequences one by one."""
+        return sum(len(ids) for ids, _ in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One optimizer update: its number (from 0), its rows and its anchors."""
+
+    number: int
+    rows: tuple[Unit, ...]
+    anchors: tuple[Unit, ...]
+
+
+class Plan(Sequence[Update]):
+    """All updates of a run, made when they are asked for.
+
+    In every epoch each row is seen once. Rows of one tree share their history, so they go together in blocks of at most
+    a quarter of an update, nodes unbroken where they fit: an update sees several tasks and still shares much.
+
+    Args:
+        rows: The rows.
+        anchors: Trajectories replayed beside them; drawn round-robin from a seeded shuffle.
+        size: Rows of one update; the updates of an epoch are as equal as can be.
+        anchor_size: Anchors of one update; fewer where there are fewer.
+        epochs: Passes over the rows; the last may be a part.
+        max_updates: At most; None = as the epochs say.
+        seed: The run's.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Unit],
+        anchors: Sequence[Unit] = (),
+        *,
+        size: int,
+        anchor_size: int = 0,
+        epochs: float = 1.0,
+        max_updates: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._rows, self._anchors = list(rows), list(anchors)
+        self._block = max(1, size // 4)
+        self._anchor_size = min(anchor_size, len(self._anchors))
+        self._seed = seed
+        self.per_epoch = math.ceil(len(self._rows) / size)
+        total = max(1, math.ceil(round(epochs * self.per_epoch, 6)))
+        self._total = total if max_updates is None else min(total, max_updates)
+        self._orders: dict[tuple[str, int], list[Unit]] = {}
+
+    def __len__(self) -> int:
+        return self._total
+
+    def __getitem__(self, number: int) -> Update:  # type: ignore[override]
+        if not 0 <= number < self._total:
+            raise IndexError(number)
+        epoch, place = divmod(number, self.per_epoch)
+        order = self._order("rows", epoch)
+        start, end = (k * len(order) // self.per_epoch for k in (place, place + 1))
+        first = number * self._anchor_size
+        return Update(
+            number,
+            tuple(order[start:end]),
+            tuple(self._anchor(n) for n in range(first, first + self._anchor_size)),
+        )
+
+    def _anchor(self, number: int) -> Unit:
+        cycle, place = divmod(number, len(self._anchors))
+        return self._order("anchors", cycle)[place]
+
+    def _order(self, what: str, epoch: int) -> list[Unit]:
+        order = self._orders.get((what, epoch))
+        if order is None:
+            for key in [key for key in self._orders if key[0] == what and key[1] < epoch - 1]:
+                del self._orders[key]
+            chance = random.Random(derive_seed(self._seed, "order", what, epoch))
+            if what == "rows":
+                blocks = _blocks(self._rows, self._block, chance)
+                chance.shuffle(blocks)
+                order = [unit for block in blocks for unit in block]
+            else:
+                order = chance.sample(self._anchors, len(self._anchors))
+            self._orders[what, epoch] = order
+        return order
+
+
+def _blocks(rows: Iterable[Unit], size: int, chance: random.Random) -> list[list[Unit]]:
+    """Return rows of one tree in blocks of at most `size`; a node is broken only where it is larger."""
+    trees: dict[str, dict[str, list[Unit]]] = {}
+    for unit in rows:
+        trees.setdefault(unit.tree, {}).setdefault(unit.node, []).append(unit)
+    blocks: list[list[Unit]] = []
+    for nodes in trees.values():
+        block: list[Unit] = []
+        groups = list(nodes.values())
+        chance.shuffle(groups)
+        for group in groups:
+            for start in range(0, len(group), size):
+                part = group[start : start + size]
+                if block and len(block) + len(part) > size:
+                    blocks.append(block)
+                    block = []
+                block = block + part
+        blocks.append(block)
+    return blocks
+
+
+def fill(units: Sequence[Unit], tokens: int, share: bool = True) -> list[list[Unit]]:
+    """Return the units in packs of at most `tokens` tokens; one that is larger has a pack of its own.
+
+    Args:
+        units: What is to be computed.
+        tokens: The budget of a pack.
+        share: Count shared prefixes once, and put units with alike beginnings together.
+    """
+    if share:
+        groups = [[prefix_sharing.Sequence(*sequence) for sequence in unit.sequences] for unit in units]
+        return [[units[index] for index in pack] for pack in prefix_sharing.plan(groups, tokens)]
+    packs: list[list[Unit]] = []
+    used = 0
+    for unit in sorted(units, key=lambda unit: -unit.raw_tokens):  # stable: the same units give the same packs
+        if packs and used + unit.raw_tokens <= tokens:
+            packs[-1].append(unit)
+            used += unit.raw_tokens
+        else:
+            packs.append([unit])
+            used = unit.raw_tokens
+    return packs

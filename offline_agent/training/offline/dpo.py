@@ -1,0 +1,332 @@
+"""Preference training: TRL's DPOTrainer on packs that share prefixes, every sum over agent tokens alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from trl import DPOConfig, DPOTrainer
+
+from offline_agent.errors import ConfigError
+from offline_agent.training.data.updates import Plan, Unit, Update
+from offline_agent.training.offline.losses import Sums as PairSums
+from offline_agent.training.offline.losses import preference_loss, segment_sums, turn_weights
+from offline_agent.training.offline.reference import Reference, Sides, reference
+from offline_agent.training.offline.sft import trajectory_units
+from offline_agent.training.offline.trl_batch import as_trl_sees
+from offline_agent.training.settings import OWN_LOSSES, DpoSettings, TrainResult, TrainSettings
+from offline_agent.training.trainer import PackedTrainer, Sums, arguments
+from offline_agent.training.warnings import stalled
+
+if TYPE_CHECKING:
+    from offline_agent.training.data.rows import PairRow, TrajectoryRow
+
+_SUMMED = (
+    "loss", "preference", "sft", "anchor", "accuracy", "margin", "rewards_chosen", "rewards_rejected", "logps_chosen",
+    "logps_rejected", "entropy",
+)  # fmt: skip
+
+
+def pair_units(rows: Sequence[PairRow]) -> list[Unit]:
+    """Return one unit for each pair: its chosen side first, agent tokens after the prompt scored."""
+    return [
+        Unit(
+            row.name,
+            index,
+            tuple(
+                (row.prompt_ids + ids, (0,) * len(row.prompt_ids) + mask)
+                for ids, mask in ((row.chosen_ids, row.chosen_mask), (row.rejected_ids, row.rejected_mask))
+            ),
+            tree=row.tree_id if row.tree_id is not None else f"task {row.task_id}",
+            node=str(row.node_id) if row.node_id is not None else f"row {index}",
+        )
+        for index, row in enumerate(rows)
+    ]
+
+
+def label_noise(row: PairRow, unknown: float) -> float:
+    """Return the probability that a pair's label is wrong, in [0, 0.5].
+
+    It is 1 less the lower of `confidence` and `rest_confidence`, as far as they are known. Beyond one half the loss
+    would prefer the rejected side, though the ends of both were verified; at one half the pair only holds the policy
+    to the reference.
+
+    Args:
+        row: The pair.
+        unknown: The noise where `confidence` is not known.
+    """
+    sure = 1.0 - unknown if row.confidence is None else row.confidence
+    return min(0.5, 1.0 - (sure if row.rest_confidence is None else min(sure, row.rest_confidence)))
+
+
+def train_dpo(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[PairRow],
+    anchors: Sequence[TrajectoryRow],
+    settings: TrainSettings,
+    dpo: DpoSettings,
+    folder: Path,
+    *,
+    log: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+) -> TrainResult:
+    """Train on preference pairs, in place; a run that was stopped goes on from its newest whole checkpoint.
+
+    Minimised, over an update of pairs i: sum_i w_i l_i / sum_i w_i, plus `dpo.sft` times the mean negative
+    log-likelihood of the chosen sides' agent tokens, plus `dpo.anchor_weight` times that of the replayed
+    trajectories'. The reference is the model as it is given (a PeftModel: with its adapters off).
+
+    Args:
+        model: A causal language model or a PeftModel.
+        tokenizer: Goes with the checkpoints.
+        rows: The pairs, at least one.
+        anchors: Trajectories to replay; may be empty.
+        settings: How it is trained.
+        dpo: The loss.
+        folder: `checkpoints/` is in it, and `reference.npz`, the computed reference log-probs.
+        log: Gets one record for every update.
+        say: Gets sentences for the user.
+
+    Raises:
+        ConfigError: No pairs, or a loss that does not exist or does not go with the other settings.
+        TrainingError: The loss or gradient is no number or too large, stored reference log-probs are not this model's,
+            or a checkpoint could not be written; what was good before is untouched.
+    """
+    dpo.check()
+    if not rows:
+        raise ConfigError("there are no pairs to train on")
+    plan = Plan(
+        pair_units(rows),
+        trajectory_units(anchors, anchor=True),
+        size=settings.rows,
+        anchor_size=dpo.anchor_rows if dpo.anchor_weight else 0,
+        epochs=settings.epochs,
+        max_updates=settings.max_updates,
+        seed=settings.seed,
+    )
+    config = DPOConfig(
+        **arguments(settings, folder, len(plan)),
+        beta=dpo.beta,
+        loss_type=["sigmoid" if dpo.loss in OWN_LOSSES else dpo.loss],
+        label_smoothing=dpo.label_smoothing,
+        disable_dropout=False,  # trainer.still does it, and leaves the adapters' own alone
+        precompute_ref_log_probs=True,
+    )
+    trainer = SharedDPOTrainer(model, tokenizer, config, plan, settings, log, rows=rows, dpo=dpo)
+    trainer.refer(folder / "reference.npz")
+    done = trainer.go(say)
+    warning = stalled(trainer.records())
+    if warning:
+        say(f"train_dpo: {warning}")
+    known = {} if trainer.reference is None else trainer.reference.figures()
+    return trainer.result(done, reference=known, warnings=(warning,) if warning else ())
+
+
+class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
+    """TRL's DPOTrainer over `PackedTrainer`'s updates.
+
+    Args:
+        rows: The pairs, in the order of the plan's indices.
+        dpo: The loss.
+        more: See `PackedTrainer`.
+    """
+
+    summed = _SUMMED
+
+    def __init__(self, *more: Any, rows: Sequence[PairRow], dpo: DpoSettings) -> None:
+        self.rows, self.dpo = rows, dpo
+        self.reference: Reference | None = None
+        self._ref = torch.zeros(0, 2)
+        self._weights: dict[int, Sides] = {}
+        super().__init__(*more)
+        for each in {id(model): model for model in (self.model, self.given)}.values():
+            if "ref" in getattr(each, "peft_config", ()):  # TRL's copy of the adapter, which nobody reads here
+                each.delete_adapter("ref")
+
+    def _precompute_ref_logps(self, dataset: Any, *more: Any) -> Any:
+        return dataset  # `refer` finds them
+
+    def refer(self, file: Path) -> None:
+        """Find the reference log-probabilities of all pairs, before the first update; see `reference.reference`."""
+        units = pair_units(self.rows)
+        self.reference = reference(
+            self.rows,
+            units,
+            self._reference_scores,
+            tokens=self.settings.tokens,
+            share=self.scorer.shares,
+            dtype=self.model.dtype,
+            file=file,
+            main=self.accelerator.is_main_process,
+        )
+        if self.dpo.loss == "dmpo":
+            self._weights = {
+                i: (self._turns(row.chosen_mask), self._turns(row.rejected_mask)) for i, row in enumerate(self.rows)
+            }
+        sums = []
+        for index, sides in enumerate(self.reference.sides):
+            weights = self._weights.get(index)
+            pairs = zip(sides, weights, strict=True) if weights else ((side, torch.ones(())) for side in sides)
+            sums.append([float((side.double() * weight).sum()) for side, weight in pairs])
+        self._ref = torch.tensor(sums, dtype=torch.float64).to(torch.float32)
+
+    def _turns(self, mask: Sequence[int]) -> Tensor:
+        return torch.tensor(turn_weights(mask, self.dpo.dmpo_gamma), dtype=torch.float32)
+
+    def _reference_scores(self, units: Sequence[Unit]) -> Iterable[Sides]:
+        mode = self.model.training
+        self.model.eval()
+        off = self.model.disable_adapter() if hasattr(self.model, "disable_adapter") else contextlib.nullcontext()
+        try:
+            with torch.no_grad(), off:
+                pack, scores = self.score(self.model, units)
+        finally:
+            self.model.train(mode)
+        taken = [scores.logps[row] for row in pack.rows]
+        return zip(taken[::2], taken[1::2], strict=True)
+
+    # -- the loss ----------------------------------------------------------------------------------------------------
+
+    def learn(
+        self, model: Any, update: Update, packs: Sequence[Sequence[Unit]], mine: Sequence[Sequence[Unit]]
+    ) -> Sums:
+        """See `PackedTrainer.learn`; a loss of TRL's is computed over the whole update, then sent back by packs."""
+        self._pulls: dict[int, Sides] = {}
+        self._trl = None
+        if self.dpo.loss not in OWN_LOSSES:
+            self._trl, self._pulls = self._whole(model, update, packs)
+        sums = super().learn(model, update, packs, mine)
+        if self._trl is not None and self.accelerator.is_main_process:
+            sums["preference"] = sums["preference"] + self._trl
+            sums["loss"] = sums["loss"] + self._trl
+        return sums
+
+    def parts(self, update: Update, units: Sequence[Unit], pack: Any, scores: Any) -> Sums:
+        """Return this pack's share of the update's loss and figures."""
+        device = scores.logps.device
+        every = torch.cat(list(pack.rows))
+        sizes = torch.tensor([len(row) for row in pack.rows])
+        owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(device)
+        logps = scores.logps[every]
+        spread = scores.entropy[every].sum() / sum(unit.scored for unit in (*update.rows, *update.anchors))
+        sums = segment_sums(logps, owner, len(pack.rows))
+        place = 0
+        pairs: list[tuple[Unit, int]] = []
+        anchors: list[tuple[Unit, int]] = []
+        for unit in units:
+            (anchors if unit.anchor else pairs).append((unit, place))
+            place += len(unit.sequences)
+        parts: Sums = {"entropy": spread}
+        if pairs:
+            chunks = logps.split(sizes.tolist())
+            sides = [(chunks[at], chunks[at + 1]) for _, at in pairs]
+            first = torch.tensor([at for _, at in pairs], device=device)
+            parts |= self._pairs(update, [unit for unit, _ in pairs], sides, sums[first], sums[first + 1])
+        if anchors:
+            count = sum(unit.scored for unit in update.anchors)
+            parts["anchor"] = -sums[[at for _, at in anchors]].sum() / count
+        zero = logps.new_zeros(())
+        loss = parts.get("preference", zero) + self.dpo.sft * parts.get("sft", zero)
+        parts["loss"] = loss + self.dpo.anchor_weight * parts.get("anchor", zero)
+        if self._trl is not None and pairs:  # the surrogate's gradient is the loss's, its value is not
+            pulled, shown = parts["preference"], self.dpo.sft * parts["sft"]
+            anchored = self.dpo.anchor_weight * parts.get("anchor", zero)
+            parts["loss"] = pulled - pulled.detach() + shown + anchored
+            parts["preference"] = zero
+        return parts
+
+    def _pairs(
+        self, update: Update, units: Sequence[Unit], sides: Sequence[Sides], chosen: Tensor, rejected: Tensor
+    ) -> Sums:
+        """Return the pairs' share.
+
+        Args:
+            update: The whole update.
+            units: The pack's pairs, B of them.
+            sides: Their agent tokens' log-probabilities, chosen [n] and rejected [m].
+            chosen, rejected: [B], the sums of the same.
+        """
+        device, count = chosen.device, len(update.rows)
+        of_update = sum(sum(unit.sequences[0][1]) for unit in update.rows)
+        parts: Sums = {"sft": -chosen.sum() / of_update}
+        seen = self._seen(units, sides, chosen, rejected)
+        if self._trl is None:
+            weights, total = self._row_weights(units), float(self._row_weights(update.rows).sum())
+            losses = preference_loss(self.dpo.loss, seen, self.dpo.beta, self._noise(units, device))
+            parts["preference"] = (weights.to(device) * losses).sum() / total
+        else:
+            pulls = torch.cat([pull for unit in units for pull in self._pulls[unit.index]])
+            parts["preference"] = (pulls.to(device) * torch.cat([side for pair in sides for side in pair])).sum()
+        with torch.no_grad():
+            won = self.dpo.beta * (seen.chosen - seen.ref_chosen)
+            lost = self.dpo.beta * (seen.rejected - seen.ref_rejected)
+            figures = {
+                "accuracy": (won > lost).float(), "margin": won - lost, "rewards_chosen": won,
+                "rewards_rejected": lost, "logps_chosen": chosen, "logps_rejected": rejected,
+            }  # fmt: skip
+            return parts | {name: value.sum() / count for name, value in figures.items()}
+
+    def _seen(self, units: Sequence[Unit], sides: Sequence[Sides], chosen: Tensor, rejected: Tensor) -> PairSums:
+        """Return what a loss sees of the pairs; for dmpo every token counts as its turn's weight says."""
+        device = chosen.device
+        ref = self._ref[[unit.index for unit in units]].to(device)
+        tokens = torch.tensor([[len(side) for side in pair] for pair in sides], device=device)
+        if self._weights:
+            weights = [self._weights[unit.index] for unit in units]
+            both = [
+                torch.stack([(pair[k] * w[k].to(device)).sum() for pair, w in zip(sides, weights, strict=True)])
+                for k in (0, 1)
+            ]
+            chosen, rejected = both
+        return PairSums(chosen, rejected, ref[:, 0], ref[:, 1], tokens[:, 0], tokens[:, 1])
+
+    def _row_weights(self, units: Sequence[Unit]) -> Tensor:
+        return torch.tensor([self.rows[u.index].weight if self.dpo.weights else 1.0 for u in units])
+
+    def _noise(self, units: Sequence[Unit], device: torch.device) -> Tensor | None:
+        if not self.dpo.soft_labels:
+            return None
+        noise = [label_noise(self.rows[unit.index], self.dpo.unknown_noise) for unit in units]
+        return torch.tensor(noise, device=device)
+
+    # -- TRL's own losses ----------------------------------------------------------------------------------------------
+
+    def _whole(self, model: Any, update: Update, packs: Sequence[Sequence[Unit]]) -> tuple[Tensor, dict[int, Sides]]:
+        """Return TRL's loss of the whole update, and its derivative by every token's log-probability."""
+        taken: dict[int, Sides] = {}
+        for units in packs:
+            with torch.no_grad():
+                pack, scores = self.score(model, units)
+            at = 0
+            for unit in units:
+                if not unit.anchor:
+                    chosen, rejected = (scores.logps[pack.rows[at + k]].detach().requires_grad_() for k in (0, 1))
+                    taken[unit.index] = (chosen, rejected)
+                at += len(unit.sequences)
+        order = [unit.index for unit in update.rows]
+        leaves = [side for index in order for side in taken[index]]
+        with torch.enable_grad():
+            loss = self.trl_loss([taken[index] for index in order], self._ref[order])
+        pulls = torch.autograd.grad(loss, leaves)
+        return loss.detach(), {index: (pulls[2 * k], pulls[2 * k + 1]) for k, index in enumerate(order)}
+
+    def trl_loss(self, pairs: Sequence[Sides], ref: Tensor) -> Tensor:
+        """Return what TRL's own code makes of per-token log-probabilities.
+
+        Args:
+            pairs: For each of B pairs the agent tokens' log-probabilities, chosen [n] and rejected [m].
+            ref: [B, 2], the reference's sums of chosen and rejected.
+        """
+        answer, inputs = as_trl_sees(pairs, ref)
+        kept, self._metrics = self._metrics, {"train": defaultdict(list), "eval": defaultdict(list)}
+        try:
+            loss: Tensor = super()._compute_loss(answer, inputs, False)
+        finally:
+            self._metrics = kept
+        return loss

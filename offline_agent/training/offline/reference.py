@@ -1,0 +1,169 @@
+"""Log-probabilities of the pairs under the start model: stored ones where they are usable, computed ones otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from offline_agent.errors import DataError, TrainingError
+from offline_agent.store.files import write_atomic
+from offline_agent.training.data.updates import Unit, fill
+
+if TYPE_CHECKING:
+    from offline_agent.training.data.rows import PairRow
+
+Sides = tuple[torch.Tensor, torch.Tensor]
+Scored = Callable[[Sequence[Unit]], Iterable[Sides]]
+
+CHECKED = 8
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+_LOOSE = 0.1  # bfloat16 and float16: two kernels differ by as much now and then
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The reference of every pair.
+
+    Attributes:
+        sides: For every pair the log-probabilities (nats) of the agent tokens, in order, of chosen [n] and rejected
+            [m]; float32 on the CPU.
+        stored, computed: How many pairs' were stored in the rows, and how many were not.
+        checked: How many were there already and were computed again to see whether they are this model's.
+        difference: The largest difference a token found by that; None where nothing was checked.
+    """
+
+    sides: list[Sides]
+    stored: int
+    computed: int
+    checked: int
+    difference: float | None
+
+    def figures(self) -> dict[str, float | int | None]:
+        """Return the counts."""
+        names = ("stored", "computed", "checked", "difference")
+        return {name: getattr(self, name) for name in names}
+
+
+def reference(
+    rows: Sequence[PairRow],
+    units: Sequence[Unit],
+    score: Scored,
+    *,
+    tokens: int,
+    share: bool,
+    dtype: torch.dtype,
+    file: Path,
+    main: bool = True,
+) -> Reference:
+    """Return the reference of every pair, before the first update.
+
+    Args:
+        rows: The pairs.
+        units: Their units, in the same order.
+        score: Returns the log-probabilities of a pack's units under the start model, for each unit both sides.
+        tokens, share: As for training.
+        dtype: Of the weights; decides how far stored and computed ones may differ.
+        file: Where computed ones are kept, so that a resumed run does not compute them again.
+        main: Whether this process writes the file.
+
+    Raises:
+        TrainingError: Those that were there already are not this model's.
+        DataError: The file could not be written.
+    """
+    sides: dict[int, Sides] = {}
+    for index, row in enumerate(rows):
+        if row.ref_chosen is not None and row.ref_rejected is not None:
+            sides[index] = (_masked(row.ref_chosen, row.chosen_mask), _masked(row.ref_rejected, row.rejected_mask))
+    stored = len(sides)
+    missing = [unit for unit in units if unit.index not in sides]
+    key = _key(missing)
+    kept = _read(file, key, missing) if missing else {}
+    sides |= kept
+    computed = [unit for unit in missing if unit.index not in sides]
+    checked, difference = _check(units, sides, kept, score, tokens, share, dtype)
+    sides |= _compute(computed, score, tokens, share)
+    if computed and main:
+        _write(file, key, missing, sides)
+    return Reference([sides[index] for index in range(len(rows))], stored, len(missing), checked, difference)
+
+
+def _compute(units: Sequence[Unit], score: Scored, tokens: int, share: bool) -> dict[int, Sides]:
+    out: dict[int, Sides] = {}
+    for pack in fill(units, tokens, share):
+        for unit, (chosen, rejected) in zip(pack, score(pack), strict=True):
+            out[unit.index] = (chosen.detach().float().cpu(), rejected.detach().float().cpu())
+    return out
+
+
+def _check(
+    units: Sequence[Unit],
+    sides: dict[int, Sides],
+    kept: dict[int, Sides],
+    score: Scored,
+    tokens: int,
+    share: bool,
+    dtype: torch.dtype,
+) -> tuple[int, float | None]:
+    """Compute some of those that are there again: a hash that agrees is no proof."""
+    groups = ([u for u in units if u.index in sides and u.index not in kept], [u for u in units if u.index in kept])
+    sample = [unit for group in groups for unit in _spread(group, CHECKED)]
+    if not sample:
+        return 0, None
+    again = _compute(sample, score, tokens, share)
+    allowed = TOLERANCE.get(dtype, _LOOSE)
+    worst, at = 0.0, sample[0]
+    for unit in sample:
+        for new, old in zip(again[unit.index], sides[unit.index], strict=True):
+            far = float((new - old).abs().max()) if len(new) == len(old) and len(new) else float(len(new) != len(old))
+            if not far <= worst:  # not a number counts as far
+                worst, at = far, unit
+    if not worst <= allowed:
+        raise TrainingError(
+            f"stored reference log-probs are not this model's: {at.name} differs by {worst:.3g} a token, allowed "
+            f"{allowed:g}. Name the model that made the pairs (model.path), or set dpo.reference=computed"
+        )
+    return len(sample), worst
+
+
+def _spread(units: Sequence[Unit], count: int) -> list[Unit]:
+    return [units[k * len(units) // count] for k in range(count)] if len(units) > count else list(units)
+
+
+def _masked(values: Sequence[float], mask: Sequence[int]) -> torch.Tensor:
+    return torch.tensor([v for v, m in zip(values, mask, strict=True) if m], dtype=torch.float32)
+
+
+def _key(units: Sequence[Unit]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for unit in units:
+        for ids, scored in unit.sequences:
+            digest.update(np.asarray([len(ids), *ids, *scored], dtype=np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def _read(file: Path, key: str, units: Sequence[Unit]) -> dict[int, Sides]:
+    """Return what an earlier session computed for these rows; nothing where it is missing, torn or of other rows."""
+    with contextlib.suppress(OSError, ValueError, KeyError), np.load(file, allow_pickle=False) as data:
+        if str(data["key"]) == key:
+            parts: Iterator[torch.Tensor] = iter(torch.split(torch.from_numpy(data["values"]), data["sizes"].tolist()))
+            return {unit.index: (next(parts), next(parts)) for unit in units}
+    return {}
+
+
+def _write(file: Path, key: str, units: Sequence[Unit], sides: dict[int, Sides]) -> None:
+    flat = [side for unit in units for side in sides[unit.index]]
+    buffer = io.BytesIO()
+    sizes: Any = np.asarray([len(side) for side in flat], dtype=np.int64)
+    np.savez(buffer, key=np.asarray(key), sizes=sizes, values=torch.cat(flat).numpy())
+    try:
+        write_atomic(file, buffer.getvalue())
+    except DataError as error:
+        raise TrainingError(str(error)) from error

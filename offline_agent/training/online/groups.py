@@ -1,0 +1,289 @@
+"""Which tasks are played in a round, in which groups, and what became of them. Knows no tokens and no tensors.
+
+A round is played with one version of the weights. Its tasks are drawn by what is known of them: those that are solved
+about half of the time teach most (algorithms §6, p(1-p)); those that failed come back; those that were always solved
+stay away for a while. Groups without spread can be replaced by other tasks' (DAPO), and a group can branch from shared
+histories (in the spirit of Tree-GRPO, Ji et al. 2025, arXiv 2509.21240).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from offline_agent.errors import ConfigError
+from offline_agent.records import Task, Trajectory
+from offline_agent.rollouts.attempts import Attempt
+from offline_agent.rollouts.playing import Ask
+from offline_agent.rollouts.success import Known
+from offline_agent.seeding import derive_seed
+from offline_agent.training.online import advantages
+
+if TYPE_CHECKING:
+    from offline_agent.training.online.objectives import Objective
+
+Play = Callable[[Sequence[Ask], int], Iterable[Attempt]]
+"""Plays attempts of a round, by its number; in any order."""
+
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """How rounds are made.
+
+    Attributes:
+        tasks: Groups of one round.
+        size: Roll-outs of one group.
+        rounds: How many there will be; the temperature's schedule ends with the last.
+        temperature: Of the first round's samples.
+        last_temperature: Of the last round's, linear in between; None = the same.
+        choice: learnability: tasks are drawn with weight E[p(1-p)] of their success rate p. uniform: all alike.
+        rest: Rounds that a task stays away after its whole group succeeded.
+        redraws: How many times as many tasks as a round has may be played in place of groups without spread.
+        branches: Share of a group that branches from another member's history; 0 = all begin at the beginning.
+        epsilon, last_epsilon: Chance of each turn that a tool is drawn instead of an action, in the first and the last
+            round, linear in between; None = the same.
+        reward: What an attempt is worth: its score in [0, 1], or 1 for success and else 0.
+    """
+
+    tasks: int = 8
+    size: int = 8
+    rounds: int = 100
+    temperature: float = 1.0
+    last_temperature: float | None = None
+    choice: Literal["learnability", "uniform"] = "learnability"
+    rest: int = 20
+    redraws: int = 2
+    branches: float = 0.0
+    epsilon: float = 0.0
+    last_epsilon: float | None = None
+    reward: Literal["score", "success"] = "score"
+
+    def check(self) -> None:
+        """Raise ConfigError with every fault."""
+        faults = []
+        if self.size < 2:
+            faults.append(f"rollouts.size: got {self.size}, allowed: 2 or more; one has nobody to be compared with")
+        roots = self.roots
+        if self.branches and (roots < 1 or roots == self.size):
+            faults.append(
+                f"rollouts.branches: {self.branches:g} of a group of {self.size} leaves {roots} to branch from and "
+                f"{self.size - roots} branches; allowed: at least one of each"
+            )
+        if faults:
+            raise ConfigError(faults)
+
+    @property
+    def roots(self) -> int:
+        """Members of a group that begin at the beginning."""
+        return self.size - round(self.branches * self.size)
+
+    def temperature_of(self, number: int) -> float:
+        """Return the temperature of a round."""
+        return self._between(self.temperature, self.last_temperature, number)
+
+    def epsilon_of(self, number: int) -> float:
+        """Return the chance of a round's turns that a tool is drawn."""
+        return self._between(self.epsilon, self.last_epsilon, number)
+
+    def _between(self, first: float, last: float | None, number: int) -> float:
+        share = min(1.0, number / max(1, self.rounds - 1))
+        return first if last is None else first + share * (last - first)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The roll-outs of one task in a round.
+
+    Attributes:
+        task: The task.
+        attempts: All of them, in order of their numbers; those that nobody judged too.
+        rewards: Of each; None = unscored.
+        kept: Whether it is trained on.
+    """
+
+    task: Task
+    attempts: tuple[Attempt, ...]
+    rewards: tuple[float | None, ...]
+    kept: bool = True
+
+    @property
+    def scored(self) -> list[float]:
+        """The rewards that are known."""
+        return [reward for reward in self.rewards if reward is not None]
+
+    @property
+    def successes(self) -> list[bool]:
+        """Success of those that were judged."""
+        return [attempt.success for attempt in self.attempts if attempt.success is not None]
+
+    @property
+    def branching_turns(self) -> int:
+        """Turns from which a member could branch: all those of the judged members that began at the beginning."""
+        return sum(len(one.steps) for one in self._sources)
+
+    @property
+    def mean_turns(self) -> float:
+        """Mean turns of the members that others could branch from; 1 where there was none to branch from."""
+        return self.branching_turns / len(self._sources) if self.branching_turns else 1.0
+
+    @property
+    def _sources(self) -> list[Attempt]:
+        return [one for one in self.attempts if one.branch is None and one.reward is not None]
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation (ddof 1) of the rewards; None where fewer than two are known."""
+        return advantages.spread(self.rewards, [0] * len(self.rewards)).get(0)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What was played with one version of the weights.
+
+    Attributes:
+        number: From 0.
+        temperature: Of its samples.
+        groups: All that were played, those that are not trained on too, in the order of drawing.
+    """
+
+    number: int
+    temperature: float
+    groups: tuple[Group, ...]
+
+    @property
+    def kept(self) -> list[Group]:
+        """The groups that are trained on."""
+        return [group for group in self.groups if group.kept]
+
+    @property
+    def attempts(self) -> Iterator[Attempt]:
+        """Every attempt."""
+        return (attempt for group in self.groups for attempt in group.attempts)
+
+    @property
+    def rewarded(self) -> Iterator[tuple[Attempt, float | None]]:
+        """Every attempt with its reward."""
+        for group in self.groups:
+            yield from zip(group.attempts, group.rewards, strict=True)
+
+    @property
+    def env_steps(self) -> int:
+        """Steps of the environment that were executed."""
+        return sum(attempt.tool_calls for attempt in self.attempts)
+
+
+@dataclass
+class Groups:
+    """Makes the rounds.
+
+    Args:
+        tasks: The pool; ids are distinct.
+        settings: How.
+        objective: Says which groups are trained on.
+        play: Plays attempts.
+        seed: The run's.
+        composite: What an attempt is worth, shaping included, or None where it cannot say; `settings.reward` without.
+    """
+
+    tasks: Sequence[Task]
+    settings: GroupSettings
+    objective: Objective
+    play: Play
+    seed: int = 0
+    composite: Callable[[Trajectory], float | None] | None = None
+    # by task: the round of its last group, and what that came to
+    _seen: dict[str, tuple[int, Known]] = field(default_factory=dict)
+
+    def make(self, number: int) -> Round:
+        """Play a round; what is drawn depends on the rounds before it, which must have been made or noted."""
+        settings, groups = self.settings, list[Group]()
+        chance = random.Random(derive_seed(self.seed, "round", number))
+        left = settings.tasks
+        most = settings.tasks * (1 + (settings.redraws if self.objective.dynamic else 0))
+        while left and len(groups) < most:
+            drawn = self._draw(min(left, most - len(groups)), {group.task.task_id for group in groups}, number, chance)
+            if not drawn:
+                break
+            groups += self._played(drawn, number)
+            left = sum(not group.spread for group in groups) if self.objective.dynamic else 0
+        made = Round(number, settings.temperature_of(number), tuple(self._chosen(groups)))
+        self.note(made.number, {group.task.task_id: (sum(group.successes), len(group.successes)) for group in groups})
+        return made
+
+    def note(self, number: int, outcomes: Mapping[str, tuple[int, int]]) -> None:
+        """Note what a round came to: successes and judged attempts by task."""
+        for task_id, (successes, attempts) in outcomes.items():
+            if attempts:
+                self._seen[task_id] = (number, Known(successes, attempts))
+
+    def learnability(self, task_id: str, number: int) -> float:
+        """Return a task's weight in a round: E[p(1-p)] under the Beta posterior of its last group; 0 = it rests."""
+        last, known = self._seen.get(task_id, (0, Known(0, 0)))
+        return 0.0 if known.solved and number - last <= self.settings.rest else known.learnability
+
+    # -- a round -----------------------------------------------------------------------------------------------------
+
+    def _draw(self, count: int, without: set[str], number: int, chance: random.Random) -> list[Task]:
+        """Draw tasks without putting back; resting ones only where no others are left (Efraimidis and Spirakis)."""
+        free = [task for task in self.tasks if task.task_id not in without]
+        keys = []
+        for task in free:
+            dice = chance.random()
+            weight = self.learnability(task.task_id, number) if self.settings.choice == "learnability" else 1.0
+            keys.append((weight > 0, dice ** (1 / weight) if weight else dice, task))
+        keys.sort(key=lambda entry: entry[:2], reverse=True)
+        return [task for _, _, task in keys[:count]]
+
+    def _played(self, drawn: Sequence[Task], number: int) -> list[Group]:
+        """Play the groups of some tasks: those that begin at the beginning, then those that branch from them."""
+        settings, first = self.settings, number * self.settings.size  # an attempt's number is its own in the whole run
+        ask = partial(Ask, temperature=settings.temperature_of(number), epsilon=settings.epsilon_of(number))
+        wanted = [ask(task, "sampled", first + i) for task in drawn for i in range(settings.roots)]
+        done: dict[str, dict[int, Attempt]] = {task.task_id: {} for task in drawn}
+        for attempt in self.play(wanted, number):
+            done[attempt.task.task_id][attempt.number] = attempt
+        if settings.roots < settings.size:
+            branches = [
+                ask(
+                    task, "sampled", first + place, prefix=root.steps[:length], explored=_before(root, length),
+                    source=root.number,
+                )
+                for task in drawn
+                for place, root, length in self._branches(list(done[task.task_id].values()), number)
+            ]
+            for attempt in self.play(branches, number):
+                done[attempt.task.task_id][attempt.number] = attempt
+        return [self._group(task, [done[task.task_id][n] for n in sorted(done[task.task_id])]) for task in drawn]
+
+    def _branches(self, roots: Sequence[Attempt], number: int) -> Iterator[tuple[int, Attempt, int]]:
+        """Yield the places in the group of a task's branches, and where each leaves which judged attempt."""
+        roots = sorted(roots, key=lambda attempt: attempt.number)
+        turns = [(root, length) for root in roots if root.reward is not None for length in range(len(root.steps))]
+        chance = random.Random(derive_seed(self.seed, "branches", number, roots[0].task.task_id))
+        for place in range(self.settings.roots, self.settings.size):
+            yield place, *(chance.choice(turns) if turns else (roots[0], 0))
+
+    def _group(self, task: Task, attempts: Sequence[Attempt]) -> Group:
+        return Group(task, tuple(attempts), tuple(self._reward(attempt) for attempt in attempts))
+
+    def _reward(self, attempt: Attempt) -> float | None:
+        if self.composite is not None:
+            done = attempt.episode()
+            return None if done is None or attempt.reward is None else self.composite(done)
+        if self.settings.reward == "score" or attempt.success is None:
+            return attempt.reward
+        return float(attempt.success)
+
+    def _chosen(self, groups: Sequence[Group]) -> Iterator[Group]:
+        rewards = [reward for group in groups for reward in group.rewards]
+        owners = [place for place, group in enumerate(groups) for _ in group.rewards]
+        kept = set(advantages.kept_groups(rewards, owners, self.objective))
+        for place, group in enumerate(groups):
+            yield Group(group.task, group.attempts, group.rewards, place in kept)
+
+
+def _before(root: Attempt, length: int) -> tuple[int, ...]:
+    return tuple(turn for turn in root.explored if turn < length)

@@ -1,0 +1,115 @@
+"""A round under training: its trajectories, what their tokens are compared with, and what each update sees of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from offline_agent.errors import ConfigError
+from offline_agent.seeding import derive_seed
+from offline_agent.training.data.updates import Unit
+from offline_agent.training.online import advantages
+from offline_agent.training.online.objectives import Objective
+from offline_agent.training.settings import OnlineSettings
+
+if TYPE_CHECKING:
+    from offline_agent.training.online.samples import Sampled
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a round gave.
+
+    Attributes:
+        samples: What is trained on; may be empty.
+        temperature: That they were sampled at.
+        figures: Of the round, for the record of each of its updates.
+    """
+
+    samples: Sequence[Sampled]
+    temperature: float
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Batch:
+    """A round under training; every list is by the samples' places.
+
+    Attributes:
+        played: The round.
+        units: Of the samples.
+        advantages: float32 [n] each.
+        old: [n] each, log-probabilities under the weights that played, at the round's temperature; empty where the
+            ratio is 1 by construction.
+        ref: The same under the reference; empty where nobody asks.
+        values, returns: The critic's, and what it learns; empty without one.
+    """
+
+    played: Played
+    units: list[Unit]
+    advantages: list[Tensor] = field(default_factory=list)
+    old: list[Tensor] = field(default_factory=list)
+    ref: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+    returns: list[Tensor] = field(default_factory=list)
+
+    def credit(self, objective: Objective, online: OnlineSettings) -> None:
+        """Fill in advantages: the samples' own, or by `values`, where there is a critic; then what it learns, too."""
+        samples = self.played.samples
+        if objective.baseline != "value":
+            self.advantages = [_tensor(sample.advantages or (), sample) for sample in samples]
+            return
+        found = []
+        for sample, values in zip(samples, self.values, strict=True):
+            earned = sample.earned or (*[0.0] * (len(sample.turns) - 1), sample.reward)
+            rewards = advantages.token_rewards(earned, sample.turns)
+            estimate, returns = advantages.gae(rewards, values.tolist(), online.gamma, online.lam)
+            found.append(estimate)
+            self.returns.append(torch.tensor(returns, dtype=torch.float32))
+        if objective.scale == "batch_std":
+            found = advantages.whiten(found)
+        self.advantages = [_tensor(estimate, sample) for estimate, sample in zip(found, samples, strict=True)]
+
+    def share(self, part: int, online: OnlineSettings, seed: int) -> list[Unit]:
+        """Return the trajectories of the round's update `part`: groups unbroken, in another order each pass."""
+        passed, place = divmod(part, online.minibatches)
+        groups: dict[str, list[Unit]] = {}
+        for unit in self.units:
+            groups.setdefault(unit.tree, []).append(unit)
+        order = list(groups.values())
+        if online.per_round > 1:
+            chance = torch.Generator().manual_seed(derive_seed(seed, passed) % 2**63)
+            order = [order[i] for i in torch.randperm(len(order), generator=chance).tolist()]
+        return [unit for group in order[place :: online.minibatches] for unit in group]
+
+    def sampled(self, places: Sequence[int]) -> Tensor:
+        """Return the sampler's log-probabilities [n] of some samples; NaN where none are known at the temperature."""
+        known = self.played.temperature == 1.0
+        return torch.cat([
+            torch.tensor(sample.logps if known and sample.logps is not None else [float("nan")] * sample.tokens)
+            for sample in (self.played.samples[place] for place in places)
+        ])  # fmt: skip
+
+
+def _tensor(advantages_of: Any, sample: Sampled) -> Tensor:
+    """Return a sample's advantages as float32 [n], each times the factor of its turn."""
+    found = torch.tensor(advantages_of, dtype=torch.float32)
+    if sample.factors is None:
+        return found
+    return found * torch.tensor(advantages.over_tokens(sample.factors, sample.turns), dtype=torch.float32)
+
+
+def unit_of(sample: Sampled, place: int) -> Unit:
+    """Return a sample as a unit of an update.
+
+    Raises:
+        ConfigError: Its first token is the policy's.
+    """
+    scored = (0, *sample.action_mask[1:])
+    if sum(scored) != sample.tokens:
+        raise ConfigError(f"{sample.name}: its first token is the policy's, but nothing comes before it to sample from")
+    return Unit(sample.name, place, ((sample.input_ids, scored),), tree=sample.task_id, node="")

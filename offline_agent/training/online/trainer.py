@@ -1,0 +1,403 @@
+"""Policy-gradient training on fresh roll-outs: TRL's GRPOTrainer over packs that share prefixes.
+
+A round is played with one version of the weights, and feeds `passes` times `minibatches` updates. Everything is over
+agent tokens: the surrogate, K3, entropies, counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from torch import Tensor
+from trl import GRPOConfig, GRPOTrainer
+
+from offline_agent.seeding import derive_seed
+from offline_agent.training import checkpoints, sharding
+from offline_agent.training.data.updates import Plan, Unit, Update, fill
+from offline_agent.training.offline.sft import trajectory_units
+from offline_agent.training.online.critic import Critic
+from offline_agent.training.online.objectives import (
+    Objective,
+    correction_weights,
+    policy_loss,
+    token_weights,
+    value_loss,
+)
+from offline_agent.training.online.round_batch import Batch, Played, unit_of
+from offline_agent.training.settings import OnlineSettings, TrainResult, TrainSettings
+from offline_agent.training.trainer import PackedTrainer, Sums, arguments, still
+
+if TYPE_CHECKING:
+    from offline_agent.training.data.rows import TrajectoryRow
+
+_SMALL = 100_000_000  # weights up to which a copy of the model as it was given is kept though the loss does not need it
+_LOOK = 10  # rounds between two measurements of K3 where the loss does not need it
+
+_OF_ROWS = ("policy", "entropy", "kl", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "mismatch", "value")
+_SUMMED = ("loss", *_OF_ROWS, "anchor")
+
+
+Rounds = Callable[[int, Any], Played]
+"""Plays a round, by its number, with the weights of the model it is given."""
+
+Watch = Callable[[Mapping[str, Any]], int | None]
+"""Sees an update's record; answers how many updates are still sound where the run must stop, else None."""
+
+
+def train_online(
+    model: Any,
+    tokenizer: Any,
+    rounds: Rounds,
+    anchors: Sequence[TrajectoryRow],
+    settings: TrainSettings,
+    online: OnlineSettings,
+    objective: Objective,
+    folder: Path,
+    *,
+    log: Callable[[dict[str, Any]], None],
+    watch: Watch | None = None,
+    say: Callable[[str], None] = print,
+) -> TrainResult:
+    """Train on fresh roll-outs, in place; a run that was stopped goes on from its newest whole checkpoint.
+
+    Minimised, over an update's trajectories: `objectives.policy_loss`, plus `online.anchor_weight` times the mean
+    negative log-likelihood a token of the replayed trajectories, plus the critic's loss where there is one. The
+    reference is the model as it is given (a PeftModel: with its adapters off).
+
+    Args:
+        model: A causal language model or a PeftModel.
+        tokenizer: Goes with the checkpoints.
+        rounds: Plays; a round that is asked for again gives the same.
+        anchors: Trajectories to replay; may be empty.
+        settings: How it is trained; `epochs`, `rows` and `max_updates` are not read, `every` counts rounds.
+        online: Rounds, passes, and what else is not of an optimizer.
+        objective: What is maximised.
+        folder: `checkpoints/` is in it.
+        log: Gets one record for every update.
+        watch: Sees every record after `log`; stops the run where it answers.
+        say: Gets sentences for the user.
+
+    Raises:
+        ConfigError: The objective asks for something that the model cannot give.
+        TrainingError: The loss or gradient is no number or too large, or a checkpoint could not be written; what was
+            good before is untouched.
+    """
+    updates = online.rounds * online.per_round
+    plan = OnlinePlan(updates, online.per_round)
+    config = GRPOConfig(
+        **{name: value for name, value in arguments(settings, folder, updates).items() if name != "max_length"}
+        | {
+            "save_steps": settings.every * online.per_round,
+            "per_device_train_batch_size": 2,  # of TRL's own loader, which is not used; one is refused
+            "num_generations": 2,
+            "beta": 0.0,  # TRL would load its own reference from a path
+            "use_vllm": False,
+            "shuffle_dataset": False,
+        }
+    )
+    trainer = OnlineTrainer(
+        model, tokenizer, config, plan, settings, log,
+        rounds=rounds, anchors=anchors, online=online, objective=objective, watch=watch,
+    )  # fmt: skip
+    done = trainer.go(say)
+    if trainer.sound is not None:
+        trainer.go_back(trainer.sound)
+    return trainer.result(done, warnings=tuple(trainer.warnings))
+
+
+class OnlinePlan(Plan):
+    """Numbers of updates; what is in them is known when they are played."""
+
+    def __init__(self, total: int, per_round: int) -> None:
+        self._total, self.per_epoch = total, per_round
+
+    def __getitem__(self, number: int) -> Update:  # type: ignore[override]
+        if not 0 <= number < self._total:
+            raise IndexError(number)
+        return Update(number, (), ())
+
+
+class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
+    """TRL's GRPOTrainer over `PackedTrainer`'s updates.
+
+    Args:
+        rounds, anchors, online, objective, watch: See `train_online`.
+        more: See `PackedTrainer`.
+    """
+
+    summed = _SUMMED
+    collates = False  # GRPOTrainer brings a collator of its own
+
+    def __init__(
+        self,
+        model: Any,
+        *more: Any,
+        rounds: Rounds,
+        anchors: Sequence[TrajectoryRow],
+        online: OnlineSettings,
+        objective: Objective,
+        watch: Watch | None,
+    ) -> None:
+        self.rounds, self.online, self.objective, self._watch = rounds, online, objective, watch
+        self.warnings: list[str] = []
+        self.sound: int | None = None
+        self._anchors = (
+            Plan(trajectory_units(anchors, anchor=True), size=online.anchor_rows, seed=more[3].seed)
+            if (anchors and online.anchor_rows)
+            else None
+        )
+        self._batch: Batch | None = None
+        self._number = -1
+        self._temperature = 1.0
+        self._adapted = hasattr(model, "disable_adapter")
+        self._frozen: Any = None
+        if not self._adapted and (objective.kl or sum(w.numel() for w in model.parameters()) < _SMALL):
+            self._frozen = copy.deepcopy(model).eval().requires_grad_(False)
+            still(self._frozen)
+        self.critic = Critic(model) if objective.baseline == "value" else None
+        super().__init__(model, *more, reward_funcs=[_rewarded])
+        if self.critic is not None:
+            self.critic.to(self.accelerator.device)
+
+    # -- a round -----------------------------------------------------------------------------------------------------
+
+    def training_step(self, model: Any, inputs: dict[str, Update], num_items_in_batch: Any = None) -> Tensor:
+        """Play the round where the update is its first, then add the update's gradients and return its loss."""
+        started = time.perf_counter()
+        number = inputs["update"].number
+        turn, part = divmod(number, self.online.per_round)
+        if self._number != turn:
+            self._batch, self._number = self._begin(self.model, turn), turn
+        assert self._batch is not None
+        update = self._filled(number, part)
+        if self.critic is not None:
+            self.critic.zero_grad()  # the Trainer only knows the model's own
+        if not update.rows and not update.anchors:  # nothing to learn: no gradient, so no step
+            self._update = update
+            model.train()  # by which TRL tells whose figures these are
+            for name in ("agent_tokens", "tokens", "raw_tokens"):
+                self._metrics["train"][name].append(0.0)
+            self._metrics["train"]["seconds"].append(time.perf_counter() - started)
+            self._round_figures()
+            return torch.zeros((), device=self.accelerator.device)
+        loss = super().training_step(model, {"update": update})
+        self._metrics["train"]["seconds"][-1] = time.perf_counter() - started
+        self._round_figures()
+        return loss
+
+    def _begin(self, model: Any, number: int) -> Batch:
+        """Play a round and compute what its updates compare with."""
+        played = self._played(number)
+        self._temperature = played.temperature
+        batch = Batch(played, [unit_of(sample, place) for place, sample in enumerate(played.samples)])
+        if not batch.units:
+            return batch
+        if self.critic is not None or self.online.per_round > 1:  # else the weights are those that played
+            batch.old, batch.values = self._look(model, batch.units, values=self.critic is not None)
+        if self.sharded and self._frozen is not None:
+            sharding.shard(self.accelerator, self._frozen)
+        if self.objective.kl or (number % _LOOK == 0 and (self._adapted or self._frozen is not None)):
+            with self.model.disable_adapter() if self._adapted else contextlib.nullcontext():
+                batch.ref, _ = self._look(self._frozen or model, batch.units)
+        batch.credit(self.objective, self.online)
+        return batch
+
+    def _played(self, number: int) -> Played:
+        """Have the first process play, with the weights as they are, and all of them see what it played."""
+        model = self.whole()
+        if self.accelerator.num_processes == 1:
+            return self.rounds(number, model)
+        found = [self.rounds(number, model) if self.accelerator.is_main_process else None]
+        played: Played = broadcast_object_list(found)[0]
+        return played
+
+    def _look(self, model: Any, units: Sequence[Unit], values: bool = False) -> tuple[list[Tensor], list[Tensor]]:
+        """Return log-probabilities (and values) of the units' agent tokens without gradients, on the CPU.
+
+        Each process computes its share of the packs; all of them get everything.
+        """
+        mode = model.training
+        model.eval()
+        mine: dict[int, tuple[Tensor, Tensor | None]] = {}
+        processes, place = self.accelerator.num_processes, self.accelerator.process_index
+        packs = fill(units, self.settings.tokens, self.scorer.shares)
+        try:
+            with torch.no_grad():
+                for pack in packs[place::processes]:
+                    packed, scores = self.score(model, pack)
+                    guessed = self.critic(scores.hidden) if values and self.critic is not None else None
+                    for unit, row in zip(pack, packed.rows, strict=True):
+                        mine[unit.index] = (scores.logps[row].cpu(), None if guessed is None else guessed[row].cpu())
+                for idle in self.idle(packs, packs[place::processes]):
+                    self.score(model, idle)
+        finally:
+            model.train(mode)
+        if processes > 1:
+            parts: list[Any] = [None] * processes
+            torch.distributed.all_gather_object(parts, mine)
+            mine = {index: entry for part in parts for index, entry in part.items()}
+        logps = [mine[unit.index][0] for unit in units]
+        return logps, [value for unit in units if (value := mine[unit.index][1]) is not None]
+
+    def _filled(self, number: int, part: int) -> Update:
+        assert self._batch is not None
+        rows = self._batch.share(part, self.online, derive_seed(self.settings.seed, "minibatches", self._number))
+        anchors = self._anchors[number % len(self._anchors)].rows if self._anchors is not None else ()
+        return Update(number, tuple(rows), tuple(anchors))
+
+    # -- an update ---------------------------------------------------------------------------------------------------
+
+    def score(self, model: Any, units: Sequence[Unit], entropy: bool = False) -> tuple[Any, Any]:
+        """See `PackedTrainer.score`; at the round's temperature."""
+        pack, hidden = self._pack(units), self.critic is not None
+        with self.compute_loss_context_manager():
+            return pack, self.scorer(model, pack, entropy=entropy, temperature=self._temperature, hidden=hidden)
+
+    def parts(self, update: Update, units: Sequence[Unit], pack: Any, scores: Any) -> Sums:
+        """Return this pack's share of the update's loss and figures."""
+        assert self._batch is not None
+        fresh = [(unit, row) for unit, row in zip(units, pack.rows, strict=True) if not unit.anchor]
+        again = [row for unit, row in zip(units, pack.rows, strict=True) if unit.anchor]
+        zero = scores.logps.new_zeros(())
+        parts: Sums = {"loss": zero}
+        if fresh:
+            parts |= self._fresh(update, fresh, scores)
+        if again:
+            count = sum(unit.scored for unit in update.anchors)
+            parts["anchor"] = -scores.logps[torch.cat(again)].sum() / count
+            parts["loss"] = parts["loss"] + self.online.anchor_weight * parts["anchor"]
+        return parts
+
+    def _fresh(self, update: Update, fresh: Sequence[tuple[Unit, Tensor]], scores: Any) -> Sums:
+        batch, device = self._batch, scores.logps.device
+        assert batch is not None
+        counts = [unit.scored for unit in update.rows]
+        total = sum(counts)
+        of_unit = dict(zip((unit.index for unit in update.rows), token_weights(counts, self.objective), strict=True))
+        places = [unit.index for unit, _ in fresh]
+        weights = torch.tensor([of_unit[place] for place in places], device=device)
+        rows = torch.cat([row for _, row in fresh])
+        owner = torch.repeat_interleave(torch.tensor([unit.scored for unit, _ in fresh])).to(device)
+
+        def of(kept: Sequence[Tensor]) -> Tensor:
+            return torch.cat([kept[place] for place in places]).to(device)
+
+        logps = scores.logps[rows]
+        old = of(batch.old) if batch.old else logps.detach()
+        sampled = batch.sampled(places).to(device)
+        correction = correction_weights(old, sampled, owner, self.online.correction, self.online.cap)
+        terms = policy_loss(
+            logps, old, of(batch.advantages), owner, weights, self.objective,
+            ref=of(batch.ref) if batch.ref else None, correction=correction, total=total,
+        )  # fmt: skip
+        parts: Sums = {"loss": terms.loss, "policy": terms.loss.detach(), **terms.figures}
+        parts["entropy"] = scores.entropy[rows].sum() / total
+        parts["mismatch"] = (old - sampled).abs().nan_to_num(0.0).sum() / total
+        if self.critic is not None:
+            hidden = scores.hidden if self.online.trunk else scores.hidden.detach()
+            parts["value"] = value_loss(
+                self.critic(hidden)[rows], of(batch.values), of(batch.returns), owner, weights, self.online.value_clip
+            )
+            parts["loss"] = parts["loss"] + self.online.value_weight * parts["value"]
+        return parts
+
+    def figures(self, update: Update, sums: dict[str, float]) -> dict[str, float]:
+        """Return the update's metrics; what nobody computed is left out."""
+        assert self._batch is not None
+        absent = dict.fromkeys(_OF_ROWS, not update.rows) | {"anchor": not update.anchors}
+        absent["kl"] |= not self._batch.ref
+        absent["value"] |= self.critic is None
+        absent["mismatch"] |= self._temperature != 1.0 or any(s.logps is None for s in self._batch.played.samples)
+        return {name: value for name, value in super().figures(update, sums).items() if not absent.get(name)}
+
+    def _round_figures(self) -> None:
+        assert self._batch is not None
+        for name, value in self._batch.played.figures.items():
+            if isinstance(value, int | float):
+                self._metrics["train"][name].append(float(value))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """See `PackedTrainer.log`; where the watch stops the run, it stops in all processes."""
+        super().log(logs, start_time)
+        if "loss" in logs and self.accelerator.num_processes > 1:
+            (self.sound,) = broadcast_object_list([self.sound])
+        if self.sound is not None:
+            self.control.should_training_stop = True
+            self.control.should_save = False  # a run that is killed now sees this update, and stops, again
+
+    def keep(self, record: dict[str, Any]) -> None:
+        """Pass an update's record on, with what is no number; stop where the watch says so."""
+        assert self._batch is not None
+        more = {name: value for name, value in self._batch.played.figures.items() if isinstance(value, Mapping)}
+        record = {("gradient" if name == "grad_norm" else name): value for name, value in record.items()} | more
+        super().keep(record)
+        sound = self._watch(record) if self._watch is not None else None
+        if sound is not None:
+            self.sound = sound
+
+    def go_back(self, sound: int) -> None:
+        """Take the weights of the newest checkpoint of at most `sound` updates; those given where there is none."""
+        found = checkpoints.newest(self.folder, sound)
+        if found is not None:
+            self._load_from_checkpoint(str(found))
+            self.warnings.append(f"the weights are those of {found.name}, the newest before the collapse began")
+            return
+        if not self._adapted and self._frozen is None:
+            self.warnings.append("there is no checkpoint from before the collapse began; lower checkpoints.every")
+            return
+        with torch.no_grad():
+            if self._frozen is not None:
+                for weights, begun in zip(self.model.parameters(), self._frozen.parameters(), strict=True):
+                    sharding.take(weights, begun)
+            else:
+                for name, weights in self.model.named_parameters():
+                    if "lora_B" in name:
+                        weights.zero_()
+        self.warnings.append("the weights are those given: there is no checkpoint from before the collapse began")
+
+    # -- the critic --------------------------------------------------------------------------------------------------
+
+    def trained(self) -> list[Tensor]:
+        """Return every tensor that is trained."""
+        return [*super().trained(), *(self.critic.parameters() if self.critic is not None else ())]
+
+    def create_optimizer(self, *more: Any, **named: Any) -> Any:
+        """Add the critic to the optimizer, with a learning rate of its own."""
+        optimizer = super().create_optimizer(*more, **named)
+        if not self.sharded:  # else all that is in it has to be the model's, until that is sharded
+            self._add_critic(optimizer)
+        return optimizer
+
+    def create_scheduler(self, *more: Any, **named: Any) -> Any:
+        """Make the schedule, of the critic's learning rate too."""
+        if self.sharded:
+            self._add_critic(self.optimizer.optimizer)
+        return super().create_scheduler(*more, **named)
+
+    def _add_critic(self, optimizer: Any) -> None:
+        if self.critic is not None and not any(group.get("critic") for group in optimizer.param_groups):
+            group = {"params": list(self.critic.parameters()), "lr": self.online.value_rate, "weight_decay": 0.0}
+            optimizer.add_param_group({**group, "critic": True})
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        if self.critic is not None and output_dir is not None:
+            self.critic.save(Path(output_dir))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.critic is not None:
+            with checkpoints.loading(resume_from_checkpoint):
+                self.critic.load(Path(resume_from_checkpoint))
+
+
+def _rewarded(completions: Sequence[Any], **_: Any) -> list[float | None]:
+    """What TRL asks for and never calls: rewards come with the roll-outs."""
+    return [None] * len(completions)

@@ -1,0 +1,96 @@
+"""Rounds that are the same whenever they are played, without an environment."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from offline_agent.training.data.rows import TrajectoryRow
+from offline_agent.training.online.objectives import Objective, objective
+from offline_agent.training.online.samples import Sampled
+from offline_agent.training.online.trainer import OnlinePlan, OnlineTrainer, Played, train_online
+from offline_agent.training.settings import OnlineSettings, TrainResult
+from offline_agent.training.trainer import arguments
+from tests.helpers.rendering import qwen
+from tests.helpers.training import VOCABULARY, model, settings, side
+
+
+def samples(number: int = 0, groups: int = 2, size: int = 3, critic: bool = False) -> list[Sampled]:
+    """Return the trajectories of a round; those of a group share their beginning."""
+    chance = random.Random(number)
+    out = []
+    for group in range(groups):
+        start = tuple(chance.randrange(1, VOCABULARY) for _ in range(5))
+        for member in range(size):
+            ids, mask = side(chance, chance.randint(1, 3))
+            given = (*start, *ids), (*[0] * len(start), *mask)
+            turns: list[int] = []
+            for place, own in enumerate(given[1]):
+                if own and not given[1][place - 1]:
+                    turns.append(0)
+                if own:
+                    turns[-1] += 1
+            advantage = chance.gauss(0, 1)
+            out.append(
+                Sampled(
+                    f"round {number}, task-{group}/{member}",
+                    f"task-{group}",
+                    *given,
+                    tuple(-chance.random() for _ in range(sum(turns))),
+                    tuple(turns),
+                    chance.random(),
+                    None if critic else (advantage,) * sum(turns),
+                )  # fmt: skip
+            )
+    return out
+
+
+def rounds(critic: bool = False, temperature: float = 1.0, empty: Sequence[int] = ()) -> Callable[[int, Any], Played]:
+    """Return something that plays, whatever the model."""
+
+    def play(number: int, model: Any) -> Played:
+        drawn = [] if number in empty else samples(number, critic=critic)
+        return Played(drawn, temperature, {"reward_mean": 0.5, "env_steps": 10 * (number + 1), "tools": {"go": 1.0}})
+
+    return play
+
+
+def online(**changes: Any) -> OnlineSettings:
+    """Return settings of three rounds."""
+    return OnlineSettings(**{"rounds": 3, **changes})
+
+
+def train(
+    folder: Path,
+    trained: Any = None,
+    chosen: Objective | None = None,
+    play: Callable[[int, Any], Played] | None = None,
+    log: Callable[[dict[str, Any]], None] = lambda record: None,
+    watch: Callable[[Mapping[str, Any]], int | None] | None = None,
+    anchors: Sequence[TrajectoryRow] = (),
+    more: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> TrainResult:
+    """Train for a few rounds."""
+    chosen = chosen or objective("grpo")
+    critic = chosen.baseline == "value"
+    return train_online(
+        model() if trained is None else trained, qwen(), play or rounds(critic), anchors,
+        settings(**{"every": 1, **dict(more or {})}), online(**changes), chosen, folder, log=log, watch=watch,
+    )  # fmt: skip
+
+
+def trainer(folder: Path, chosen: Objective, play: Callable[[int, Any], Played], **changes: Any) -> OnlineTrainer:
+    """Return a trainer ready for a step."""
+    from trl import GRPOConfig
+
+    given, own = settings(**changes.pop("more", {})), online(**changes)
+    plan = OnlinePlan(own.rounds * own.per_round, own.per_round)
+    config = {name: value for name, value in arguments(given, folder, len(plan)).items() if name != "max_length"}
+    config |= {"per_device_train_batch_size": 2, "num_generations": 2, "beta": 0.0}
+    return OnlineTrainer(
+        model(), qwen(), GRPOConfig(**config), plan, given, lambda record: None,
+        rounds=play, anchors=(), online=own, objective=chosen, watch=None,
+    )  # fmt: skip

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from offline_agent.envs.base import EnvSpec
+from offline_agent.errors import ConfigError
+from offline_agent.preferences.pairs.minimal import (
+    MinimalPairs,
+    Pruned,
+    counterfactual,
+    delete_steps,
+    pruned_trajectory,
+)
+from offline_agent.preferences.pairs.trajectory import trajectories
+from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.replay import Replayer
+from offline_agent.records import Action, Step, Task, Verdict
+from tests.helpers import preferences as kit
+
+
+def prune(
+    words: str | Sequence[Action], each: bool = False, calls: int | None = None, spec: EnvSpec = kit.SPEC
+) -> tuple[Pruned | Refusal, Replayer]:
+    tree = kit.grow([words], spec, max_steps=20)
+    replayer = Replayer(spec, None)
+    replayer.begin(calls)
+    return delete_steps(next(trajectories(tree)), replayer, each), replayer
+
+
+def test_steps_that_do_nothing_are_not_critical() -> None:
+    found, replayer = prune("look A look B leave", each=True)
+    assert isinstance(found, Pruned)
+    assert found.criticality == (0.0, 1.0, 0.0, 1.0, 0.0)  # not leaving is judged by the state all the same
+    assert found.shortest is not None and [s.action.text for s in found.shortest.steps] == ["A", "B"]
+    assert found.kept == (1, 3) and found.replays == replayer.count and found.faults == 0
+
+
+LONG = "look look A look look look B look look look look leave"
+
+
+def test_single_steps_are_measured_only_where_that_is_asked_for() -> None:
+    found, _ = prune("look A B leave")
+    assert isinstance(found, Pruned) and found.criticality is None and found.kept == (1, 2)
+
+
+def test_what_versions_have_in_common_is_executed_once() -> None:
+    found, replayer = prune(LONG)
+    assert isinstance(found, Pruned) and [s.action.text for s in found.shortest.steps] == ["A", "B"]  # type: ignore[union-attr]
+    # Replaying every version from the start, one step at a time, takes 12 + 12 * 11 calls for the first pass alone.
+    assert replayer.tool_calls <= 40 and replayer.asked > 2 * replayer.tool_calls
+
+
+class Printed(kit.Vault):
+    """A vault that tells its states apart by what was pressed."""
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self._wanted} {self._pressed} {self.terminated}"
+
+
+def test_a_version_that_comes_to_a_known_state_is_not_replayed_on() -> None:
+    plain, printed = prune(LONG)[1], prune(LONG, spec=kit.EnvSpec(Printed))
+    assert isinstance(printed[0], Pruned) and printed[0].kept == (2, 6)
+    # 12 for the whole, one to begin each way that is new; the last version is run once without fingerprints.
+    assert printed[1].tool_calls <= 20 < plain.tool_calls
+
+
+def test_fingerprints_that_mislead_shorten_nothing() -> None:
+    class Forgetful(kit.Vault):
+        @property
+        def fingerprint(self) -> str:
+            return self._pressed[-1:]
+
+        def get_reward(self) -> float:
+            return super().get_reward() if self.terminated else 0.0
+
+    found, _ = prune("A B leave", spec=kit.EnvSpec(Forgetful))
+    assert isinstance(found, Refusal) and "by the environment's fingerprints, but is none" in found.reason
+
+
+@pytest.mark.parametrize("calls", range(0, 40, 3))
+@pytest.mark.parametrize("replay_only", [False, True])
+def test_the_budget_of_calls_holds_and_what_was_found_by_then_counts(calls: int, replay_only: bool) -> None:
+    spec = kit.EnvSpec(Printed)
+    spec.replay_only = replay_only
+    found, replayer = prune(LONG, each=True, calls=calls, spec=spec)
+    assert replayer.tool_calls <= calls and replayer.left == calls - replayer.tool_calls
+    assert isinstance(found, Pruned) and (found.shortest is None) == (len(found.kept) == 12)
+    assert found.shortest is None or found.shortest.verified
+    assert replayer.left_out > 0 or None not in (found.criticality or ())
+    if calls < 12:
+        assert found.criticality is None and found.shortest is None and replayer.tool_calls == 0
+
+
+def test_only_verified_successes() -> None:
+    found, replayer = prune("B leave")
+    assert isinstance(found, Refusal) and replayer.count == 0 and "verified success" in found.reason
+
+
+def test_a_success_that_is_none_on_replay_says_so() -> None:
+    tree = kit.grow(["B leave"])
+    end = next(tree.terminals())
+    end.verdict = Verdict(1.0, True, "kit")
+    found = delete_steps(next(trajectories(tree)), Replayer(kit.SPEC, None))
+    assert isinstance(found, Refusal) and "not verified when it is replayed" in found.reason
+
+
+def test_a_version_that_makes_new_errors_is_no_version() -> None:
+    class Picky(kit.Vault):
+        def leave(self) -> str:
+            """Leave."""
+            if not self._looked:
+                raise ValueError("look first")
+            return super().leave()
+
+        def look(self) -> str:
+            """Look around."""
+            self._looked = True
+            return super().look()
+
+        _looked = False
+
+    spec = kit.EnvSpec(Picky)
+    tree = kit.grow(["A B look leave"], spec)
+    found = delete_steps(next(trajectories(tree)), Replayer(spec, None), each=True)
+    assert isinstance(found, Pruned) and found.criticality is not None and found.criticality[2] == 1.0
+
+
+def test_a_broken_replay_is_unknown_not_critical() -> None:
+    class Fragile(kit.Vault):
+        _pushed = 0
+
+        def leave(self) -> str:
+            """Leave."""
+            if len(self._pressed) == 1:
+                raise RuntimeError("the hinge broke")
+            return super().leave()
+
+    spec = kit.EnvSpec(Fragile)
+    tree = kit.grow(["A B leave"], spec)
+    found = delete_steps(next(trajectories(tree)), Replayer(spec, None), each=True)
+    assert isinstance(found, Pruned) and found.criticality is not None
+    assert found.criticality[:2] == (None, None) and found.faults >= 2
+
+
+def minimal(words: str) -> object:
+    tree = kit.grow([words])
+    success = next(trajectories(tree))
+    found = delete_steps(success, Replayer(kit.SPEC, None))
+    assert isinstance(found, Pruned)
+    return MinimalPairs().mine(tree, next(tree.terminals()), success, found)
+
+
+def test_a_minimal_pair_starts_where_the_versions_part() -> None:
+    pair = minimal("A look B leave")
+    assert pair.kind == "minimal" and pair.prefix.depth == 1  # type: ignore[attr-defined]
+    assert [s.action.text for s in pair.chosen] == ["B"]  # type: ignore[attr-defined]
+    assert [s.action.text for s in pair.rejected] == ["look", "B", "leave"]  # type: ignore[attr-defined]
+    assert pair.rest_confidence == 1.0 and pair.q_chosen == pair.q_rejected == 1.0  # type: ignore[attr-defined]
+
+
+def test_a_version_that_is_a_beginning_of_the_whole_makes_no_pair() -> None:
+    assert minimal("A B leave") is None
+
+
+def test_no_pair_where_the_shared_actions_were_answered_differently() -> None:
+    tree = kit.grow(["A look B leave"])
+    success = next(trajectories(tree))
+    found = delete_steps(success, Replayer(kit.SPEC, None))
+    assert isinstance(found, Pruned) and found.shortest is not None
+    first, *rest = found.shortest.steps
+    other = replace(found, shortest=replace(found.shortest, steps=(replace(first, observation="jammed"), *rest)))
+    assert MinimalPairs().mine(tree, next(tree.terminals()), success, other) is None
+
+
+def test_ids_stay_and_log_probabilities_go() -> None:
+    actions = [
+        Action(a.text, a.thought, a.call, token_ids=(7, 8), logps=(-0.1, -0.2)) for a in kit.acts("A look B leave")
+    ]
+    found, _ = prune(actions)
+    assert isinstance(found, Pruned)
+    shorter = pruned_trajectory(found)
+    assert shorter is not None and shorter.origin == "pruned" and shorter.verdict is not None
+    assert [s.action.token_ids for s in shorter.steps] == [(7, 8)] * 2
+    assert [a.logps for a in shorter.context.actions()] == [None, None]
+    assert [s.observation for s in shorter.steps] == ["A is down", "B is down"]
+
+
+def test_counterfactual_criticality_is_the_rise_in_value() -> None:
+    values = {0: 0.25, 1: 0.25, 2: 0.5}
+
+    def rollout(task: Task, steps: Sequence[Step], n: int) -> list[Verdict]:
+        good = round(values[len(steps)] * n)
+        return [Verdict(1.0, True, "k")] * good + [Verdict(0.0, False, "k")] * (n - good)
+
+    tree = kit.grow(["A B leave"])
+    assert counterfactual(next(trajectories(tree)), rollout, n=8) == (0.0, 0.25, 0.5)
+
+
+def test_counterfactual_without_a_verdict_is_unknown() -> None:
+    def rollout(task: Task, steps: Sequence[Step], n: int) -> list[Verdict]:
+        return [Verdict(None, None, "k", error="broke")] * n if len(steps) == 1 else [Verdict(0.5, False, "k")] * n
+
+    tree = kit.grow(["A B leave"])
+    assert counterfactual(next(trajectories(tree)), rollout, n=2) == (None, None, 0.5)
+    with pytest.raises(ConfigError):
+        counterfactual(next(trajectories(tree)), rollout, n=0)

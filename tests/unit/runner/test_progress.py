@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from offline_agent.runner import progress as _progress
+from offline_agent.runner.progress import Progress
+
+
+def test_elsewhere_than_on_a_terminal_there_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(_progress, "monotonic", lambda: now[0])
+    progress = Progress("build_prefs")
+    progress.start(24, "searching")
+    for done in range(25):
+        now[0] = 5.0 * done
+        progress.update(done, tool_calls=done * 10)
+    progress.say("that is all")
+    progress.close()
+    out, err = capsys.readouterr()
+    assert out == "" and err.splitlines() == [
+        "searching: 6 of 24 after 30 s  tool calls 60",
+        "searching: 12 of 24 after 60 s  tool calls 120",
+        "searching: 18 of 24 after 90 s  tool calls 180",
+        "searching: 24 of 24 after 120 s  tool calls 240",
+        "that is all",
+    ]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(_progress, "_BAR_SECONDS", -1.0)
+    progress = Progress("build_prefs")
+    progress.start(4, "searching")
+    progress.update(2, pairs=7)
+    progress.start(3, "mining")
+    progress.update(1, pairs=7)
+    progress.say("a [word] for the user")
+    progress.close()
+    progress.close()
+    for text in ("searching", "mining", "1/3", "pairs 7", "a [word] for the user"):
+        assert text in screen.getvalue()

@@ -1,0 +1,71 @@
+"""Printing to a terminal: foreign text cannot steer it, and no line holds a secret."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+from offline_agent.pipelines import show, status
+from offline_agent.runner import terminal as _terminal
+from offline_agent.runner.arguments import again
+from offline_agent.runner.progress import Progress
+
+HOSTILE = "red \x1b[31m, title \x1b]0;owned\x07, back \x08\x08, C1 \x9b2J, home \r"
+
+
+def steers(text: str) -> bool:
+    """Return whether text holds anything but printable characters, tabs and newlines."""
+    return any(ord(letter) < 32 and letter not in "\n\t" or 127 <= ord(letter) < 160 for letter in text)
+
+
+def test_foreign_text_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("fault")
+    table.add_row(HOSTILE)
+    for draw in (lambda: _terminal.say(HOSTILE), lambda: _terminal.show(HOSTILE), lambda: _terminal.show(table),
+                 lambda: _terminal.show(_terminal.copyable(HOSTILE)), lambda: Progress("x").say(HOSTILE)):  # fmt: skip
+        draw()
+        printed = "".join(capsys.readouterr())
+        assert "red" in printed and not steers(printed)
+    assert _terminal.plain("a\tb\nä 世") == "a\tb\nä 世"
+
+
+def test_pairs_and_states_of_runs_are_shown_without_their_escapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = {"role": "assistant", "content": HOSTILE}
+    row = {
+        "kind": "step", "task_id": HOSTILE, "tree_id": "t", "node_id": 0, "prompt": [{**message, "role": "user"}],
+        "chosen": [message], "rejected": [message], "q_chosen": 1.0, "q_rejected": 0.0, "visits_chosen": 1,
+        "visits_rejected": 1, "confidence": 1.0, "weight": 1.0, "verdict_chosen": None, "verdict_rejected": None,
+        "chosen_mask": None,
+    }  # fmt: skip
+    _terminal.show(show.describe(row))
+    (tmp_path / "manifest.json").write_text('{"command": "build_prefs", "status": "failed", "error": "\\u001b[2J"}')
+    assert status.main([f"run_dir={tmp_path}"]) == 0
+    printed = "".join(capsys.readouterr())
+    assert "ended with" in printed and not steers(printed)
+
+
+def test_the_command_to_go_on_with_shows_no_secret() -> None:
+    line = again("evaluate", ["policy=server", "policy.api_key=sk-1", "policy.url=http://me:pw@host/v1", "--plan"], "r")
+    assert "sk-1" not in line and "pw" not in line
+    assert "policy.api_key" in line and "policy.url" in line and "run_dir=r" in line and "again" in line
+    assert again("evaluate", ["seed=1", "run_dir=old"], "r") == (
+        "python -m offline_agent.pipelines.evaluate seed=1 run_dir=r"
+    )
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "/".join(["y" * 200] * 25)])
+@pytest.mark.parametrize("command", ["build_prefs", "status", "show"])
+def test_a_path_that_no_system_takes_is_told_without_a_traceback(command: str, path: str, tmp_path: Path) -> None:
+    argument = path if command == "show" else f"run_dir={path}"
+    done = subprocess.run(
+        [sys.executable, "-m", f"offline_agent.pipelines.{command}", argument],
+        capture_output=True, text=True, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.returncode in (1, 2) and "Traceback" not in done.stderr and done.stderr.strip()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_agent.tracking.client import NullTracker, flatten, open_tracker
+
+ROOT = Path(__file__).parents[3]
+
+
+def _track(uri: str | None, said: list[str], run_id: str = "r1", **more: Any) -> Any:
+    params = {"seed": 0, "search": {"n": 3, "critic": None}, "long": "x" * 9000}
+    tags = {"env": "shop"}
+    return open_tracker(uri, "project", "a run", run_id=run_id, params=params, tags=tags, say=said.append, **more)
+
+
+def test_without_a_uri_nothing_is_tracked() -> None:
+    said: list[str] = []
+    tracker = _track(None, said)
+    assert isinstance(tracker, NullTracker)
+    tracker.child("c").metrics({"x": 1.0})
+    tracker.close()
+    assert said == []
+
+
+def test_nested_keys_are_joined() -> None:
+    assert dict(flatten({"a": {"b": 1, "c": {"d": None}}, "e": "x", "f": [1, "y"], "g": {}})) == {
+        "a.b": "1", "a.c.d": "null", "e": "x", "f": '[1, "y"]', "g": "{}",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """One run with a child, begun, ended, and gone on with; making MLflow's tables takes seconds."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    uri = f"sqlite:///{folder}/sub/mlflow.db"
+    said: list[str] = []
+    tracker = _track(uri, said)
+    tracker.metrics({"loss": 2, "unknown": None}, step=1)
+    tracker.metrics({f"m{number}": 1.0 for number in range(1200)}, step=2)
+    (folder / "rows.txt").write_text("rows")
+    tracker.artifact(folder / "rows.txt", "samples")
+    child = tracker.child("inner", {"k": 1})
+    child.metrics({"reward": 0.5}, step=1)
+    child.close()
+    tracker.close("FAILED")
+    again = _track(uri, said)
+    again.metrics({"loss": 1}, step=2)
+    again.tags({"late": "yes"})
+    again.close()
+    return folder, said
+
+
+def _client(folder: Path) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=f"sqlite:///{folder}/sub/mlflow.db")
+
+
+def test_a_run_is_in_mlflow_once_though_it_was_resumed(store: tuple[Path, list[str]]) -> None:
+    folder, said = store
+    assert said == []
+    client = _client(folder)
+    experiment = client.get_experiment_by_name("project")
+    runs = client.search_runs([experiment.experiment_id])
+    inner, run = sorted(runs, key=lambda run: run.info.run_name != "inner")
+    assert len(runs) == 2 and run.info.status == "FINISHED"
+    assert run.data.params["search.n"] == "3" and len(run.data.params["long"]) == 6000
+    assert run.data.tags["env"] == "shop" and run.data.tags["late"] == "yes"
+    assert run.data.metrics["loss"] == 1 and run.data.metrics["m1199"] == 1 and "unknown" not in run.data.metrics
+    assert [point.step for point in client.get_metric_history(run.info.run_id, "loss")] == [1, 2]
+    assert [file.path for file in client.list_artifacts(run.info.run_id, "samples")] == ["samples/rows.txt"]
+    assert inner.data.tags["mlflow.parentRunId"] == run.info.run_id and inner.data.metrics == {"reward": 0.5}
+    shown = sorted(entry.name for entry in (folder / "sub").iterdir() if not entry.name.startswith("."))
+    assert shown == ["mlflow.db", "mlruns"] and not list((folder / "sub").glob(".*.tmp*"))
+
+
+def test_a_job_that_is_killed_leaves_no_run_that_seems_to_go_on(store: tuple[Path, list[str]]) -> None:
+    folder, _ = store
+    script = (
+        "import os, time\nfrom offline_agent.tracking.client import open_tracker\n"
+        f"t = open_tracker('sqlite:///{folder}/sub/mlflow.db', 'project', 'killed',\n"
+        "                 run_id='k', params={}, tags={}, say=print)\n"
+        "t.metrics({'x': 1.0})\ntime.sleep(0.5)\nprint(t._link._process.pid, flush=True)\nos.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    worker = int(done.stdout)
+    for _ in range(600):
+        if not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text().split()[2]:
+            break
+        __import__("time").sleep(0.1)
+    client = _client(folder)
+    experiment = client.get_experiment_by_name("project")
+    (run,) = client.search_runs([experiment.experiment_id], "attributes.run_name = 'killed'")
+    assert run.info.status == "KILLED" and run.data.metrics == {"x": 1.0}
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "sqlite:////proc/none/mlflow.db", "nonsense://x"])
+def test_unreachable_tracking_is_said_once_and_the_job_goes_on(uri: str) -> None:
+    said: list[str] = []
+    tracker = _track(uri, said)
+    for step in range(50):
+        tracker.metrics({"x": 1.0}, step)
+    tracker.child("c").close()
+    tracker.close()
+    assert len(said) == 1 and "tracking.uri" in said[0] and "the job goes on" in said[0]
+
+
+def test_a_server_that_never_answers_does_not_hold_the_job_up() -> None:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        said: list[str] = []
+        tracker = _track(f"http://127.0.0.1:{listener.getsockname()[1]}", said, timeout=3.0)
+        tracker.close()
+    assert len(said) == 1
+
+
+def test_a_tracking_process_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    said: list[str] = []
+    tracker = _track("sqlite:///x.db", said)
+    tracker.metrics({"x": 1.0})
+    tracker.close()
+    assert len(said) == 1 and "did not start" in said[0]
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    said.clear()
+    tracker = _track("sqlite:///x.db", said)
+    tracker.metrics({"x": 1.0})
+    tracker.close()
+    assert len(said) == 1 and not os.path.exists("x.db")
+
+
+ONE = """
+import sys
+from offline_agent.tracking.client import open_tracker
+folder, number = sys.argv[1:]
+run = open_tracker(f'sqlite:///{folder}/mlflow.db', 'project', f'run {number}', run_id=number, params={'n': number},
+                   tags={}, say=print, timeout=3000.0)
+for step in range(3):
+    run.metrics({'x': float(step)}, step)
+run.close()
+"""
+
+
+def test_ten_runs_that_begin_at_once_on_a_fresh_store_are_all_in_it(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", ONE, str(tmp_path)]
+    jobs = [subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True, env=env) for n in range(10)]
+    assert [job.communicate()[0] for job in jobs] == [""] * 10
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    runs = client.search_runs([client.get_experiment_by_name("project").experiment_id])
+    assert sorted(run.info.run_name for run in runs) == [f"run {number}" for number in range(10)]
+    assert {run.info.status for run in runs} == {"FINISHED"} and {run.data.metrics["x"] for run in runs} == {2.0}
+
+
+def test_a_process_that_is_killed_while_it_makes_the_store_leaves_none(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom mlflow.store.db import utils\n"
+        "from offline_agent.tracking.worker import create\n"
+        "utils._upgrade_db = lambda engine: os.kill(os.getpid(), 9)\n"  # tables are made, migrations are not
+        "create(Path(sys.argv[1]))"
+    )
+    file = tmp_path / "mlflow.db"
+    done = subprocess.run([sys.executable, "-c", code, str(file)], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == -9 and not file.exists() and list(tmp_path.glob(".mlflow.db.tmp*"))
+    said: list[str] = []
+    tracker = _track(f"sqlite:///{file}", said, timeout=500.0)
+    tracker.close()
+    assert said == [] and file.exists() and not list(tmp_path.glob(".mlflow.db.tmp*"))
+
+
+def test_what_could_not_be_sent_is_kept_and_sent_later_once(
+    store: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from offline_agent.pipelines.track import main
+
+    folder, _ = store
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "summary.json").write_text("{}")
+    uri = f"sqlite:///{folder}/sub/mlflow.db"
+    tracking = {"uri": uri, "experiment": "project"}
+    (run_dir / "manifest.json").write_text(json.dumps({"config": {"tracking": tracking}}))
+    said: list[str] = []
+    away = _track("http://nobody:secret@127.0.0.1:9", said, run_id="late", run_dir=run_dir)
+    away.metrics({"loss": 3.0}, step=1)
+    away.child("part").close()
+    away.artifact(run_dir / "summary.json")
+    away.close()
+    assert len(said) == 1 and f"pipelines.track run_dir={run_dir}" in said[0]
+    kept = (run_dir / "tracking.jsonl").read_text()
+    assert kept.count("\n") == 6 and "secret" not in kept
+    again = _track("http://127.0.0.1:9", said, run_id="late", run_dir=run_dir)  # gone on with, and still away
+    again.metrics({"loss": 2.0}, step=2)
+    again.close()
+    assert len(said) == 2 and (run_dir / "tracking.jsonl").read_text().startswith(kept)
+    with open(run_dir / "tracking.jsonl", "a") as file:
+        file.write('{"op": "metr')  # its writer was killed
+    shutil.copy(run_dir / "tracking.jsonl", tmp_path / "kept")
+    moved = run_dir.rename(tmp_path / "moved")
+    for _ in range(2):  # the second time as if the first one had not come to its end
+        assert main([f"run_dir={moved}"]) == 0
+        assert f"9 messages sent to {uri}" in capsys.readouterr().out and not (moved / "tracking.jsonl").exists()
+        client = _client(folder)
+        experiment = client.get_experiment_by_name("project").experiment_id
+        (run,) = client.search_runs([experiment], "tags.`offline_agent.run_id` = 'late'")
+        assert run.info.status == "FINISHED" and run.data.params["search.n"] == "3"
+        history = client.get_metric_history(run.info.run_id, "loss")
+        assert [(point.step, point.value) for point in history] == [(1, 3.0), (2, 2.0)]
+        assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["summary.json"]
+        assert len(client.search_runs([experiment], f"tags.mlflow.parentRunId = '{run.info.run_id}'")) == 1
+        shutil.copy(tmp_path / "kept", moved / "tracking.jsonl")
+    (moved / "tracking.jsonl").unlink()
+    assert main([f"run_dir={moved}"]) == 0 and "nothing to send" in capsys.readouterr().out
+    assert main([f"run_dir={moved}", "tracking.url=x"]) == 2 and "Did you mean" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_sends_what_it_keeps(store: tuple[Path, list[str]], tmp_path: Path) -> None:
+    folder, _ = store
+    said: list[str] = []
+    away = _track("http://127.0.0.1:9", said, run_id="on", run_dir=tmp_path)
+    away.metrics({"loss": 3.0}, step=1)
+    away.close("KILLED")
+    back = _track(f"sqlite:///{folder}/sub/mlflow.db", said, run_id="on", run_dir=tmp_path)
+    back.metrics({"loss": 2.0}, step=2)
+    back.close()
+    assert len(said) == 1 and not (tmp_path / "tracking.jsonl").exists()
+    client = _client(folder)
+    experiment = client.get_experiment_by_name("project").experiment_id
+    (run,) = client.search_runs([experiment], "tags.`offline_agent.run_id` = 'on'")
+    assert run.info.status == "FINISHED"
+    assert [point.step for point in client.get_metric_history(run.info.run_id, "loss")] == [1, 2]

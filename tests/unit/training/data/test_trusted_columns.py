@@ -1,0 +1,230 @@
+"""Numbers that a loss reads are checked before anything is trained: their ranges, their order, whose they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_agent.errors import DataError
+from offline_agent.pipelines import refine_grpo, train_dpo, train_sft
+from offline_agent.preferences.dataset.export import pair_rows
+from offline_agent.preferences.refusals import Refusal
+from offline_agent.records import PreferencePair, Verdict
+from offline_agent.rendering import certificate
+from offline_agent.runner.main import main
+from offline_agent.store import schemas as _schemas
+from offline_agent.store.columns import stored, table_of
+from offline_agent.store.tables import write_table
+from offline_agent.training.data.rows import load_pairs, load_trajectories
+from tests.helpers import rows as rows_kit
+from tests.helpers.rows import lines, pair, refusal, resealed, run, trajectory
+
+KINDS = ("step", "trajectory", "hindsight", "minimal")
+
+
+def pairs_of(runs: Any = (), files: Any = ()) -> Any:
+    options: Any = {"model_hash": rows_kit.MODEL, "kinds": KINDS, "max_length": 2048}
+    return load_pairs(runs, files, rows_kit.renderer(), **options)
+
+
+# A sound certificate is given to each of these rows: it is the values that are refused.
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"weight": -5.0}, r"its weight is -5.0, allowed: numbers above 0 to 1$"),
+        ({"weight": 0.0}, "its weight is 0.0"),
+        ({"weight": 1e6}, "its weight is 1000000.0"),
+        ({"weight": float("nan")}, "its weight is nan"),
+        ({"confidence": 7.0}, r"its confidence is 7.0, allowed: numbers from 0 to 1$"),
+        ({"confidence": float("inf")}, "its confidence is inf"),
+        ({"rest_confidence": 1.5}, r"its rest_confidence is 1.5, allowed: numbers from 0 to 1$"),
+        ({"q_chosen": 1.5}, "its q_chosen is 1.5"),
+        ({"q_rejected": -0.5}, "its q_rejected is -0.5"),
+        ({"visits_chosen": -1}, "its visits_chosen is -1, allowed: whole numbers from 0$"),
+        ({"q_chosen": 0.25, "q_rejected": 0.75}, "its q_chosen is 0.25 and its q_rejected is 0.75, allowed: q_chosen"),
+        ({"q_chosen": 0.5, "q_rejected": 0.5}, "allowed: q_chosen above q_rejected"),
+        ({"q_chosen": 0.4, "q_rejected": 0.5, "kind": "minimal"}, "allowed: q_chosen at least q_rejected"),
+        ({"ref_chosen_logps": [5.0] * 8}, "its ref_chosen_logps go up to 5, allowed: at most 0"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    row = resealed({**pair(1), **change})
+    path = run(tmp_path / "r", [pair(0), row])
+    with pytest.raises(DataError, match=says) as error:
+        pairs_of([path])
+    assert str(error.value).startswith(f"{path}/preferences/0000.parquet:1 train-1/")
+
+
+def test_both_sides_of_a_minimal_pair_may_be_worth_the_same(tmp_path: Path) -> None:
+    row = resealed({**pair(1, kind="minimal"), "q_chosen": 1.0, "q_rejected": 1.0})
+    assert pairs_of([run(tmp_path / "r", [row])])[1].kept == 1
+
+
+def test_values_that_nobody_knows_are_no_fault(tmp_path: Path) -> None:
+    row = {**pair(1), "confidence": None, "q_chosen": None}
+    (one,), _ = pairs_of(files=[lines(tmp_path / "a.jsonl", [resealed(row)])])
+    assert one.confidence is None and one.gap == 1.0
+
+
+def bare(**columns: Any) -> dict[str, Any]:
+    """Return a row of a user's own, in messages alone."""
+    prompt, *sides = ([{"role": "user", "content": "Buy."}], *([{"role": "assistant", "content": x}] for x in "AB"))
+    return {"prompt": prompt, "chosen": sides[0], "rejected": sides[1], **columns}
+
+
+@pytest.mark.parametrize(
+    "columns", [{}, {"weight": 20}, {"q_chosen": 31.5, "q_rejected": -7}, {"confidence": 0.2, "weight": None}]
+)
+def test_rows_of_a_users_own_need_no_certificate_and_have_their_own_scale(tmp_path: Path, columns: Any) -> None:
+    assert pairs_of(files=[lines(tmp_path / "a.jsonl", [bare(**columns)])])[1].kept == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"weight": -5}, "its weight is -5, allowed: numbers above 0 to 1000"),
+        ({"weight": 1e6}, "its weight is 1000000.0"),
+        ({"weight": "much"}, "its weight is 'much'"),
+        ({"confidence": 7}, "its confidence is 7, allowed: numbers from 0 to 1"),
+        ({"q_chosen": float("nan")}, "its q_chosen is nan, allowed: finite numbers"),
+        ({"q_chosen": 1, "q_rejected": 2}, "its q_chosen is 1 and its q_rejected is 2, allowed: q_chosen above"),
+    ],
+)
+def test_rows_of_a_users_own_are_checked_for_ranges(tmp_path: Path, columns: Any, says: str) -> None:
+    with pytest.raises(DataError, match=rf"a\.jsonl:1 ?.*: {says}"):
+        pairs_of(files=[lines(tmp_path / "a.jsonl", [bare(**columns)])])
+
+
+def test_sides_that_were_swapped_with_their_values_are_refused(tmp_path: Path) -> None:
+    row = pair(1)
+    other = {"chosen": "rejected", "rejected": "chosen"}
+    swapped = {re.sub("chosen|rejected", lambda side: other[side[0]], name): value for name, value in row.items()}
+    assert swapped["q_chosen"] == 0.25
+    for values in ({}, {"q_chosen": 0.75, "q_rejected": 0.25}):
+        with pytest.raises(DataError, match="its q_|its chosen|its rejected|its ref_"):
+            pairs_of([run(tmp_path / f"r{len(values)}", [{**swapped, **values}])])
+
+
+def test_a_row_of_a_run_may_be_given_as_a_file_with_fewer_columns(tmp_path: Path) -> None:
+    row = stored(pair(1), "preferences")
+    kept = {name: value for name, value in row.items() if name.startswith("tokens_") or name == "certificate"}
+    assert pairs_of(files=[lines(tmp_path / "a.jsonl", [kept])])[1].kept == 1
+    with pytest.raises(DataError, match="its weight is 0.25, certified was 0.5"):
+        pairs_of(files=[lines(tmp_path / "b.jsonl", [{**kept, "weight": 0.25}])])
+
+
+def test_a_row_that_went_through_pandas_is_what_it_was(tmp_path: Path) -> None:
+    import pandas as pd
+    import pyarrow.parquet as pq
+
+    path = run(tmp_path / "r", [pair(1)])
+    table = pq.read_table(f"{path}/preferences/0000.parquet")
+    frame = pd.DataFrame({name: table.column(name).to_pylist() for name in table.schema.names})
+    frame["node_id"] = frame["node_id"].astype("float64")  # as pandas has it where one is missing
+    frame.to_parquet(tmp_path / "again.parquet")
+    assert pairs_of(files=[str(tmp_path / "again.parquet")])[1].kept == 1
+
+
+def test_a_pair_whose_worse_side_has_the_higher_value_is_not_written() -> None:
+    good = Verdict(0.9, True, "kit")
+    sides = rows_kit.steps("tea"), rows_kit.steps("cup")
+    wrong = PreferencePair("trajectory", rows_kit.start(1), *sides, 0.4, 0.6, 1, 1, 1.0, good, good)
+    refusals: list[Refusal] = []
+    assert not list(pair_rows([wrong], rows_kit.renderer(), refusals))
+    assert "its q_chosen is 0.4 and its q_rejected is 0.6" in refusals[0].reason
+
+
+# -- runs of an earlier version -----------------------------------------------------------------------------------
+
+
+def of_version_1(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as the first version wrote it: no prefix, a column fewer, only ids and masks in its certificate."""
+    data = {**certificate.parse(row["certificate"]), "schema": 1}
+    del data["columns"], data["digest"]
+    row = {name: value for name, value in row.items() if name != "rest_confidence"}
+    return {**row, "certificate": json.dumps(data, sort_keys=True)}
+
+
+def earlier(path: Path, monkeypatch: pytest.MonkeyPatch, pairs: list[Any], filtered: list[Any]) -> str:
+    """Write a run as the first version did."""
+    import pyarrow as pa
+
+    from offline_agent.store import columns, tables
+
+    def renamed(schema: pa.Schema) -> pa.Schema:
+        there = [field for field in schema if field.name != "rest_confidence"]
+        return pa.schema([field.with_name(columns.known_name(field.name)) for field in there])
+
+    run(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "VERSION", 1)
+        for table, rows, schema in (
+            ("preferences", pairs, _schemas.PREFERENCES), ("filtered", filtered, _schemas.FILTERED),
+        ):  # fmt: skip
+            write_table(path / table / "0000.parquet", table, map(of_version_1, rows), renamed(schema))
+    return str(path)
+
+
+def test_runs_of_an_earlier_version_are_read_and_said_to_be_less_sure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [pair(1), pair(2, "red tea", "blue cup", kind="trajectory")]
+    old = earlier(tmp_path / "old", monkeypatch, rows, [trajectory(1), refusal(2)])
+    new = run(tmp_path / "new", rows, [trajectory(1), refusal(2)])
+    (was, report), (now, today) = pairs_of([old]), pairs_of([new])
+    for one, other in zip(was, now, strict=True):
+        assert one.chosen_ids == other.chosen_ids and one.rejected_mask == other.rejected_mask
+        assert (one.weight, one.gap, one.ref_chosen) == (other.weight, other.gap, other.ref_chosen)
+    assert [(one.confidence, one.rest_confidence) for one in was] == [(0.9, None), (None, 0.9)]
+    assert report.older == 2 and today.older == 0 and any("earlier version" in note for note in report.notes())
+    found = load_trajectories([old], [], rows_kit.renderer(), max_length=2048)
+    assert found[1].kept == 2 and found[1].older == 2
+
+
+def test_runs_of_an_earlier_version_are_checked_for_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = earlier(tmp_path / "old", monkeypatch, [{**pair(1), "weight": -5.0}], [])
+    with pytest.raises(DataError, match="its weight is -5.0"):
+        pairs_of([old])
+
+
+def test_pairs_of_an_earlier_version_can_be_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from offline_agent.training.data.buffer import replay
+
+    rows = [pair(1), pair(2, "red tea", "blue cup", kind="trajectory")]
+    old = earlier(tmp_path / "old", monkeypatch, rows, [])
+    files = sorted(Path(old).glob("preferences/*.parquet"))
+    again = replay(files, [pair(n) for n in range(5, 9)], kinds=KINDS, pairs=10, share=1.0, priority=1.0, seed=0).rows
+    out = []
+    for table, schema in (("preferences", _schemas.PREFERENCES), ("multiturn_preferences", _schemas.MULTITURN)):
+        found = [stored(row, table) for row in again if table_of(row) == table]
+        out.append(str(write_table(tmp_path / f"{table}.parquet", table, found, schema)))
+    assert pairs_of(files=out)[1].kept == 2
+
+
+# -- every command that trains ------------------------------------------------------------------------------------
+
+COMMANDS: dict[str, tuple[Any, Callable[[str], list[str]]]] = {
+    "train_dpo": (train_dpo.COMMAND, lambda path: [f"data.runs=[{path}]"]),
+    "train_dpo's anchor": (train_dpo.COMMAND, lambda path: [f"data.runs=[{path}/../sound]", f"anchor.runs=[{path}]"]),
+    "train_sft": (train_sft.COMMAND, lambda path: [f"data.runs=[{path}]"]),
+    "refine_grpo": (refine_grpo.COMMAND, lambda path: [f"offline.runs=[{path}]", "offline.rows=1"]),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_refuses_a_run_whose_numbers_were_changed(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, keys = COMMANDS[name]
+    run(tmp_path / "sound", [pair(1)], [trajectory(1)])
+    bad = run(tmp_path / "bad", [{**pair(1), "weight": 0.25}], [{**trajectory(1), "success": False}])
+    made = tmp_path / "made"
+    assert main(command, [*keys(bad), f"run_dir={made}", "tracking.uri=null"]) == 1
+    says = "weight is 0.25, certified was 0.5" if name == "train_dpo" else "success is False, certified was True"
+    assert "0000.parquet:0 train-1/" in (told := capsys.readouterr().err) and says in told
+    assert not made.exists()

@@ -1,0 +1,339 @@
+"""The update's loss and gradients: against a float64 reference, TRL's own code, other packs, other observations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offline_agent.errors import ConfigError, TrainingError
+from offline_agent.training.data.rows import PairRow, TrajectoryRow
+from offline_agent.training.models import add_adapters
+from offline_agent.training.offline.dpo import label_noise, train_dpo
+from offline_agent.training.offline.losses import Sums, preference_loss, turn_weights
+from offline_agent.training.settings import OWN_LOSSES, TRL_LOSSES, DpoSettings
+from tests.helpers.rendering import qwen
+from tests.helpers.training import (
+    VOCABULARY,
+    dpo_trainer,
+    exact,
+    far,
+    model,
+    pairs,
+    plain_logps,
+    settings,
+    step,
+    trajectories,
+)
+
+HARD = {"soft_labels": False, "weights": False}
+
+
+@pytest.mark.parametrize(
+    ("confidence", "rest", "noise"),
+    [
+        (0.95, None, 0.05),  # a step pair
+        (0.95, 1.0, 0.05),
+        (0.95, 0.8, 0.2),  # a noisy verifier
+        (0.3, 1.0, 0.5),  # the first action is likely the worse one: the label is not turned round
+        (None, 1.0, 0.15),
+        (None, 0.6, 0.4),
+        (None, None, 0.15),
+    ],
+)
+def test_label_noise_is_what_is_not_sure(confidence: float | None, rest: float | None, noise: float) -> None:
+    row = replace(pairs(1)[0], confidence=confidence, rest_confidence=rest)
+    assert label_noise(row, 0.15) == pytest.approx(noise)
+
+
+def test_a_pair_of_unknown_confidence_is_trained_with_the_noise_that_is_set(tmp_path: Path) -> None:
+    rows = [replace(row, confidence=None) for row in pairs(3)]
+    same = [replace(row, confidence=0.7) for row in rows]
+    losses = [
+        step(dpo_trainer(tmp_path / str(number), given, DpoSettings(beta=0.3, **noise), reference=model(1)))[0]
+        for number, (given, noise) in enumerate([(rows, {"unknown_noise": 0.3}), (same, {}), (rows, {})])
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and losses[0] != pytest.approx(losses[2], rel=1e-4)
+
+
+def by_hand(
+    policy: Any, reference: Any, rows: list[PairRow], anchors: list[TrajectoryRow], dpo: DpoSettings
+) -> torch.Tensor:
+    """Return the loss of one update of all rows and anchors, in the models' precision."""
+
+    def logps(of: Any, row: PairRow, name: str) -> torch.Tensor:
+        return plain_logps(of, row.prompt_ids, getattr(row, f"{name}_ids"), getattr(row, f"{name}_mask"))
+
+    def total(values: torch.Tensor, row: PairRow, name: str) -> torch.Tensor:
+        if dpo.loss != "dmpo":
+            return values.sum()
+        return (values * torch.tensor(turn_weights(getattr(row, f"{name}_mask"), dpo.dmpo_gamma))).sum()
+
+    losses, weights, likelihood, tokens = [], [], 0.0, 0
+    for row in rows:
+        sides = [logps(policy, row, name) for name in ("chosen", "rejected")]
+        with torch.no_grad():
+            ref = [total(logps(reference, row, name), row, name) for name in ("chosen", "rejected")]
+        now = [total(values, row, name) for values, name in zip(sides, ("chosen", "rejected"), strict=True)]
+        counts = [torch.tensor([len(values)]) for values in sides]
+        noise = torch.tensor([1 - row.confidence]) if dpo.soft_labels else None
+        sums = Sums(*(value.reshape(1) for value in (*now, *ref)), *counts)
+        losses.append(preference_loss(dpo.loss, sums, dpo.beta, noise)[0])
+        weights.append(row.weight if dpo.weights else 1.0)
+        likelihood, tokens = likelihood - sides[0].sum(), tokens + len(sides[0])
+    out = sum(w * loss for w, loss in zip(weights, losses, strict=True)) / sum(weights) + dpo.sft * likelihood / tokens
+    if anchors:
+        replayed = [plain_logps(policy, a.input_ids[:1], a.input_ids[1:], a.action_mask[1:]) for a in anchors]
+        out = out - dpo.anchor_weight * torch.cat(replayed).sum() / sum(map(len, replayed))
+    return out
+
+
+@pytest.mark.parametrize("loss", OWN_LOSSES)
+def test_loss_and_gradients_are_those_of_a_float64_reference(loss: str, tmp_path: Path) -> None:
+    rows, anchors = pairs(5), trajectories(3)
+    dpo = DpoSettings(loss=loss, beta=0.3, sft=0.4, anchor_rows=3, anchor_weight=0.7)
+    policy, reference = model(0), model(1)
+    trainer = dpo_trainer(tmp_path, rows, dpo, anchors, trained=policy, reference=reference)
+    found, gradients = step(trainer)
+    precise = exact(policy)
+    expected = by_hand(precise, exact(reference), rows, anchors, dpo)
+    expected.backward()
+    assert found == pytest.approx(expected.item(), rel=1e-5)
+    assert far(gradients, {name: p.grad for name, p in precise.named_parameters() if p.grad is not None}) < 1e-4
+
+
+@pytest.mark.parametrize("loss", [name for name in OWN_LOSSES if name != "dmpo"])
+def test_own_losses_are_trls(loss: str, tmp_path: Path) -> None:
+    rows = pairs(4)
+    dpo = DpoSettings(loss=loss, beta=0.3, sft=0.0, anchor_rows=0, **HARD)
+    trainer = dpo_trainer(tmp_path, rows, dpo, reference=model(1))
+    found, _ = step(trainer)
+    trainer.loss_types = [loss]
+    sides = [
+        tuple(plain_logps(trainer.model, r.prompt_ids, getattr(r, f"{s}_ids"), getattr(r, f"{s}_mask")).detach()
+              for s in ("chosen", "rejected"))
+        for r in rows
+    ]  # fmt: skip
+    assert found == pytest.approx(float(trainer.trl_loss(sides, trainer._ref)), rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", TRL_LOSSES)
+def test_trls_losses_are_the_same_in_any_packs(loss: str, tmp_path: Path) -> None:
+    rows, anchors = pairs(6), trajectories(2)
+    dpo = DpoSettings(loss=loss, beta=0.3, sft=0.3, anchor_rows=2, label_smoothing=0.1, **HARD)
+    results = []
+    for tokens in (10_000, 60):
+        trainer = dpo_trainer(tmp_path, rows, dpo, anchors, reference=model(1), tokens=tokens, max_loss=1e3)
+        trainer.loss_types = [loss]
+        results.append(step(trainer))
+    (one, gradients), (other, split) = results
+    assert one == pytest.approx(other, rel=1e-5)
+    assert far(split, gradients) < 1e-4
+
+
+def test_a_trl_loss_has_the_gradients_of_its_formula(tmp_path: Path) -> None:
+    rows = pairs(4)
+    dpo = DpoSettings(loss="nca_pair", beta=0.3, sft=0.0, anchor_rows=0, **HARD)
+    policy, reference = model(0), model(1)
+    trainer = dpo_trainer(tmp_path, rows, dpo, trained=policy, reference=reference)
+    trainer.loss_types = ["nca_pair"]
+    found, gradients = step(trainer)
+    precise, other = exact(policy), exact(reference)
+    terms = []
+    for row in rows:
+        ratios = []
+        for name in ("chosen", "rejected"):
+            given = (row.prompt_ids, getattr(row, f"{name}_ids"), getattr(row, f"{name}_mask"))
+            ratios.append(0.3 * (plain_logps(precise, *given).sum() - plain_logps(other, *given).sum().detach()))
+        chosen, rejected = ratios
+        soft = torch.nn.functional.logsigmoid
+        terms.append(-soft(chosen) - 0.5 * soft(-chosen) - 0.5 * soft(-rejected))
+    expected = torch.stack(terms).mean()
+    expected.backward()
+    assert found == pytest.approx(expected.item(), rel=1e-5)
+    assert far(gradients, {name: p.grad for name, p in precise.named_parameters() if p.grad is not None}) < 1e-4
+
+
+@pytest.mark.parametrize("changes", [{"tokens": 60}, {"share": False}, {"share": False, "tokens": 90}])
+def test_packs_and_sharing_change_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
+    rows, anchors = pairs(6), trajectories(3)
+    dpo = DpoSettings(anchor_rows=3)
+    whole = dpo_trainer(tmp_path / "a", rows, dpo, anchors, reference=model(1))
+    apart = dpo_trainer(tmp_path / "b", rows, dpo, anchors, reference=model(1), **changes)
+    assert (whole.scorer.shares, apart.scorer.shares) == (True, changes.get("share", True))
+    (one, gradients), (other, split) = step(whole), step(apart)
+    assert one == pytest.approx(other, rel=1e-5)
+    assert far(split, gradients) < 1e-4
+    figures = [
+        {k: v[0] for k, v in t._metrics["train"].items() if k not in ("seconds", "tokens")} for t in (whole, apart)
+    ]
+    assert figures[0] == pytest.approx(figures[1], rel=1e-4, abs=1e-5)
+
+
+def relabelled(row: PairRow, last: bool) -> PairRow:
+    """Return the row with other ids in the observation after the last action, or in all before it."""
+    sides = {}
+    for name in ("chosen", "rejected"):
+        ids, mask = list(getattr(row, f"{name}_ids")), getattr(row, f"{name}_mask")
+        end = max(at for at, value in enumerate(mask) if value)
+        for at, value in enumerate(mask):
+            if not value and (at > end) == last:
+                ids[at] = ids[at] % (VOCABULARY - 1) + 1
+        sides[f"{name}_ids"] = tuple(ids)
+    return replace(row, **sides)
+
+
+def test_what_is_seen_after_the_last_action_is_nothing_to_the_loss(tmp_path: Path) -> None:
+    rows = pairs(4, tail=True)
+    dpo = DpoSettings(anchor_rows=0)
+    results = []
+    for given in (rows, [relabelled(row, last=True) for row in rows], [relabelled(row, last=False) for row in rows]):
+        results.append(step(dpo_trainer(tmp_path / str(len(results)), given, dpo, reference=model(1))))
+    (loss, gradients), (same, unchanged), (other, _) = results
+    assert same == pytest.approx(loss, rel=1e-6) and far(unchanged, gradients) < 1e-5
+    assert other != pytest.approx(loss, rel=1e-3)  # an observation before an action is what the action answers to
+
+
+def test_only_agent_tokens_are_predicted(tmp_path: Path) -> None:
+    rows = pairs(4, tail=True)
+    trainer = dpo_trainer(tmp_path, rows, DpoSettings(anchor_rows=0), reference=model(1))
+    states, packs = [], []
+    score = trainer.score
+
+    def noted(*given: Any, **more: Any) -> Any:
+        pack, scores = score(*given, **more)
+        packs.append(pack)
+        return pack, scores
+
+    def keep(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        output.retain_grad()
+        states.append(output)
+
+    trainer.score = noted
+    hook = trainer.model.model.norm.register_forward_hook(keep)
+    embedded = trainer.model.model.embed_tokens.register_forward_hook(keep)
+    step(trainer)
+    hook.remove(), embedded.remove()
+    embeddings, hidden = states
+    pulled = hidden.grad[0].abs().sum(-1).nonzero().flatten().tolist()
+    agent = sum(sum(row.chosen_mask) + sum(row.rejected_mask) for row in rows)
+    assert set(pulled) == set(packs[0].source.tolist()) and len(pulled) <= agent
+    assert float(embeddings.grad[0, 0].abs().sum()) > 0  # the history still conditions
+
+
+def test_the_reference_is_the_model_with_its_adapters_off(tmp_path: Path) -> None:
+    rows = pairs(3)
+    adapted = add_adapters(model(), 4, None, 0.0, "all-linear")
+    with torch.no_grad():
+        for name, weights in adapted.named_parameters():
+            if "lora_B" in name:
+                weights.normal_(0, 0.3)
+    trainer = dpo_trainer(tmp_path, rows, DpoSettings(anchor_rows=0), trained=adapted)
+    assert list(trainer.model.peft_config) == ["default"]
+    base = model()
+    for row, (chosen, _) in zip(rows, trainer.reference.sides, strict=True):
+        assert torch.allclose(chosen, plain_logps(base, row.prompt_ids, row.chosen_ids, row.chosen_mask), atol=1e-4)
+    _, gradients = step(trainer)
+    assert gradients and all("lora_" in name for name in gradients)
+    assert abs(trainer._metrics["train"]["margin"][0]) > 1e-3  # the policy is not its reference
+
+
+def stored(rows: list[PairRow], of: Any, shift: float = 0.0) -> list[PairRow]:
+    """Return the rows with a model's log-probabilities, 0.0 where the mask is 0."""
+    out = []
+    for row in rows:
+        columns = {}
+        for name in ("chosen", "rejected"):
+            mask = getattr(row, f"{name}_mask")
+            found = iter(plain_logps(of, row.prompt_ids, getattr(row, f"{name}_ids"), mask).tolist())
+            columns[f"ref_{name}"] = tuple(next(found) + shift if value else 0.0 for value in mask)
+        out.append(replace(row, **columns))
+    return out
+
+
+def test_stored_and_computed_references_agree(tmp_path: Path) -> None:
+    rows, dpo = pairs(6), DpoSettings(anchor_rows=0)
+    trainers = [
+        dpo_trainer(tmp_path / "a", rows, dpo),
+        dpo_trainer(tmp_path / "b", stored(rows, model()), dpo),
+        dpo_trainer(tmp_path / "c", [*stored(rows[:4], model()), *rows[4:]], dpo),
+    ]
+    counts = [trainer.reference.figures() for trainer in trainers]
+    assert [(c["stored"], c["computed"], c["checked"]) for c in counts] == [(0, 6, 0), (6, 0, 6), (4, 2, 4)]
+    assert counts[1]["difference"] < 1e-4
+    for trainer in trainers[1:]:
+        assert torch.allclose(trainer._ref, trainers[0]._ref, atol=1e-4)
+
+
+def test_stored_references_of_another_model_stop_the_run(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"not this model's: pair-\d differs by 0.01"):
+        dpo_trainer(tmp_path, stored(pairs(4), model(), shift=0.01), DpoSettings())
+    with pytest.raises(TrainingError, match="nan"):
+        dpo_trainer(tmp_path, stored(pairs(4), model(), shift=float("nan")), DpoSettings())
+
+
+def test_computed_references_are_kept_for_a_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from offline_agent.training.offline import dpo as module
+
+    rows, seen = pairs(12), []
+    scores = module.SharedDPOTrainer._reference_scores
+
+    def counted(self: Any, units: Any) -> Any:
+        seen.extend(unit.index for unit in units)
+        return scores(self, units)
+
+    monkeypatch.setattr(module.SharedDPOTrainer, "_reference_scores", counted)
+    first = dpo_trainer(tmp_path, rows, DpoSettings())
+    assert len(seen) == 12
+    seen.clear()
+    again = dpo_trainer(tmp_path, rows, DpoSettings())
+    assert len(seen) == 8 == again.reference.checked  # a sample, against what was kept
+    assert torch.equal(again._ref, first._ref)
+    seen.clear()
+    dpo_trainer(tmp_path, rows[:-1], DpoSettings())  # other rows: what was kept is not theirs
+    assert len(seen) == 11
+    (tmp_path / "reference.npz").write_bytes(b"torn")
+    seen.clear()
+    dpo_trainer(tmp_path, rows, DpoSettings())
+    assert len(seen) == 12
+
+
+@pytest.mark.parametrize(
+    ("dpo", "says"),
+    [
+        (DpoSettings(loss="kto"), "not pairs"),
+        (DpoSettings(loss="sigmiod"), "Did you mean 'sigmoid'"),
+        (DpoSettings(loss="sft"), "dpo.sft"),
+        (DpoSettings(loss="nca_pair"), "dpo.soft_labels=false"),
+        (DpoSettings(loss="nca_pair", soft_labels=False), "dpo.weights=false"),
+        (DpoSettings(loss="exo_pair", **HARD), "dpo.label_smoothing"),
+    ],
+)
+def test_impossible_losses_are_refused(dpo: DpoSettings, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        dpo.check()
+
+
+def test_no_pairs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no pairs"):
+        train_dpo(model(), qwen(), [], [], settings(), DpoSettings(), tmp_path, log=print, say=print)
+
+
+def test_training_learns_the_preference(tmp_path: Path) -> None:
+    rows, records, trained = pairs(6), [], model()
+    result = train_dpo(
+        trained, qwen(), rows, trajectories(2), settings(rows=6, epochs=12), DpoSettings(anchor_rows=2), tmp_path,
+        log=records.append, say=print,
+    )  # fmt: skip
+    assert [record["update"] for record in records] == list(range(1, 13)) == [r["update"] for r in result.records]
+    assert result.first["accuracy"] < 0.6 < 0.9 < result.last["accuracy"]
+    assert result.first["preference"] == pytest.approx(0.6931, abs=1e-3)
+    assert result.last["preference"] < 0.6
+    assert result.last["anchor"] < result.first["anchor"]
+    assert result.shares and result.tokens < result.raw_tokens
+    agent = sum(sum(row.chosen_mask) + sum(row.rejected_mask) for row in rows)
+    assert result.agent_tokens == 12 * (agent + sum(sum(row.action_mask) for row in trajectories(2)))
+    assert trained.config.use_cache and "forward" not in trained.__dict__

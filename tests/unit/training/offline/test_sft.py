@@ -1,0 +1,74 @@
+"""Likelihood training on stored ids and masks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offline_agent.errors import ConfigError
+from offline_agent.training.data.rows import TrajectoryRow
+from offline_agent.training.data.updates import Plan
+from offline_agent.training.models import add_adapters
+from offline_agent.training.offline.sft import SharedSFTTrainer, train_sft, trajectory_units
+from offline_agent.training.trainer import arguments
+from tests.helpers.rendering import qwen
+from tests.helpers.training import VOCABULARY, exact, far, model, plain_logps, settings, step, trajectories
+
+
+def trainer(folder: Path, rows: list[TrajectoryRow], trained: Any, **changes: Any) -> Any:
+    from trl import SFTConfig
+
+    chosen = settings(**{"rows": len(rows), **changes})
+    plan = Plan(trajectory_units(rows), size=chosen.rows)
+    config = SFTConfig(**arguments(chosen, folder, len(plan)))
+    return SharedSFTTrainer(trained, qwen(), config, plan, chosen, lambda record: None, rows=rows)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tokens": 30}, {"share": False}])
+def test_loss_and_gradients_are_those_of_a_float64_reference(changes: dict[str, Any], tmp_path: Path) -> None:
+    rows, trained = trajectories(4), model()
+    found, gradients = step(trainer(tmp_path, rows, trained, **changes))
+    precise = exact(trained)
+    total, count = torch.zeros(()), 0.0
+    for row in rows:
+        logps = plain_logps(precise, row.input_ids[:1], row.input_ids[1:], row.action_mask[1:])
+        total, count = total - row.weight * logps.sum(), count + row.weight * len(logps)
+    (total / count).backward()
+    assert found == pytest.approx((total / count).item(), rel=1e-5)
+    assert far(gradients, {name: p.grad for name, p in precise.named_parameters() if p.grad is not None}) < 1e-4
+
+
+def test_observations_after_the_last_action_are_nothing_to_the_loss(tmp_path: Path) -> None:
+    rows = [replace(r, input_ids=(*r.input_ids, 7, 8), action_mask=(*r.action_mask, 0, 0)) for r in trajectories(3)]
+    other = [replace(row, input_ids=(*row.input_ids[:-2], 9, VOCABULARY - 1)) for row in rows]
+    (loss, gradients), (same, unchanged) = (
+        step(trainer(tmp_path / str(len(given[0].input_ids)), given, model())) for given in (rows, other)
+    )
+    assert same == pytest.approx(loss, rel=1e-6) and far(unchanged, gradients) < 1e-5
+
+
+def test_training_lowers_the_loss_of_agent_tokens(tmp_path: Path) -> None:
+    rows, records, trained = trajectories(4), [], model()
+    result = train_sft(trained, qwen(), rows, settings(rows=4, epochs=15), tmp_path, log=records.append, say=print)
+    assert len(records) == result.updates == 15 and result.resumed_at == 0
+    assert result.last["nll"] < 0.5 * result.first["nll"]
+    assert result.agent_tokens == 15 * sum(sum(row.action_mask) for row in rows)
+    assert set(records[0]) >= {"update", "loss", "nll", "entropy", "grad_norm", "learning_rate", "seconds", "epoch"}
+    assert records[-1]["epoch"] == 15
+
+
+def test_adapters_alone_are_trained(tmp_path: Path) -> None:
+    adapted = add_adapters(model(), 4, None, 0.0, "all-linear")
+    before = {name: weights.detach().clone() for name, weights in adapted.named_parameters()}
+    train_sft(adapted, qwen(), trajectories(4), settings(rows=4, epochs=2), tmp_path, log=lambda r: None, say=print)
+    changed = {name for name, weights in adapted.named_parameters() if not torch.equal(weights, before[name])}
+    assert changed and all("lora_" in name for name in changed)
+
+
+def test_no_trajectories_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no trajectories"):
+        train_sft(model(), qwen(), [], settings(), tmp_path, log=print, say=print)

@@ -1,0 +1,41 @@
+"""docs/online.md and `--help` name the watch's rules and the records' figures as they are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from offline_agent.config.refine_grpo import RefineGrpoConfig
+from offline_agent.training.collapse.history import FIGURES
+from offline_agent.training.collapse.watch import RULE_NAMES, STOP, WatchSettings
+from offline_agent.training.online.trainer import _SUMMED
+
+TEXT = (Path(__file__).parents[4] / "docs" / "online.md").read_text()
+
+
+def table(title: str) -> list[list[str]]:
+    """Return the cells of a section's table."""
+    section = TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_every_rule_of_the_watch_is_there_with_its_key() -> None:
+    rows = table("The watch")
+    assert [row[0].strip("`") for row in rows] == list(RULE_NAMES)
+    assert {row[0].strip("`") for row in rows if row[3] == "yes"} == set(STOP)
+    keys = {key for row in rows for key in re.findall(r"`(\w+)`", row[2])}
+    assert keys == set(WatchSettings.__dataclass_fields__) - {"window", "patience", "stop"}
+
+
+def test_every_figure_that_is_followed_is_there() -> None:
+    named = {name for row in table("What is written") for name in re.findall(r"`(\w+)`", row[0])}
+    assert {*FIGURES, *_SUMMED, "tools", "env_steps"} <= named
+
+
+def test_the_help_names_every_rule() -> None:
+    told = RefineGrpoConfig.model_fields["watch"].annotation.model_fields["stop"].description  # type: ignore[union-attr]
+    assert told is not None
+    first, rest = told.split("[] = none")
+    assert set(re.findall(r"\w+", first.split("null = ")[1].split(":")[0])) == set(STOP)
+    assert set(re.findall(r"\w+", rest.split(":")[1])) == set(RULE_NAMES) - set(STOP)
