@@ -1,6 +1,6 @@
 """Notes that survive a crash: calls under way, the command that goes on, and whether the work was finished.
 
-They lie in memory that the supervising process shares with the one that works (`pipelines._supervisor`). Without a
+They lie in memory that the supervising process shares with the one that works (`runner.supervisor`). Without a
 supervisor there are none, and noting costs one comparison.
 """
 

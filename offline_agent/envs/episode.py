@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from offline_agent import crash_notes as running
+from offline_agent import crash_notes
 from offline_agent.envs.tools import ToolSet
 from offline_agent.envs.validation import clean_text
 from offline_agent.errors import EnvironmentFault, ends_the_run, in_words
@@ -250,7 +250,7 @@ class Episode:
 
     def _call(self, method: str, arguments: Mapping[str, Any], passed: tuple[type[Exception], ...] = ()) -> Any:
         """Call a method of the environment; errors of the classes `passed` come through, all others are wrapped."""
-        notes = running.notes
+        notes = crash_notes.notes
         if notes is not None:
             notes.begin(f"{method} of {self.spec.name}, task {self._task.task_id if self._task else '-'}")
         try:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.config.training import TrainableConfig, TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError
-from offline_agent.runner import signals as _signals
-from offline_agent.runner import terminal as _terminal
+from offline_agent.runner import signals, terminal
 from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts, Session
 from offline_agent.runner.progress import Progress
 
@@ -122,15 +121,15 @@ def follow(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts)
 
     run = Path(config.run_dir).resolve()
     try:
-        with _signals.signals(), tempfile.TemporaryDirectory(prefix=f"{command.name}-rank-{rank()}-") as beside:
+        with signals.signals(), tempfile.TemporaryDirectory(prefix=f"{command.name}-rank-{rank()}-") as beside:
             follower: Any = Follower(run, Path(beside), _opened(run, command.name))
             tracker = open_tracker(None, "", "", run_id="", params={}, tags={}, say=_quiet)
             command.run(prepared, Session(config, follower, tracker, _Silent(command.name), _quiet))
     except OfflineAgentError as error:
-        _terminal.say(f"{command.name}, process {rank()}: {error}")
+        terminal.say(f"{command.name}, process {rank()}: {error}")
         return FAILED
-    except _signals.Stopped as stop:
-        _terminal.say(f"{command.name}, process {rank()}: stopped by {stop}")
+    except signals.Stopped as stop:
+        terminal.say(f"{command.name}, process {rank()}: stopped by {stop}")
         return FAILED
     except Exception:
         traceback.print_exc(file=sys.stderr)

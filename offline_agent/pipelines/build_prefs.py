@@ -12,6 +12,7 @@ from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.errors import ConfigError
+from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.gathering import gather_trees
 from offline_agent.pipelines.stages.miners import asks_policy
 from offline_agent.pipelines.stages.mining import mine
@@ -19,12 +20,11 @@ from offline_agent.pipelines.stages.search import search
 from offline_agent.pipelines.stages.searches import settings_of
 from offline_agent.report.build_prefs import Figures, show
 from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, served
-from offline_agent.runner.main import main
 from offline_agent.runner.pipeline import Command, Facts, Session, Spread
 
 
 def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
-    """Make the parts; see `_pipeline.Command.prepare`."""
+    """Make the parts; see `runner.pipeline.Command.prepare`."""
     settings_of(config, 1, 0)
     if config.pairs.miners > 1 and asks_policy(config):
         raise ConfigError(
@@ -41,7 +41,7 @@ def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
 
 
 def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
-    """Search, mine, write; see `_pipeline.Command.run`."""
+    """Search, mine, write; see `runner.pipeline.Command.run`."""
     gc.freeze()  # what is loaded by now lives as long as the run: the collector need not walk it again and again
     figures = Figures(session.run.path, len(parts.tasks), session.run.resumed)
     engine = parts.policy.engine()
@@ -55,7 +55,7 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
 
 
 def share(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
-    """Search alone, for a run that mines the trees of all its shards; see `_pipeline.Spread.share`."""
+    """Search alone, for a run that mines the trees of all its shards; see `runner.pipeline.Spread.share`."""
     gc.freeze()
     figures = Figures(session.run.path, len(parts.tasks), session.run.resumed)
     engine = parts.policy.engine()

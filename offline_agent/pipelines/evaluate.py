@@ -17,24 +17,24 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError
 from offline_agent.evaluation import report, test_time
+from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.copy_check import trust_copies
-from offline_agent.pipelines.stages.earlier_evaluation import Earlier, read_earlier
 from offline_agent.pipelines.stages.gathering import gather_attempts
 from offline_agent.pipelines.stages.searches import critic_of, search_log, test_time_settings
 from offline_agent.policies.base import Engine, Policy
 from offline_agent.preferences.dataset.export import trajectory_rows
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import Task
+from offline_agent.report.earlier_evaluation import Earlier, read_earlier
 from offline_agent.report.evaluate import EXTRA, show, summary
 from offline_agent.rollouts import attempts as attempt_table
 from offline_agent.rollouts.attempts import Attempt, Journal
 from offline_agent.rollouts.episodes import Ask, Episodes
 from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, make_policy, served
-from offline_agent.runner.main import main
 from offline_agent.runner.pipeline import Command, Facts, Session, Shard, Spread
 from offline_agent.search.restore import RestoreCounts
 from offline_agent.search.settings import SearchSettings
-from offline_agent.store import schemas as _schemas
+from offline_agent.store import schemas
 
 Evaluation = Session[EvaluateConfig]
 
@@ -61,7 +61,7 @@ class Prepared:
 
 
 def prepare(config: EvaluateConfig) -> tuple[Prepared, Facts]:
-    """Make the parts; see `_pipeline.Command.prepare`."""
+    """Make the parts; see `runner.pipeline.Command.prepare`."""
     faults = [*_conflicts(config), *([] if config.against.run is None else _missing(Path(config.against.run)))]
     parts: Parts | None = None
     try:
@@ -144,7 +144,7 @@ class _Run:
 
 
 def run(prepared: Prepared, session: Evaluation) -> Mapping[str, Any]:
-    """Play, search, compare, write; see `_pipeline.Command.run`."""
+    """Play, search, compare, write; see `runner.pipeline.Command.run`."""
     one, parts = _played(prepared, session), prepared.parts
     played = {label: _ordered(one, label) for label, _ in prepared.players()}
     _write(one, played)
@@ -169,9 +169,9 @@ def _played(prepared: Prepared, session: Evaluation) -> _Run:
     try:
         for label, policy in players:
             if config.launcher == "ray":
-                from offline_agent.pipelines.stages import ray_evaluate as _ray_evaluate
+                from offline_agent.pipelines.stages import ray_evaluate
 
-                _ray_evaluate.play(one, label, policy, asks(config, parts.tasks))
+                ray_evaluate.play(one, label, policy, asks(config, parts.tasks))
                 continue
             engine, pool = policy.engine(), EnvPool(config.limits.workers, config.limits.step_seconds)
             try:
@@ -274,7 +274,7 @@ def _write(one: _Run, played: Mapping[str, Sequence[Attempt]]) -> None:
         kept = [trajectory for trajectory in done if trajectory is not None]
         table = "trajectories" if label == "candidate" else f"trajectories_{label}"
         rows = trajectory_rows(kept, policy.renderer, refusals, None if known is None else str(known))
-        run_dir.write_rows(table, rows, _schemas.TRAJECTORIES)
+        run_dir.write_rows(table, rows, schemas.TRAJECTORIES)
         for refusal in refusals:
             run_dir.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))
         for attempt in played[label]:

@@ -17,10 +17,10 @@ from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainDpoConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
-from offline_agent.pipelines.stages.iteration_configs import Plan, model_folder
+from offline_agent.launch.loop_stages import Plan, model_folder
+from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.iterations import Iterations
 from offline_agent.report.iterate import show
-from offline_agent.runner.main import main
 from offline_agent.runner.pipeline import Command, Facts, Session
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Parts:
 
 
 def prepare(config: IterateConfig) -> tuple[Parts, Facts]:
-    """Look at everything that can be found faulty before hours are spent; see `_pipeline.Command.prepare`."""
+    """Look at everything that can be found faulty before hours are spent; see `runner.pipeline.Command.prepare`."""
     from offline_agent.pipelines.stages.searches import settings_of
     from offline_agent.runner.components import make_environment, make_reward, make_tasks, own_critic
     from offline_agent.runner.task_list import TaskList, hash_tasks
@@ -84,7 +84,7 @@ def _pool(config: IterateConfig) -> TasksSection:
 
 def _training_faults(config: IterateConfig) -> Iterator[str]:
     """Yield what the preference training would refuse after the search."""
-    from offline_agent.pipelines.train_dpo import dpo_settings
+    from offline_agent.runner.training import dpo_settings
 
     if not config.dpo.enabled:
         return
@@ -102,7 +102,7 @@ def _training_faults(config: IterateConfig) -> Iterator[str]:
 
 def _online_faults(config: IterateConfig) -> Iterator[str]:
     """Yield what the online stage would refuse in the end, and buffers that are not there."""
-    from offline_agent.pipelines import refine_grpo
+    from offline_agent.pipelines.stages.online_settings import faults
 
     for run in config.buffer:
         if not (Path(run) / "summary.json").is_file() or not (Path(run) / "filtered").is_dir():
@@ -112,7 +112,7 @@ def _online_faults(config: IterateConfig) -> Iterator[str]:
     plan = Plan(config, Path("/"), "")
     stage = plan.refine(0, plan.start(), Path("/tasks.jsonl"), ()).config
     assert isinstance(stage, RefineGrpoConfig)
-    for fault in refine_grpo.faults(stage):
+    for fault in faults(stage):
         yield f"refine.{fault}"
     rollouts = config.refine.rollouts
     if rollouts.max_steps not in (config.search.max_steps, type(rollouts).model_fields["max_steps"].default):
@@ -131,7 +131,7 @@ def _checked(folder: Path) -> Path:
 
 
 def run(parts: Parts, session: Session[IterateConfig]) -> Mapping[str, Any]:
-    """Go through the loop; see `_pipeline.Command.run`."""
+    """Go through the loop; see `runner.pipeline.Command.run`."""
     return Iterations(parts.spec.name, parts.tasks, parts.held_out, session).run()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,16 +15,23 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, OfflineAgentError
-from offline_agent.launch import torchrun as _processes
+from offline_agent.launch import torchrun
+from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import rounds as _rounds
-from offline_agent.pipelines.stages import training as _training
-from offline_agent.pipelines.stages.online_reward import reward_conflicts, turn_judge
+from offline_agent.pipelines.stages.online_settings import (
+    faults,
+    group_settings,
+    objective_of,
+    online_settings,
+    turn_judge,
+    watch_settings,
+)
 from offline_agent.pipelines.stages.sampler import Sampler, absent, make_sampler
 from offline_agent.records import Task
-from offline_agent.report.refine_grpo import crowded, ends, export, show
+from offline_agent.report.refine_grpo import crowded, ends, show
 from offline_agent.report.servers import of_servers
+from offline_agent.runner import training as _training
 from offline_agent.runner.components import make_environment, make_reward, make_tasks
-from offline_agent.runner.main import main
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.provenance import hash_json
 from offline_agent.training.collapse.checklist import checklist
@@ -71,7 +78,7 @@ class Parts:
 
 
 def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
-    """Load what can be found faulty; see `_pipeline.Command.prepare`."""
+    """Load what can be found faulty; see `runner.pipeline.Command.prepare`."""
     found = faults(config)
 
     def collect(make: Callable[[], Any]) -> Any:
@@ -108,7 +115,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
         longest = _training.max_length(config, trainable[0])
         replayed = load_trajectories(config.offline.runs, (), trainable[2], max_length=longest, key="offline")
         parts.anchors, parts.replayed = replayed
-    parts.sampler = absent() if _processes.rank() else make_sampler(config, trainable[2], tasks[0])
+    parts.sampler = absent() if torchrun.rank() else make_sampler(config, trainable[2], tasks[0])
     hashes: dict[str, Any] = dict(_training.hashes(trainable))
     hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in tasks])
     manifest: dict[str, Any] = {"hashes": hashes, "env": spec.identity, "objective": asdict(parts.objective)}
@@ -125,109 +132,11 @@ def prepare(config: RefineGrpoConfig) -> tuple[Parts, Facts]:
     return parts, Facts(manifest, tags)
 
 
-def faults(config: RefineGrpoConfig) -> list[str]:
-    """Return what is wrong with the keys themselves, before anything is loaded."""
-    found = [*_conflicts(config)]
-    watch = watch_settings(config)
-    checks = lambda: objective_of(config), lambda: make_reward(config), lambda: turn_judge(config)
-    for check in (*checks, group_settings(config).check, *([watch.check] if watch else [])):
-        try:
-            check()
-        except ConfigError as error:
-            found += error.faults
-    return found
-
-
-def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
-    sampler, rollouts, correction = config.sampler, config.rollouts, _correction(config)
-    hot = sorted({t for t in (rollouts.temperature, rollouts.last_temperature) if t not in (1.0, None)}, key=float)  # type: ignore[arg-type]
-    if correction != "off" and hot:
-        yield (
-            f"sampler.correction: {correction} compares log-probabilities, which {sampler.name} gives at "
-            f"temperature 1, but rollouts.temperature is {', '.join(map(str, hot))}; set it to 1, or "
-            "sampler.correction=off"
-        )
-    yield from reward_conflicts(config)
-    if rollouts.credit == "turn" and not rollouts.branches:
-        yield "rollouts.credit: turn needs branches to compare with; set rollouts.branches=0.5, or credit=trajectory"
-    if rollouts.credit == "turn":
-        try:
-            chosen = objective_of(config)
-        except ConfigError:
-            return  # told elsewhere
-        if chosen.baseline == "value":
-            yield (
-                f"rollouts.credit: turn compares branches, and objective {chosen.name} asks its critic; set "
-                "rollouts.credit=trajectory, or an objective without a critic"
-            )
-        if chosen.overlong_soft is not None:
-            yield (
-                "rollouts.credit: turn takes its advantages from what the branches came to, which overlong shaping "
-                "does not change; set rollouts.credit=trajectory, or leave out objective.overlong_soft and _hard"
-            )
-
-
-def _correction(config: RefineGrpoConfig) -> str:
-    default = "off" if config.sampler.name == "hf" else "token_truncate"
-    return config.sampler.correction or default
-
-
-def objective_of(config: RefineGrpoConfig) -> Objective:
-    """Return the objective; raises ConfigError."""
-    from offline_agent.training.online.objectives import OBJECTIVES, objective
-
-    given = config.objective.model_dump(exclude={"name", "passes", "minibatches"}, exclude_none=True)
-    known = OBJECTIVES.get(config.objective.name)
-    average = given.get("average") or (known.average if known is not None else None)
-    if average == "budget" and "budget" not in given:
-        given["budget"] = config.rollouts.max_steps * config.rollouts.max_tokens
-    try:
-        return objective(config.objective.name, **given)
-    except ConfigError as error:
-        raise ConfigError([f"objective: {fault}" for fault in error.faults]) from error
-
-
-def group_settings(config: RefineGrpoConfig) -> GroupSettings:
-    """Return how rounds are made."""
-    names = (
-        "tasks", "size", "temperature", "last_temperature", "choice", "rest", "redraws", "branches", "epsilon",
-        "last_epsilon", "reward",
-    )  # fmt: skip
-    return GroupSettings(rounds=config.rounds, **{name: getattr(config.rollouts, name) for name in names})
-
-
-def online_settings(config: RefineGrpoConfig) -> OnlineSettings:
-    """Return how rounds become updates."""
-    critic, rate = config.critic, config.critic.learning_rate
-    return OnlineSettings(
-        rounds=config.rounds,
-        passes=config.objective.passes,
-        minibatches=config.objective.minibatches,
-        correction=_correction(config),  # type: ignore[arg-type]  # one of CORRECTIONS
-        cap=config.sampler.cap,
-        gamma=critic.gamma,
-        lam=critic.lam,
-        value_weight=critic.coefficient,
-        value_clip=critic.clip,
-        value_rate=rate if rate is not None else 10 * config.optimizer.learning_rate,
-        trunk=critic.trunk,
-        anchor_rows=config.offline.rows,
-        anchor_weight=config.offline.weight,
-    )
-
-
-def watch_settings(config: RefineGrpoConfig) -> WatchSettings | None:
-    """Return when the watch speaks; None where it is off."""
-    if not config.watch.enabled:
-        return None
-    return WatchSettings(**config.watch.model_dump(exclude={"enabled"}, exclude_none=True))
-
-
 # -- run ---------------------------------------------------------------------------------------------------------
 
 
 def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
-    """Play and train, round after round; see `_pipeline.Command.run`."""
+    """Play and train, round after round; see `runner.pipeline.Command.run`."""
     from offline_agent.envs.pool import EnvPool
     from offline_agent.rollouts.episodes import Episodes
     from offline_agent.training import checkpoints
@@ -270,7 +179,7 @@ def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
         policy.close()
     seconds = time.perf_counter() - started
     saved = _training.save(model, tokenizer, folder)
-    exported = export(parts.trainable[2], session, log)
+    exported = _rounds.export(parts.trainable[2], session, log)
     return {
         "pipeline": session.run.manifest["command"],
         "environment": parts.spec.name,

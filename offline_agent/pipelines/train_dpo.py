@@ -16,8 +16,8 @@ from offline_agent.config.iterate import built_kinds
 from offline_agent.config.loading import load
 from offline_agent.config.training import TrainDpoConfig
 from offline_agent.errors import ConfigError
-from offline_agent.pipelines.stages import training as _training
-from offline_agent.runner.main import main
+from offline_agent.pipelines.entry import main
+from offline_agent.runner import training as _training
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.store.provenance import hash_json
@@ -53,8 +53,8 @@ class Parts:
 
 
 def prepare(config: TrainDpoConfig) -> tuple[Parts, Facts]:
-    """Load model, pairs and what is replayed; see `_pipeline.Command.prepare`."""
-    dpo = dpo_settings(config)
+    """Load model, pairs and what is replayed; see `runner.pipeline.Command.prepare`."""
+    dpo = _training.dpo_settings(config)
     faults: list[str] = []
     _collect(faults, dpo.check)
     _collect(faults, lambda: _look(config))
@@ -97,23 +97,6 @@ def _look(config: TrainDpoConfig) -> None:
         raise ConfigError(faults)
 
 
-def dpo_settings(config: TrainDpoConfig) -> DpoSettings:
-    """Return the loss that the configuration asks for."""
-    dpo = config.dpo
-    return DpoSettings(
-        loss=dpo.loss,
-        beta=dpo.beta,
-        soft_labels=dpo.soft_labels,
-        unknown_noise=dpo.unknown_noise,
-        weights=dpo.weights,
-        sft=dpo.sft,
-        dmpo_gamma=dpo.dmpo_gamma,
-        label_smoothing=dpo.label_smoothing,
-        anchor_rows=config.anchor.rows,
-        anchor_weight=config.anchor.weight,
-    )
-
-
 def _read(parts: Parts, config: TrainDpoConfig, runs: Sequence[str]) -> None:
     """Fill in the pairs and what is replayed; raises ConfigError and DataError."""
     from offline_agent.policies.hf.loading import model_hash
@@ -151,7 +134,7 @@ def _read_anchors(parts: Parts, config: TrainDpoConfig, runs: Sequence[str], lon
 
 
 def run(parts: Parts, session: Session[TrainDpoConfig]) -> Mapping[str, Any]:
-    """Search first where no pairs were named, and train; see `_pipeline.Command.run`."""
+    """Search first where no pairs were named, and train; see `runner.pipeline.Command.run`."""
     config = session.config
     searched = parts.pairs is None
     if searched:

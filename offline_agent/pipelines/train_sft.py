@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.training import TrainSftConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.pipelines.stages import training as _training
+from offline_agent.pipelines.entry import main
 from offline_agent.records import Task
+from offline_agent.runner import training as _training
 from offline_agent.runner.components import make_tasks
-from offline_agent.runner.main import main
 from offline_agent.runner.pipeline import Command, Facts, Session
-from offline_agent.store import schemas as _schemas
+from offline_agent.store import schemas
 from offline_agent.store.provenance import hash_json
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Parts:
 
 
 def prepare(config: TrainSftConfig) -> tuple[Parts, Facts]:
-    """Load model and rows, or look at what is to be demonstrated; see `_pipeline.Command.prepare`."""
+    """Load model and rows, or look at what is to be demonstrated; see `runner.pipeline.Command.prepare`."""
     given = bool(config.data.runs or config.data.files)
     faults = _faults(config, given)
     parts = Parts()
@@ -135,7 +135,7 @@ def _facts(config: TrainSftConfig, parts: Parts) -> Facts:
 
 
 def run(parts: Parts, session: Session[TrainSftConfig]) -> Mapping[str, Any]:
-    """Demonstrate where that is asked for, and train; see `_pipeline.Command.run`."""
+    """Demonstrate where that is asked for, and train; see `runner.pipeline.Command.run`."""
     demonstrated = None
     if parts.rows is None:
         demonstrated = _demonstrate(parts, session)
@@ -207,7 +207,7 @@ def _record(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, Any]:
         parts.trainable = _new(config, texts(done.trajectories), session.run.path / "start")
     renderer = parts.trainable[2]
     rows = (trajectory_row(trajectory, renderer) for trajectory in done.trajectories)
-    session.run.write_rows(TABLE, rows, _schemas.TRAJECTORIES)
+    session.run.write_rows(TABLE, rows, schemas.TRAJECTORIES)
     counts = {"attempts": done.attempts, "successes": done.successes, "kept": len(done.trajectories)}
     session.run.events(TABLE).append(counts)  # last: an earlier session that did not come so far is done again
     return counts

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.pipelines.stages.iteration_configs import Plan
+from offline_agent.launch.loop_stages import Plan
 from offline_agent.planning.figures import Estimate, Figure, unknown
 from offline_agent.planning.plan import Planner, Seen
 from offline_agent.planning.search import BuildPrefs, Evaluate, count_tasks, fewer

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 KEPT = "plan.json"
 Say = Callable[[str], None]
 _PLANNERS = {
-    "build_prefs": "_plan_search:BuildPrefs",
-    "evaluate": "_plan_search:Evaluate",
-    "train_sft": "_plan_training:TrainSft",
-    "train_dpo": "_plan_training:TrainDpo",
-    "refine_grpo": "_plan_training:RefineGrpo",
-    "iterate": "_plan_loop:Iterate",
+    "build_prefs": "search:BuildPrefs",
+    "evaluate": "search:Evaluate",
+    "train_sft": "training:TrainSft",
+    "train_dpo": "training:TrainDpo",
+    "refine_grpo": "training:RefineGrpo",
+    "iterate": "loop:Iterate",
 }
 
 
@@ -81,15 +81,15 @@ def planner(pipeline: str) -> Planner:
     if pipeline not in _PLANNERS:
         raise ConfigError(f"--plan: nothing is known about the cost of {pipeline}; known: {', '.join(_PLANNERS)}")
     module, _, name = _PLANNERS[pipeline].partition(":")
-    made: Planner = getattr(importlib.import_module(f"offline_agent.pipelines.{module}"), name)()
+    made: Planner = getattr(importlib.import_module(f"offline_agent.planning.{module}"), name)()
     return made
 
 
 def check(config: RunConfig, planned: bool) -> None:
     """Raise ConfigError where nobody is there to probe."""
-    from offline_agent.launch import torchrun as _processes
+    from offline_agent.launch import torchrun
 
-    if _processes.count() > 1:
+    if torchrun.count() > 1:
         raise ConfigError("plan: the processes of torchrun cannot probe; give --plan without torchrun")
     if not planned and config.launcher == "slurm":
         raise ConfigError(

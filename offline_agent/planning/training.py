@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
-from offline_agent.pipelines.stages import training as _training
 from offline_agent.planning.figures import Estimate, Figure, exactly, grown, total, unknown
 from offline_agent.planning.plan import Seen
 from offline_agent.planning.search import records, rows_by, size_of
 from offline_agent.planning.tasks import LACKING
+from offline_agent.runner import training as _training
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.evaluation import report, test_time
-from offline_agent.pipelines.stages.earlier_evaluation import SEARCHES, Earlier
 from offline_agent.policies.base import Policy
+from offline_agent.report.earlier_evaluation import SEARCHES, Earlier
 from offline_agent.report.servers import Elsewhere, of_servers, tables
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.runner.components import Parts

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.report.servers import tables
-from offline_agent.runner.pipeline import Session
 from offline_agent.runner.terminal import copyable
-from offline_agent.store import schemas as _schemas
 
 if TYPE_CHECKING:
-    from offline_agent.pipelines.stages.rounds import RoundLog
-    from offline_agent.preferences.refusals import Refusal
-    from offline_agent.records import Trajectory
-    from offline_agent.rendering.renderer import Renderer
-    from offline_agent.rollouts.attempts import Attempt
     from offline_agent.training.settings import TrainResult
 
 _CROWDED = 0.8  # share of their time that threads are busy from which roll-outs wait for them
@@ -46,45 +38,6 @@ def crowded(result: TrainResult, workers: int) -> Iterator[str]:
             f"the {workers} threads that step environments were busy {share:.0%} of the time that roll-outs took; "
             "where tools wait rather than compute, raise limits.workers"
         )
-
-
-def export(renderer: Renderer, session: Session[RefineGrpoConfig], log: RoundLog) -> dict[str, Any]:
-    """Write what was played as tables that the offline stages read.
-
-    Successes that `filtered.per_task` leaves out are no refusals: all that was played is in `trajectories`.
-    """
-    from offline_agent.preferences.dataset.export import trajectory_rows
-    from offline_agent.preferences.dataset.filters import RejectionFilter
-
-    refusals: list[Refusal] = []
-    counts = {"attempts": 0, "successes": 0, "unscored": 0, "filtered": 0}
-    best = RejectionFilter(session.config.filtered.per_task)
-    chosen: dict[str, list[Trajectory]] = {}
-
-    def counted() -> Iterator[Attempt]:
-        for attempt in log.ordered(session.config.rollouts.size):
-            counts["attempts"] += 1
-            counts["successes"] += attempt.success is True
-            counts["unscored"] += attempt.reward is None
-            if attempt.success is True and (trajectory := attempt.trajectory()) is not None:
-                task = attempt.task.task_id
-                chosen[task], _ = best.select([*chosen.get(task, ()), trajectory], task)
-            yield attempt
-
-    def rows(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
-        return (row for trajectory in trajectories for row in trajectory_rows([trajectory], renderer, refusals))
-
-    def kept() -> Iterator[dict[str, Any]]:
-        for row in rows(trajectory for task in sorted(chosen) for trajectory in chosen[task]):
-            counts["filtered"] += 1
-            yield row
-
-    known = (trajectory for attempt in counted() if (trajectory := attempt.trajectory()) is not None)
-    session.run.write_rows("trajectories", rows(known), _schemas.TRAJECTORIES)
-    session.run.write_rows("filtered", kept(), _schemas.TRAJECTORIES)
-    for refusal in refusals:
-        session.run.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))
-    return counts
 
 
 def show(summary: Mapping[str, Any], path: Path) -> Any:

@@ -8,13 +8,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from offline_agent import crash_notes as running
+from offline_agent import crash_notes
 from offline_agent.config import loading as configuration
-from offline_agent.config.build_prefs import RunConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.runner.arguments import again, parse, usage
 from offline_agent.runner.opening import open_run, refuse
-from offline_agent.runner.pipeline import DONE, FAILED, C, Command, Facts, P, Session
+from offline_agent.runner.pipeline import DONE, FAILED, C, Command, Elsewhere, Facts, P, Session
 from offline_agent.runner.progress import Progress
 from offline_agent.runner.signals import Stopped, signals
 from offline_agent.runner.supervisor import supervised
@@ -24,27 +23,28 @@ if TYPE_CHECKING:
     from offline_agent.store.run_directory import RunDirectory
 
 
-def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
+def main(command: Command[C, P], elsewhere: Elsewhere, argv: Sequence[str] | None = None) -> int:
     """Carry out a command line and return its exit status: 0 done, 1 failed while running, 2 wrong request.
 
     Args:
         command: The pipeline.
+        elsewhere: The launchers and the planner.
         argv: Arguments without the program's name; None = `sys.argv`'s, carried out in a child of this process
-            (`_supervisor`).
+            (`runner.supervisor`).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "--help" in arguments or "-h" in arguments:
         show(usage(command.name, command.about, command.config, command.spread is not None))
         return DONE
     if argv is None:
-        return supervised(command.name, lambda: _main(command, arguments))
-    return _main(command, arguments)
+        return supervised(command.name, lambda: _main(command, elsewhere, arguments))
+    return _main(command, elsewhere, arguments)
 
 
-def _main(command: Command[C, P], arguments: list[str]) -> int:
+def _main(command: Command[C, P], elsewhere: Elsewhere, arguments: list[str]) -> int:
     try:
         with signals():
-            work = _set_up(command, arguments)
+            work = _set_up(command, elsewhere, arguments)
     except OfflineAgentError as error:
         return _failed(command, error)
     except Stopped as stop:
@@ -61,7 +61,7 @@ def _failed(command: Command[C, P], error: OfflineAgentError) -> int:
     return FAILED
 
 
-def _set_up(command: Command[C, P], arguments: list[str]) -> Callable[[], int]:
+def _set_up(command: Command[C, P], elsewhere: Elsewhere, arguments: list[str]) -> Callable[[], int]:
     """Read the request, prepare what it asks for, and return the work; nothing is written.
 
     Raises:
@@ -75,60 +75,22 @@ def _set_up(command: Command[C, P], arguments: list[str]) -> Callable[[], int]:
         show(configuration.to_yaml(config).rstrip())
         return lambda: DONE
     if asked.plan or config.plan.expect:
-        _check_plan(config, asked.plan)
-    apart = None if asked.plan else _apart(command, config, asked.part, arguments)
+        elsewhere.check_plan(config, asked.plan)
+    launched = None if asked.plan else elsewhere.launcher(command, config, asked.part, arguments)
     prepared, facts = command.prepare(config)
     if asked.plan:
         del prepared  # a model is loaded by the probe, not twice
-        return lambda: _plan(command, config)
-    if apart is not None:
-        return lambda: apart(command, config, prepared, facts)
-    return lambda: _carry_out(command, config, prepared, facts, arguments, asked.part)
+        return lambda: _plan(command, elsewhere, config)
+    if launched is not None:
+        return lambda: launched(command, config, prepared, facts)
+    return lambda: _carry_out(command, elsewhere, config, prepared, facts, arguments, asked.part)
 
 
-def _apart(command: Command[C, P], config: C, part: str | None, arguments: list[str]) -> Callable[..., int] | None:
-    """Return what carries the command out in place of this process alone: jobs, or the first of several processes.
-
-    Raises:
-        ConfigError: An option that goes with something else, or there is no Slurm, or no Ray.
-    """
-    from offline_agent.launch import torchrun as _processes
-
-    if _processes.count() > 1:
-        _processes.check(command.name, config, _processes.count())
-        from offline_agent.training.sharding import join
-
-        join()
-    if _processes.rank():
-        return _processes.follow
-    if config.launcher != "slurm" and part == "--submit":
-        raise ConfigError(f"--submit: got launcher={config.launcher}; it goes with launcher=slurm")
-    if command.spread is None and part in ("--merge", "--shard"):
-        raise ConfigError(f"{part}: {command.name} is not cut into shards; leave it out")
-    if config.launcher == "ray" and part is None:
-        from offline_agent.launch.ray import command as _ray_command
-
-        return _ray_command.launcher(command, config, arguments)
-    if config.launcher != "slurm" or part in ("--merge", "--shard"):
-        return None
-    from offline_agent.launch.slurm import launcher as _slurm
-
-    return _slurm.launcher(command, config, wait=part is None)
-
-
-def _check_plan(config: RunConfig, planned: bool) -> None:
-    from offline_agent.planning import plan as _plan
-
-    _plan.check(config, planned)
-
-
-def _plan(command: Command[C, P], config: C) -> int:
+def _plan(command: Command[C, P], elsewhere: Elsewhere, config: C) -> int:
     """Print what the run is expected to cost; nothing is left on the disk."""
-    from offline_agent.planning import plan as _plan
-
     try:
         with signals():
-            show(_plan.plan(command.name, config, say))
+            show(elsewhere.plan(command.name, config, say))
     except OfflineAgentError as error:
         return _failed(command, error)
     except Stopped as stop:
@@ -138,18 +100,24 @@ def _plan(command: Command[C, P], config: C) -> int:
 
 
 def _carry_out(
-    command: Command[C, P], config: C, prepared: P, facts: Facts, arguments: list[str], part: str | None
+    command: Command[C, P],
+    elsewhere: Elsewhere,
+    config: C,
+    prepared: P,
+    facts: Facts,
+    arguments: list[str],
+    part: str | None,
 ) -> int:
     try:
         config, run = open_run(command, config, facts)
     except OfflineAgentError as error:
         return _failed(command, error)
     line = again(command.name, arguments, run.path)
-    if running.notes is not None:
-        running.notes.again = line
+    if crash_notes.notes is not None:
+        crash_notes.notes.again = line
     try:
         with signals(), run:
-            _work(command, config, prepared, facts, run, part)
+            _work(command, elsewhere, config, prepared, facts, run, part)
     except OfflineAgentError as error:
         say(f"{command.name}: {error}")  # a ConfigError too: something was written by now
         return FAILED
@@ -163,7 +131,15 @@ def _carry_out(
     return DONE
 
 
-def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: RunDirectory, part: str | None) -> None:
+def _work(
+    command: Command[C, P],
+    elsewhere: Elsewhere,
+    config: C,
+    prepared: P,
+    facts: Facts,
+    run: RunDirectory,
+    part: str | None,
+) -> None:
     from offline_agent.tracking.client import open_tracker
 
     progress = Progress(command.name)
@@ -179,9 +155,9 @@ def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: Run
         run_dir=run.path,
     )
     try:
-        expectation = _expectation(command, config, run, progress.say)
+        expectation = elsewhere.expectation(command.name, config, run, progress.say)
         session = Session(config, run, tracker, progress, progress.say)
-        summary = _run(command, prepared, session, part)
+        summary = _run(command, elsewhere, prepared, session, part)
         progress.close()
         if expectation is not None:
             summary = {**summary, "expected": expectation.against(summary)}
@@ -200,24 +176,15 @@ def _work(command: Command[C, P], config: C, prepared: P, facts: Facts, run: Run
     tracker.close()
 
 
-def _run(command: Command[C, P], prepared: P, session: Session[C], part: str | None) -> Mapping[str, Any]:
+def _run(
+    command: Command[C, P], elsewhere: Elsewhere, prepared: P, session: Session[C], part: str | None
+) -> Mapping[str, Any]:
     if command.spread is None or part not in ("--shard", "--merge"):
         return command.run(prepared, session)
     if part == "--shard":
         return command.spread.share(prepared, session)
-    from offline_agent.launch.shards import merge
-
-    made = merge(command.spread, prepared, session)
+    made = elsewhere.merge(command.spread, prepared, session)
     return {**command.run(prepared, session), "shards": made}
-
-
-def _expectation(command: Command[C, P], config: C, run: RunDirectory, say: Callable[[str], None]) -> Any:
-    """Return what the run is expected to cost, where it was begun with a plan; else None."""
-    from offline_agent.planning import plan as _plan
-
-    if config.plan.expect or (run.path / _plan.KEPT).is_file():
-        return _plan.Expectation(command.name, config, run, say)
-    return None
 
 
 def _commit(run: RunDirectory) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.runner.progress import Progress
@@ -120,3 +120,46 @@ class Command(Generic[C, P]):
     run: Callable[[P, Session[C]], Mapping[str, Any]]
     show: Callable[[Mapping[str, Any], Path], Any]
     spread: Spread[C, P] | None = None
+
+
+class Expectation(Protocol):
+    """A plan that was made before a run, for the end of its summary."""
+
+    def against(self, summary: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return expected beside actual figures."""
+
+    def show(self, figures: Mapping[str, Any]) -> Any:
+        """Return what is printed of them."""
+
+
+class Elsewhere(Protocol):
+    """The launchers and the planner of a command. They are handed to the runner, which knows neither."""
+
+    def launcher(
+        self, command: Command[Any, Any], config: RunConfig, part: str | None, arguments: list[str]
+    ) -> Callable[..., int] | None:
+        """Return what carries the command out in place of this process alone; None = nothing does.
+
+        Args:
+            command: The pipeline.
+            config: Its configuration.
+            part: `--submit`, `--shard`, `--merge` or None.
+            arguments: The command line.
+
+        Raises:
+            ConfigError: An option that goes with something else, or there is no such launcher on this machine.
+        """
+
+    def merge(self, spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> Any:
+        """Gather what shards made; return what the summary says of them."""
+
+    def check_plan(self, config: RunConfig, planned: bool) -> None:
+        """Raise ConfigError where the keys of the plan contradict each other."""
+
+    def plan(self, name: str, config: RunConfig, say: Callable[[str], None]) -> Any:
+        """Return what is printed of the costs that a command is expected to have."""
+
+    def expectation(
+        self, name: str, config: RunConfig, run: RunDirectory, say: Callable[[str], None]
+    ) -> Expectation | None:
+        """Return what the run is expected to cost, where it was begun with a plan; else None."""

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from offline_agent import crash_notes as running
+from offline_agent import crash_notes
 from offline_agent.runner.pipeline import FAILED
 from offline_agent.runner.terminal import say
 
@@ -33,12 +33,12 @@ def supervised(name: str, work: Callable[[], int]) -> int:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    notes, parent = running.Notes(), os.getpid()
+    notes, parent = crash_notes.Notes(), os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # one that comes now is kept for the parent
     child = os.fork()
     if child == 0:
-        running.end_with(parent)
-        running.notes = notes
+        crash_notes.end_with(parent)
+        crash_notes.notes = notes
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return _work(work, notes)
 
@@ -55,7 +55,7 @@ def supervised(name: str, work: Callable[[], int]) -> int:
     return _judge(name, notes, os.waitstatus_to_exitcode(ended))
 
 
-def _work(work: Callable[[], int], notes: running.Notes) -> int:
+def _work(work: Callable[[], int], notes: crash_notes.Notes) -> int:
     """Do the work and note its status; what it raises is told here, SystemExit excepted: nobody here raises it."""
     own = os.getpid()
     try:
@@ -70,7 +70,7 @@ def _work(work: Callable[[], int], notes: running.Notes) -> int:
     return status
 
 
-def _judge(name: str, notes: running.Notes, code: int) -> int:
+def _judge(name: str, notes: crash_notes.Notes, code: int) -> int:
     """Return the command's status, given how its child ended: its exit code, or minus the number of a signal."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
     status = notes.status

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from offline_agent import crash_notes as running
+from offline_agent import crash_notes
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.records import SCHEMA_VERSION
 from offline_agent.store.events import EventLog
@@ -277,7 +277,7 @@ def _acquire(path: Path) -> int:
         ) from error
     with disk_errors(path / _LOCK, "locking the run"):
         os.ftruncate(lock, 0)
-        command = os.getpid() if running.notes is None else running.notes.command
+        command = os.getpid() if crash_notes.notes is None else crash_notes.notes.command
         os.pwrite(lock, f"process {command} on {socket.gethostname()}".encode(), 0)
     return lock
 

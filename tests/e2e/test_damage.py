@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from examples.bandit import Bandit
-from offline_agent.runner.main import main
+from offline_agent.pipelines.entry import main
 from offline_agent.store import integrity
 from tests.helpers.bandit import ENV, command, warm_started
 from tests.helpers.rows import pair, run, trajectory

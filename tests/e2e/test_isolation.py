@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from offline_agent.pipelines import build_prefs
-from offline_agent.runner.main import main
+from offline_agent.pipelines.entry import main
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

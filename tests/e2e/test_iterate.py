@@ -16,7 +16,7 @@ import pytest
 from offline_agent.errors import TrainingError
 from offline_agent.launch import stages as _stages
 from offline_agent.launch.stages import Stage
-from offline_agent.runner.main import main
+from offline_agent.pipelines.entry import main
 from offline_agent.store.provenance import hash_path
 from tests.helpers.bandit import ENV, QUIET, command, in_process, warm_started
 

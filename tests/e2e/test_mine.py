@@ -18,7 +18,7 @@ KEYS = ["tasks.n=4", "search.simulations=12"]
 KILLED = """
 import itertools, os, signal, sys
 from offline_agent.pipelines import _mine, _mined, build_prefs
-from offline_agent.runner.main import main
+from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.miners import TreeMiner
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.dataset.candidate_files import PairShelf

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from offline_agent.launch import stages as _stages
+from offline_agent.pipelines import entry
+from offline_agent.pipelines.entry import main
 from offline_agent.planning import plan as _plan
-from offline_agent.runner import main as _command
-from offline_agent.runner.main import main
 from offline_agent.store.columns import PAIR_TABLES
 from offline_agent.store.events import EventLog
 from tests.helpers.bandit import ENV, QUIET, command, in_process, warm_started
@@ -201,7 +201,7 @@ def test_who_cannot_probe_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_a_cluster_need_not_be_there_to_plan_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(_command, "_apart", lambda command, config, *more: asked.append(config.launcher))
+    monkeypatch.setattr(entry._Elsewhere, "launcher", lambda _, command, config, *more: asked.append(config.launcher))
     told = planned(monkeypatch, "build_prefs", *SEARCH, "launcher=slurm", "plan.generators=8", "plan.probe=2")
     assert told["trees"]["expected"] == 12 and told["tool_calls"]["expected"] > 0
     assert asked == ["local"]  # the probe's own

@@ -67,7 +67,7 @@ def test_a_training_is_stopped_its_worker_killed_and_it_ends_as_here(raylets: Tw
 def test_without_ray_the_request_is_wrong(tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['ray'] = None\n"
-        "from offline_agent.runner.main import main\n"
+        "from offline_agent.pipelines.entry import main\n"
         "from offline_agent.pipelines.build_prefs import COMMAND\n"
         f"sys.exit(main(COMMAND, ['launcher=ray', 'policy=noisy', 'run_dir={tmp_path / 'run'}']))"
     )

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 
 from examples.bandit import Bandit
 from examples.machines import Machines
+from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.refine_grpo import COMMAND
-from offline_agent.runner.main import main
 from offline_agent.training import checkpoints
 from tests.helpers.bandit import ENV, call, warm_started
 from tests.helpers.sharding_processes import launch
@@ -233,7 +233,7 @@ def test_killed_and_gone_on_with_it_is_the_same_run(whole: Path, start: Path, tm
 
 TOGETHER = """
 import os, signal, sys
-from offline_agent.runner.main import main
+from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.refine_grpo import COMMAND
 from offline_agent.training.online.trainer import OnlineTrainer
 step, kill = OnlineTrainer.training_step, int(sys.argv[1])

@@ -13,8 +13,8 @@ import pytest
 
 from examples.bandit import Bandit
 from offline_agent.errors import TrainingError
+from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.refine_grpo import COMMAND, _Stage
-from offline_agent.runner.main import main
 from tests.helpers.bandit import ENV, warm_started
 
 KEYS = (

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.refine_grpo import COMMAND
-from offline_agent.runner.main import main
 from tests.helpers.bandit import ENV, warm_started
 from tests.helpers.fake_server import serving, serving_all
 from tests.helpers.fake_vllm import FakeVLLM

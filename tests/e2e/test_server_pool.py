@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from offline_agent.pipelines import build_prefs, evaluate
+from offline_agent.pipelines.entry import main
 from offline_agent.records import ToolCall
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.runner.main import main
 from offline_agent.store.columns import PAIR_TABLES
 from tests.helpers.fake_server import Answer, FakeServer, seeded_model, serving, serving_all
 from tools.default_model.train import SHIPPED

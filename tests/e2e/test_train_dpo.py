@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.train_dpo import COMMAND
-from offline_agent.runner.main import main
 from tests.helpers.rows import pair, run, trajectory
 
 ROOT = Path(__file__).parents[2]

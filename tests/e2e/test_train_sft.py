@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.train_sft import COMMAND
-from offline_agent.runner.main import main
 from offline_agent.store.events import EventLog
 from tests.helpers.rows import lines, refusal, run, trajectory
 
@@ -206,7 +206,7 @@ def test_a_new_model_reads_first_and_a_stop_in_between_changes_nothing(
     assert read["agent_tokens"] > 3 * summary(tmp_path / "whole")["training"]["agent_tokens"]  # observations count
     assert "read before" in capsys.readouterr().out
 
-    from offline_agent.pipelines.stages import training as _training
+    from offline_agent.runner import training as _training
 
     stop = _training.train
 

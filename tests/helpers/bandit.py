@@ -9,7 +9,7 @@ from typing import Any
 
 from offline_agent.errors import TrainingError
 from offline_agent.launch.stages import Stage, portable
-from offline_agent.runner.main import main
+from offline_agent.pipelines.entry import main
 from offline_agent.runner.pipeline import Command
 from offline_agent.store.files import write_atomic
 

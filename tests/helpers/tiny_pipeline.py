@@ -14,7 +14,7 @@ from typing import Any
 from offline_agent.config.base import Plugged, Section, key, section
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.runner.main import main
+from offline_agent.pipelines.entry import main
 from offline_agent.runner.pipeline import Command, Facts, Session
 
 

@@ -23,7 +23,7 @@ from offline_agent.config.build_prefs import BuildPrefsConfig, RunConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.errors import OfflineAgentError
 from offline_agent.launch.stages import bound_to
-from offline_agent.runner import terminal as _terminal
+from offline_agent.runner import terminal
 from offline_agent.runner.opening import place
 from offline_agent.runner.pipeline import FAILED, Command, Facts
 from offline_agent.runner.signals import Stopped
@@ -71,11 +71,11 @@ def _launch(
             status = _watch(command.name, config, factory, signals)
         if not signals.told:
             return status
-        _terminal.say(f"{command.name}: stopped by {signals.told}; {again}")
+        terminal.say(f"{command.name}: stopped by {signals.told}; {again}")
     except OfflineAgentError as error:
-        _terminal.say(f"{command.name}: {error}; {again}")
+        terminal.say(f"{command.name}: {error}; {again}")
     except Stopped as stop:
-        _terminal.say(f"{command.name}: stopped by {stop}; {again}")
+        terminal.say(f"{command.name}: stopped by {stop}; {again}")
     return FAILED
 
 
@@ -115,7 +115,7 @@ def _watch(name: str, config: RunConfig, factory: RunnerFactory, signals: _Signa
     )  # fmt: skip
 
     def say(text: str) -> None:
-        _terminal.say(f"{name}: {text}")
+        terminal.say(f"{name}: {text}")
 
     def tick() -> None:
         nonlocal passed_on

@@ -24,15 +24,14 @@ from offline_agent.config.build_prefs import RunConfig
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.training import TrainableConfig
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError
-from offline_agent.launch import torchrun as _processes
+from offline_agent.launch import torchrun
 from offline_agent.launch.shards import FOLDER, cut, listed, manifest_of, shard_config
 from offline_agent.launch.slurm import batch as slurm
 from offline_agent.launch.slurm.batch import Job, Request, SlurmError
 from offline_agent.launch.slurm.jobs import Ledger, Standing, View, look
 from offline_agent.launch.slurm.resuming import resume_command
 from offline_agent.launch.stages import portable
-from offline_agent.runner import signals as _signals
-from offline_agent.runner import terminal as _terminal
+from offline_agent.runner import signals, terminal
 from offline_agent.runner.opening import open_run, refuse
 from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts
 from offline_agent.runner.progress import Progress
@@ -55,19 +54,19 @@ def launcher(command: Command[Any, Any], config: RunConfig, wait: bool) -> Calla
     """
     slurm.check()
     if isinstance(config, TrainableConfig) and (together := _processes_of(config)) > 1:
-        _processes.check(command.name, config.model_copy(update={"run_dir": config.run_dir or "new"}), together)
+        torchrun.check(command.name, config.model_copy(update={"run_dir": config.run_dir or "new"}), together)
     if isinstance(config, IterateConfig) and wait:
         return None
     return partial(_launch, wait=wait)
 
 
 def _launch(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts, *, wait: bool) -> int:
-    say = _terminal.say
+    say = terminal.say
     try:
-        with _signals.signals():
+        with signals.signals():
             view, path = _submitted(command, config, prepared, facts)
             if not wait:
-                _terminal.show(_ids(view))
+                terminal.show(_ids(view))
                 return DONE
             return _wait(command, config, path, say)
     except ConfigError as error:
@@ -75,7 +74,7 @@ def _launch(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts
     except OfflineAgentError as error:
         say(f"{command.name}: {error}")
         return FAILED
-    except _signals.Stopped as stop:
+    except signals.Stopped as stop:
         say(
             f"{command.name}: stopped waiting by {stop}; the jobs go on. The same command waits for them again, and "
             "`scancel --name=NAME` ends those that squeue shows"
@@ -94,7 +93,7 @@ def _submitted(command: Command[Any, Any], config: Any, prepared: Any, facts: Fa
             view = look(path.resolve(), command.name)
             last = view.merge or view.job
             if last is not None and last.active:  # it holds, or is to hold, the run directory
-                _terminal.say(f"{command.name}: the jobs of {path} are under way")
+                terminal.say(f"{command.name}: the jobs of {path} are under way")
                 return view, path
     config, run = open_run(command, config, facts)
     with run:
@@ -198,7 +197,7 @@ class _Submission:
         return found
 
     def _say(self, text: str) -> None:
-        _terminal.say(f"{self.command.name}: {text}")
+        terminal.say(f"{self.command.name}: {text}")
 
 
 def _processes_of(config: TrainableConfig) -> int:
@@ -259,7 +258,7 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
         summary = json.loads((run_dir / "summary.json").read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{run_dir / 'summary.json'}: not readable ({error}), though the run is done") from error
-    _terminal.show(command.show(summary, path))
+    terminal.show(command.show(summary, path))
     return DONE
 
 

@@ -17,7 +17,7 @@ from offline_agent.runner.pipeline import Session
 
 
 def gather_trees(parts: Parts, session: Session[BuildPrefsConfig], shards: Sequence[Shard]) -> None:
-    """Put the trees of all shards into the run directory; see `_pipeline.Spread.gather`.
+    """Put the trees of all shards into the run directory; see `runner.pipeline.Spread.gather`.
 
     Raises:
         DataError: A shard lacks a tree, or the disk refused; no table is written then.
@@ -55,7 +55,7 @@ def _place(source: Path, target: Path) -> None:
 
 
 def gather_attempts(session: Session[EvaluateConfig], shards: Sequence[Shard], wanted: Iterable[Key]) -> None:
-    """Put the attempts of all shards into the run's event log; see `_pipeline.Spread.gather`.
+    """Put the attempts of all shards into the run's event log; see `runner.pipeline.Spread.gather`.
 
     Args:
         session: The run.

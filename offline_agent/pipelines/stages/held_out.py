@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import TrainingError
-from offline_agent.pipelines.stages.iteration_configs import Model, Plan, model_folder, write_tasks
+from offline_agent.launch.loop_stages import Model, Plan, model_folder, write_tasks
 from offline_agent.report.iterate import percent
 
 if TYPE_CHECKING:

@@ -11,15 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.iterate import IterateConfig
+from offline_agent.launch.loop_stages import Model, Plan, model_folder, place_model, template_text, write_tasks
 from offline_agent.pipelines.stages.held_out import Judging
-from offline_agent.pipelines.stages.iteration_configs import (
-    Model,
-    Plan,
-    model_folder,
-    place_model,
-    template_text,
-    write_tasks,
-)
 from offline_agent.report.iterate import percent
 from offline_agent.runner.pipeline import Session
 from offline_agent.store.columns import MULTITURN, PAIR_TABLES, PREFERENCES, stored, table_of
@@ -176,7 +169,7 @@ class Iterations:
 
     def _replay(self, one: _Iteration, pairs: Path) -> list[Path]:
         """Write the earlier pairs that are used again, a file for each of the two tables of pairs."""
-        from offline_agent.store import schemas as _schemas
+        from offline_agent.store import schemas
         from offline_agent.store.tables import read_table
         from offline_agent.training.data.buffer import replay
 
@@ -190,7 +183,7 @@ class Iterations:
         )  # fmt: skip
         one.replayed, one.replay_kept = len(found.rows), found.kept
         folder, files = f"{self.plan.folder(one.number).name}/replay", []
-        for table, schema in ((PREFERENCES, _schemas.PREFERENCES), (MULTITURN, _schemas.MULTITURN)):
+        for table, schema in ((PREFERENCES, schemas.PREFERENCES), (MULTITURN, schemas.MULTITURN)):
             rows = [stored(row, table) for row in found.rows if table_of(row) == table]
             if rows:
                 files.append(self.session.run.write_rows(folder, rows, schema, table).resolve())

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
-from offline_agent.pipelines.stages import mining_record as _mined
+from offline_agent.pipelines.stages import mining_record
 from offline_agent.pipelines.stages.copy_check import trust_copies, undoing_changes
 from offline_agent.pipelines.stages.miners import MinerProcesses, Setup, TreeMiner, rules_of
 from offline_agent.policies.base import Engine
@@ -18,7 +18,7 @@ from offline_agent.preferences.refusals import Refusal
 from offline_agent.report.build_prefs import Figures, Row
 from offline_agent.runner.components import Parts
 from offline_agent.runner.pipeline import Session
-from offline_agent.store import schemas as _schemas
+from offline_agent.store import schemas
 from offline_agent.store.columns import MULTITURN, PREFERENCES, table_of
 from offline_agent.store.run_directory import RunDirectory
 from offline_agent.store.scratch_files import Spill
@@ -52,11 +52,11 @@ def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figur
         figures: Takes what was found.
     """
     started = time.perf_counter()
-    kept = _mined.known(session.run)
+    kept = mining_record.known(session.run)
     if kept is None or not figures.take_over(kept):
         with undoing_changes(session, parts.spec):
             _mine(parts, session, engine, figures)
-        _mined.keep(session.run, figures.of_trees())
+        mining_record.keep(session.run, figures.of_trees())
     figures.seconds["judging"] = time.perf_counter() - started
 
 
@@ -87,14 +87,14 @@ def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figu
                 yield from one.trajectories
                 session.progress.update(number, pairs=len(pairs))
 
-        run_dir.write_rows("trajectories", figures.count("trajectories", trajectories()), _schemas.TRAJECTORIES)
+        run_dir.write_rows("trajectories", figures.count("trajectories", trajectories()), schemas.TRAJECTORIES)
         found = rows("filtered", ((packed,) for packed in filtered.read()))
-        run_dir.write_rows("filtered", figures.count("filtered", found), _schemas.FILTERED)
+        run_dir.write_rows("filtered", figures.count("filtered", found), schemas.FILTERED)
         filtered.close()
         found = rows("pairs", pairs.choose(rules_of(config), refused.append))
         several = stack.enter_context(closing(Spill(run_dir.path, MULTITURN)))
-        run_dir.write_rows(PREFERENCES, _single(figures.count_pairs(found), several), _schemas.PREFERENCES)
-        run_dir.write_rows(MULTITURN, map(pickle.loads, several.read()), _schemas.MULTITURN)
+        run_dir.write_rows(PREFERENCES, _single(figures.count_pairs(found), several), schemas.PREFERENCES)
+        run_dir.write_rows(MULTITURN, map(pickle.loads, several.read()), schemas.MULTITURN)
 
 
 def _single(rows: Iterable[Row], several: Spill) -> Iterator[Row]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.evaluation import test_time
-from offline_agent.launch.ray import components as _ray
+from offline_agent.launch.ray import components
 from offline_agent.pipelines.stages.copy_check import trust_copies
 from offline_agent.pipelines.stages.ray_search import Forest, Wanted
 from offline_agent.pipelines.stages.searches import search_log, test_time_settings
@@ -43,7 +43,7 @@ class PlayerFactory:
         answered_before: The policy has answered in an earlier session.
     """
 
-    recipe: _ray.Recipe
+    recipe: components.Recipe
     label: str
     answered_before: bool
 
@@ -74,7 +74,7 @@ class Player:
         self._label = label
         self._engine = parts.policy.engine()
         self._pool = EnvPool(config.limits.workers, config.limits.step_seconds)
-        self._servers = _ray.Servers(parts.policy)
+        self._servers = components.Servers(parts.policy)
         self._answered_before = answered_before
         self._episodes: Episodes | None = None
         self._forest: Forest | None = None
@@ -189,11 +189,11 @@ def play(one: Any, label: str, policy: Policy, wanted: Sequence[Ask]) -> None:
         trust_copies(one.session, parts.spec, left)
     if label != "candidate":
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"model": config.against.model})})
-    recipe = _ray.Recipe.of(config, Parts(parts.spec, parts.tasks, policy, parts.reward))
+    recipe = components.Recipe.of(config, Parts(parts.spec, parts.tasks, policy, parts.reward))
     factory = PlayerFactory(recipe, label, any(key[0] == label for key in known))
     each = max(1, math.ceil(len(wanted) / len(parts.tasks)))
     in_flight = max(config.search.trees_in_flight if left else 1, math.ceil(config.in_flight / each))
-    with _ray.crew(config, factory, max(len(asks), len(left)), in_flight, one.session, bool(known)) as crew:
+    with components.crew(config, factory, max(len(asks), len(left)), in_flight, one.session, bool(known)) as crew:
         try:
             _played(one, label, crew, asks)
             one.seconds[f"{label}_playing"] = time.perf_counter() - started
@@ -248,12 +248,12 @@ def _given_up(label: str, mode: str, task: Task, number: int, reason: str) -> At
 def _count(one: Any, label: str, crew: Crew) -> None:
     """Add up what the workers counted."""
     measured = one.measured[label]
-    for part in _ray.counts(crew, PLAY, "played"):
+    for part in components.counts(crew, PLAY, "played"):
         for name, value in part.items():
             measured[name] = round(measured[name] + value, 2)
-    if _ray.counts(crew, SEARCH, "run"):
-        restored = _ray.added(RestoreCounts, _ray.counts(crew, SEARCH, "restored"))
+    if components.counts(crew, SEARCH, "run"):
+        restored = components.added(RestoreCounts, components.counts(crew, SEARCH, "restored"))
         measured["calls_executed"], measured["calls_replayed"] = restored.executed, restored.replayed
         measured["states_copied"] = restored.copies
-    measured["ray"] = {"workers": _ray.workers(crew, [PLAY, SEARCH]), "tasks_handed_again": crew.handed_again}
-    one.servers[label] = _ray.counts(crew, SEARCH, "servers") or _ray.counts(crew, PLAY, "servers")
+    measured["ray"] = {"workers": components.workers(crew, [PLAY, SEARCH]), "tasks_handed_again": crew.handed_again}
+    one.servers[label] = components.counts(crew, SEARCH, "servers") or components.counts(crew, PLAY, "servers")

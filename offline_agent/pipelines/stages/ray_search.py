@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.pool import EnvPool
-from offline_agent.launch.ray import components as _ray
+from offline_agent.launch.ray import components
 from offline_agent.pipelines.stages.searches import Searches, critic_of, settings_of
 from offline_agent.policies.base import Engine
 from offline_agent.records import Task
@@ -100,7 +100,7 @@ class Forest:
 class SearcherFactory:
     """Makes a `Searcher` in a worker."""
 
-    recipe: _ray.Recipe
+    recipe: components.Recipe
 
     def __call__(self) -> Searcher:
         """Return it."""
@@ -117,7 +117,7 @@ class Searcher:
         policy, spec = parts.policy, parts.spec
         settings = settings_of(config, len(parts.tasks), policy.max_tokens, spec.deterministic_verifier)
         pool = EnvPool(config.limits.workers, config.limits.step_seconds)
-        self._servers = _ray.Servers(policy)
+        self._servers = components.Servers(policy)
         self._forest = Forest(parts, config, settings, policy.engine(), pool)
 
     def work(self, phase: str, feed: Feed, send: Send, elapsed: float) -> None:
@@ -156,9 +156,9 @@ def search(
     settings = settings_of(config, len(parts.tasks), parts.policy.max_tokens, parts.spec.deterministic_verifier)
     before = len(parts.tasks) - len(left)
     jobs = (Job(task.task_id, Wanted(task, records.pop(task.task_id, []))) for task in left)
-    factory = SearcherFactory(_ray.Recipe.of(config, parts))
+    factory = SearcherFactory(components.Recipe.of(config, parts))
     started = ticked = time.monotonic()
-    with _ray.crew(config, factory, len(left), config.search.trees_in_flight, session, before > 0) as crew:
+    with components.crew(config, factory, len(left), config.search.trees_in_flight, session, before > 0) as crew:
         done = before
         try:
             for job, kind, value in crew.run(SEARCH, jobs):
@@ -180,7 +180,7 @@ def search(
 
 
 def _tick(session: Session[BuildPrefsConfig], crew: Crew, done: int) -> None:
-    now = _ray.added(RunCounts, _ray.counts(crew, SEARCH, "run"))
+    now = components.added(RunCounts, components.counts(crew, SEARCH, "run"))
     rate = now.generated / now.seconds if now.seconds else 0
     session.progress.update(done, simulations=now.simulations, tokens=now.generated, per_second=f"{rate:.0f}")
 
@@ -195,14 +195,14 @@ def given_up(parts: Parts, settings: SearchSettings, seed: int, wanted: Wanted, 
 
 def _count(figures: Figures, config: BuildPrefsConfig, engine: Engine, crew: Crew, seconds: float) -> None:
     """Add up what the workers counted."""
-    run = _ray.added(RunCounts, _ray.counts(crew, SEARCH, "run"))
+    run = components.added(RunCounts, components.counts(crew, SEARCH, "run"))
     own = run.seconds - run.seconds_waiting  # the search itself, over all workers
     run.seconds, run.seconds_waiting = seconds, seconds - own
     critic = critic_of(config, engine)
     if isinstance(critic, PolicyCritic):
-        for part in _ray.counts(crew, SEARCH, "critic"):
+        for part in components.counts(crew, SEARCH, "critic"):
             for name, value in part.items():
                 setattr(critic, name, getattr(critic, name) + value)
-    figures.searched(run, _ray.added(RestoreCounts, _ray.counts(crew, SEARCH, "restored")), critic)
-    figures.servers_elsewhere = {"policy": _ray.counts(crew, SEARCH, "servers")}
-    figures.session["ray"] = {"workers": _ray.workers(crew, [SEARCH]), "tasks_handed_again": crew.handed_again}
+    figures.searched(run, components.added(RestoreCounts, components.counts(crew, SEARCH, "restored")), critic)
+    figures.servers_elsewhere = {"policy": components.counts(crew, SEARCH, "servers")}
+    figures.session["ray"] = {"workers": components.workers(crew, [SEARCH]), "tasks_handed_again": crew.handed_again}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import DataError, PolicyError
@@ -13,12 +13,18 @@ from offline_agent.records import Task
 from offline_agent.rollouts.attempts import Attempt, Journal, from_record
 from offline_agent.rollouts.episodes import Episodes
 from offline_agent.rollouts.playing import Ask
+from offline_agent.store import schemas
 from offline_agent.store.events import EventLog
 from offline_agent.store.run_directory import RunDirectory
 from offline_agent.training.online.groups import Groups, Round
 
 if TYPE_CHECKING:
+    from offline_agent.config.refine_grpo import RefineGrpoConfig
     from offline_agent.policies.weights import Taken
+    from offline_agent.preferences.refusals import Refusal
+    from offline_agent.records import Trajectory
+    from offline_agent.rendering.renderer import Renderer
+    from offline_agent.runner.pipeline import Session
 
 ATTEMPTS, ROUNDS = "rollouts", "rounds"
 
@@ -231,3 +237,42 @@ def figures_of_sampler(prefilled: int, cached: int, handed: Taken | None) -> dic
         out |= {} if handed.gap is None else {"handover_gap": handed.gap}
         out |= {} if handed.shift is None else {"handover_shift": handed.shift}
     return out
+
+
+def export(renderer: Renderer, session: Session[RefineGrpoConfig], log: RoundLog) -> dict[str, Any]:
+    """Write what was played as tables that the offline stages read.
+
+    Successes that `filtered.per_task` leaves out are no refusals: all that was played is in `trajectories`.
+    """
+    from offline_agent.preferences.dataset.export import trajectory_rows
+    from offline_agent.preferences.dataset.filters import RejectionFilter
+
+    refusals: list[Refusal] = []
+    counts = {"attempts": 0, "successes": 0, "unscored": 0, "filtered": 0}
+    best = RejectionFilter(session.config.filtered.per_task)
+    chosen: dict[str, list[Trajectory]] = {}
+
+    def counted() -> Iterator[Attempt]:
+        for attempt in log.ordered(session.config.rollouts.size):
+            counts["attempts"] += 1
+            counts["successes"] += attempt.success is True
+            counts["unscored"] += attempt.reward is None
+            if attempt.success is True and (trajectory := attempt.trajectory()) is not None:
+                task = attempt.task.task_id
+                chosen[task], _ = best.select([*chosen.get(task, ()), trajectory], task)
+            yield attempt
+
+    def rows(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
+        return (row for trajectory in trajectories for row in trajectory_rows([trajectory], renderer, refusals))
+
+    def kept() -> Iterator[dict[str, Any]]:
+        for row in rows(trajectory for task in sorted(chosen) for trajectory in chosen[task]):
+            counts["filtered"] += 1
+            yield row
+
+    known = (trajectory for attempt in counted() if (trajectory := attempt.trajectory()) is not None)
+    session.run.write_rows("trajectories", rows(known), schemas.TRAJECTORIES)
+    session.run.write_rows("filtered", kept(), schemas.TRAJECTORIES)
+    for refusal in refusals:
+        session.run.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))
+    return counts

@@ -58,9 +58,9 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
     settings = settings_of(config, len(parts.tasks), parts.policy.max_tokens, parts.spec.deterministic_verifier)
     session.progress.start(len(parts.tasks), "searching")
     if config.launcher == "ray":
-        from offline_agent.pipelines.stages import ray_search as _ray_search
+        from offline_agent.pipelines.stages import ray_search
 
-        _ray_search.search(parts, session, engine, figures, left, logs.records)
+        ray_search.search(parts, session, engine, figures, left, logs.records)
         return
     made = Searches(parts, config, settings, engine)
     pool = EnvPool(config.limits.workers, config.limits.step_seconds)

@@ -16,7 +16,7 @@ from offline_agent.errors import DataError
 from offline_agent.launch.shards import cut, finished, is_whole, listed, shard_config, shards_of
 from offline_agent.launch.stages import portable
 from offline_agent.pipelines import build_prefs, evaluate
-from offline_agent.runner.main import main
+from offline_agent.pipelines.entry import main
 from offline_agent.store.columns import PAIR_TABLES
 
 SEARCH = ["tracking.uri=null", "policy=noisy", "policy.noise=0.4", "tasks.n=5", "search.simulations=4"]

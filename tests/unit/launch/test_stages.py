@@ -15,8 +15,8 @@ from offline_agent.config import loading as configuration
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.errors import DataError, TrainingError
+from offline_agent.launch.loop_stages import Model, Plan, place_model
 from offline_agent.launch.stages import Stage, is_done, portable, run_id, run_stage
-from offline_agent.pipelines.stages.iteration_configs import Model, Plan, place_model
 from tests.helpers.tiny_pipeline import Tiny
 
 ROOT = Path(__file__).parents[3]

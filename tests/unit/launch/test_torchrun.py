@@ -16,7 +16,7 @@ from offline_agent.launch import torchrun as _processes
 from offline_agent.launch.slurm import batch as slurm
 from offline_agent.launch.torchrun import Follower, check, rank
 from offline_agent.pipelines import build_prefs, train_dpo
-from offline_agent.runner.main import main
+from offline_agent.pipelines.entry import main
 from offline_agent.store.run_directory import RunDirectory
 from offline_agent.store.tables import read_table
 

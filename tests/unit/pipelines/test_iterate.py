@@ -16,8 +16,8 @@ from offline_agent.errors import TrainingError
 from offline_agent.launch import stages as _stages
 from offline_agent.launch.stages import Stage
 from offline_agent.pipelines import iterate
+from offline_agent.pipelines.entry import main
 from offline_agent.records import Context, Task
-from offline_agent.runner.main import main
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
 from offline_agent.store.columns import stored

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from offline_agent.pipelines import build_prefs
+from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import mining_record as _mined
 from offline_agent.preferences.dataset.balance import Balance
 from offline_agent.preferences.mining import Mined, Miner
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import PreferencePair, Trajectory
-from offline_agent.runner.main import main
 from offline_agent.search.tree import SearchTree
 
 KEYS = ["env=shop", "policy=noisy", "search.simulations=12", "tracking.uri=null", "limits.workers=1"]

@@ -96,7 +96,7 @@ def test_building_pairs_with_a_scripted_policy_never_loads_torch(tmp_path: Path)
     code = f"""
 import sys
 from offline_agent.pipelines import build_prefs
-from offline_agent.runner.main import main
+from offline_agent.pipelines.entry import main
 status = main(build_prefs.COMMAND, {[*keys, "tracking.uri=null", f"run_dir={tmp_path / 'run'}"]!r})
 assert "torch" not in sys.modules, "loaded"
 sys.exit(status)

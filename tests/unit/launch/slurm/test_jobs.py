@@ -17,7 +17,7 @@ from offline_agent.launch.slurm.batch import Job, SlurmError, State
 from offline_agent.launch.slurm.jobs import Ledger, Standing, look, standing
 from offline_agent.launch.slurm.resuming import resume_command
 from offline_agent.pipelines import build_prefs, status
-from offline_agent.runner.main import main
+from offline_agent.pipelines.entry import main
 
 KEYS = ["tracking.uri=null", "policy=noisy", "tasks.n=4", "search.simulations=2"]
 JOBS = ["launcher=slurm", "slurm.shards=2", "slurm.poll_seconds=0.01"]

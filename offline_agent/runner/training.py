@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.config.training import BatchSection, TrainableConfig, TrainConfig
+from offline_agent.config.training import BatchSection, TrainableConfig, TrainConfig, TrainDpoConfig
 from offline_agent.errors import ConfigError
 from offline_agent.runner.pipeline import Session
 from offline_agent.runner.terminal import copyable
@@ -17,7 +17,7 @@ from offline_agent.runner.terminal import copyable
 if TYPE_CHECKING:
     from offline_agent.rendering.renderer import Renderer
     from offline_agent.training.data.rows import LoadReport
-    from offline_agent.training.settings import TrainResult, TrainSettings
+    from offline_agent.training.settings import DpoSettings, TrainResult, TrainSettings
 
 Trainable = tuple[Any, Any, "Renderer"]
 _AT_THE_ENDS = 5  # updates over which the table's first and last figures are means
@@ -74,6 +74,25 @@ def settings(config: TrainConfig | RefineGrpoConfig) -> TrainSettings:
         max_loss=config.guard.max_loss,
         max_gradient=config.guard.max_gradient,
         seed=config.seed,
+    )
+
+
+def dpo_settings(config: TrainDpoConfig) -> DpoSettings:
+    """Return the loss that the configuration asks for."""
+    from offline_agent.training.settings import DpoSettings
+
+    dpo = config.dpo
+    return DpoSettings(
+        loss=dpo.loss,
+        beta=dpo.beta,
+        soft_labels=dpo.soft_labels,
+        unknown_noise=dpo.unknown_noise,
+        weights=dpo.weights,
+        sft=dpo.sft,
+        dmpo_gamma=dpo.dmpo_gamma,
+        label_smoothing=dpo.label_smoothing,
+        anchor_rows=config.anchor.rows,
+        anchor_weight=config.anchor.weight,
     )
 
 

@@ -1,0 +1,74 @@
+"""Entry of every command: the runner, with the launchers and the planner that this package has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.errors import ConfigError
+from offline_agent.runner import main as runner
+from offline_agent.runner.pipeline import C, Command, P, Session, Spread
+
+if TYPE_CHECKING:
+    from offline_agent.config.build_prefs import RunConfig
+    from offline_agent.runner.pipeline import Expectation
+    from offline_agent.store.run_directory import RunDirectory
+
+
+def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
+    """Carry out a command line and return its exit status; see `runner.main`."""
+    return runner.main(command, _Elsewhere(), argv)
+
+
+class _Elsewhere:
+    """Slurm, Ray, several processes, shards and the planner, each imported where it is asked for."""
+
+    def launcher(
+        self, command: Command[Any, Any], config: RunConfig, part: str | None, arguments: list[str]
+    ) -> Callable[..., int] | None:
+        from offline_agent.launch import torchrun
+
+        if torchrun.count() > 1:
+            torchrun.check(command.name, config, torchrun.count())
+            from offline_agent.training.sharding import join
+
+            join()
+        if torchrun.rank():
+            return torchrun.follow
+        if config.launcher != "slurm" and part == "--submit":
+            raise ConfigError(f"--submit: got launcher={config.launcher}; it goes with launcher=slurm")
+        if command.spread is None and part in ("--merge", "--shard"):
+            raise ConfigError(f"{part}: {command.name} is not cut into shards; leave it out")
+        if config.launcher == "ray" and part is None:
+            from offline_agent.launch.ray import command as ray
+
+            return ray.launcher(command, config, arguments)
+        if config.launcher != "slurm" or part in ("--merge", "--shard"):
+            return None
+        from offline_agent.launch.slurm import launcher as slurm
+
+        return slurm.launcher(command, config, wait=part is None)
+
+    def merge(self, spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> Any:
+        from offline_agent.launch.shards import merge
+
+        return merge(spread, prepared, session)
+
+    def check_plan(self, config: RunConfig, planned: bool) -> None:
+        from offline_agent.planning.plan import check
+
+        check(config, planned)
+
+    def plan(self, name: str, config: RunConfig, say: Callable[[str], None]) -> Any:
+        from offline_agent.planning.plan import plan
+
+        return plan(name, config, say)
+
+    def expectation(
+        self, name: str, config: RunConfig, run: RunDirectory, say: Callable[[str], None]
+    ) -> Expectation | None:
+        from offline_agent.planning.plan import KEPT, Expectation
+
+        if config.plan.expect or (run.path / KEPT).is_file():
+            return Expectation(name, config, run, say)
+        return None
