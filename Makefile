@@ -17,13 +17,15 @@ JAVA := command -v java >/dev/null || { echo "No java found: installing one into
 	{ echo "TextWorldExpress needs Java, and none could be installed. On Debian and Ubuntu: apt-get install default-jre-headless"; exit 1; }
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-bfcl demo-textworld test test-vllm lint clean
+.PHONY: help install demo demo-bfcl demo-textworld test test-fast test-vllm docs lint clean
 
 help:
 	@echo "make demo            install, then search, judge and build pairs on the embedded default (offline, CPU)"
 	@echo "make demo-bfcl       the same on the Berkeley Function-Calling Leaderboard's multi-turn tasks"
 	@echo "make demo-textworld  the same on TextWorldExpress"
 	@echo "make test            install what tests need and run them all (PYTEST_ARGS=... is passed on)"
+	@echo "make test-fast       unit, property and contract tests without engines: under two minutes on two cores"
+	@echo "make docs            write docs/configuration.md from the keys"
 	@echo "make test-vllm       try the server policy against a real vLLM (builds its own environment, several GB)"
 	@echo "make lint            ruff, mypy, import-linter"
 	@echo "make clean           remove $(VENV)"
@@ -43,6 +45,12 @@ test: $(VENV)/.test
 
 test-vllm: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash tests/vllm/run.sh
+
+test-fast: $(VENV)/.test
+	$(RUN) -m pytest tests/unit tests/property tests/contract -m "not slow" -n 2 --dist loadfile
+
+docs: $(VENV)/.base
+	$(RUN) -m offline_agent.config.documentation > docs/configuration.md
 
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +19,29 @@ settings.register_profile("project", deadline=None, suppress_health_check=[Healt
 settings.load_profile("project")
 
 
+SLOW = frozenset(
+    """
+    contract/test_judges property/test_hf_invariance property/test_prefix_sharing property/test_rendering
+    unit/envs/test_isolation unit/envs/test_textworld unit/judges/test_verifiers unit/launch unit/pipelines
+    unit/policies/hf unit/policies/server unit/policies/vllm unit/preferences/pairs/test_inflation
+    unit/rendering/test_plain_tokenizer unit/search/test_isolated_search unit/search/test_outage unit/tools
+    unit/tracking unit/training
+    """.split()
+)
+"""Folders and files that start processes, engines or trainings: `make test-fast` leaves them out."""
+FAST = frozenset({"data", "test_advantages.py", "test_branches.py", "test_objectives.py", "test_trie.py"})
+"""Parts of paths of tests below them that do not."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take minutes: a worker of xdist has each to itself, and the others find more to do."""
+    """Mark what is slow, and begin with the files that take minutes.
+
+    A worker of xdist has each of these files to itself, and the others find more to do.
+    """
+    here = Path(__file__).parent
+    for item in items:
+        place = item.path.relative_to(here).with_suffix("")
+        slow = place.parts[0] in ("e2e", "slurm") or any(str(each) in SLOW for each in (place, *place.parents))
+        if slow and not FAST & {*item.path.parts}:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not {"slurm", "test_processes.py"} & {*item.path.parts})
