@@ -18,7 +18,7 @@ from offline_agent.records import Action, Role, Task, Verdict
 from offline_agent.search.tree import observation_hash
 
 
-class State:
+class EnvState:
     """One state of an environment: how it was reached, what was seen there, and perhaps a live copy.
 
     Attributes:
@@ -32,7 +32,7 @@ class State:
 
     __slots__ = ("parent", "action", "observed", "fingerprint", "depth", "episode")
 
-    def __init__(self, parent: State | None, action: Action | None, observed: str, fingerprint: str | None) -> None:
+    def __init__(self, parent: EnvState | None, action: Action | None, observed: str, fingerprint: str | None) -> None:
         self.parent = parent
         self.action = action
         self.observed = observed
@@ -98,7 +98,7 @@ class ReplayNeeded(EnvironmentFault):
         self.calls = calls
 
 
-class World(Protocol):
+class TaskEnvironment(Protocol):
     """What the search asks of an environment, one world per tree; its methods are called from pool threads."""
 
     def open(self) -> Opening:
@@ -142,7 +142,7 @@ class RestoreCounts:
 
 
 class Restorer:
-    """The `World` of a real environment.
+    """The `TaskEnvironment` of a real environment.
 
     Each edge costs one tool call where the environment can be copied: the parent's state is copied and the copy
     stepped. Where it cannot be copied, or the state was evicted, the nearest live ancestor (or a fresh episode) is
@@ -172,7 +172,7 @@ class Restorer:
         self._limit = max(1, live_states)
         self._counts = counts if counts is not None else RestoreCounts()
         self._lock = threading.Lock()
-        self._live: OrderedDict[int, State] = OrderedDict()
+        self._live: OrderedDict[int, EnvState] = OrderedDict()
         self._spare: list[Episode] = [] if spare is None else spare
         self._shared = spare is not None
         self._goals = goals
@@ -180,12 +180,12 @@ class Restorer:
         self._closed = False
 
     def open(self) -> Opening:
-        """See `World.open`."""
+        """See `TaskEnvironment.open`."""
         episode = self._fresh()
         try:
             observation = episode.reset(self._task)
             self._counts.resets += 1
-            state = State(None, None, observation_hash(observation), episode.fingerprint())
+            state = EnvState(None, None, observation_hash(observation), episode.fingerprint())
             tools, system = episode.tools, episode.system_prompt
         except Exception:
             _close(episode)
@@ -193,8 +193,8 @@ class Restorer:
         self._keep(state, episode)
         return Opening(observation, system, tools.schemas, tools.canonical_key, state)
 
-    def execute(self, state: State, action: Action, replay: bool = True) -> Outcome:
-        """See `World.execute`."""
+    def execute(self, state: EnvState, action: Action, replay: bool = True) -> Outcome:
+        """See `TaskEnvironment.execute`."""
         episode = self._at(state, replay)
         verdict, goal = None, None
         try:
@@ -208,7 +208,7 @@ class Restorer:
         except Exception:
             _close(episode)  # its state is unknown: nobody may use it again
             raise
-        child = State(state, action, observation_hash(result.observation), fingerprint)
+        child = EnvState(state, action, observation_hash(result.observation), fingerprint)
         if result.terminated:
             self._release(episode)
         else:
@@ -217,11 +217,11 @@ class Restorer:
             result.observation, result.role, result.terminated, result.fault, verdict, fingerprint, goal, child
         )
 
-    def remember(self, state: State, action: Action, observation: str | None, fingerprint: str | None) -> State:
-        """See `World.remember`."""
-        return State(state, action, observation_hash(observation), fingerprint)
+    def remember(self, state: EnvState, action: Action, observation: str | None, fingerprint: str | None) -> EnvState:
+        """See `TaskEnvironment.remember`."""
+        return EnvState(state, action, observation_hash(observation), fingerprint)
 
-    def judge(self, state: State) -> Judged:
+    def judge(self, state: EnvState) -> Judged:
         """Return what a state is like to which no outcome says it: the start, or one where the episode goes on.
 
         Raises:
@@ -239,9 +239,9 @@ class Restorer:
             self._release(episode)  # it is a copy
         return judged
 
-    def distance(self, state: State) -> int:
+    def distance(self, state: EnvState) -> int:
         """Return how many actions are replayed before the next one can be executed after a state."""
-        here: State | None = state
+        here: EnvState | None = state
         while here is not None and here.episode is None:
             here = here.parent
         return state.depth - (0 if here is None else here.depth)
@@ -257,7 +257,7 @@ class Restorer:
             self._release(episode)
 
     def close(self) -> None:
-        """See `World.close`."""
+        """See `TaskEnvironment.close`."""
         with self._lock:
             self._closed = True
             own = [] if self._shared else self._spare
@@ -286,7 +286,7 @@ class Restorer:
                 return
         _close(episode)
 
-    def _keep(self, state: State, episode: Episode) -> None:
+    def _keep(self, state: EnvState, episode: Episode) -> None:
         evicted = None
         with self._lock:
             if self._closed:
@@ -300,7 +300,7 @@ class Restorer:
         if evicted is not None:
             self._release(evicted)
 
-    def _claim(self, state: State) -> Episode | None:
+    def _claim(self, state: EnvState) -> Episode | None:
         """Return an episode in `state` that is ours alone: a copy where copying works, else the live one itself."""
         with self._lock:
             episode = state.episode
@@ -319,9 +319,9 @@ class Restorer:
             del self._live[id(state)]
             return episode
 
-    def _at(self, state: State, replay: bool) -> Episode:
-        behind: list[State] = []
-        here: State | None = state
+    def _at(self, state: EnvState, replay: bool) -> Episode:
+        behind: list[EnvState] = []
+        here: EnvState | None = state
         episode = None
         while here is not None and (episode := self._claim(here)) is None:
             if not replay:
@@ -340,7 +340,7 @@ class Restorer:
             raise
         return episode
 
-    def _bring(self, episode: Episode, behind: list[State]) -> None:
+    def _bring(self, episode: Episode, behind: list[EnvState]) -> None:
         """Bring an episode forward through the states, last to first; where the last is the root it is reset."""
         for target in reversed(behind):
             if target.action is None:
@@ -351,7 +351,7 @@ class Restorer:
                 self._counts.replayed += 1
             self._compare(target, observation_hash(observation), episode)
 
-    def _compare(self, target: State, observed: str, episode: Episode) -> None:
+    def _compare(self, target: EnvState, observed: str, episode: Episode) -> None:
         fingerprint = episode.fingerprint()
         if observed == target.observed and fingerprint == target.fingerprint:
             return
