@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.play import play
 from offline_agent.errors import ConfigError, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.scripted import NoisyPolicy
-from offline_agent.records import Context, Step, Task, Trajectory, Verdict
+from offline_agent.records import Action, Context, Task, Trajectory, Verdict
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.seeding import derive_seed
 
@@ -76,7 +78,7 @@ def demonstrate(
             name = f"{task.task_id}/{number}"
             out.attempts += 1
             try:
-                trajectory = play(spec, task, expert, max_steps, chance)
+                trajectory = attempt(spec, task, expert, max_steps, chance)
             except (EnvironmentFault, PolicyError) as error:
                 out.left_out.append((name, str(error)))
                 continue
@@ -93,34 +95,22 @@ def demonstrate(
     return out
 
 
-def play(spec: EnvSpec, task: Task, expert: NoisyPolicy, max_steps: int, chance: random.Random) -> Trajectory:
-    """Return one attempt.
+def attempt(spec: EnvSpec, task: Task, expert: NoisyPolicy, max_steps: int, chance: random.Random) -> Trajectory:
+    """Return one attempt of the expert.
 
     Raises:
         EnvironmentFault: The environment broke.
-        PolicyError: The expert did.
+        PolicyError: The expert failed.
     """
-    episode = spec.open()
-    try:
-        first = episode.reset(task)
-        context = Context(task, episode.system_prompt, episode.tools.schemas, first)
-        steps: list[Step] = []
-        while not episode.terminated and len(steps) < max_steps:
-            answer = expert.propose([ProposeRequest(context, (chance.getrandbits(62),), temperature=1.0)])[0]
-            if not isinstance(answer, Proposals):
-                raise answer
-            action = answer.actions[0]
-            key = episode.tools.canonical_key(action)
-            result = episode.step(action)
-            steps.append(Step(action, key, result.observation, result.role, result.fault))
-            context = context.child(action, result.observation, result.role)
-        over = episode.terminated
-        verdict = episode.verdict()
-    finally:
-        episode.close()
-    return Trajectory(
-        context, tuple(steps), verdict, over, not over, "demonstration", cut_by=None if over else "max_steps"
-    )
+
+    def choose(context: Context) -> Action:
+        answer = expert.propose([ProposeRequest(context, (chance.getrandbits(62),), temperature=1.0)])[0]
+        if not isinstance(answer, Proposals):
+            raise answer
+        return answer.actions[0]
+
+    with contextlib.closing(spec.open()) as episode:
+        return play(episode, task, choose, max_steps, origin="demonstration")
 
 
 def _done(trajectory: Trajectory) -> bool:

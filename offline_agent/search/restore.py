@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from offline_agent.envs.base import EnvSpec, Episode
+from offline_agent.envs.play import execute
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, Role, Task, Verdict
 from offline_agent.search.tree import observation_hash
@@ -196,13 +197,10 @@ class Restorer:
     def execute(self, state: EnvState, action: Action, replay: bool = True) -> Outcome:
         """See `TaskEnvironment.execute`."""
         episode = self._at(state, replay)
-        verdict, goal = None, None
+        goal = None
         try:
-            result = episode.step(action)
-            fingerprint = episode.fingerprint()
+            result, verdict, fingerprint = execute(episode, action, fingerprint=True)
             self._counts.executed += 1
-            if result.terminated:
-                verdict = episode.verdict()
             if result.terminated or self._goals:
                 goal = episode.achieved_goal()
         except Exception:

@@ -14,7 +14,7 @@ from offline_agent.envs.textworld.demonstrate import follow, to_do
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.policies.scripted import OraclePolicy
 from offline_agent.records import Action, Task, ToolCall
-from offline_agent.rollouts.episodes import Ask, Episodes
+from offline_agent.rollouts.episodes import AttemptRequest, Episodes
 from offline_agent.search.settings import SearchSettings
 from tests.helpers.search import search
 
@@ -236,7 +236,7 @@ def test_only_attempts_in_flight_are_unscored_when_java_dies(in_flight):
     _find_paths(tasks)
     pool = EnvPool(2, 30.0)
     episodes = Episodes(spec, Killing(spec.demonstrate, 20).engine(), pool, max_steps=100, in_flight=in_flight)
-    played = list(episodes.play(Ask(task, "greedy", 0) for task in tasks))
+    played = list(episodes.play(AttemptRequest(task, "greedy", 0) for task in tasks))
     pool.close()
     assert len(played) == 16
     unscored = [attempt for attempt in played if attempt.success is None]

@@ -122,7 +122,7 @@ def test_sums_add_up(settings: SearchSettings) -> None:
         assert [node.id for node in tree.nodes] == list(range(len(tree.nodes)))
         assert tree.root.visits == tree.simulations
         for node in tree.nodes:
-            assert node.pending == 0 and not node.asking
+            assert node.pending == 0 and not node.drawing
             if node.edges:
                 assert math.isclose(sum(edge.prior for edge in node.edges), 1.0)
                 assert node.samples == sum(edge.count for edge in node.edges)
