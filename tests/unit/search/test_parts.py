@@ -63,7 +63,7 @@ def test_puct_by_hand() -> None:
     assert puct(6.0, 0.2)(tree, tree.root) is tree.edges[1]
     for edge in tree.edges:
         edge.closed = True
-    assert puct()(tree, tree.root) is None and uct()(tree, tree.root) is None
+    assert puct(1.25, 0.2)(tree, tree.root) is None and uct(1.0)(tree, tree.root) is None
 
 
 def test_uct_is_agentqs() -> None:
@@ -96,7 +96,7 @@ def test_the_critic_counts_alike_whatever_the_spread_of_the_values(span: float) 
             edge.critic = critic
         tree.edges[2].closed = tree.edges[3].closed = True
         better = tree.edges[0] if gap > 0 and span else tree.edges[1]
-        assert puct(c=0.0)(tree, tree.root) is better
+        assert puct(0.0, 0.2)(tree, tree.root) is better
 
 
 def test_puct_adds_its_exploration_to_the_mixed_value() -> None:
