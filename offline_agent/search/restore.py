@@ -76,7 +76,7 @@ class Outcome(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """The judgement of a state: its verdict, the task that it achieves (None where unsaid), whether it ends the episode."""
+    """The judgement of a state: its verdict, the task that it achieves (None where unsaid), the end of the episode."""
 
     verdict: Verdict
     goal: dict[str, Any] | None
@@ -84,7 +84,7 @@ class Judged(NamedTuple):
 
 
 class ReplayMismatch(EnvironmentFault):
-    """A replay differed from what the tree recorded, `depth` actions after the start; values from there on are noise."""
+    """A replay differed from what the tree recorded, `depth` actions after the start; values behind that are noise."""
 
     def __init__(self, message: str, depth: int) -> None:
         super().__init__(message)
@@ -146,8 +146,8 @@ class Restorer:
     """The `TaskEnvironment` of an environment class.
 
     Where the environment can be copied, each edge costs one tool call: the parent's state is copied and the copy is
-    stepped. Where it cannot be copied, or the state was evicted, actions are replayed from the nearest live ancestor (or
-    a fresh episode), and each observation and fingerprint is compared with the recorded one.
+    stepped. Where it cannot be copied, or the state was evicted, actions are replayed from the nearest live ancestor
+    (or a fresh episode), and each observation and fingerprint is compared with the recorded one.
 
     Args:
         spec: The environment.

@@ -16,8 +16,8 @@ class SearchSettings:
         simulations: Rollouts per tree.
         proposals: K0, proposals drawn in one request where a node is expanded; also the number of plain policy
             rollouts with which a tree starts.
-        rollout_proposals: Proposals drawn in one request at each new node of a rollout. 1 draws the others when the node
-            is expanded, if ever; `proposals` draws them all at once (fewer, larger requests).
+        rollout_proposals: Proposals drawn in one request at each new node of a rollout. 1 draws the others when the
+            node is expanded, if ever; `proposals` draws them all at once (fewer, larger requests).
         max_children, widening: A node may have ceil(widening * sqrt(N)) children, at least K0, at most `max_children`.
         saturation: Proposals in a row, beyond the first `proposals` of a node, that add nothing before it counts as
             exhausted: an action of probability p is then missed with probability (1 - p)^saturation at most.
