@@ -30,9 +30,9 @@ class Check:
     """One check's outcome.
 
     Attributes:
-        name: What was checked.
+        name: Name of the check.
         passed: None where it does not apply.
-        detail: What is wrong and how to mend it, or why it does not apply; "" when passed.
+        detail: The faults, each with how to correct it, or why it does not apply; "" when passed.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Report:
 
 
 class _NotApplicable(Exception):
-    """The environment lacks what the check is about."""
+    """The environment has no member that the check is for."""
 
 
 def check(name_or_path: str, args: Mapping[str, Any] | None = None) -> Report:
@@ -75,12 +75,12 @@ def check(name_or_path: str, args: Mapping[str, Any] | None = None) -> Report:
 
 
 def check_environment(spec: EnvSpec, *, tasks: int = 3, max_steps: int = 120, seconds: float = 60.0) -> Report:
-    """Return what every environment must pass, tried on this one.
+    """Run the checks that every environment must pass; return the report.
 
     Args:
         spec: The environment.
-        tasks: How many tasks of each split are played.
-        max_steps: Most actions in one episode; the oracle must be done within them.
+        tasks: Number of tasks of each split that are played.
+        max_steps: Most actions in one episode; the oracle must succeed within them.
         seconds: Longest any one check may take; one that takes longer fails.
     """
     checker = _Checker(spec, tasks, max_steps)
@@ -260,8 +260,8 @@ class _Checker:
                         break
 
     def turns(self) -> Iterator[str]:
-        """What single calls earn: in [0, 1], the same whenever it is asked, readable at any time, of some call."""
-        told = False
+        """The turn reward is in [0, 1], the same when read twice, readable at any time, and given for some call."""
+        given = False
         for task in self._some():
             with self._opened() as episode:
                 if self.spec.turn_rewards:
@@ -276,11 +276,11 @@ class _Checker:
                     if episode.terminated:
                         break
                     result = episode.step(action)
-                    told |= result.reward is not None and result.fault is None and action.call is not None
+                    given |= result.reward is not None and result.fault is None and action.call is not None
                     if result.fault is None and action.call is not None and episode.turn_reward() != result.reward:
                         yield f"{task.task_id}: asked twice, turn_reward answered differently"
                         break
-        if not told:
+        if not given:
             yield "turn_reward was None after every call; leave it out where there is nothing to say"
 
     def replay(self) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from offline_agent.records import POLICY_CUTS, Action, Context
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
-from offline_agent.search.simulation import Others, Simulation, Transition
+from offline_agent.search.simulation import Simulation, Transition
 from offline_agent.search.tree import Edge, Node, SearchTree
 
 
@@ -61,7 +61,8 @@ class Backup:
         """Merge the proposals drawn at the leaf, and the critic's scores."""
         node = simulation.node
         node.drawing = False
-        self._add_proposals(tree, node, [(action, key) for _, action, key in simulation.drawn])
+        for _, action, key in simulation.drawn:
+            self._add_proposal(tree, node, action, key)
         for edge in node.edges:
             score = simulation.critic.get(edge.key)
             if score is not None:
@@ -71,12 +72,11 @@ class Backup:
         if not simulation.drawn:
             node.duplicates += self._settings.saturation  # the policy cannot answer here: ask elsewhere
 
-    def _add_proposals(self, tree: SearchTree, node: Node, proposals: Sequence[tuple[Action, str]] | Others) -> None:
-        for action, key in proposals:
-            self._count(tree, node, action)
-            edge, _ = tree.add_proposal(node, action, key, self._first)
-            if action.fault == "no_end":
-                edge.closed, edge.fault = True, action.fault  # it cannot be executed
+    def _add_proposal(self, tree: SearchTree, node: Node, action: Action, key: str) -> None:
+        self._count(tree, node, action)
+        edge, _ = tree.add_proposal(node, action, key, self._first)
+        if action.fault == "no_end":
+            edge.closed, edge.fault = True, action.fault  # it cannot be executed
 
     def _count(self, tree: SearchTree, node: Node, action: Action) -> None:
         if action.token_ids is not None:
@@ -96,7 +96,7 @@ class Backup:
         """
         node, edges, transitions = simulation.node, simulation.path, simulation.transitions
         for position, transition in enumerate(transitions):
-            sample, key, _, outcome, context, *_ = transition
+            sample, key, _, outcome, context, _, _, _ = transition
             edge = tree.find(node, key)
             if sample >= 0 and not (position == 0 and simulation.draw):
                 edge = self._add_sample(tree, simulation, node, transition)
@@ -144,7 +144,8 @@ class Backup:
             key = f"{key}#{sample}.{simulation.index}"  # independent rollouts never share another's turn
         self._count(tree, node, action)
         edge, _ = tree.add_proposal(node, action, key, self._first)
-        self._add_proposals(tree, node, others)
+        for other, name in others:
+            self._add_proposal(tree, node, other, name)
         refresh_priors(node)
         return edge
 
@@ -195,7 +196,8 @@ class Backup:
                 node.edges.append(edge)
                 node.samples = 1
                 if others:
-                    self._add_proposals(tree, node, others)
+                    for other, name in others:
+                        self._add_proposal(tree, node, other, name)
                     refresh_priors(node)
             _, _, over, edge.fault, judged, fingerprint, goal, state = outcome
             node = edge.child = Node(

@@ -144,8 +144,8 @@ class TreeSearch:
         Progressive widening (Coulom 2007): a node may have `widening` * sqrt(N) children, at most `max_children`. It
         draws none while simulations in flight may be drawing the same ones, and none once it is saturated.
         """
-        settings = self.settings
-        if self._is_drawing(node) or node.duplicates >= settings.saturation:
+        settings, leaf = self.settings, node.leaf
+        if node.drawing or (leaf is not None and leaf.active) or node.duplicates >= settings.saturation:
             return 0
         edges = len(node.edges)
         room = settings.max_children - edges
@@ -167,16 +167,11 @@ class TreeSearch:
 
     def _choose_gumbel(self, tree: SearchTree, node: Node) -> Edge | None:
         if self._gumbel is None:
-            if self._is_drawing(node):
+            if node.drawing or (node.leaf is not None and node.leaf.active):
                 return None  # its candidates are not all known yet
             settings, seed = self.settings, derive_seed(self._seed, "gumbel")
             self._gumbel = GumbelRoot(settings.gumbel_m, settings.simulations, seed, settings.critic_alpha)
         return self._gumbel.select(tree, node)
-
-    @staticmethod
-    def _is_drawing(node: Node) -> bool:
-        """Whether simulations in flight draw proposals at a node."""
-        return node.drawing or (node.leaf is not None and node.leaf.active > 0)
 
     @staticmethod
     def _mark(simulation: Simulation) -> Simulation:

@@ -12,8 +12,8 @@ from typing import Any
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.play import play
 from offline_agent.envs.pool import EnvPool
+from offline_agent.envs.process_state import ProcessState
 from offline_agent.envs.snapshots import copying_fault, costs
-from offline_agent.envs.surroundings import Surroundings
 from offline_agent.errors import EnvironmentFault
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.scripted import RandomPolicy
@@ -39,7 +39,7 @@ def trust_copies(session: Session[Any], spec: EnvSpec, tasks: Sequence[Task]) ->
     choosing = session.config.env.isolate == "auto"
     if spec.replay_only:
         return
-    surroundings = Surroundings()
+    surroundings = ProcessState()
     for task in tasks[:3]:
         reason = _limited(session, partial(_copying_fault, spec, task))
         if not isinstance(reason, EnvironmentFault):
@@ -61,7 +61,7 @@ def trust_copies(session: Session[Any], spec: EnvSpec, tasks: Sequence[Task]) ->
 @contextlib.contextmanager
 def undoing_changes(session: Session[Any], spec: EnvSpec) -> Iterator[Callable[[], None]]:
     """Undo, and say, what an environment changes in this process: when the function is called, and at the end."""
-    surroundings = Surroundings()
+    surroundings = ProcessState()
 
     def look() -> None:
         if changed := surroundings.put_back():

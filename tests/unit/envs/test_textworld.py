@@ -62,7 +62,7 @@ def test_the_gold_path_wins(game, split):
 def test_gold_paths_repeat_in_another_java_machine():
     asked = [(g, "", "train", seed) for g in ("cookingworld", "twc", "coin") for seed in (18, 19)]
     here = [list(server.server().gold(*key)) for key in asked]
-    other = server.Server()
+    other = server.JavaServer()
     try:
         assert [list(other.gold(*key)) for key in asked[::-1]][::-1] == here
         assert [list(server.server().gold(*key)) for key in asked] == here and all(here)
@@ -373,4 +373,4 @@ def test_what_is_missing_is_named(monkeypatch, gone, told):
     with pytest.raises(ConfigError, match=told):
         list(EnvSpec(TextWorld).tasks("train"))
     with pytest.raises(ConfigError, match=told):
-        server.Server()
+        server.JavaServer()
