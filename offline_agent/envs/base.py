@@ -11,8 +11,8 @@ Optional: attributes `system_prompt`, `name`, `version`, `irreversible`, `replay
 `fingerprint`, `achieved_goal`; `__deepcopy__`, `__enter__`, `__exit__`; the class method
 `demonstrate(task, messages, rng, noise)` (a scripted expert); `_reply(text)` (the scripted user's next turn after an
 answer without a call); `_tools` (a `ToolSet`, where each task has its own); `_answers_differ = False` (the text of a
-final answer has no effect). `tasks` is given the constructor's arguments that it has parameters for. There is an example
-in docs/environments.md.
+final answer has no effect). `tasks` is given the constructor's arguments that it has parameters for. See
+docs/environments.md for an example.
 """
 
 from __future__ import annotations

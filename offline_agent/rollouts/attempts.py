@@ -258,47 +258,41 @@ class Journal:
         self.attempts[attempt.key] = attempt
 
 
-COLUMNS = (
-    "policy", "mode", "task_id", "attempt", "success", "reward", "steps", "terminated", "truncated", "cut_by",
-    "invalid_calls", "repeated_calls", "refused_calls", "calls", "generated_tokens", "prefilled_tokens", "tool_calls",
-    "simulations", "end_score", "error", "verdict",
-)  # fmt: skip
+_TABLE: dict[str, tuple[str, bool, Callable[[Attempt], Any]]] = {  # column -> Arrow type, nullable, value
+    "policy": ("string", False, lambda a: a.policy),
+    "mode": ("string", False, lambda a: a.mode),
+    "task_id": ("string", False, lambda a: a.task.task_id),
+    "attempt": ("int64", False, lambda a: a.number),
+    "success": ("bool", True, lambda a: a.success),
+    "reward": ("float64", True, lambda a: a.reward),
+    "steps": ("int64", False, lambda a: len(a.steps)),
+    "terminated": ("bool", False, lambda a: a.terminated),
+    "truncated": ("bool", False, lambda a: a.truncated),
+    "cut_by": ("string", True, lambda a: a.cut_by),
+    "invalid_calls": ("int64", False, lambda a: a.invalid_calls),
+    "repeated_calls": ("int64", False, lambda a: a.repeated_calls),
+    "refused_calls": ("int64", False, lambda a: a.refused_calls),
+    "calls": ("int64", False, lambda a: a.calls),
+    "generated_tokens": ("int64", False, lambda a: a.generated),
+    "prefilled_tokens": ("int64", False, lambda a: a.prefilled),
+    "tool_calls": ("int64", False, lambda a: a.tool_calls),
+    "simulations": ("int64", True, lambda a: a.simulations),
+    "end_score": ("float64", True, lambda a: a.end_score),
+    "error": ("string", True, lambda a: a.verdict.error),
+    "verdict": ("string", False, lambda a: json.dumps(a.verdict.to_json(), ensure_ascii=True)),
+}
+COLUMNS = tuple(_TABLE)
 
 
 def row(attempt: Attempt) -> dict[str, Any]:
     """Return the attempt's row of the table `attempts`, one value per column of `COLUMNS`."""
-    return {
-        "policy": attempt.policy,
-        "mode": attempt.mode,
-        "task_id": attempt.task.task_id,
-        "attempt": attempt.number,
-        "success": attempt.success,
-        "reward": attempt.reward,
-        "steps": len(attempt.steps),
-        "terminated": attempt.terminated,
-        "truncated": attempt.truncated,
-        "cut_by": attempt.cut_by,
-        "invalid_calls": attempt.invalid_calls,
-        "repeated_calls": attempt.repeated_calls,
-        "refused_calls": attempt.refused_calls,
-        "calls": attempt.calls,
-        "generated_tokens": attempt.generated,
-        "prefilled_tokens": attempt.prefilled,
-        "tool_calls": attempt.tool_calls,
-        "simulations": attempt.simulations,
-        "end_score": attempt.end_score,
-        "error": attempt.verdict.error,
-        "verdict": json.dumps(attempt.verdict.to_json(), ensure_ascii=True),
-    }
+    return {name: value(attempt) for name, (_, _, value) in _TABLE.items()}
 
 
 def schema() -> pa.Schema:
     """Return the columns of the table `attempts`."""
     import pyarrow as pa
 
-    texts, integers, nullable = {"policy", "mode", "task_id", "cut_by", "error", "verdict"}, pa.int64(), {
-        "success", "reward", "cut_by", "simulations", "end_score", "error",
-    }  # fmt: skip
-    kinds = {"success": pa.bool_(), "terminated": pa.bool_(), "truncated": pa.bool_()}
-    kinds |= {"reward": pa.float64(), "end_score": pa.float64(), **dict.fromkeys(texts, pa.string())}
-    return pa.schema([pa.field(name, kinds.get(name, integers), nullable=name in nullable) for name in COLUMNS])
+    return pa.schema(
+        [pa.field(name, pa.type_for_alias(kind), nullable=null) for name, (kind, null, _) in _TABLE.items()]
+    )

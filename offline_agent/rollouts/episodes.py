@@ -292,7 +292,7 @@ class Episodes:
     def _fault(self, attempt: RunningAttempt, value: BrokenEnvironment | EnvironmentFault) -> Attempt:
         if isinstance(value, BrokenEnvironment):
             return attempt.unscored("fault", str(value.fault))
-        attempt.episode = None  # its thread hangs in it: nobody may touch it again
+        attempt.episode = None  # its thread hangs in it: it must not be used again
         return attempt.unscored("time", str(value))
 
     def _end(self, attempt: RunningAttempt, sound: bool) -> None:
@@ -341,7 +341,7 @@ def _failed(attempt: RunningAttempt, fault: object) -> Attempt:
 
 
 def _ignore(result: Any) -> None:
-    """Closing an environment that fails to close changes nothing that was recorded."""
+    """Ignore the result of closing an environment: a failure changes nothing that was recorded."""
 
 
 def continuations(episodes: Episodes, task: Task, steps: Sequence[Step], n: int) -> list[Verdict]:

@@ -35,7 +35,7 @@ class RunningAttempt:
         action: The action that is being executed; None while the policy is asked.
         explored: Turns whose tool was drawn.
         generated, prefilled, tool_calls: See `Attempt`.
-        busy: The pool is working on the episode: nobody else may touch it.
+        busy: The pool is working on the episode: no other thread may touch it.
         failures: Number of times that the policy failed the present request.
     """
 

@@ -72,7 +72,7 @@ class SharedLeaf:
         self._start: PendingNode | None = None
 
     def start(self) -> PendingNode:
-        """Return the history itself; made at the first call, because most simulations share it with nobody."""
+        """Return the history itself; made at the first call, because most simulations share it with no other."""
         start = self._start
         if start is None:
             start = self._start = PendingNode(self.seed)

@@ -46,7 +46,7 @@ def simulate_inline(simulation: Simulation, opening: Opening, rules: RolloutRule
         Whether it ran; False leaves it untouched, for `simulation.simulate`.
     """
     leaf = simulation.leaf
-    # Nobody joins later: where all answers come at once, simulations end in the order of issue.
+    # No other one joins later: where all answers come at once, simulations end in the order of issue.
     if rules.critic or (leaf is not None and leaf.size > 1):
         return False
     chosen: Choice | None = None

@@ -23,7 +23,7 @@ MOST_FIRST_FAILURES = 16  # failures of a critic that never answered, after whic
 FREE = Proposals(()).usage  # the default usage, of answers that say nothing about their cost
 
 Critic = Callable[[Context, Sequence[Action], int], Sequence[float | None]]
-"""Scores each action in [0, 1], or None where it has no opinion; the last argument is a seed."""
+"""Called with (history, actions, seed); returns for each action a score in [0, 1], or None without an opinion."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class SentRequest:
     """A request under way.
 
     Attributes:
-        simulation: Gets the answer; None = nobody: the request only shows whether the policy answers.
+        simulation: Gets the answer; None = none: the request only shows whether the policy answers.
         request: As a simulation yields it, `ASK` or `CRITICISE`.
         answers: Number of answers that had come when it was sent.
     """
@@ -108,7 +108,7 @@ class RequestQueue:
         self._first_failures: int | None = 0  # failures of a critic that has not answered yet; None once it has
 
     def expect(self, request: ProposeRequest) -> None:
-        """Take a request for one that the policy can answer, as long as it has not answered any."""
+        """Expect the policy to answer a request, as long as it has answered none: the request that tests an outage."""
         self._outage.expect(request)
 
     def send(self, simulation: Simulation | None, request: Request) -> None:
@@ -135,7 +135,7 @@ class RequestQueue:
         free: list[tuple[Simulation, Any]] = []
         if sent.request[0] == ASK:
             failed = not isinstance(value, FINAL)
-            if isinstance(value, ContextFull):  # says something of the history, and nothing of whether it answers
+            if isinstance(value, ContextFull):  # a property of the history: it says nothing about an outage
                 self._note_full(value)
             elif failed:
                 value = self._failed(value)
@@ -180,7 +180,7 @@ class RequestQueue:
                         self._outage.answered(probe)
                         return value
                     self._failed(shown)
-            if value[1] is not FREE:
+            if value[1] is not FREE:  # by identity: cheaper than reading three zeros for each request
                 self._pay(value[1])
             self._outage.known = request
             return value

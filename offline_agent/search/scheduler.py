@@ -72,15 +72,15 @@ class Scheduler:
         """Yield each search when it is finished, in the order of finishing.
 
         Args:
-            searches: Each with the records of its log so far (empty for a new tree); drawn from lazily, and asked again
-                after it had none: an iterator may have more later, as long as a tree is under way.
+            searches: Each with the records of its log so far (empty for a new tree). Drawn from lazily, and tried again
+                after it had none: an iterator may yield more later, as long as a tree is under way.
 
         Raises:
             PolicyError: The policy failed too often in a row.
             EnvironmentFault: The environment hung too often.
         """
         thresholds = gc.get_threshold()
-        gc.set_threshold(100_000, 50, 100)  # trees are long-lived: the collector need not walk them again and again
+        gc.set_threshold(100_000, 50, 100)  # trees live long: collecting often would walk them often
         try:
             yield from self._run(iter(searches))
         finally:
@@ -197,12 +197,12 @@ class Scheduler:
                 value = attempt(environment.execute, request[1], request[2])
             elif kind == WAKE:
                 future = request[1]
-                for waiter in future.waiters:
+                for waiter in future.waiters:  # through the inbox: the simulation that wakes them goes on first
                     self._inbox.put((waiter, future.value))
                 future.waiters = value = None
             elif kind == WAIT:
                 future = request[1]
-                if future.value is EMPTY:
+                if future.value is EMPTY:  # else it was set since the simulation looked
                     future.waiters = (future.waiters or []) + [simulation]
                     return
                 value = future.value
@@ -212,7 +212,10 @@ class Scheduler:
                 return
 
     def _executed(self, simulation: Simulation, job: Callable[[], Any], value: Any) -> None:
-        """Hand on what an action gave; where it needs a replay, begin again under a limit that has room for one."""
+        """Pass on the result of an action; where it needs a replay, start it again with a limit that includes one.
+
+        The first try makes no replay, so that one hanging step is found after the time of one step.
+        """
         if isinstance(value, ReplayNeeded):
             limit = self._pool.limit_of(self._reset_seconds, value.calls + 1)
             self._pool.submit(job, partial(self._post, simulation), limit)
@@ -233,4 +236,4 @@ class Scheduler:
 
 
 def _ignore(result: Any) -> None:
-    """Closing an environment that fails to close changes nothing that was recorded."""
+    """Ignore the result of closing an environment: a failure changes nothing that was recorded."""

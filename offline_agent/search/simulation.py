@@ -95,7 +95,7 @@ class Simulation:
         transitions: Actions beyond the tree, first to last.
         cut: None, or what ended it without a verdict: one of `records.POLICY_CUTS`, whose value is 0, or `fault`,
             `policy`, `unscored`, `duplicate` (every proposal drawn was known), which have no value.
-        verdict: Of the end state; None where nobody was asked.
+        verdict: Of the end state; None where none was asked for.
         value: To back up, in [0, 1]; None backs up nothing.
         mismatch: Depth at which a replay differed from what the tree recorded; None otherwise.
         error: A sentence about what went wrong; None otherwise.
@@ -184,7 +184,7 @@ def simulate(simulation: Simulation, opening: Opening, rules: RolloutRules) -> G
         chosen = yield from _expand(simulation, canonical, rules)
         if chosen is None:
             return
-        simulation.leaf = SharedLeaf(child_seed(node.seed, chosen[2]), 1)  # what is new is nobody else's yet
+        simulation.leaf = SharedLeaf(child_seed(node.seed, chosen[2]), 1)  # new, so not shared yet
     elif simulation.edge is not None:
         chosen = IN_TREE, simulation.edge.actions[0], simulation.edge.key
     else:

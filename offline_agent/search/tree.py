@@ -119,7 +119,7 @@ class Node:
         terminated: The episode is over here by itself.
         cut: The limit of the policy's own that cut the episode here, one of `records.POLICY_CUTS`; None where none did.
             The turn before a node with `tokens` never ended and was not executed.
-        verdict: The end state's verdict; None where the episode goes on or nobody could be asked.
+        verdict: The end state's verdict; None where the episode goes on or gave none.
         fingerprint: The environment's hash of its state; None where it offers none.
         goal: What the state achieves, as `reset`'s keyword arguments; None where the environment does not say.
         closed: Nothing below it is left to learn.

@@ -34,7 +34,7 @@ def receive_request(source: socket.socket) -> tuple[Any, list[socket.socket]]:
 
 
 def send_answer(to: socket.socket, answer: dict[str, Any]) -> None:
-    """Send an answer; raises TypeError or ValueError where it is no JSON, OSError where nobody is there."""
+    """Send an answer; raises TypeError or ValueError where it is no JSON, OSError where the other side is closed."""
     _send(to, dumps(answer).encode("ascii"))
 
 

@@ -131,7 +131,7 @@ class Catalogue:
     def search(self, query: str) -> tuple[int, ...]:
         """Return the numbers of the products that match best, best first, at most `MAX_PAGES` pages of them.
 
-        Equal scores are ordered by number, so the ranking is the same everywhere. Words that no product has are ignored.
+        Equal scores are ordered by number, so the ranking is the same everywhere. Unknown words are ignored.
         """
         words = re.findall(r"[a-z]+", query[:2000].lower())[:MAX_QUERY_WORDS]
         known = tuple(sorted({word for word in words if word in self._vocabulary}))
