@@ -274,11 +274,11 @@ class Doors:
         self.depth = depth
 
     def open(self) -> Opening:
-        """See `World.open`."""
+        """See `TaskEnvironment.open`."""
         return Opening("start", "", (), lambda action: action.text, ())
 
     def execute(self, state: Path, action: Action, replay: bool = True) -> Outcome:
-        """See `World.execute`."""
+        """See `TaskEnvironment.execute`."""
         path = (*state, action.text)
         if len(path) == self.depth:
             score = round(random.Random("".join(path)).random(), 2)
@@ -286,7 +286,7 @@ class Doors:
         return Outcome("on", "tool", False, state=path)
 
     def remember(self, state: Any, action: Action, observation: str | None, fingerprint: str | None) -> Any:
-        """See `World.remember`."""
+        """See `TaskEnvironment.remember`."""
         return (*state, action.text)
 
     def close(self) -> None:

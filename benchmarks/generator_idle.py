@@ -99,11 +99,11 @@ class SlowWorld:
         self.seconds = seconds
 
     def open(self) -> Opening:
-        """See `World.open`."""
+        """See `TaskEnvironment.open`."""
         return Opening("start", "", (), lambda action: action.text, ())
 
     def execute(self, state: tuple[str, ...], action: Action, replay: bool = True) -> Outcome:
-        """See `World.execute`."""
+        """See `TaskEnvironment.execute`."""
         path = (*state, action.text)
         rng = random.Random("".join(path))
         time.sleep(self.seconds * (0.5 + rng.random()))
@@ -112,7 +112,7 @@ class SlowWorld:
         return Outcome("on", "tool", False, state=path)
 
     def remember(self, state: Any, action: Action, observation: str | None, fingerprint: str | None) -> Any:
-        """See `World.remember`."""
+        """See `TaskEnvironment.remember`."""
         return (*state, action.text)
 
     def close(self) -> None:

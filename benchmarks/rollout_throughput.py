@@ -40,7 +40,7 @@ from offline_agent.envs.pool import EnvPool
 from offline_agent.envs.shop import Shop
 from offline_agent.policies.hf.policy import DEFAULT_MODEL, HFPolicy
 from offline_agent.records import Action, Context, Task
-from offline_agent.rollouts.episodes import Ask, Episodes
+from offline_agent.rollouts.episodes import AttemptRequest, Episodes
 
 LATENCIES = (0.0, 0.5, 2.0)  # of the serial loop's generation of a turn
 
@@ -151,7 +151,7 @@ class Bench:
         self.env, self.endless = slow_shop(False), slow_shop(True)
         self.spec = EnvSpec(self.env)
         tasks = list(itertools.islice(self.spec.tasks("train"), options.tasks))
-        self.asks = [Ask(task, "sampled", number) for task in tasks for number in range(options.group)]
+        self.asks = [AttemptRequest(task, "sampled", number) for task in tasks for number in range(options.group)]
         self.trainer = self._trainer(folder, tasks)
         self.plain_threads = min({1, torch.get_num_threads()}, key=self._seconds_with)
         self.ours(Side("warm"), self.env, -1)

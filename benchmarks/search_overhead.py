@@ -1,7 +1,7 @@
 """Cost of the search itself: simulations per second with a policy and an environment that cost nothing.
 
 Run `python benchmarks/search_overhead.py`. Branching 4, depth 8, reward at the leaves. The search runs exactly as in
-`build_prefs` (scheduler, tickets, ordered commit, rollouts into the tree, event log), and once more without the log.
+`build_prefs` (scheduler, ordered commit, rollouts into the tree, event log), and once more without the log.
 llm-reasoners searches the same tree in the same rounds (`_llm_reasoners.py`): it is installed from PyPI into an
 environment of its own, or `--rival` names the Python of one that has it. Seconds are the processor's, in the kernel
 included: nothing here waits, and other load on the machine counts less.
@@ -65,15 +65,15 @@ class FreeWorld:
     """A complete tree of branching 4 and depth 8; the state is the history's number, level by level."""
 
     def open(self) -> Opening:
-        """See `World.open`."""
+        """See `TaskEnvironment.open`."""
         return Opening("start", "", (), _key, 0)
 
     def execute(self, state: int, action: Action, replay: bool = True) -> Outcome:
-        """See `World.execute`."""
+        """See `TaskEnvironment.execute`."""
         return OUTCOMES[state * BRANCHING + WAYS[action.text]]
 
     def remember(self, state: Any, action: Action, observation: str | None, fingerprint: str | None) -> Any:
-        """See `World.remember`."""
+        """See `TaskEnvironment.remember`."""
         return state * BRANCHING + WAYS[action.text]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What an environment is to the rest of the package: a class, its constructor's arguments, its tools and its tasks.
+"""The environment contract: a class, the arguments of its constructor, its tools and its tasks.
 
 An environment is a plain class with TRL's `environment_factory` contract; nothing is inherited or registered:
 
@@ -7,11 +7,12 @@ An environment is a plain class with TRL's `environment_factory` contract; nothi
 * `terminated`, set True when the episode is over; `get_reward()`, in [0, 1], at the end.
 
 Optional: attributes `system_prompt`, `name`, `version`, `irreversible`, `replay_only`, `deterministic_verifier`;
-`turn_reward` (class attribute or property: what the last call earned by itself, in [0, 1], or None); properties
+`turn_reward` (class attribute or property: the reward of the last call alone, in [0, 1], or None); properties
 `fingerprint`, `achieved_goal`; `__deepcopy__`, `__enter__`, `__exit__`; the class method
 `demonstrate(task, messages, rng, noise)` (a scripted expert); `_reply(text)` (the scripted user's next turn after an
 answer without a call); `_tools` (a `ToolSet`, where each task has its own); `_answers_differ = False` (the text of a
-final answer has no effect). `tasks` is given the constructor's arguments that it has parameters for.
+final answer has no effect). `tasks` is given the constructor's arguments that it has parameters for. See
+docs/environments.md for an example.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from offline_agent.errors import ConfigError, EnvironmentFault, did_you_mean, en
 from offline_agent.records import Task, Verdict
 
 if TYPE_CHECKING:
-    from offline_agent.envs.isolation.client import Server
+    from offline_agent.envs.isolation.client import EpisodeServer
 
 __all__ = ["EnvSpec", "Environment", "Episode", "StepResult", "ToolError", "ToolSet"]
 
@@ -56,7 +57,7 @@ class Environment:
 
 
 class EnvSpec:
-    """An environment class and the arguments of its constructor, looked at once.
+    """An environment class and the arguments of its constructor, checked once.
 
     Args:
         cls: The class.
@@ -65,17 +66,17 @@ class EnvSpec:
         sandboxed: Whether tools marked irreversible may be called.
         max_observation_chars: Longer observations are cut, with a note that says so.
         isolated: Open environments in processes of their own (`envs.isolation`).
-        most_processes: Number of them above which no more are kept than each tree's last.
+        most_processes: Number of processes above which each tree keeps only its last one.
 
     Attributes:
         path: Name under which another process loads the class.
-        tools: The class's tools. A live episode may have fewer: see `Episode.tools`, which is what a policy is shown.
+        tools: The class's tools. A live episode may have fewer: the policy is shown `Episode.tools`.
         demonstrate: The scripted expert `(task args, messages, rng, noise) -> message`; None where there is none.
         deterministic_verifier: The same end state always gets the same verdict.
-        turn_rewards: The class has a `turn_reward`: it says of single calls what they earned.
+        turn_rewards: The class has a `turn_reward`: a reward of each single call.
 
     Raises:
-        ConfigError: The class is not fit: every fault found, one line each.
+        ConfigError: The class does not meet the contract: every fault found, one line each.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class EnvSpec:
         self.path = f"{cls.__module__}:{cls.__qualname__}" if inspect.isclass(cls) else ""
         self.isolated = isolated
         self.most_processes = most_processes
-        self._server: Server | None = None
+        self._server: EpisodeServer | None = None
         self._starting = threading.Lock()
         self.args = dict(args or {})
         declared = inspect.getattr_static(cls, "name", None)
@@ -133,7 +134,7 @@ class EnvSpec:
             options: `sandboxed`, `max_observation_chars`, `isolated`, `most_processes`; see the class.
 
         Raises:
-            ConfigError: There is no such environment, or it is not fit.
+            ConfigError: There is no such environment, or it does not meet the contract.
         """
         found = catalog.resolve("env", name_or_path)
         spec = cls(found, args, name=name_or_path if name_or_path in catalog.ENVIRONMENTS else None, **options)
@@ -150,7 +151,7 @@ class EnvSpec:
         """Yield the tasks of a split, in the environment's order.
 
         Raises:
-            ConfigError: The environment has no `tasks`, or a task is unfit: which, and why.
+            ConfigError: The environment has no `tasks`, or a task is not a dict of JSON values.
             EnvironmentFault: `tasks` raised.
         """
         if split not in SPLITS:
@@ -201,11 +202,11 @@ class EnvSpec:
             ConfigError: It is to be isolated, and its process cannot load it.
         """
         if self.isolated:
-            from offline_agent.envs.isolation.client import Server
+            from offline_agent.envs.isolation.client import EpisodeServer
 
             with self._starting:
                 if self._server is None:
-                    self._server = Server(self)
+                    self._server = EpisodeServer(self)
             return self._server.open(self)
         try:
             environment = self.cls(**self.args)
@@ -222,13 +223,13 @@ class EnvSpec:
 
     @property
     def crowded(self) -> bool:
-        """Whether more processes of environments live than should be kept."""
+        """Whether more processes of environments live than `most_processes`."""
         return self._server is not None and self._server.live > self.most_processes
 
     def _listed(self, listing: Callable[..., Any], split: str, args: Mapping[str, Any]) -> Iterator[Any]:
         try:
             yield from listing(split, **args)
-        except (ConfigError, EnvironmentFault, GeneratorExit):  # the last: nobody wants more tasks
+        except (ConfigError, EnvironmentFault, GeneratorExit):  # the last: the caller takes no more tasks
             raise
         except BaseException as error:
             if ends_the_run(error):

@@ -1,10 +1,11 @@
-"""Is this environment fit to search and to train on? The checks that every environment must pass, ours and yours.
+"""Conformance suite: the checks that every environment must pass before it is searched or trained on.
 
 `python -c "from offline_agent.envs.conformance import check; check('my_module:MyEnv')"` prints the report.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import itertools
@@ -15,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from offline_agent.envs.base import SPLITS, EnvSpec
+from offline_agent.envs.base import SPLITS, EnvSpec, Episode
 from offline_agent.envs.isolation.waiting import Call
-from offline_agent.envs.scripted_play import Closing, Player, draw, faulty, opened
+from offline_agent.envs.scripted_play import ScriptedPlayer, call, draw, facts, faulty
 from offline_agent.errors import ConfigError, OfflineAgentError, in_words
-from offline_agent.records import Action, Task, ToolCall
+from offline_agent.records import Action, Context, Task
 
 MAX_LISTED = 2_000
 
@@ -29,9 +30,9 @@ class Check:
     """One check's outcome.
 
     Attributes:
-        name: What was checked.
+        name: Name of the check.
         passed: None where it does not apply.
-        detail: What is wrong and how to mend it, or why it does not apply; "" when passed.
+        detail: The faults, each with how to correct it, or why it does not apply; "" when passed.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Report:
 
 
 class _NotApplicable(Exception):
-    """The environment lacks what the check is about."""
+    """The environment has no member that the check is for."""
 
 
 def check(name_or_path: str, args: Mapping[str, Any] | None = None) -> Report:
@@ -74,12 +75,12 @@ def check(name_or_path: str, args: Mapping[str, Any] | None = None) -> Report:
 
 
 def check_environment(spec: EnvSpec, *, tasks: int = 3, max_steps: int = 120, seconds: float = 60.0) -> Report:
-    """Return what every environment must pass, tried on this one.
+    """Run the checks that every environment must pass; return the report.
 
     Args:
         spec: The environment.
-        tasks: How many tasks of each split are played.
-        max_steps: Most actions in one episode; the oracle must be done within them.
+        tasks: Number of tasks of each split that are played.
+        max_steps: Most actions in one episode; the oracle must succeed within them.
         seconds: Longest any one check may take; one that takes longer fails.
     """
     checker = _Checker(spec, tasks, max_steps)
@@ -119,7 +120,7 @@ class _Checker:
     def __init__(self, spec: EnvSpec, tasks: int, max_steps: int) -> None:
         self.spec = spec
         self.max_steps = max_steps
-        self.player = Player(spec, max_steps)
+        self.player = ScriptedPlayer(spec, max_steps)
         self._count = tasks
         self._tasks: dict[str, list[Task]] = {}
 
@@ -161,15 +162,13 @@ class _Checker:
     def reset(self) -> Iterator[str]:
         for task in self._some():
             before = copy.deepcopy(dict(task.args))
-            with opened(self.spec) as one, opened(self.spec) as two:
+            with self._opened() as one, self._opened() as two:
                 first = one.reset(task)
                 if first != two.reset(task):
                     yield f"{task.task_id}: two instances begin differently"
                 if one.terminated:
                     yield f"{task.task_id}: it is terminated after reset"
-                for action in self.player.script(task)[:3]:
-                    if not one.terminated:
-                        one.step(action)
+                self.player.run_on(one, task, self.player.script(task)[:3])
                 if one.reset(task) != first or one.terminated:
                     yield f"{task.task_id}: a second reset of the same instance differs; TRL uses instances again"
             if dict(task.args) != before:
@@ -183,7 +182,7 @@ class _Checker:
         if not expected:
             yield "it has no tools: write a public method with type hints and a docstring"
         for task in self._some():
-            with opened(self.spec) as episode:
+            with self._opened() as episode:
                 episode.reset(task)
                 unknown = set(episode.tools.names) - expected
                 if unknown:
@@ -192,17 +191,17 @@ class _Checker:
     def callable(self) -> Iterator[str]:
         """Every tool answers arguments drawn from its schema, with a result or an error the policy can read."""
         for task in self._some():
-            with opened(self.spec) as probe:
+            with self._opened() as probe:
                 probe.reset(task)
                 schemas = probe.tools.schemas
             for schema in schemas:
-                with opened(self.spec) as episode:
+                with self._opened() as episode:
                     episode.reset(task)
                     name = schema["function"]["name"]
-                    call = ToolCall(name, draw(schema, random.Random(f"{task.task_id} {name}")))
+                    arguments = draw(schema, random.Random(f"{task.task_id} {name}"))
                     if name in self.spec.irreversible and not self.spec.sandboxed:
                         continue
-                    result = episode.step(Action(str(call), call=call))
+                    result = episode.step(call(name, arguments))
                     if result.fault == "bad_arguments":
                         yield f"{name}: arguments drawn from its schema were refused: {result.observation}"
 
@@ -210,38 +209,39 @@ class _Checker:
         """Faulty turns get a readable answer and leave the state as it is."""
         for task in self._some():
             script = self.player.script(task)
-            with opened(self.spec) as episode:
+            with self._opened() as episode:
                 episode.reset(task)
                 for action in faulty(episode):
                     result = episode.step(action)
                     if not result.fault or not result.observation or result.terminated:
                         yield f"{task.task_id}: {action.text!r} was answered with {result!r}"
-                plain, disturbed = self.player.walk(task, script), self.player.walk(task, script, episode)
-                if plain.facts()[1:] != disturbed.facts()[1:]:
+                here = Context(task, episode.system_prompt, episode.tools.schemas, None)
+                disturbed = self.player.run_on(episode, task, script, after=here)
+                if facts(self.player.run(task, script))[1:] != facts(disturbed)[1:]:
                     yield f"{task.task_id}: after faulty calls the same actions are answered differently"
 
     def oracle(self) -> Iterator[str]:
         if self.spec.demonstrate is None:
             raise _NotApplicable("there is no demonstrate hook")
         for task in self._some():
-            walk = self.player.walk(task, None)
-            verdict = walk.verdict
+            played = self.player.expert(task)
+            verdict = played.verdict
             if verdict is None or not verdict.success or verdict.score != 1.0:
                 got = "nothing" if verdict is None else f"{verdict.score} ({verdict.error or dict(verdict.evidence)})"
-                yield f"{task.task_id}: after {len(walk.actions)} actions without noise it scored {got:.500}"
+                yield f"{task.task_id}: after {len(played.steps)} actions without noise it scored {got:.500}"
 
     def empty(self) -> Iterator[str]:
         for task in self._some():
-            walk = self.player.walk(task, [Action("")] * self.max_steps)
-            verdict = walk.verdict
-            if not (walk.results and walk.results[-1].terminated):
+            played = self.player.run(task, [Action("")] * self.max_steps)
+            verdict = played.verdict
+            if not (played.steps and played.terminated):
                 yield f"{task.task_id}: {self.max_steps} empty answers did not end the episode"
             elif verdict is None or verdict.success is not False or verdict.score != 0.0:
                 yield f"{task.task_id}: answering nothing scored {None if verdict is None else verdict.score}, not 0"
 
     def reward(self) -> Iterator[str]:
         for task in self._some():
-            with opened(self.spec) as episode:
+            with self._opened() as episode:
                 episode.reset(task)
                 for action in [None, *self.player.script(task)]:
                     if action is not None:
@@ -260,10 +260,10 @@ class _Checker:
                         break
 
     def turns(self) -> Iterator[str]:
-        """What single calls earn: in [0, 1], the same whenever it is asked, readable at any time, of some call."""
-        told = False
+        """The turn reward is in [0, 1], the same when read twice, readable at any time, and given for some call."""
+        given = False
         for task in self._some():
-            with opened(self.spec) as episode:
+            with self._opened() as episode:
                 if self.spec.turn_rewards:
                     episode.turn_reward()  # TRL looks at every attribute of a new instance for its tools
                 episode.reset(task)
@@ -276,17 +276,17 @@ class _Checker:
                     if episode.terminated:
                         break
                     result = episode.step(action)
-                    told |= result.reward is not None and result.fault is None and action.call is not None
+                    given |= result.reward is not None and result.fault is None and action.call is not None
                     if result.fault is None and action.call is not None and episode.turn_reward() != result.reward:
                         yield f"{task.task_id}: asked twice, turn_reward answered differently"
                         break
-        if not told:
+        if not given:
             yield "turn_reward was None after every call; leave it out where there is nothing to say"
 
     def replay(self) -> Iterator[str]:
         for task in self._some():
             script = self.player.script(task)
-            if self.player.walk(task, script).facts() != self.player.walk(task, script).facts():
+            if facts(self.player.run(task, script)) != facts(self.player.run(task, script)):
                 yield f"{task.task_id}: the same actions in a new instance were answered differently; seed all chance"
 
     def copies(self) -> Iterator[str]:
@@ -294,17 +294,17 @@ class _Checker:
             raise _NotApplicable("replay_only: states are restored by replay")
         for task in self._some():
             script = self.player.script(task)
-            expected = self.player.walk(task, script).facts()
+            expected = facts(self.player.run(task, script))
             for at in sorted({0, len(script) // 2, max(len(script) - 1, 0)}):
-                with opened(self.spec) as original:
-                    start = self.player.walk(task, script[:at], original, reset=True)
-                    state = original.fingerprint()
-                    with Closing(original.copy()) as one, Closing(original.copy()) as two:
-                        first = start.then(self.player.walk(task, script[at:], one))
+                with self._opened() as original:
+                    start = self.player.run_on(original, task, script[:at])
+                    state, here, rest = original.fingerprint(), start.context, script[at:]
+                    with contextlib.closing(original.copy()) as one, contextlib.closing(original.copy()) as two:
+                        first = facts(self.player.run_on(one, task, rest, here), start)
                         if original.fingerprint() != state:
                             yield f"{task.task_id}: stepping a copy changed the original's fingerprint"
-                        second = start.then(self.player.walk(task, script[at:], original))
-                        third = start.then(self.player.walk(task, script[at:], two))
+                        second = facts(self.player.run_on(original, task, rest, here), start)
+                        third = facts(self.player.run_on(two, task, rest, here), start)
                 if not first == second == third == expected:
                     yield f"{task.task_id}: copies made after {at} actions share state or lack some; see __deepcopy__"
                     break
@@ -312,31 +312,31 @@ class _Checker:
     def goals(self) -> Iterator[str]:
         seen = False
         for task in self._some():
-            with opened(self.spec) as episode:
-                episode.reset(task)
-                for action in self.player.script(task):
-                    if not episode.terminated:
-                        episode.step(action)
+            with self._opened() as episode:
+                self.player.run_on(episode, task, self.player.script(task))
                 goal = episode.achieved_goal()
                 if goal is None:
                     continue
                 seen = True
                 json.dumps(goal)
-                with opened(self.spec) as other:
+                with self._opened() as other:
                     other.reset(Task(task.task_id, task.split, goal))
         if not seen:
             raise _NotApplicable("it names no achieved goal")
         yield from ()
+
+    def _opened(self) -> contextlib.closing[Episode]:
+        return contextlib.closing(self.spec.open())
 
     def _some(self) -> list[Task]:
         return [task for split in SPLITS for task in self._tasks[split][: self._count]]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check the environments named on the command line; 0 where all pass, 1 where one fails, 2 for a wrong request."""
+    """Check the environments named on the command line; return 0 if all pass, 1 if one fails, 2 for wrong usage."""
     import sys
 
-    sys.path.insert(0, "")  # environments of one's own lie in the current directory
+    sys.path.insert(0, "")  # the caller's environments lie in the current directory
     usage = "usage: python -m offline_agent.envs.conformance NAME|module:Class ..."
     if "--help" in arguments or "-h" in arguments:
         print(f"{usage}\n\n{__doc__}")

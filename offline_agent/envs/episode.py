@@ -1,4 +1,4 @@
-"""One live environment, behind a boundary that no foreign error, type or text gets through."""
+"""One live environment behind a boundary: errors are wrapped, arguments validated and texts cleaned here."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class ToolError(Exception):
-    """What a tool raises when the policy's request cannot be met; the message goes to the policy.
+    """An error of a tool for bad input; the message goes to the policy.
 
     Args:
-        message: For the policy: what is wrong and what would be right.
+        message: For the policy: what is wrong, and what is allowed.
         fault: Class of the error for the records.
     """
 
@@ -34,16 +34,16 @@ class ToolError(Exception):
 
 
 class StepResult(NamedTuple):
-    """What answered an action.
+    """The answer to an action.
 
     Attributes:
         observation: Clean text; None when the episode ended without one.
         role: `tool`, or `user` where the scripted user speaks or a turn without a call is sent back.
         terminated: The episode is over.
-        fault: Class of the error the policy was told of; None when the action went through.
-        reward: What the action earned by itself, in [0, 1]: what `turn_reward` says, and 0 where a tool could not do
-            what was asked or the environment did not hear of the action; None where the environment has no such
-            attribute, or cannot say.
+        fault: Class of the error that the policy was told; None when the action went through.
+        reward: The reward of the action alone, in [0, 1]: the environment's `turn_reward`, or 0 where a tool answered
+            with an error or the action never reached the environment; None where the environment has no `turn_reward`,
+            or it is None.
     """
 
     observation: str | None
@@ -79,7 +79,7 @@ class Episode:
 
     @property
     def system_prompt(self) -> str:
-        """What the policy is told first: the instance's own `system_prompt`, which may depend on its arguments."""
+        """The system prompt of the instance, which may depend on the constructor's arguments."""
         prompt = self._read("system_prompt", "")
         return prompt if isinstance(prompt, str) else self.spec.system_prompt
 
@@ -97,11 +97,11 @@ class Episode:
         return self._text(observation)
 
     def step(self, action: Action) -> StepResult:
-        """Carry one action out.
+        """Execute one action.
 
         A faulty action never reaches the environment: the answer says what is wrong with it. ValueError, TypeError,
-        LookupError and ToolError from a tool mean bad input and are told to the policy as well; TRL does so with any
-        exception, but other errors mean that the environment is broken.
+        LookupError and ToolError from a tool mean bad input, and their messages go to the policy. TRL does so with any
+        exception; here other errors mean that the environment is broken.
 
         Raises:
             EnvironmentFault: The environment raised anything else, or the tool is irreversible and not sandboxed.
@@ -180,10 +180,10 @@ class Episode:
         return None if value is None else clean_text(str(value))
 
     def achieved_goal(self) -> dict[str, Any] | None:
-        """Return the task that the present state fulfils, as `reset`'s keyword arguments; None where unsaid.
+        """Return the task that the present state fulfils, as `reset`'s keyword arguments; None where it does not say.
 
         Raises:
-            EnvironmentFault: The property raised or gave something else than a dict.
+            EnvironmentFault: The property raised, or is neither a dict nor None.
         """
         value = self._read("achieved_goal", None)
         if value is not None and not isinstance(value, Mapping):
@@ -191,7 +191,7 @@ class Episode:
         return None if value is None else copy.deepcopy(dict(value))
 
     def turn_reward(self) -> float | None:
-        """Return what the last call that was carried out earned, in [0, 1]; None where the environment does not say.
+        """Return the reward of the last executed call alone, in [0, 1]; None where the environment does not say.
 
         Raises:
             EnvironmentFault: The attribute raised, or is no number in [0, 1].
@@ -208,7 +208,7 @@ class Episode:
         return reward
 
     def undeclared_turn_reward(self) -> bool:
-        """Tell whether the instance has a `turn_reward` that its class does not declare, so that nobody asks for it.
+        """Return whether the instance has a `turn_reward` that its class does not declare, so that it is never read.
 
         Raises:
             EnvironmentFault: The attribute raised.
@@ -216,7 +216,7 @@ class Episode:
         return not self.spec.turn_rewards and self._read("turn_reward", None) is not None
 
     def close(self) -> None:
-        """Free what the environment holds (`__exit__`, where it has one).
+        """Close the environment (`__exit__`, where it has one).
 
         Raises:
             EnvironmentFault: `__exit__` raised.
@@ -242,7 +242,7 @@ class Episode:
         return 0.0 if self.spec.turn_rewards else None
 
     def _heard(self, observation: Any, role: Role) -> StepResult:
-        """Return what the environment answered to an action that it carried out."""
+        """Return the result of an action that the environment executed."""
         return StepResult(self._text(observation), role, self.terminated, None, self.turn_reward())
 
     def _result(self, observation: Any, role: Role, fault: str | None) -> StepResult:
@@ -271,7 +271,7 @@ class Episode:
             raise self._wrap(attribute, error) from error
 
     def _wrap(self, what: str, error: BaseException) -> EnvironmentFault:
-        """Return the fault that an error of the environment's code is; raises one that ends the run."""
+        """Return an error of the environment's code as a fault; raise it where it ends the run."""
         if ends_the_run(error):
             raise error
         if isinstance(error, EnvironmentFault):
@@ -297,7 +297,7 @@ class Episode:
 
 
 def to_text(value: Any) -> str:
-    """Return what a tool returned as text: str as it is, dict and list as JSON, None as "", bytes as UTF-8."""
+    """Return a tool's result as text: str as it is, dict and list as JSON, None as "", bytes as UTF-8."""
     if isinstance(value, str):
         return str(value)
     if value is None:

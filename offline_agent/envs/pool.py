@@ -1,4 +1,4 @@
-"""Threads in which environments are stepped, each job under a time limit. Knows nothing of trees."""
+"""Threads in which environments are stepped, each job under a time limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from offline_agent.envs.isolation.waiting import Call
 from offline_agent.errors import EnvironmentFault, ends_the_run, in_words
 
 Job = tuple[Callable[[], Any], Callable[[Any], None], float | None]
-"""What to run, who is told, and the seconds it may take."""
+"""The job, the callback for its result, and its time limit in seconds (None = none)."""
 
 
 class EnvPool:
@@ -25,8 +25,7 @@ class EnvPool:
     Args:
         workers: Number of threads; 0 runs every job at once in the caller's thread, without a limit.
         time_limit: Seconds a job may take; None = unlimited.
-        most_hung: Number of hung jobs after which the pool gives up on the environment, where they are more than one
-            in a hundred.
+        most_hung: Number of hung jobs after which the run stops, where they are more than one in a hundred.
     """
 
     def __init__(self, workers: int = 4, time_limit: float | None = 30.0, most_hung: int = 256) -> None:
@@ -40,14 +39,14 @@ class EnvPool:
         self.hung = 0
         self.busy_seconds = 0.0
         for _ in range(workers):
-            self._hire()
+            self._start_thread()
 
     def submit(self, job: Callable[[], Any], done: Callable[[Any], None], limit: float | None = None) -> None:
         """Run `job`; `done` gets its result, or the exception it raised, from any thread.
 
         Args:
-            job: What to run.
-            done: Called once.
+            job: The call to make.
+            done: Called once, with the result.
             limit: Seconds this job may take; None = the pool's own limit.
         """
         if self.workers:
@@ -62,8 +61,8 @@ class EnvPool:
         """Return the limit of a job that resets an environment and then makes calls, each as long as the pool allows.
 
         Args:
-            reset_seconds: What opening and resetting it may take; None = as long as a call.
-            calls: How many calls.
+            reset_seconds: Limit of opening and resetting it; None = as long as a call.
+            calls: Number of calls.
 
         Returns:
             Seconds; None = the pool's own.
@@ -88,7 +87,7 @@ class EnvPool:
         for limit, done, call in late:
             self.hung += 1
             call.end()
-            self._hire()
+            self._start_thread()
             keys = "limits.step_seconds, limits.reset_seconds, limits.critic_seconds"
             done(EnvironmentFault(f"no answer within {limit:g} s ({keys})"))
         if self.hung > max(self._most_hung, self._next // 100):  # a long run may meet as many on a sound one
@@ -97,11 +96,11 @@ class EnvPool:
             )
 
     def close(self) -> None:
-        """Let the threads end once their present job has."""
+        """Let each thread end after its present job."""
         for _ in range(self.workers + self.hung):
             self._jobs.put(None)
 
-    def _hire(self) -> None:
+    def _start_thread(self) -> None:
         threading.Thread(target=self._work, daemon=True).start()
 
     def _work(self) -> None:
@@ -118,7 +117,7 @@ class EnvPool:
                 self.busy_seconds += time.perf_counter() - started
                 ours = self._running.pop(number, None) is not None
             if not ours:
-                return  # answered for us and replaced
+                return  # `reap` answered the job and started another thread
             done(result)
 
 

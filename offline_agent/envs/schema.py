@@ -1,4 +1,4 @@
-"""From a function's type hints and Google docstring to the JSON schema that transformers and TRL make of it."""
+"""JSON schemas of tools from type hints and Google docstrings, equal to those of transformers and TRL."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
 class SchemaFault(Exception):
-    """A function cannot be described to a policy; the message says which part and how to mend it."""
+    """A function that no schema can describe; the message says which part, and how to change it."""
 
 
 def tool_functions(cls: type) -> dict[str, Callable[..., Any]]:
-    """Return the class's tools by name, sorted: what TRL takes for one (notes: TRL 1.16 `environment_factory`).
+    """Return the class's tools by name, sorted: the same as TRL 1.16's `environment_factory` finds.
 
-    These are the public functions found on the class, inherited and static ones included, but for `reset` and
-    `get_reward`. Class methods, properties, attributes and names with a leading underscore are none.
+    These are the public functions of the class, inherited and static ones included, except `reset` and `get_reward`.
+    Class methods, properties, attributes and names with a leading underscore are no tools.
     """
     found = inspect.getmembers(cls, inspect.isfunction)
     return {name: f for name, f in found if not name.startswith("_") and name not in ("reset", "get_reward")}
@@ -85,7 +85,7 @@ def defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def parse_docstring(doc: str) -> tuple[str, dict[str, str], str | None]:
-    """Split a Google docstring into description, parameter descriptions, and what is returned (None if unsaid)."""
+    """Split a Google docstring into description, parameter descriptions, and that of the return value, or None."""
     doc = doc.strip()
     marks = [(m.start(), m.end(), m.group()) for m in _SECTION.finditer(doc)]
     description = doc[: marks[0][0]].strip() if marks else doc

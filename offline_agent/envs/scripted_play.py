@@ -1,39 +1,21 @@
-"""Playing an environment without a policy: scripts, the expert's runs, and arguments drawn from schemas."""
+"""Scripted play: episodes of the expert, of given actions, and of arguments drawn from the schemas; no policy."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from offline_agent.envs.base import EnvSpec, Episode, StepResult
-from offline_agent.records import Action, Message, Task, ToolCall, Verdict
+from offline_agent.envs.base import EnvSpec, Episode
+from offline_agent.envs.play import play, script
+from offline_agent.records import Action, Context, Task, ToolCall, Trajectory
 
 _WORDS = ("a", "red shirt", "help", "1", "north", "")
 
 
-@dataclass
-class Walk:
-    """What one run of actions showed."""
-
-    actions: list[Action] = field(default_factory=list)
-    results: list[StepResult] = field(default_factory=list)
-    verdict: Verdict | None = None
-    first: str = ""
-
-    def facts(self) -> tuple[Any, ...]:
-        """Return what two runs of the same actions must agree on."""
-        score = None if self.verdict is None else (self.verdict.score, self.verdict.success)
-        return self.first, [tuple(r) for r in self.results], score
-
-    def then(self, rest: Walk) -> tuple[Any, ...]:
-        """Return the facts of this run continued by another."""
-        return Walk(results=self.results + rest.results, verdict=rest.verdict, first=self.first).facts()
-
-
-class Player:
-    """Plays an environment.
+class ScriptedPlayer:
+    """Plays an environment without a policy.
 
     Args:
         spec: The environment.
@@ -45,75 +27,53 @@ class Player:
         self.max_steps = max_steps
 
     def script(self, task: Task) -> list[Action]:
-        """Return a run of actions: the careless expert's where there is one, else calls drawn from the schemas."""
+        """Return actions to take: the noisy expert's where there is one, else calls that fit the schemas."""
         if self.spec.demonstrate is not None:
-            return self.walk(task, None, noise=0.3).actions
+            return self.expert(task, noise=0.3).context.actions()
         rng = random.Random(task.task_id)
-        with opened(self.spec) as episode:
+        with contextlib.closing(self.spec.open()) as episode:
             episode.reset(task)
             schemas = [s for s in episode.tools.schemas if s["function"]["name"] not in self.spec.irreversible]
         chosen = [rng.choice(schemas) for _ in range(8)] if schemas else []
         return [call(schema["function"]["name"], draw(schema, rng)) for schema in chosen]
 
-    def walk(
-        self,
-        task: Task,
-        script: Sequence[Action] | None,
-        episode: Episode | None = None,
-        *,
-        noise: float = 0.0,
-        reset: bool = False,
-    ) -> Walk:
-        """Play a script, or the expert's actions where it is None, from the start or on a given episode."""
-        if episode is None:
-            with opened(self.spec) as fresh:
-                return self.walk(task, script, fresh, noise=noise, reset=True)
-        walk = Walk(first=episode.reset(task) if reset else "")
-        messages: list[Message] = [
-            {"role": "system", "content": episode.system_prompt},
-            {"role": "user", "content": walk.first},
-        ]
+    def expert(self, task: Task, noise: float = 0.0) -> Trajectory:
+        """Play the expert's actions in a fresh environment."""
         rng = random.Random(f"walk {task.task_id}")
-        for i in range(self.max_steps):
-            if episode.terminated or (script is not None and i >= len(script)):
-                break
-            action = script[i] if script is not None else self._expert(task, messages, rng, noise)
-            result = episode.step(action)
-            walk.actions.append(action)
-            walk.results.append(result)
-            messages.append(action.message())
-            if result.observation is not None:
-                messages.append({"role": result.role, "content": result.observation})
-        walk.verdict = episode.verdict()
-        return walk
 
-    def _expert(self, task: Task, messages: list[Message], rng: random.Random, noise: float) -> Action:
-        assert self.spec.demonstrate is not None
-        message = self.spec.demonstrate(dict(task.args), list(messages), rng, noise)
-        text = str(message.get("content") or "")
-        calls = message.get("tool_calls")
-        if not calls:
-            return Action(text, thought=text)
-        function = calls[0]["function"]
-        return Action(text, thought=text, call=ToolCall(function["name"], function["arguments"]))
+        def choose(context: Context) -> Action:
+            assert self.spec.demonstrate is not None
+            message = self.spec.demonstrate(dict(task.args), context.messages(), rng, noise)
+            text = str(message.get("content") or "")
+            calls = message.get("tool_calls")
+            if not calls:
+                return Action(text, thought=text)
+            function = calls[0]["function"]
+            return Action(text, thought=text, call=ToolCall(function["name"], function["arguments"]))
 
+        with contextlib.closing(self.spec.open()) as episode:
+            return play(episode, task, choose, self.max_steps, origin="demonstration")
 
-class Closing:
-    """Close an episode on the way out."""
+    def run(self, task: Task, actions: Sequence[Action]) -> Trajectory:
+        """Play actions in a fresh environment."""
+        with contextlib.closing(self.spec.open()) as episode:
+            return self.run_on(episode, task, actions)
 
-    def __init__(self, episode: Episode) -> None:
-        self._episode = episode
-
-    def __enter__(self) -> Episode:
-        return self._episode
-
-    def __exit__(self, *_: object) -> None:
-        self._episode.close()
+    def run_on(
+        self, episode: Episode, task: Task, actions: Sequence[Action], after: Context | None = None
+    ) -> Trajectory:
+        """Play actions on an episode, after its reset or after the history that it is at."""
+        start = 0 if after is None else after.depth
+        return play(episode, task, script(actions, start), self.max_steps, after=after)
 
 
-def opened(spec: EnvSpec) -> Closing:
-    """Return a fresh episode, to be used in a `with`."""
-    return Closing(spec.open())
+def facts(trajectory: Trajectory, before: Trajectory | None = None) -> tuple[Any, ...]:
+    """Return what two runs of the same actions must agree on; `before` is the run that this one continues."""
+    steps = trajectory.steps if before is None else before.steps + trajectory.steps
+    verdict = trajectory.verdict
+    shown = [(step.observation, step.role, step.fault, step.reward) for step in steps]
+    first = trajectory.context.lineage()[0].observation
+    return first, shown, trajectory.terminated, None if verdict is None else (verdict.score, verdict.success)
 
 
 def call(name: str, arguments: Mapping[str, Any]) -> Action:
@@ -122,7 +82,7 @@ def call(name: str, arguments: Mapping[str, Any]) -> Action:
 
 
 def faulty(episode: Episode) -> Iterator[Action]:
-    """Yield turns that must not get through: broken JSON, an unknown tool, unknown arguments, values of no type."""
+    """Yield turns that must be refused: broken JSON, an unknown tool, unknown arguments, values of a wrong type."""
     yield Action("<tool_call>{", fault="invalid_json", detail="the call is no JSON")
     yield call("no_such_tool_here", {})
     for schema in episode.tools.schemas[:5]:

@@ -27,7 +27,7 @@ class ToolSet:
         answers_differ: False where the text of a final answer has no effect, so that all answers are one action.
 
     Attributes:
-        schemas: What the policy is shown.
+        schemas: Schemas of the tools that the policy is shown.
         names: Their names, in the same order.
     """
 
@@ -100,7 +100,7 @@ class ToolSet:
         return arguments, None, None
 
     def canonical_key(self, action: Action) -> str:
-        """Return what makes two turns the same action; thoughts do not count.
+        """Return the canonical key: turns with the same key are the same action; thoughts do not count.
 
         `name{arguments}` with the coerced arguments as sorted compact JSON, those equal to their default left out;
         `answer:<text>` with white space collapsed for a final answer; `!<fault>` for everything that is faulty.

@@ -1,6 +1,6 @@
-"""Check and coerce JSON arguments against the schemas that `schema` makes; errors are written for a policy.
+"""Validation of JSON arguments against the schemas of `schema`, with error messages for a policy.
 
-Coercions are the few that cannot change what was meant: an integral float for an integer (3.0 → 3), an integer for
+Only coercions that cannot change the meaning are made: an integral float for an integer (3.0 → 3), an integer for
 a number (3 → 3.0), and lone surrogates in text (→ U+FFFD). Quoted numbers and numbers for text are refused: TRL
 would hand them to the tool as they are, so a policy must learn to write the type it is asked for.
 """
@@ -35,7 +35,7 @@ def check_arguments(shape: Mapping[str, Any], arguments: Any) -> tuple[dict[str,
 
     Args:
         shape: The tool's `parameters` schema.
-        arguments: What the policy gave.
+        arguments: The policy's.
     """
     if not isinstance(arguments, Mapping):
         return {}, [f"arguments must be a JSON object, got {_got(arguments)}"]
@@ -201,7 +201,7 @@ def _near(got: str, allowed: Iterable[str]) -> str:
 
 
 def _mend(kinds: tuple[str, ...], value: Any) -> str:
-    """Return how to write the value instead, where that is plain."""
+    """Return how to write the value instead, where that is certain; "" otherwise."""
     if value is None:
         return "; leave it out if it is optional"
     if isinstance(value, str) and set(kinds) & {"integer", "number", "boolean", "array", "object"}:

@@ -29,7 +29,7 @@ from offline_agent.report.earlier_evaluation import Earlier, read_earlier
 from offline_agent.report.evaluate import EXTRA, show, summary
 from offline_agent.rollouts import attempts as attempt_table
 from offline_agent.rollouts.attempts import Attempt, Journal
-from offline_agent.rollouts.episodes import Ask, Episodes
+from offline_agent.rollouts.episodes import AttemptRequest, Episodes
 from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, make_policy, served
 from offline_agent.runner.pipeline import Command, Facts, Session, Shard, Spread
 from offline_agent.search.restore import RestoreCounts
@@ -187,15 +187,15 @@ def _played(prepared: Prepared, session: Evaluation) -> _Run:
     return one
 
 
-def asks(config: EvaluateConfig, tasks: Sequence[Task]) -> list[Ask]:
+def asks(config: EvaluateConfig, tasks: Sequence[Task]) -> list[AttemptRequest]:
     """Return every attempt that is played without a tree, task by task, so that one task's attempts share prompts."""
     samples = config.test_time.simulations if config.test_time.algorithm == "best_of_n" else 0
     out = []
     for task in tasks:
         if config.greedy:
-            out.append(Ask(task, "greedy", 0))
+            out.append(AttemptRequest(task, "greedy", 0))
         for number in range(max(config.attempts, samples)):
-            out.append(Ask(task, "sampled" if number < config.attempts else EXTRA, number))
+            out.append(AttemptRequest(task, "sampled" if number < config.attempts else EXTRA, number))
     return out
 
 

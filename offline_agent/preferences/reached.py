@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, Context, Task, Verdict
-from offline_agent.search.restore import Outcome, Restorer, State
+from offline_agent.search.restore import EnvState, Outcome, Restorer
 
 
 class Taken:
@@ -30,7 +30,7 @@ class Reached:
 
     __slots__ = ("state", "terminated", "verdict", "taken", "same")
 
-    def __init__(self, state: State, terminated: bool = False, verdict: Verdict | None = None) -> None:
+    def __init__(self, state: EnvState, terminated: bool = False, verdict: Verdict | None = None) -> None:
         self.state = state
         self.terminated = terminated
         self.verdict = verdict

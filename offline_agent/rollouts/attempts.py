@@ -1,11 +1,11 @@
-"""One attempt at a task: what was done, how it ended, what it cost; as JSON for the event log and as a row."""
+"""Attempts at tasks: the request, the record of steps, end and costs, its JSON in the event log, its table row."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offline_agent.errors import DataError
 from offline_agent.records import Context, Step, Task, Trajectory, Verdict
@@ -18,7 +18,38 @@ if TYPE_CHECKING:
 Key = tuple[str, str, str, int]
 """Policy ("candidate" or "against"), mode, task id, number."""
 
-REFUSED = "tool_error"  # the call was well formed and the tool would not do it
+REFUSED = "tool_error"  # fault of a well-formed call that the tool answered with an error
+
+
+class AttemptRequest(NamedTuple):
+    """An attempt to be played.
+
+    Attributes:
+        task: The task.
+        mode: `greedy` is played at temperature 0.
+        number: Number among the attempts of this mode and task; its actions depend on the run's seed, the task and
+            this alone.
+        temperature: Of the other modes; None = the one that `Episodes` was given.
+        prefix: Steps of another attempt at the task that this one begins with: they are executed again, and the attempt
+            is unscored where the environment answers differently.
+        epsilon: Probability of each turn that a tool is drawn instead of an action: of `EXPLORED_SAMPLES` sampled
+            actions one is taken, every tool among them with the same probability.
+        explored: Turns of the prefix whose tool was drawn.
+        source: Number of the attempt that the prefix is from, where this one branches from it; None = it begins at the
+            start, or with turns of no attempt.
+    """
+
+    task: Task
+    mode: str
+    number: int
+    temperature: float | None = None
+    prefix: tuple[Step, ...] = ()
+    epsilon: float = 0.0
+    explored: tuple[int, ...] = ()
+    source: int | None = None
+
+
+EXPLORED_SAMPLES = 4  # actions sampled where a tool is drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +59,25 @@ class Attempt:
     Attributes:
         policy: `candidate` or `against`.
         mode: `sampled`, `greedy`, `best_of_n` or `mcts`.
-        task: What was tried.
-        number: Which attempt of this policy, mode and task; from 0.
+        task: The task.
+        number: Number among the attempts of this policy, mode and task; from 0.
         context: The last history; None where the environment did not open.
         steps: One per action, first to last.
         verdict: The outcome; its score is None where the attempt is unscored, and its error says why.
         terminated: The task ended by itself.
-        truncated: It was cut, and `cut_by` says by what: one of `records.POLICY_CUTS`, which is a failure worth 0; or
-            `time` or `fault`, which is no score.
-        end_score: The environment's own score of the last state, however it was reached; None where nobody could say.
+        truncated, cut_by: It was cut, and by what: one of `records.POLICY_CUTS`, which is a failure worth 0; or `time`
+            or `fault`, which has no score.
+        end_score: The environment's own score of the last state, however it was reached; None where it is unknown.
             Differs from the verdict's only where a limit of the policy's own cut the attempt.
         fingerprint: The environment's hash of the last state; None where it offers none.
         generated: Tokens sampled; those of samples and simulations that were not chosen included.
-        prefilled: Prompt tokens, those shared by the turns of one episode (or of one search tree) counted once; not
-            what a cache made of them, which depends on what else was in it.
+        prefilled: Prompt tokens; those shared by the turns of one episode (or of one search tree) count once, whatever
+            a cache did.
         tool_calls: Steps of the environment executed; those of samples and simulations not chosen included.
         simulations: Samples or simulations at test time among which this one was chosen; None without search.
-        explored: Turns whose action was chosen by tool among several samples (`Ask.epsilon`), from 0.
-        branch: Number of the attempt that this one branched from, and how many of its turns it carried out again; None
-            = it began at the beginning.
+        explored: Turns whose action was chosen by tool among several samples (`AttemptRequest.epsilon`), from 0.
+        branch: Number of the attempt that this one branched from, and how many of its turns it executed again; None =
+            it began at the start.
     """
 
     policy: str
@@ -70,7 +101,7 @@ class Attempt:
 
     @property
     def key(self) -> Key:
-        """What makes the attempt another one."""
+        """The key of the attempt in its run."""
         return self.policy, self.mode, self.task.task_id, self.number
 
     @property
@@ -90,17 +121,17 @@ class Attempt:
 
     @property
     def invalid_calls(self) -> int:
-        """Calls that could not be carried out as written: malformed, unknown tool, bad arguments, no end."""
+        """Number of calls that could not be executed as written: malformed, unknown tool, bad arguments, no end."""
         return sum(step.fault is not None and step.fault != REFUSED for step in self.steps)
 
     @property
     def refused_calls(self) -> int:
-        """Well-formed calls that the tool answered with an error."""
+        """Number of well-formed calls that the tool answered with an error."""
         return sum(step.fault == REFUSED for step in self.steps)
 
     @property
     def repeated_calls(self) -> int:
-        """Turns with the same canonical key as the turn just before."""
+        """Number of turns with the same canonical key as the turn just before."""
         return sum(one.key == other.key for one, other in zip(self.steps, self.steps[1:], strict=False))
 
     def trajectory(self) -> Trajectory | None:
@@ -180,11 +211,11 @@ def from_record(record: Mapping[str, Any], task: Task, openings: Mapping[str, tu
 
 
 class Journal:
-    """The attempts of a run, each logged when it is over; those that an earlier session logged are there already.
+    """The attempts of a run, each logged when it is over; those in the log at the start are known already.
 
     Args:
         log: Appends one record to the event log.
-        records: What the log holds.
+        records: The log's records so far.
         tasks: The run's tasks by id.
 
     Attributes:
@@ -215,7 +246,7 @@ class Journal:
             self.attempts[attempt.key] = attempt
 
     def add(self, attempt: Attempt) -> None:
-        """Log an attempt that is over, and what it began with where no other did."""
+        """Log an attempt that is over, and its system prompt and tools where they are new."""
         name = None
         if attempt.context is not None:
             system, tools = attempt.context.system, list(attempt.context.tools)
@@ -227,47 +258,41 @@ class Journal:
         self.attempts[attempt.key] = attempt
 
 
-COLUMNS = (
-    "policy", "mode", "task_id", "attempt", "success", "reward", "steps", "terminated", "truncated", "cut_by",
-    "invalid_calls", "repeated_calls", "refused_calls", "calls", "generated_tokens", "prefilled_tokens", "tool_calls",
-    "simulations", "end_score", "error", "verdict",
-)  # fmt: skip
+_TABLE: dict[str, tuple[str, bool, Callable[[Attempt], Any]]] = {  # column -> Arrow type, nullable, value
+    "policy": ("string", False, lambda a: a.policy),
+    "mode": ("string", False, lambda a: a.mode),
+    "task_id": ("string", False, lambda a: a.task.task_id),
+    "attempt": ("int64", False, lambda a: a.number),
+    "success": ("bool", True, lambda a: a.success),
+    "reward": ("float64", True, lambda a: a.reward),
+    "steps": ("int64", False, lambda a: len(a.steps)),
+    "terminated": ("bool", False, lambda a: a.terminated),
+    "truncated": ("bool", False, lambda a: a.truncated),
+    "cut_by": ("string", True, lambda a: a.cut_by),
+    "invalid_calls": ("int64", False, lambda a: a.invalid_calls),
+    "repeated_calls": ("int64", False, lambda a: a.repeated_calls),
+    "refused_calls": ("int64", False, lambda a: a.refused_calls),
+    "calls": ("int64", False, lambda a: a.calls),
+    "generated_tokens": ("int64", False, lambda a: a.generated),
+    "prefilled_tokens": ("int64", False, lambda a: a.prefilled),
+    "tool_calls": ("int64", False, lambda a: a.tool_calls),
+    "simulations": ("int64", True, lambda a: a.simulations),
+    "end_score": ("float64", True, lambda a: a.end_score),
+    "error": ("string", True, lambda a: a.verdict.error),
+    "verdict": ("string", False, lambda a: json.dumps(a.verdict.to_json(), ensure_ascii=True)),
+}
+COLUMNS = tuple(_TABLE)
 
 
 def row(attempt: Attempt) -> dict[str, Any]:
     """Return the attempt's row of the table `attempts`, one value per column of `COLUMNS`."""
-    return {
-        "policy": attempt.policy,
-        "mode": attempt.mode,
-        "task_id": attempt.task.task_id,
-        "attempt": attempt.number,
-        "success": attempt.success,
-        "reward": attempt.reward,
-        "steps": len(attempt.steps),
-        "terminated": attempt.terminated,
-        "truncated": attempt.truncated,
-        "cut_by": attempt.cut_by,
-        "invalid_calls": attempt.invalid_calls,
-        "repeated_calls": attempt.repeated_calls,
-        "refused_calls": attempt.refused_calls,
-        "calls": attempt.calls,
-        "generated_tokens": attempt.generated,
-        "prefilled_tokens": attempt.prefilled,
-        "tool_calls": attempt.tool_calls,
-        "simulations": attempt.simulations,
-        "end_score": attempt.end_score,
-        "error": attempt.verdict.error,
-        "verdict": json.dumps(attempt.verdict.to_json(), ensure_ascii=True),
-    }
+    return {name: value(attempt) for name, (_, _, value) in _TABLE.items()}
 
 
 def schema() -> pa.Schema:
     """Return the columns of the table `attempts`."""
     import pyarrow as pa
 
-    texts, integers, nullable = {"policy", "mode", "task_id", "cut_by", "error", "verdict"}, pa.int64(), {
-        "success", "reward", "cut_by", "simulations", "end_score", "error",
-    }  # fmt: skip
-    kinds = {"success": pa.bool_(), "terminated": pa.bool_(), "truncated": pa.bool_()}
-    kinds |= {"reward": pa.float64(), "end_score": pa.float64(), **dict.fromkeys(texts, pa.string())}
-    return pa.schema([pa.field(name, kinds.get(name, integers), nullable=name in nullable) for name in COLUMNS])
+    return pa.schema(
+        [pa.field(name, pa.type_for_alias(kind), nullable=null) for name, (kind, null, _) in _TABLE.items()]
+    )

@@ -1,29 +1,31 @@
-"""Demonstrations by an environment's scripted expert, as trajectories, for any environment that has one."""
+"""Demonstrations: trajectories of an environment's scripted expert."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.play import play
 from offline_agent.errors import ConfigError, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.scripted import NoisyPolicy
-from offline_agent.records import Context, Step, Task, Trajectory, Verdict
+from offline_agent.records import Action, Context, Task, Trajectory, Verdict
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.seeding import derive_seed
 
 
 @dataclass
 class Demonstrated:
-    """What the expert did.
+    """The result of `demonstrate`.
 
     Attributes:
         trajectories: Those that are kept, in task order; origin `demonstration`.
-        attempts: How many were played.
-        successes: How many reached their goal, as the verifier says.
-        left_out: (task and number, reason) of the others.
+        attempts: Number of attempts played.
+        successes: Number of attempts that the verifier judged a success.
+        left_out: (task and number, reason) of those that are not kept.
     """
 
     trajectories: list[Trajectory] = field(default_factory=list)
@@ -44,20 +46,20 @@ def demonstrate(
     seed: int = 0,
     tick: Callable[[int], None] | None = None,
 ) -> Demonstrated:
-    """Have the scripted expert do the tasks.
+    """Play the scripted expert on the tasks.
 
     Attempt `i` of a task depends on (seed, task, i) alone.
 
     Args:
         spec: The environment.
-        tasks: What is demonstrated.
-        renderer: Writes the turns as its template does; None = the plain format.
+        tasks: The tasks.
+        renderer: Writes the turns in its template's format; None = the plain format.
         per_task: Attempts of each task.
-        noise: Carelessness; each attempt's is drawn evenly from these.
+        noise: Rates of careless turns; each attempt's is drawn evenly from these.
         only_successes: Keep verified successes only.
         max_steps: Longest attempt in actions; one that uses them up is truncated.
-        seed: Of all that is random.
-        tick: Called after each task with how many are done.
+        seed: Seed of all random choices.
+        tick: Called after each task with the number of tasks done.
 
     Raises:
         ConfigError: The environment has no expert, or a noise is not in [0, 1].
@@ -76,7 +78,7 @@ def demonstrate(
             name = f"{task.task_id}/{number}"
             out.attempts += 1
             try:
-                trajectory = play(spec, task, expert, max_steps, chance)
+                trajectory = attempt(spec, task, expert, max_steps, chance)
             except (EnvironmentFault, PolicyError) as error:
                 out.left_out.append((name, str(error)))
                 continue
@@ -93,38 +95,26 @@ def demonstrate(
     return out
 
 
-def play(spec: EnvSpec, task: Task, expert: NoisyPolicy, max_steps: int, chance: random.Random) -> Trajectory:
-    """Return one attempt.
+def attempt(spec: EnvSpec, task: Task, expert: NoisyPolicy, max_steps: int, chance: random.Random) -> Trajectory:
+    """Return one attempt of the expert.
 
     Raises:
         EnvironmentFault: The environment broke.
-        PolicyError: The expert did.
+        PolicyError: The expert failed.
     """
-    episode = spec.open()
-    try:
-        first = episode.reset(task)
-        context = Context(task, episode.system_prompt, episode.tools.schemas, first)
-        steps: list[Step] = []
-        while not episode.terminated and len(steps) < max_steps:
-            answer = expert.propose([ProposeRequest(context, (chance.getrandbits(62),), temperature=1.0)])[0]
-            if not isinstance(answer, Proposals):
-                raise answer
-            action = answer.actions[0]
-            key = episode.tools.canonical_key(action)
-            result = episode.step(action)
-            steps.append(Step(action, key, result.observation, result.role, result.fault))
-            context = context.child(action, result.observation, result.role)
-        over = episode.terminated
-        verdict = episode.verdict()
-    finally:
-        episode.close()
-    return Trajectory(
-        context, tuple(steps), verdict, over, not over, "demonstration", cut_by=None if over else "max_steps"
-    )
+
+    def choose(context: Context) -> Action:
+        answer = expert.propose([ProposeRequest(context, (chance.getrandbits(62),), temperature=1.0)])[0]
+        if not isinstance(answer, Proposals):
+            raise answer
+        return answer.actions[0]
+
+    with contextlib.closing(spec.open()) as episode:
+        return play(episode, task, choose, max_steps, origin="demonstration")
 
 
 def _done(trajectory: Trajectory) -> bool:
-    """Tell whether the goal was reached and the episode over; one that was cut shows nobody how to end."""
+    """Return whether the goal was reached and the episode is over; one that was cut does not show how to end."""
     verdict = trajectory.verdict
     return verdict is not None and verdict.success is True and not trajectory.truncated
 
@@ -139,7 +129,7 @@ def _why(trajectory: Trajectory) -> str:
 
 
 def texts(trajectories: Sequence[Trajectory]) -> Iterator[str]:
-    """Yield what a tokenizer is learnt from: prompts, tools, observations and turns, as a chat template writes them."""
+    """Yield the texts to train a tokenizer on: prompts, tools, observations and turns."""
     for trajectory in trajectories:
         start = trajectory.context.lineage()[0]
         yield start.system

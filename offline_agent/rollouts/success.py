@@ -1,16 +1,16 @@
-"""What is known of a policy's success on a task, and how much there is to learn from it (algorithms §6, p(1-p))."""
+"""A policy's success rate on a task, and its learnability p(1-p)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 PRIOR = 0.5
-"""Both parameters of the Beta prior of a task's success rate (Jeffreys')."""
+"""Both parameters of the Beta prior of a task's success rate (Jeffreys' prior)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of the policy's success on one task.
+    """Counts of the policy's rollouts on one task.
 
     Attributes:
         successes: Rollouts that succeeded.
@@ -27,6 +27,6 @@ class Known:
 
     @property
     def learnability(self) -> float:
-        """E[p(1-p)] of the rate p under its Beta posterior: ab / ((a+b)(a+b+1)); in (0, 1/4)."""
+        """E[p(1-p)] of the success rate p under its Beta(a, b) posterior: ab / ((a+b)(a+b+1)); in (0, 1/4)."""
         a, b = PRIOR + self.successes, PRIOR + self.attempts - self.successes
         return a * b / ((a + b) * (a + b + 1))

@@ -1,6 +1,7 @@
-"""What a commit does to its tree: proposals merge, nodes join, values go up, what is exhausted closes.
+"""Backup: a finished simulation joins its tree, its value goes up to the root, and exhausted nodes close.
 
-A commit depends on the tree and the ticket alone, so a log of tickets makes the same tree again.
+`Backup.commit` is the only place where a tree changes after its root was made. A commit depends on the tree and the
+simulation alone, so the simulations of an event log make the same tree again.
 """
 
 from __future__ import annotations
@@ -8,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from offline_agent.records import POLICY_CUTS, Context
-from offline_agent.search.in_flight import Link, Others, Row, Ticket
-from offline_agent.search.quarantine import is_noise, quarantine
+from offline_agent.records import POLICY_CUTS, Action, Context
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
+from offline_agent.search.simulation import Simulation, Transition
 from offline_agent.search.tree import Edge, Node, SearchTree
 
 
-class Committer:
-    """Applies tickets to trees.
+class Backup:
+    """Commits simulations to trees.
 
     Args:
         settings: The search's settings.
@@ -33,44 +33,52 @@ class Committer:
         self._first = settings.proposals
         self._rollouts = settings.simulations if self._independent else settings.proposals
 
-    def commit(self, tree: SearchTree, ticket: Ticket) -> None:
-        """Let a simulation that has run to its end change the tree."""
-        tree.tickets += 1
-        for edge in ticket.path:
+    def commit(self, tree: SearchTree, simulation: Simulation) -> None:
+        """Apply a simulation that has run to its end."""
+        tree.commits += 1
+        for edge in simulation.path:
             edge.pending -= 1
             edge.parent.pending -= 1
-        ticket.node.pending -= 1
-        if ticket.edge is not None:
-            ticket.edge.pending -= 1
-        if ticket.group is not None:
-            ticket.group.active -= 1
-        if ticket.draw:
-            self._commit_proposals(tree, ticket)
-        if tree.noisy and is_noise(ticket.path if ticket.edge is None else [*ticket.path, ticket.edge]):
-            ticket.value = None  # the branch was quarantined while this was in flight
-        last = self._commit_chain(tree, ticket)
-        if ticket.index < self._rollouts:
-            self._note_first(tree, ticket)
+        simulation.node.pending -= 1
+        if simulation.edge is not None:
+            simulation.edge.pending -= 1
+        if simulation.leaf is not None:
+            simulation.leaf.active -= 1
+        if simulation.draw:
+            self._add_drawn(tree, simulation)
+        if tree.noisy:
+            path = simulation.path if simulation.edge is None else [*simulation.path, simulation.edge]
+            if any([edge.quarantined is not None for edge in path]):
+                simulation.value = None  # the branch was quarantined while this simulation was in flight
+        last = self._join(tree, simulation)
+        if simulation.index < self._rollouts:
+            self._note_first(tree, simulation)
         self._close_from(last)
 
-    def _commit_proposals(self, tree: SearchTree, ticket: Ticket) -> None:
-        node = ticket.node
-        node.asking = False
-        for _, action, key in ticket.drawn:
-            self._count(tree, node, action)
-            edge, _ = tree.add_proposal(node, action, key, self._first)
-            if action.fault == "no_end":
-                edge.closed, edge.fault = True, action.fault
+    # -- proposals -----------------------------------------------------------------------------------------------------
+
+    def _add_drawn(self, tree: SearchTree, simulation: Simulation) -> None:
+        """Merge the proposals drawn at the leaf, and the critic's scores."""
+        node = simulation.node
+        node.drawing = False
+        for _, action, key in simulation.drawn:
+            self._add_proposal(tree, node, action, key)
         for edge in node.edges:
-            score = ticket.critic.get(edge.key)
+            score = simulation.critic.get(edge.key)
             if score is not None:
                 edge.critic = score
         if node.edges:
             refresh_priors(node)
-        if not ticket.drawn:
+        if not simulation.drawn:
             node.duplicates += self._settings.saturation  # the policy cannot answer here: ask elsewhere
 
-    def _count(self, tree: SearchTree, node: Node, action: Any) -> None:
+    def _add_proposal(self, tree: SearchTree, node: Node, action: Action, key: str) -> None:
+        self._count(tree, node, action)
+        edge, _ = tree.add_proposal(node, action, key, self._first)
+        if action.fault == "no_end":
+            edge.closed, edge.fault = True, action.fault  # it cannot be executed
+
+    def _count(self, tree: SearchTree, node: Node, action: Action) -> None:
         if action.token_ids is not None:
             tree.counters["generated"] += len(action.token_ids)
         if node.samples == 0 and self._segment is not None:
@@ -78,96 +86,85 @@ class Committer:
             known = 0 if before is None or before.token_ids is None else len(before.token_ids)
             tree.counters["prefilled"] += len(self._segment(node.context)) - known
 
-    def _commit_chain(self, tree: SearchTree, ticket: Ticket) -> Node:
-        """Let the simulation's nodes join the tree and its value go up; return the last node reached."""
-        if ticket.rows and ticket.value is not None and (ticket.edge is not None or ticket.draw):
-            rows = ticket.rows
-            start = ticket.edge or tree.find(ticket.node, rows[0][1])
-            assert start is not None  # proposed just now
-            if start.child is None and start.quarantined is None:
-                last, value = self._graft(tree, ticket, start, rows)
-                self._back_up(tree, ticket, ticket.path, value, ticket.node)
-                return last
-        return self._merge_chain(tree, ticket)
+    # -- the new nodes -------------------------------------------------------------------------------------------------
 
-    def _merge_chain(self, tree: SearchTree, ticket: Ticket) -> Node:
-        """Walk down from where the simulation left the tree, along what others may have added since."""
-        node, edges, chain = ticket.node, ticket.path, ticket.chain
-        for position, link in enumerate(chain):
-            edge = tree.find(node, link.key)
-            if link.sample >= 0 and not (position == 0 and ticket.draw):
-                edge = self._commit_link(tree, ticket, node, link)
+    def _join(self, tree: SearchTree, simulation: Simulation) -> Node:
+        """Let the simulation's transitions join the tree, and back its value up; return the last node reached.
+
+        Simulations committed since the issue may have added the first of these transitions. The walk goes down along
+        them, and what only this simulation knows is added below.
+        """
+        node, edges, transitions = simulation.node, simulation.path, simulation.transitions
+        for position, transition in enumerate(transitions):
+            sample, key, _, outcome, context, _, _, _ = transition
+            edge = tree.find(node, key)
+            if sample >= 0 and not (position == 0 and simulation.draw):
+                edge = self._add_sample(tree, simulation, node, transition)
             assert edge is not None  # proposed just now, or known at issue
             if edge.quarantined is not None:
-                ticket.value = None  # as above
-            if edge.child is None and ticket.value is not None:
-                last, value = self._graft(tree, ticket, edge, chain[position:] if position else chain)
-                self._back_up(tree, ticket, edges, value, node)
+                simulation.value = None  # as in `commit`
+            if edge.child is None and simulation.value is not None:
+                rest = transitions[position:] if position else transitions
+                last, value = self._add_chain(tree, simulation, edge, rest)
+                self._back_up(tree, simulation, edges, value, node)
                 return last
             edges = [*edges, edge]
-            if link.outcome is None:
-                self._commit_fault(tree, ticket, edge, link)
+            if outcome is None:
+                self._close_faulty(tree, simulation, edge, transition)
                 break
             if edge.child is None:
-                self._add_child(tree, edge, link, ticket.greedy).group = ticket.group
-                if link.outcome.terminated and (self._deterministic or ticket.cut == "unscored"):
+                self._add_child(tree, edge, transition, simulation.greedy).leaf = simulation.leaf
+                if outcome.terminated and (self._deterministic or simulation.cut == "unscored"):
                     edge.closed = True
-                if link.outcome.terminated and ticket.cut == "unscored":
-                    quarantine(tree, edge, f"verifier: {ticket.error}", self._gamma)
-            elif link.context is not edge.child.context and not _same_history(link.context, edge.child.context):
-                tree.counters["dropped"] += len(chain) - position - 1
+                if outcome.terminated and simulation.cut == "unscored":
+                    quarantine(tree, edge, f"verifier: {simulation.error}", self._gamma)
+            elif context is not edge.child.context and not _same_history(context, edge.child.context):
+                # An independent rollout saw another observation than the tree: what follows belongs to no node.
+                tree.counters["dropped"] += len(transitions) - position - 1
                 node = edge.child
                 break
-            elif edge is ticket.edge and ticket.rank == 0:
+            elif edge is simulation.edge and simulation.rank == 0:
                 tree.counters["tool_calls"] += 1  # executed again, to be judged again
             node = edge.child  # type: ignore[assignment]  # set just above
-            edge.group = None
+            edge.leaf = None
         else:
-            if ticket.cut in POLICY_CUTS:
-                self._cut(node, ticket.cut)
-        if ticket.mismatch is not None:
-            self._quarantine_from(tree, ticket, edges)
-        if ticket.value is not None:
-            self._back_up(tree, ticket, edges, ticket.value, node)
+            if simulation.cut in POLICY_CUTS:
+                self._cut(node, simulation.cut)
+        if simulation.mismatch is not None:
+            self._quarantine_mismatch(tree, simulation, edges)
+        if simulation.value is not None:
+            self._back_up(tree, simulation, edges, simulation.value, node)
         return node
 
-    def _commit_link(self, tree: SearchTree, ticket: Ticket, node: Node, link: Link) -> Edge:
-        """Merge the proposals behind one link into the tree."""
-        edge = tree.find(node, link.key)
-        key = link.key
-        if self._independent and edge is not None and not _same(edge.actions[0], link.action):
-            key = f"{link.key}#{link.sample}.{ticket.index}"  # independent rollouts never share another's turn
-        self._count(tree, node, link.action)
-        edge, _ = tree.add_proposal(node, link.action, key, self._first)
-        self._commit_others(tree, node, link.others)
+    def _add_sample(self, tree: SearchTree, simulation: Simulation, node: Node, transition: Transition) -> Edge:
+        """Merge the proposals behind one transition of a rollout."""
+        sample, key, action, _, _, _, _, others = transition
+        edge = tree.find(node, key)
+        if self._independent and edge is not None and not _same_action(edge.actions[0], action):
+            key = f"{key}#{sample}.{simulation.index}"  # independent rollouts never share another's turn
+        self._count(tree, node, action)
+        edge, _ = tree.add_proposal(node, action, key, self._first)
+        for other, name in others:
+            self._add_proposal(tree, node, other, name)
         refresh_priors(node)
         return edge
 
-    def _commit_others(self, tree: SearchTree, node: Node, others: Others) -> None:
-        for action, key in others:
-            self._count(tree, node, action)
-            edge, _ = tree.add_proposal(node, action, key, self._first)
-            if action.fault == "no_end":
-                edge.closed, edge.fault = True, action.fault
-
-    def _commit_fault(self, tree: SearchTree, ticket: Ticket, edge: Edge, link: Link) -> None:
-        edge.closed = True
-        if ticket.mismatch is None and edge.quarantined is None:
-            quarantine(tree, edge, link.reason or "unknown fault", self._gamma)
-
-    def _add_child(self, tree: SearchTree, edge: Edge, link: Link, greedy: bool) -> Node:
-        outcome, context = link.outcome, link.context
+    def _add_child(self, tree: SearchTree, edge: Edge, transition: Transition, greedy: bool) -> Node:
+        """Add one executed transition without a value."""
+        _, _, _, outcome, context, seed, _, _ = transition
         assert outcome is not None and context is not None  # the caller looked
         node = tree.add_child(edge, context)
         tree.counters["tool_calls"] += 1
         edge.fault = outcome.fault
         node.terminated = outcome.terminated
         node.verdict, node.goal, node.fingerprint = outcome.verdict, outcome.goal, outcome.fingerprint
-        node.state, node.seed = outcome.state, link.seed
+        node.state, node.seed = outcome.state, seed
         node.greedy = greedy and edge.parent.greedy
         return node
 
-    def _graft(self, tree: SearchTree, ticket: Ticket, edge: Edge, links: Sequence[Row]) -> tuple[Node, float]:
+    def _add_chain(
+        self, tree: SearchTree, simulation: Simulation, edge: Edge, transitions: Sequence[Transition]
+    ) -> tuple[Node, float]:
         """Add what only this simulation knows, from the unexecuted `edge` on, with the value of its one visit.
 
         Nothing is looked up or merged here, which matters: nearly all nodes of a tree come this way.
@@ -175,19 +172,19 @@ class Committer:
         Returns:
             The last node, and the value that goes up to the parent of `edge`.
         """
-        node, value, verdict, gamma = edge.parent, ticket.value, ticket.verdict, self._gamma
+        node, value, verdict, gamma = edge.parent, simulation.value, simulation.verdict, self._gamma
         assert value is not None  # the caller looked
-        cut = 1 if ticket.cut in POLICY_CUTS else 0
+        cut = 1 if simulation.cut in POLICY_CUTS else 0
         verified = 1 - cut
         score = 0.0 if verdict is None or verdict.score is None else verdict.score
         success = 1 if verdict is not None and verdict.success else 0
-        group = ticket.group if ticket.group is not None and ticket.group.active else None
-        greedy, counting = ticket.greedy and node.greedy, self._segment is not None
+        leaf = simulation.leaf if simulation.leaf is not None and simulation.leaf.active else None
+        greedy, counting = simulation.greedy and node.greedy, self._segment is not None
         nodes, edges, first = tree.nodes, tree.edges, True
-        for _, key, action, outcome, context, seed, _, others in links:
+        for _, key, action, outcome, context, seed, _, others in transitions:
             assert outcome is not None and context is not None  # there is a value: nothing went wrong
             if first:
-                first, edge.group, edge.visits, edge.value_sum = False, None, 1, value
+                first, edge.leaf, edge.visits, edge.value_sum = False, None, 1, value
                 edge.verified, edge.score_sum, edge.successes, edge.truncated = verified, score, success, cut
             else:
                 if counting or action.token_ids is not None:
@@ -199,43 +196,42 @@ class Committer:
                 node.edges.append(edge)
                 node.samples = 1
                 if others:
-                    self._commit_others(tree, node, others)
+                    for other, name in others:
+                        self._add_proposal(tree, node, other, name)
                     refresh_priors(node)
             _, _, over, edge.fault, judged, fingerprint, goal, state = outcome
             node = edge.child = Node(
-                len(nodes), edge, context, over, judged, fingerprint, goal, state, seed, greedy, 1, value, group
+                len(nodes), edge, context, over, judged, fingerprint, goal, state, seed, greedy, 1, value, leaf
             )
             nodes.append(node)
-        tree.counters["tool_calls"] += len(links) - (ticket.cut == "tokens")  # that turn was not executed
+        tree.counters["tool_calls"] += len(transitions) - (simulation.cut == "tokens")  # that turn was not executed
         if cut:
-            self._cut(node, ticket.cut)
+            self._cut(node, simulation.cut)
         elif self._deterministic:
             edge.closed = True
         if gamma == 1.0:
             tree.see(value)
             return node, value
-        return node, self._discount(tree, edge, value, len(links))
-
-    def _discount(self, tree: SearchTree, edge: Edge, value: float, length: int) -> float:
-        """Discount the values of the `length` newest edges up from `edge`; return what goes up to their parent."""
-        for _ in range(length):
-            edge.value_sum = edge.child.value_sum = value  # type: ignore[union-attr]  # they were just executed
-            tree.see(value)
-            value *= self._gamma
-            edge = edge.parent.edge  # type: ignore[assignment]  # None after the last round at most
-        return value
+        return node, self._discount(tree, edge, value, len(transitions))
 
     def _cut(self, node: Node, cut: str | None) -> None:
-        """Note that a limit of the policy's own cut the episode at a node."""
+        """Record that a limit of the policy's own cut the episode at a node."""
         node.cut = cut
         if node.edge is not None:
             node.edge.closed = True
 
-    def _back_up(self, tree: SearchTree, ticket: Ticket, edges: Sequence[Edge], value: float, last: Node) -> None:
-        """Back `value` up from `last`, the node at the end of `edges`, to the root."""
-        gamma, verdict = self._gamma, ticket.verdict
+    # -- the value -----------------------------------------------------------------------------------------------------
+
+    def _back_up(
+        self, tree: SearchTree, simulation: Simulation, edges: Sequence[Edge], value: float, last: Node
+    ) -> None:
+        """Add `value` to the sums from `last`, the node at the end of `edges`, up to the root: Q = value_sum / visits.
+
+        Every edge above is discounted once more by gamma.
+        """
+        gamma, verdict = self._gamma, simulation.verdict
         tree.simulations += 1
-        truncated = ticket.cut in POLICY_CUTS
+        truncated = simulation.cut in POLICY_CUTS
         score = verdict.score if verdict is not None and verdict.score is not None else 0.0
         success = verdict is not None and verdict.success
         last.visits += 1
@@ -262,27 +258,28 @@ class Committer:
             node.value_sum += value
         tree.low, tree.high = low, high
 
-    def _quarantine_from(self, tree: SearchTree, ticket: Ticket, edges: list[Edge]) -> None:
-        depth = ticket.mismatch or 0
-        if depth == 0 or depth > len(edges):
-            tree.quarantined = ticket.error
-            return
-        edge = edges[depth - 1]
-        edge.closed = True
-        quarantine(tree, edge, ticket.error or "a replay differed", self._gamma)
-        self._close_from(edge.parent)
+    def _discount(self, tree: SearchTree, edge: Edge, value: float, length: int) -> float:
+        """Discount the values of the `length` newest edges up from `edge`; return what goes up to their parent."""
+        for _ in range(length):
+            edge.value_sum = edge.child.value_sum = value  # type: ignore[union-attr]  # they were just executed
+            tree.see(value)
+            value *= self._gamma
+            edge = edge.parent.edge  # type: ignore[assignment]  # None after the last round at most
+        return value
 
-    def _note_first(self, tree: SearchTree, ticket: Ticket) -> None:
-        verdict = ticket.verdict
+    def _note_first(self, tree: SearchTree, simulation: Simulation) -> None:
+        verdict = simulation.verdict
         tree.first_rollouts.append(
             {
-                "greedy": ticket.greedy,
+                "greedy": simulation.greedy,
                 "score": None if verdict is None else verdict.score,
                 "success": None if verdict is None else verdict.success,
-                "cut": ticket.cut,
-                "steps": len(ticket.chain),
+                "cut": simulation.cut,
+                "steps": len(simulation.transitions),
             }
         )
+
+    # -- closing and quarantine ----------------------------------------------------------------------------------------
 
     def _close_from(self, node: Node) -> None:
         """Close what has nothing left to learn, from `node` towards the root."""
@@ -292,8 +289,8 @@ class Committer:
         while True:
             over = node.terminated or node.cut is not None
             if not over:
-                if node.asking or node.pending:
-                    return
+                if node.drawing or node.pending:
+                    return  # a simulation in flight may still find something here
                 if len(node.edges) < settings.max_children and node.duplicates < settings.saturation:
                     return
                 for edge in node.edges:
@@ -308,8 +305,71 @@ class Committer:
             incoming.closed = True
             node = incoming.parent
 
+    def _close_faulty(self, tree: SearchTree, simulation: Simulation, edge: Edge, transition: Transition) -> None:
+        """Close an edge that the environment could not execute; its branch is noise unless a replay differed above."""
+        edge.closed = True
+        if simulation.mismatch is None and edge.quarantined is None:
+            quarantine(tree, edge, transition[6] or "unknown fault", self._gamma)
 
-def _same(one: Any, other: Any) -> bool:
+    def _quarantine_mismatch(self, tree: SearchTree, simulation: Simulation, edges: list[Edge]) -> None:
+        """Quarantine the branch from the edge whose replay differed; the whole tree where that was the reset."""
+        depth = simulation.mismatch or 0
+        if depth == 0 or depth > len(edges):
+            tree.quarantined = simulation.error
+            return
+        edge = edges[depth - 1]
+        edge.closed = True
+        quarantine(tree, edge, simulation.error or "a replay differed", self._gamma)
+        self._close_from(edge.parent)
+
+
+def quarantine(tree: SearchTree, edge: Edge, reason: str, gamma: float) -> None:
+    """Take what was backed up through an edge out of its sums and of all sums above, `low` and `high` included.
+
+    The values behind it are noise. Nodes behind the edge keep their sums, as a record of what was measured there.
+
+    Args:
+        tree: The edge's.
+        edge: The edge; where it is quarantined already, nothing changes.
+        reason: Why its values are noise.
+        gamma: Discount per step with which they were backed up.
+    """
+    tree.noisy = True
+    if edge.quarantined is not None:
+        return
+    visits, value, score = edge.visits, edge.value_sum, edge.score_sum
+    verified, successes, truncated = edge.verified, edge.successes, edge.truncated
+    above: Edge | None = edge
+    while above is not None and above.quarantined is None:  # sums behind another quarantined edge have left already
+        above.visits -= visits
+        above.verified -= verified
+        above.successes -= successes
+        above.truncated -= truncated
+        above.value_sum = above.value_sum - value if above.visits else 0.0  # exactly 0: no rounding error is left
+        above.score_sum = above.score_sum - score if above.verified else 0.0
+        value *= gamma
+        node = above.parent
+        node.visits -= visits
+        node.value_sum = node.value_sum - value if node.visits else 0.0
+        above = node.edge
+    edge.quarantined = reason
+    if visits:
+        _reset_value_range(tree)
+
+
+def _reset_value_range(tree: SearchTree) -> None:
+    """Set `low` and `high` by the values of edges that no quarantine covers."""
+    tree.low, tree.high = float("inf"), float("-inf")
+    sound = [True] * len(tree.nodes)
+    for node in tree.nodes[1:]:
+        edge = node.edge
+        assert edge is not None  # only the root has none
+        sound[node.id] = edge.quarantined is None and sound[edge.parent.id]  # a parent has the lower id
+        if sound[node.id] and edge.visits:
+            tree.see(edge.value_sum / edge.visits)
+
+
+def _same_action(one: Any, other: Any) -> bool:
     return one is other or (one.text == other.text and one.token_ids == other.token_ids)
 
 
@@ -317,8 +377,7 @@ def _same_history(one: Context | None, other: Context | None) -> bool:
     while one is not other:
         if one is None or other is None or one.observation != other.observation:
             return False
-        if not _same(one.action, other.action):
+        if not _same_action(one.action, other.action):
             return False
         one, other = one.parent, other.parent
     return True
-

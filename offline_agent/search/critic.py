@@ -27,18 +27,22 @@ _SYSTEM_BEST = (
 class PolicyCritic:
     """Ranks proposals by asking the policy, the candidates in an order shuffled by the seed.
 
-    The score of a candidate is (K - 1 - rank) / (K - 1), in [0, 1]. An answer that cannot be read scores none of the
-    candidates: nothing is guessed.
+    The score of a candidate is (K - 1 - rank) / (K - 1), in [0, 1], with rank 0 for the best. An answer that cannot be
+    read gives no candidate a score.
 
     Args:
         engine: The policy's engine.
         ranking: `once` asks for the whole order in one request; `repeated` asks for the best candidate, removes it and
             asks again, K - 1 requests in all (AgentQ, Putta et al. 2024, section 4.2).
-        max_chars: Length to which the history is cut, from its beginning.
+        max_chars: Characters of the history that are shown; its beginning is cut off.
         wait_seconds: Longest wait for an answer to one request.
 
+    Attributes:
+        asked, unreadable: Number of requests, and of rankings that could not be read.
+        generated: Number of tokens sampled.
+
     Raises:
-        ConfigError: `ranking` is neither.
+        ConfigError: `ranking` is another.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class PolicyCritic:
     def _rank_repeatedly(
         self, context: Context, actions: Sequence[Action], rng: random.Random, seed: int
     ) -> list[int] | None:
-        """Return as `_rank_once`; every request shows what is left in a new order."""
+        """Return the same as `_rank_once`; every request shows the remaining candidates in a new order."""
         left, ranking = list(range(len(actions))), []
         while len(left) > 1:
             rng.shuffle(left)

@@ -1,7 +1,7 @@
-"""Where simulations ask policy and critic, and what asking cost.
+"""Requests to the policy and the critic, and the counts of a run.
 
-During an outage of the policy (`policies.outage`) simulations wait; where it does not pass, what it interrupted is
-simulated when the run goes on.
+During an outage of the policy (`policies.outage`) simulations wait for it to pass. Where it does not pass, the run
+stops, and the interrupted simulations are run again when it goes on.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from offline_agent.errors import ContextFull, JudgeError, PolicyError
 from offline_agent.policies.base import Engine, Proposals, ProposeRequest, Usage
 from offline_agent.policies.outage import Outage
 from offline_agent.records import Action, Context
-from offline_agent.search.in_flight import Request, Ticket
-from offline_agent.search.simulation import ASK, FINAL
+from offline_agent.search.simulation import ASK, FINAL, Request, Simulation
 
-MOST_UNHEARD = 16  # failures of a critic that never answered, after which the search ends
+MOST_FIRST_FAILURES = 16  # failures of a critic that never answered, after which the search ends
 
-FREE = Proposals(()).usage  # of answers that say nothing about their cost
+FREE = Proposals(()).usage  # the default usage, of answers that say nothing about their cost
 
 Critic = Callable[[Context, Sequence[Action], int], Sequence[float | None]]
-"""Scores each action in [0, 1], or None where it has no opinion; the last argument is a seed."""
+"""Called with (history, actions, seed); returns for each action a score in [0, 1], or None without an opinion."""
 
 
 @dataclass
 class RunCounts:
-    """What a run cost and met, over all trees; wall-clock figures included, so it is not part of any tree."""
+    """Costs and faults of a run, over all trees; they include wall-clock figures, so they are no part of any tree."""
 
     requests: int = 0
     generated: int = 0
@@ -53,38 +52,38 @@ class RunCounts:
         self.example(text)
 
     def example(self, text: str) -> None:
-        """Keep a text of what went wrong, of the first twenty."""
+        """Keep the text of an error, among the first twenty."""
         if len(self.fault_examples) < 20 and text not in self.fault_examples:
             self.fault_examples.append(text)
 
 
-class Sent:
+class SentRequest:
     """A request under way.
 
     Attributes:
-        ticket: Who asked; None = nobody, it shows whether the policy answers.
-        request: What was asked, `ASK` or `CRITICISE`.
-        answers: How many answers had come when it was sent.
+        simulation: Gets the answer; None = none: the request only shows whether the policy answers.
+        request: As a simulation yields it, `ASK` or `CRITICISE`.
+        answers: Number of answers that had come when it was sent.
     """
 
-    __slots__ = ("answers", "request", "ticket")
+    __slots__ = ("answers", "request", "simulation")
 
-    def __init__(self, ticket: Ticket | None, request: Request, answers: int) -> None:
-        self.ticket = ticket
+    def __init__(self, simulation: Simulation | None, request: Request, answers: int) -> None:
+        self.simulation = simulation
         self.request = request
         self.answers = answers
 
 
-class Desk:
-    """See the module. For one thread; answers come back to it through `post`.
+class RequestQueue:
+    """Sends requests, and holds failures back during an outage. For one thread; answers come back through `post`.
 
     Args:
         engine: Answers proposals.
         pool: Where the critic is called.
         critic: Scores proposals.
-        counts: Takes what is asked, and what comes of it.
+        counts: Counts requests, tokens and faults.
         most_errors: Failures of the policy in a row after which the run stops.
-        post: Takes a `Sent` and its answer, from any thread; they are to be given to `take`.
+        post: Called from any thread with a `SentRequest` and its answer, which are to be given to `take`.
         critic_seconds: Time limit of the critic; None = the pool's own.
     """
 
@@ -95,7 +94,7 @@ class Desk:
         critic: Critic | None,
         counts: RunCounts,
         most_errors: int,
-        post: Callable[[Sent, Any], None],
+        post: Callable[[SentRequest, Any], None],
         critic_seconds: float | None = None,
     ) -> None:
         self._engine = engine
@@ -104,17 +103,17 @@ class Desk:
         self._critic_seconds = critic_seconds
         self._counts = counts
         self._post = post
-        self._outage: Outage[tuple[Sent, Any]] = Outage(most_errors)
+        self._outage: Outage[tuple[SentRequest, Any]] = Outage(most_errors)
         self._under_way = 0
-        self._unheard: int | None = 0  # failures of a critic that has not answered yet; None once it has
+        self._first_failures: int | None = 0  # failures of a critic that has not answered yet; None once it has
 
     def expect(self, request: ProposeRequest) -> None:
-        """Take a request for one that the policy can answer, as long as it has not answered any."""
+        """Expect the policy to answer a request, as long as it has answered none: the request that tests an outage."""
         self._outage.expect(request)
 
-    def send(self, ticket: Ticket | None, request: Request) -> None:
-        """Put a question of a ticket to the policy or the critic."""
-        post = partial(self._post, Sent(ticket, request, self._outage.answers))
+    def send(self, simulation: Simulation | None, request: Request) -> None:
+        """Send a simulation's request to the policy or the critic."""
+        post = partial(self._post, SentRequest(simulation, request, self._outage.answers))
         self._under_way += 1
         if request[0] == ASK:
             self._counts.requests += 1
@@ -123,45 +122,45 @@ class Desk:
             assert self._critic is not None  # the tree was made with a critic
             self._pool.submit(partial(self._critic, *request[1:]), post, self._critic_seconds)
 
-    def take(self, sent: Sent, value: Any) -> list[tuple[Ticket, Any]]:
-        """Return what may be handed on, now that a request was answered.
+    def take(self, sent: SentRequest, value: Any) -> list[tuple[Simulation, Any]]:
+        """Return the simulations that may go on now that a request was answered, each with its answer.
 
-        To a critic's request, None is handed on where the policy failed it.
+        The answer to a critic's request is None where the policy failed it.
 
         Raises:
             PolicyError: The policy failed too often in a row.
             JudgeError: The critic failed each of its first calls.
         """
         self._under_way -= 1
-        free: list[tuple[Ticket, Any]] = []
+        free: list[tuple[Simulation, Any]] = []
         if sent.request[0] == ASK:
             failed = not isinstance(value, FINAL)
-            if isinstance(value, ContextFull):  # says something of the history, and nothing of whether it answers
+            if isinstance(value, ContextFull):  # a property of the history: it says nothing about an outage
                 self._note_full(value)
             elif failed:
                 value = self._failed(value)
             else:
                 self._pay(value.usage)
                 held = self._outage.answered(sent.request[1])
-                free = [(each.ticket, fault) for each, fault in held if each.ticket is not None]
+                free = [(each.simulation, fault) for each, fault in held if each.simulation is not None]
         else:
             value = self._scores(value, len(sent.request[2]))
             failed = value is None
-        if not (failed and self._outage.holds((sent, value), sent.answers)) and sent.ticket is not None:
-            free.append((sent.ticket, value))
+        if not (failed and self._outage.holds((sent, value), sent.answers)) and sent.simulation is not None:
+            free.append((sent.simulation, value))
         return free
 
     def go_on(self) -> None:
-        """Ask again what is held back where nothing is under way that could show whether the policy answers."""
+        """Send again what is held back, where nothing is under way that could show whether the policy answers."""
         if not self._outage or self._under_way:
             return
         for sent, _ in self._outage.release():
-            if sent.ticket is not None:
-                self.send(sent.ticket, sent.request)
+            if sent.simulation is not None:
+                self.send(sent.simulation, sent.request)
         self.send(None, (ASK, self._probe()))
 
-    def at_once(self, answer: Callable[[ProposeRequest], Any]) -> Callable[[ProposeRequest], Any]:
-        """Return a call that asks an engine that answers at once; it raises as `take`."""
+    def inline(self, answer: Callable[[ProposeRequest], Any]) -> Callable[[ProposeRequest], Any]:
+        """Return a call that asks an engine that answers at once; it raises the same errors as `take`."""
         counts = self._counts
 
         def ask(request: ProposeRequest) -> Any:
@@ -181,7 +180,7 @@ class Desk:
                         self._outage.answered(probe)
                         return value
                     self._failed(shown)
-            if value[1] is not FREE:
+            if value[1] is not FREE:  # by identity: cheaper than reading three zeros for each request
                 self._pay(value[1])
             self._outage.known = request
             return value
@@ -205,7 +204,7 @@ class Desk:
         self._counts.example(f"policy: {answer}")
 
     def _failed(self, answer: Any) -> PolicyError:
-        """Count what is no answer; return the failure that it is."""
+        """Count a failed request; return its failure as a `PolicyError`."""
         if not isinstance(answer, PolicyError):
             answer = PolicyError(f"the policy answered with a {type(answer).__name__}, not with Proposals")
         self._counts.policy_errors += 1
@@ -215,7 +214,7 @@ class Desk:
 
     def _scores(self, scores: Any, n: int) -> Any:
         if (wrong := _wrong_scores(scores, n)) is None:
-            self._unheard = None
+            self._first_failures = None
             return scores
         self._counts.fault(f"critic: {wrong}")
         cause: Any = scores
@@ -225,12 +224,12 @@ class Desk:
             if isinstance(cause, PolicyError):
                 return None
             cause = cause.__cause__
-        if self._unheard is not None:
-            self._unheard += 1
-            if self._unheard >= MOST_UNHEARD:
+        if self._first_failures is not None:
+            self._first_failures += 1
+            if self._first_failures >= MOST_FIRST_FAILURES:
                 raise JudgeError(
-                    f"search.critic failed each of its first {self._unheard} calls; the last: {wrong}. It is called as "
-                    "critic(context, actions, seed) and returns one score in [0, 1], or None, for each action"
+                    f"search.critic failed each of its first {self._first_failures} calls; the last: {wrong}. It is "
+                    "called as critic(context, actions, seed) and returns one score in [0, 1], or None, for each action"
                 )
         return [None] * n  # no opinion: the search goes on with its own values
 

@@ -1,6 +1,6 @@
-"""Bringing an environment back to a state of the tree: by copy where it can be copied, else by replay, checked.
+"""Restoring: an environment is brought back to a state of the tree, by a copy or by a checked replay.
 
-Knows environments and states; knows nothing of nodes, values or policies.
+It knows environments and states, but no nodes, values or policies.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from offline_agent.envs.base import EnvSpec, Episode
+from offline_agent.envs.play import execute
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, Role, Task, Verdict
 from offline_agent.search.tree import observation_hash
 
 
-class State:
-    """One state of an environment: how it was reached, what was seen there, and perhaps a live copy.
+class EnvState:
+    """One state of an environment: the action that led to it, hashes of what it showed, and perhaps a live copy.
 
     Attributes:
         parent: The state one action earlier; None at the start of an episode.
@@ -27,12 +28,12 @@ class State:
         observed: Hash of the observation seen here.
         fingerprint: The environment's hash of its state; None where it offers none.
         depth: Number of actions since the start.
-        episode: A live environment in this state that nobody else uses; None where it must be restored.
+        episode: A live environment in this state that nothing else uses; None where it must be restored.
     """
 
     __slots__ = ("parent", "action", "observed", "fingerprint", "depth", "episode")
 
-    def __init__(self, parent: State | None, action: Action | None, observed: str, fingerprint: str | None) -> None:
+    def __init__(self, parent: EnvState | None, action: Action | None, observed: str, fingerprint: str | None) -> None:
         self.parent = parent
         self.action = action
         self.observed = observed
@@ -42,7 +43,7 @@ class State:
 
 
 class Opening(NamedTuple):
-    """What the start of an episode shows; `canonical` maps an action to its canonical key."""
+    """The start of an episode: what the policy is shown, the map from an action to its canonical key, and the state."""
 
     observation: str
     system: str
@@ -52,15 +53,15 @@ class Opening(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What executing one edge gave.
+    """The result of executing one edge.
 
     Attributes:
-        observation, role: What the policy is shown; None when the episode ended with the action.
+        observation, role: What the policy is shown; the observation is None when the episode ended with the action.
         terminated: The episode is over.
-        fault: Class of the error the call was answered with; None when it went through.
+        fault: Class of the error that answered the call; None when it went through.
         verdict: The end state's verdict where `terminated`.
         fingerprint: Hash of the environment's state, where it offers one.
-        goal: What the end state achieves, where the environment says.
+        goal: The task that the state achieves, as `reset`'s keyword arguments; None where the environment does not say.
         state: Handle for executing further actions.
     """
 
@@ -75,7 +76,7 @@ class Outcome(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What a state is like: its verdict, what it achieves where the environment says, whether the episode is over."""
+    """The judgement of a state: its verdict, the task that it achieves (None where unsaid), the end of the episode."""
 
     verdict: Verdict
     goal: dict[str, Any] | None
@@ -83,7 +84,7 @@ class Judged(NamedTuple):
 
 
 class ReplayMismatch(EnvironmentFault):
-    """A replay did not show what the tree recorded, `depth` actions after the start; values from there on are noise."""
+    """A replay differed from what the tree recorded, `depth` actions after the start; values behind that are noise."""
 
     def __init__(self, message: str, depth: int) -> None:
         super().__init__(message)
@@ -91,15 +92,15 @@ class ReplayMismatch(EnvironmentFault):
 
 
 class ReplayNeeded(EnvironmentFault):
-    """A state can be brought back by replay alone, which was not allowed: at most a reset and `calls` actions."""
+    """A state can only be restored by a replay, of a reset and at most `calls` actions, and `replay` was False."""
 
     def __init__(self, calls: int) -> None:
         super().__init__(f"the state after {calls} actions must be replayed; allow it with replay=True")
         self.calls = calls
 
 
-class World(Protocol):
-    """What the search asks of an environment, one world per tree; its methods are called from pool threads."""
+class TaskEnvironment(Protocol):
+    """The environment of one task as the search uses it, one per tree; its methods are called from pool threads."""
 
     def open(self) -> Opening:
         """Start the episode. Raises EnvironmentFault."""
@@ -111,10 +112,10 @@ class World(Protocol):
         Args:
             state: The state.
             action: The action.
-            replay: Whether actions may be replayed to get there, each of which takes as long as it first did.
+            replay: Whether actions may be replayed to restore the state; each takes as long as it first did.
 
         Raises:
-            ReplayNeeded: They must be, and may not; nothing was done.
+            ReplayNeeded: They must be, and `replay` is False; nothing was done.
             EnvironmentFault: The environment broke.
         """
         ...
@@ -122,7 +123,7 @@ class World(Protocol):
     def remember(
         self, state: Any, action: Action, observation: str | None, fingerprint: str | None
     ) -> Any:
-        """Return the handle that `execute` gave when it showed this, without executing anything."""
+        """Return the handle that `execute` gave for this action and observation, without executing anything."""
         ...
 
     def close(self) -> None:
@@ -132,7 +133,7 @@ class World(Protocol):
 
 @dataclass
 class RestoreCounts:
-    """What restoring cost, over all trees that share it: calls executed, calls replayed, copies, resets, mismatches."""
+    """Costs of restoring, over all trees that share it: calls executed, calls replayed, copies, resets, mismatches."""
 
     executed: int = 0
     replayed: int = 0
@@ -142,20 +143,20 @@ class RestoreCounts:
 
 
 class Restorer:
-    """The `World` of a real environment.
+    """The `TaskEnvironment` of an environment class.
 
-    Each edge costs one tool call where the environment can be copied: the parent's state is copied and the copy
-    stepped. Where it cannot be copied, or the state was evicted, the nearest live ancestor (or a fresh episode) is
-    brought forward by replaying actions, each observation and fingerprint compared with what was recorded.
+    Where the environment can be copied, each edge costs one tool call: the parent's state is copied and the copy is
+    stepped. Where it cannot be copied, or the state was evicted, actions are replayed from the nearest live ancestor
+    (or a fresh episode), and each observation and fingerprint is compared with the recorded one.
 
     Args:
         spec: The environment.
         task: The task.
         live_states: Most live environments kept; the least recently used is closed first.
         counts: Shared counters.
-        spare: Episodes of a `replay_only` environment that wait to be reset, shared with other worlds and closed by
-            whoever made the list; None = this world has its own.
-        goals: Whether every outcome says what its state achieves, not only the last of an episode.
+        spare: Episodes of a `replay_only` environment that wait to be reset, shared with other restorers and closed by
+            the owner of the list; None = this restorer keeps its own.
+        goals: Read the achieved goal of every state, not only of the last one of an episode.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class Restorer:
         self._limit = max(1, live_states)
         self._counts = counts if counts is not None else RestoreCounts()
         self._lock = threading.Lock()
-        self._live: OrderedDict[int, State] = OrderedDict()
+        self._live: OrderedDict[int, EnvState] = OrderedDict()
         self._spare: list[Episode] = [] if spare is None else spare
         self._shared = spare is not None
         self._goals = goals
@@ -180,12 +181,12 @@ class Restorer:
         self._closed = False
 
     def open(self) -> Opening:
-        """See `World.open`."""
+        """See `TaskEnvironment.open`."""
         episode = self._fresh()
         try:
             observation = episode.reset(self._task)
             self._counts.resets += 1
-            state = State(None, None, observation_hash(observation), episode.fingerprint())
+            state = EnvState(None, None, observation_hash(observation), episode.fingerprint())
             tools, system = episode.tools, episode.system_prompt
         except Exception:
             _close(episode)
@@ -193,22 +194,19 @@ class Restorer:
         self._keep(state, episode)
         return Opening(observation, system, tools.schemas, tools.canonical_key, state)
 
-    def execute(self, state: State, action: Action, replay: bool = True) -> Outcome:
-        """See `World.execute`."""
+    def execute(self, state: EnvState, action: Action, replay: bool = True) -> Outcome:
+        """See `TaskEnvironment.execute`."""
         episode = self._at(state, replay)
-        verdict, goal = None, None
+        goal = None
         try:
-            result = episode.step(action)
-            fingerprint = episode.fingerprint()
+            result, verdict, fingerprint = execute(episode, action, fingerprint=True)
             self._counts.executed += 1
-            if result.terminated:
-                verdict = episode.verdict()
             if result.terminated or self._goals:
                 goal = episode.achieved_goal()
         except Exception:
-            _close(episode)  # its state is unknown: nobody may use it again
+            _close(episode)  # its state is unknown: it must not be used again
             raise
-        child = State(state, action, observation_hash(result.observation), fingerprint)
+        child = EnvState(state, action, observation_hash(result.observation), fingerprint)
         if result.terminated:
             self._release(episode)
         else:
@@ -217,15 +215,15 @@ class Restorer:
             result.observation, result.role, result.terminated, result.fault, verdict, fingerprint, goal, child
         )
 
-    def remember(self, state: State, action: Action, observation: str | None, fingerprint: str | None) -> State:
-        """See `World.remember`."""
-        return State(state, action, observation_hash(observation), fingerprint)
+    def remember(self, state: EnvState, action: Action, observation: str | None, fingerprint: str | None) -> EnvState:
+        """See `TaskEnvironment.remember`."""
+        return EnvState(state, action, observation_hash(observation), fingerprint)
 
-    def judge(self, state: State) -> Judged:
-        """Return what a state is like to which no outcome says it: the start, or one where the episode goes on.
+    def judge(self, state: EnvState) -> Judged:
+        """Return the judgement of a state whose outcome has none: the start, or one where the episode goes on.
 
         Raises:
-            EnvironmentFault: The environment broke while the state was restored or asked.
+            EnvironmentFault: The environment broke while the state was restored or judged.
         """
         episode = self._at(state, True)
         try:
@@ -239,15 +237,15 @@ class Restorer:
             self._release(episode)  # it is a copy
         return judged
 
-    def distance(self, state: State) -> int:
+    def distance(self, state: EnvState) -> int:
         """Return how many actions are replayed before the next one can be executed after a state."""
-        here: State | None = state
+        here: EnvState | None = state
         while here is not None and here.episode is None:
             here = here.parent
         return state.depth - (0 if here is None else here.depth)
 
     def park(self) -> None:
-        """Give up every live state; those that are needed again are brought back by replay."""
+        """Give up every live state; those that are needed again are restored by replay."""
         with self._lock:
             episodes = [s.episode for s in self._live.values() if s.episode is not None]
             for state in self._live.values():
@@ -257,7 +255,7 @@ class Restorer:
             self._release(episode)
 
     def close(self) -> None:
-        """See `World.close`."""
+        """See `TaskEnvironment.close`."""
         with self._lock:
             self._closed = True
             own = [] if self._shared else self._spare
@@ -272,7 +270,7 @@ class Restorer:
             if self._spare:
                 return self._spare.pop()
             if self._spec.replay_only and len(self._live) >= self._limit:
-                # Starting another may be dear; the oldest state would be given up for it anyway, and can be replayed.
+                # Starting another may be expensive; the oldest state would be given up anyway, and can be replayed.
                 _, old = self._live.popitem(last=False)
                 episode, old.episode = old.episode, None
                 if episode is not None:
@@ -282,11 +280,11 @@ class Restorer:
     def _release(self, episode: Episode) -> None:
         with self._lock:
             if self._spec.replay_only and (self._shared or not self._closed) and len(self._spare) < 2:
-                self._spare.append(episode)  # starting such an environment may be dear; reset brings it back
+                self._spare.append(episode)  # starting such an environment may be expensive; a reset makes it usable
                 return
         _close(episode)
 
-    def _keep(self, state: State, episode: Episode) -> None:
+    def _keep(self, state: EnvState, episode: Episode) -> None:
         evicted = None
         with self._lock:
             if self._closed:
@@ -300,8 +298,8 @@ class Restorer:
         if evicted is not None:
             self._release(evicted)
 
-    def _claim(self, state: State) -> Episode | None:
-        """Return an episode in `state` that is ours alone: a copy where copying works, else the live one itself."""
+    def _claim(self, state: EnvState) -> Episode | None:
+        """Return an episode in `state` for one user: a copy where copying works, else the live one; None without it."""
         with self._lock:
             episode = state.episode
             if episode is None:
@@ -311,7 +309,7 @@ class Restorer:
                 try:
                     copy = episode.copy()
                 except EnvironmentFault:
-                    self._copyable = False  # from here on by replay
+                    self._copyable = False  # from now on states are restored by replay
                 else:
                     self._counts.copies += 1
                     return copy
@@ -319,13 +317,14 @@ class Restorer:
             del self._live[id(state)]
             return episode
 
-    def _at(self, state: State, replay: bool) -> Episode:
-        behind: list[State] = []
-        here: State | None = state
+    def _at(self, state: EnvState, replay: bool) -> Episode:
+        """Return an episode in `state`: claimed, or restored from the nearest live ancestor or a reset."""
+        behind: list[EnvState] = []
+        here: EnvState | None = state
         episode = None
         while here is not None and (episode := self._claim(here)) is None:
             if not replay:
-                raise ReplayNeeded(state.depth)  # a live ancestor may be somebody else's by the time it is looked for
+                raise ReplayNeeded(state.depth)  # a live ancestor may be taken before the replay begins
             behind.append(here)
             here = here.parent
         if episode is None:
@@ -340,8 +339,8 @@ class Restorer:
             raise
         return episode
 
-    def _bring(self, episode: Episode, behind: list[State]) -> None:
-        """Bring an episode forward through the states, last to first; where the last is the root it is reset."""
+    def _bring(self, episode: Episode, behind: list[EnvState]) -> None:
+        """Replay the actions that lead through the states, last to first; where the last is the root, reset first."""
         for target in reversed(behind):
             if target.action is None:
                 self._counts.resets += 1
@@ -351,7 +350,7 @@ class Restorer:
                 self._counts.replayed += 1
             self._compare(target, observation_hash(observation), episode)
 
-    def _compare(self, target: State, observed: str, episode: Episode) -> None:
+    def _compare(self, target: EnvState, observed: str, episode: Episode) -> None:
         fingerprint = episode.fingerprint()
         if observed == target.observed and fingerprint == target.fingerprint:
             return

@@ -1,6 +1,8 @@
-"""Many trees over one generator and one pool of environment workers: no simulation waits for another tree.
+"""The event loop that searches many trees over one policy and one pool of environments.
 
-One thread (the caller's) owns all trees; generation runs in the policy's engine, environments and critics in the pool.
+One thread (the caller's) owns all trees and runs all simulations; generation runs in the policy's engine, environments
+and critics in the pool. All answers come back through one queue. So trees need no locks, and no simulation waits for
+another tree.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from typing import Any
 
 from offline_agent.envs.pool import EnvPool, attempt
 from offline_agent.policies.base import Engine, InlineEngine
-from offline_agent.search.direct import Direct
-from offline_agent.search.in_flight import EMPTY, Ticket
-from offline_agent.search.requests import Critic, Desk, RunCounts, Sent
+from offline_agent.search.in_flight import EMPTY
+from offline_agent.search.inline import InlineCalls
+from offline_agent.search.requests import Critic, RequestQueue, RunCounts, SentRequest
 from offline_agent.search.restore import Opening, ReplayNeeded
-from offline_agent.search.simulation import ASK, CRITICISE, EXECUTE, WAIT, WAKE
+from offline_agent.search.simulation import ASK, CRITICISE, EXECUTE, WAIT, WAKE, Simulation
 from offline_agent.search.tree_search import TreeSearch
 
 __all__ = ["Critic", "EnvPool", "RunCounts", "Scheduler"]
@@ -61,8 +63,8 @@ class Scheduler:
         self._tick = tick
         self._inbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self.counts = RunCounts()
-        self._desk = Desk(engine, pool, critic, self.counts, most_policy_errors, self._post, critic_seconds)
-        self._inline = self._desk.at_once(engine.answer) if isinstance(engine, InlineEngine) else None
+        self._requests = RequestQueue(engine, pool, critic, self.counts, most_policy_errors, self._post, critic_seconds)
+        self._inline = self._requests.inline(engine.answer) if isinstance(engine, InlineEngine) else None
 
     def run(
         self, searches: Iterable[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]
@@ -70,15 +72,15 @@ class Scheduler:
         """Yield each search when it is finished, in the order of finishing.
 
         Args:
-            searches: Each with the records of its log so far (empty for a new tree); drawn from lazily, and asked again
-                after it had none: an iterator may have more later, as long as a tree is under way.
+            searches: Each with the records of its log so far (empty for a new tree). Drawn from lazily, and tried again
+                after it had none: an iterator may yield more later, as long as a tree is under way.
 
         Raises:
             PolicyError: The policy failed too often in a row.
             EnvironmentFault: The environment hung too often.
         """
         thresholds = gc.get_threshold()
-        gc.set_threshold(100_000, 50, 100)  # trees are long-lived: the collector need not walk them again and again
+        gc.set_threshold(100_000, 50, 100)  # trees live long: collecting often would walk them often
         try:
             yield from self._run(iter(searches))
         finally:
@@ -98,7 +100,7 @@ class Scheduler:
                     break
                 active += 1
                 search, records = entry
-                self._pool.submit(search.world.open, partial(self._post, (search, records)), self._reset_seconds)
+                self._pool.submit(search.environment.open, partial(self._post, (search, records)), self._reset_seconds)
             if not active:
                 self._note_time(before + time.monotonic() - started)
                 return
@@ -112,19 +114,19 @@ class Scheduler:
                     target = None
                 self.counts.seconds_waiting += time.perf_counter() - waiting
             if target is not None:
-                if type(target) is Ticket:
+                if type(target) is Simulation:
                     self._advance(target, value, pending)
-                elif type(target) is Sent:
-                    for ticket, answer in self._desk.take(target, value):
-                        self._advance(ticket, answer, pending)
-                    self._desk.go_on()
+                elif type(target) is SentRequest:
+                    for simulation, answer in self._requests.take(target, value):
+                        self._advance(simulation, answer, pending)
+                    self._requests.go_on()
                 else:
                     self._start(target[0], target[1], value, pending)
                 while pending:
                     search = pending.pop()
                     active -= 1
                     self.counts.trees += 1
-                    self._pool.submit(search.world.close, _ignore)
+                    self._pool.submit(search.environment.close, _ignore)
                     yield search
             now = time.monotonic()
             if now - last_tick > 0.5:
@@ -151,9 +153,9 @@ class Scheduler:
             search.abandon(str(value))
         else:
             if self._inline is not None and not self._pool.workers:
-                search.direct = Direct(self._inline, search.world.execute)
+                search.inline = InlineCalls(self._inline, search.environment.execute)
             search.open(value)
-            self._desk.expect(search.first_request())
+            self._requests.expect(search.first_request())
             search.replay(records)
             if self._seconds is not None and self.counts.seconds > self._seconds:
                 search.stop_for_time()
@@ -162,73 +164,76 @@ class Scheduler:
         if search.finished:
             over.append(search)
 
-    def _launch(self, tickets: Sequence[Ticket]) -> None:
-        for ticket in tickets:
-            self._inbox.put((ticket, None))
+    def _launch(self, simulations: Sequence[Simulation]) -> None:
+        for simulation in simulations:
+            self._inbox.put((simulation, None))
 
-    def _advance(self, ticket: Ticket, value: Any, over: list[TreeSearch]) -> None:
-        """Drive a simulation until it has to wait for somebody."""
-        run, search = ticket.run, ticket.search
-        if run is None:
-            if search.play(ticket):
-                self._finish(ticket, over)
+    def _advance(self, simulation: Simulation, value: Any, over: list[TreeSearch]) -> None:
+        """Run a simulation until it has to wait for an answer or for another simulation."""
+        coroutine, search = simulation.coroutine, simulation.search
+        if coroutine is None:
+            if search.run_inline(simulation):
+                self._finish(simulation, over)
                 return
-            run = ticket.run = search.start(ticket)
-        send, inline, world = run.send, self._inline, search.world
+            coroutine = simulation.coroutine = search.start(simulation)
+        send, inline, environment = coroutine.send, self._inline, search.environment
         while True:
             try:
                 request = send(value)
             except StopIteration:
-                self._finish(ticket, over)
+                self._finish(simulation, over)
                 return
             kind = request[0]
             if kind == ASK:
                 if inline is None:
-                    self._desk.send(ticket, request)
+                    self._requests.send(simulation, request)
                     return
                 value = inline(request[1])
             elif kind == EXECUTE:
                 if self._pool.workers:
-                    job = partial(world.execute, request[1], request[2])
-                    self._pool.submit(partial(job, replay=False), partial(self._executed, ticket, job))
+                    job = partial(environment.execute, request[1], request[2])
+                    self._pool.submit(partial(job, replay=False), partial(self._executed, simulation, job))
                     return
-                value = attempt(world.execute, request[1], request[2])
+                value = attempt(environment.execute, request[1], request[2])
             elif kind == WAKE:
-                slot = request[1]
-                for waiter in slot.waiters:
-                    self._inbox.put((waiter, slot.value))
-                slot.waiters = value = None
+                future = request[1]
+                for waiter in future.waiters:  # through the inbox: the simulation that wakes them goes on first
+                    self._inbox.put((waiter, future.value))
+                future.waiters = value = None
             elif kind == WAIT:
-                slot = request[1]
-                if slot.value is EMPTY:
-                    slot.waiters = (slot.waiters or []) + [ticket]
+                future = request[1]
+                if future.value is EMPTY:  # else it was set since the simulation looked
+                    future.waiters = (future.waiters or []) + [simulation]
                     return
-                value = slot.value
+                value = future.value
             else:
                 assert kind == CRITICISE
-                self._desk.send(ticket, request)
+                self._requests.send(simulation, request)
                 return
 
-    def _executed(self, ticket: Ticket, job: Callable[[], Any], value: Any) -> None:
-        """Hand on what an action gave; where it needs a replay, begin again under a limit that has room for one."""
+    def _executed(self, simulation: Simulation, job: Callable[[], Any], value: Any) -> None:
+        """Pass on the result of an action; where it needs a replay, start it again with a limit that includes one.
+
+        The first try makes no replay, so that one hanging step is found after the time of one step.
+        """
         if isinstance(value, ReplayNeeded):
             limit = self._pool.limit_of(self._reset_seconds, value.calls + 1)
-            self._pool.submit(job, partial(self._post, ticket), limit)
+            self._pool.submit(job, partial(self._post, simulation), limit)
         else:
-            self._post(ticket, value)
+            self._post(simulation, value)
 
-    def _finish(self, ticket: Ticket, over: list[TreeSearch]) -> None:
-        search, counts = ticket.search, self.counts
-        if ticket.value is not None:
+    def _finish(self, simulation: Simulation, over: list[TreeSearch]) -> None:
+        search, counts = simulation.search, self.counts
+        if simulation.value is not None:
             counts.simulations += 1
-        if ticket.cut in ("fault", "unscored"):
-            counts.fault(ticket.error or ticket.cut)
+        if simulation.cut in ("fault", "unscored"):
+            counts.fault(simulation.error or simulation.cut)
         if self._seconds is not None and self.counts.seconds > self._seconds:
             search.stop_for_time()
-        self._launch(search.finish(ticket))
+        self._launch(search.finish(simulation))
         if search.finished:
             over.append(search)
 
 
 def _ignore(result: Any) -> None:
-    """Closing an environment that fails to close changes nothing that was recorded."""
+    """Ignore the result of closing an environment: a failure changes nothing that was recorded."""

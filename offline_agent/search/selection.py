@@ -1,4 +1,4 @@
-"""Which edge to follow: PUCT and UCT on counts that include simulations in flight, and Gumbel at the root."""
+"""Priors, and the selection of edges: PUCT and UCT on counts that include simulations in flight, Gumbel at the root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Selector = Callable[[SearchTree, Node], Edge | None]
 def refresh_priors(node: Node) -> None:
     """Set each edge's prior to (count + softmax of length-normalised log-prob) / (K + 1).
 
-    K is the number of proposals behind the edges. Where the policy gives no log-probabilities the softmax is uniform.
+    K is the number of proposals merged into the edges. Where the policy gives no log-probabilities the softmax is
+    uniform. The priors of a node sum to 1.
     """
     edges = node.edges
     if len(edges) == 1:
@@ -42,12 +43,12 @@ def mix(value: float | None, visits: int, critic: float | None, critic_alpha: fl
 
     Args:
         value: Mean of what was backed up, on the critic's scale of [0, 1]; None before the first visit.
-        visits: Number n of rollouts behind it.
+        visits: Number n of values in that mean.
         critic: The critic's score in [0, 1]; None where it has no opinion, which leaves the value as it is.
         critic_alpha: A fixed alpha, as in AgentQ; None = n / (n + 2).
 
     Returns:
-        The mixture; the source that knows something where the other knows nothing; None where neither does.
+        The mixture; the one that is known where the other is not; None where neither is.
     """
     if critic is None or value is None:
         return critic if value is None else value
@@ -56,7 +57,7 @@ def mix(value: float | None, visits: int, critic: float | None, critic_alpha: fl
 
 
 def value_range(tree: SearchTree) -> tuple[float, float]:
-    """Return the least value of the tree and the spread of its values, by which the search's values are normalised.
+    """Return the least value of the tree and the range of its values, by which the search's values are normalised.
 
     While all values are equal it is (0, 1), so that values stay as they are (as in MuZero's pseudocode, Schrittwieser
     et al. 2020).
@@ -68,8 +69,8 @@ def value_range(tree: SearchTree) -> tuple[float, float]:
 def mixed_value(tree: SearchTree, edge: Edge, critic_alpha: float | None = None) -> float | None:
     """Return the mixture of an edge's min-max-normalised search value and its critic's score; see `mix`.
 
-    Only the search's part is normalised: the critic is in [0, 1] by itself, and counts alike whether the values of the
-    tree are close or far apart.
+    Only the search's part is normalised: the critic's score is in [0, 1] already. So its weight does not depend on the
+    range of the tree's values, and it still decides while all of them are equal.
     """
     if not edge.visits:
         return edge.critic
@@ -77,17 +78,17 @@ def mixed_value(tree: SearchTree, edge: Edge, critic_alpha: float | None = None)
     return mix((edge.value_sum / edge.visits - low) / span, edge.visits, edge.critic, critic_alpha)
 
 
-def puct(c: float = 1.25, fpu_reduction: float = 0.2, critic_alpha: float | None = None) -> Selector:
+def puct(c: float, fpu_reduction: float, critic_alpha: float | None = None) -> Selector:
     """Return PUCT on min-max-normalised values (Silver et al. 2017; Schrittwieser et al. 2020, appendix B).
 
     Score = Qm + c * P * sqrt(N_parent) / (1 + N), where Qm is `mixed_value` and N counts simulations in flight too
-    (WU-UCT, Liu et al. 2020: the exploration term alone knows of them, the value does not). An unvisited edge has the
-    value of its critic; without an opinion, V_parent - fpu_reduction * sqrt(sum of visited priors).
+    (WU-UCT, Liu et al. 2020: they enter the exploration term, not the value). An unvisited edge has the critic's score
+    as its value; without one, V_parent - fpu_reduction * sqrt(sum of visited priors) (first-play urgency).
     """
 
     def select(tree: SearchTree, node: Node) -> Edge | None:
-        # Values of the search are scaled and not shifted by the minimum, which would move all scores alike; where a
-        # critic has an opinion, it is shifted the other way.
+        # Normalisation is (value - low) / span. The shift by `low` moves all scores by the same amount, so it is left
+        # out; the critic's score, which is not normalised, is shifted the other way instead.
         span = tree.high - tree.low
         if span > 1e-9:
             scale = 1.0 / span
@@ -106,7 +107,7 @@ def puct(c: float = 1.25, fpu_reduction: float = 0.2, critic_alpha: float | None
                 value: float = edge.value_sum / visits * scale
                 if critic is not None:
                     value = mix(value, visits, critic + shift, critic_alpha)  # type: ignore[assignment]  # both known
-            elif critic is None:
+            elif critic is None:  # all such edges share one value, which is computed once, below
                 bonus = edge.prior * explore / (1 + edge.pending)
                 if bonus > best_bonus:
                     fresh, best_bonus = edge, bonus
@@ -126,11 +127,11 @@ def puct(c: float = 1.25, fpu_reduction: float = 0.2, critic_alpha: float | None
     return select
 
 
-def uct(c: float = 1.0, critic_alpha: float | None = None) -> Selector:
+def uct(c: float, critic_alpha: float | None = None) -> Selector:
     """Return AgentQ's UCT: Q + c * sqrt(log N(h) / (1 + N(h'))) (Putta et al. 2024).
 
-    Q is the mixture of the value as it is, in [0, 1], and the critic; see `mix`. An unvisited edge's is the critic's
-    score; without an opinion it is AgentQ's initial value, 0.
+    Q mixes the value, not normalised, and the critic's score; see `mix`. The Q of an unvisited edge is the critic's
+    score; without one it is AgentQ's initial value, 0.
     """
 
     def select(tree: SearchTree, node: Node) -> Edge | None:
@@ -152,19 +153,19 @@ def uct(c: float = 1.0, critic_alpha: float | None = None) -> Selector:
 class GumbelRoot:
     """Gumbel top-m with sequential halving at the root (Danihelka et al. 2022), on committed visits.
 
-    Candidates are the m open edges of the greatest g + log prior, chosen at the first `select`, for which the root's
-    proposals must all be there. Each phase gives every candidate the same number of visits; when all of them are
-    committed, the worse half by g + log prior + sigma(Qm) is dropped, sigma(q) = (50 + max N) * q as in the paper and
-    Qm is `mixed_value`. Where all candidates are closed, the rest of the budget goes to new ones.
+    Candidates are the m open edges with the greatest g + log prior, chosen at the first `select`; the root's proposals
+    must all be committed then. Each phase gives every candidate the same number of visits. When all of them are
+    committed, the worse half by g + log prior + sigma(Qm) is dropped, where sigma(q) = (50 + max N) * q as in the paper
+    and Qm is `mixed_value`. Once all candidates are closed, the rest of the budget goes to new ones.
 
     Args:
         m: Number of candidates.
-        simulations: The tree's; what is left of them at the first `select` is the budget that the phases share.
-        seed: Seeds the Gumbel noise, which is drawn per canonical key, so the order of proposals does not matter.
+        simulations: The tree's; the phases share those that are left at the first `select`.
+        seed: Seed of the Gumbel noise, which is drawn per canonical key, so the order of proposals does not matter.
         critic_alpha: See `mix`.
 
     Attributes:
-        candidates: Edges that are still in the running; empty before the first `select`.
+        candidates: Edges that were not dropped yet; empty before the first `select`.
     """
 
     def __init__(self, m: int, simulations: int, seed: int, critic_alpha: float | None = None) -> None:

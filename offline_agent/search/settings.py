@@ -1,4 +1,4 @@
-"""How a tree is searched: every number of the search in one validated record."""
+"""Settings of the search of a tree, checked. docs/search.md has each of them beside its formula."""
 
 from __future__ import annotations
 
@@ -9,32 +9,36 @@ from offline_agent.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """How a tree is searched; see the keys under `search` of `build_prefs --help`.
+    """Settings of the search of a tree; the keys under `search` of `build_prefs --help`.
 
     Attributes:
         algorithm: `mcts`, or `best_of_n`: independent rollouts, the baseline.
         simulations: Rollouts per tree.
         proposals: K0, proposals drawn in one request where a node is expanded; also the number of plain policy
             rollouts with which a tree starts.
-        rollout_proposals: Proposals drawn in one request at each new node of a rollout. 1 leaves the others to the
-            time when the node is expanded, if ever; `proposals` draws them all at once (fewer, larger requests).
+        rollout_proposals: Proposals drawn in one request at each new node of a rollout. 1 draws the others when the
+            node is expanded, if ever; `proposals` draws them all at once (fewer, larger requests).
         max_children, widening: A node may have ceil(widening * sqrt(N)) children, at least K0, at most `max_children`.
         saturation: Proposals in a row, beyond the first `proposals` of a node, that add nothing before it counts as
             exhausted: an action of probability p is then missed with probability (1 - p)^saturation at most.
         selection: `puct` or `uct`.
-        c_puct, c_uct, fpu_reduction: Constants of the two rules.
+        c_puct, c_uct, fpu_reduction: Constants of the two rules; see `selection`.
         gumbel_root, gumbel_m: Gumbel top-m with sequential halving at the root.
         leaves_in_flight: L, simulations in flight per tree.
         max_steps: Actions after which an episode is cut; it then backs up 0, flagged.
         gamma: Discount per step.
         value: `reward` backs up the score, `success` backs up 0 or 1.
-        temperature, max_tokens: Of proposals; None = the policy's own.
+        temperature, max_tokens: Of proposals; None = the policy's own setting.
         greedy_first: The first rollout is the greedy one.
         critic_alpha: Weight of the search against the critic; None = n / (n + 2).
         deterministic_verifier: A judged terminal is closed after one visit.
         budget_tokens, budget_prefilled, budget_tool_calls: Per tree; None = unlimited. A simulation is issued only if
             its worst case still fits.
-        action_tokens: The most tokens one action can have (the reservation); 0 for policies without tokens.
+        action_tokens: The most tokens one action can have, reserved for each action of a simulation; 0 for policies
+            without tokens.
+
+    Raises:
+        ConfigError: A value is not allowed; all such values are listed.
     """
 
     algorithm: str = "mcts"
@@ -88,7 +92,7 @@ class SearchSettings:
             raise ConfigError(faults)
 
     def budget_faults(self, tasks: int) -> list[str]:
-        """Return why not even one simulation of a task fits its share of the run's budget; empty where one does.
+        """Return why no simulation of a task fits its share of the run's budget; empty where one fits.
 
         Args:
             tasks: Number of tasks among which the budget of the run was divided.

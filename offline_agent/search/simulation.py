@@ -1,301 +1,388 @@
-"""One simulation as a coroutine: what it asks for, in which order, and what it hands to the tree at the end.
+"""One simulation: expansion, rollout and judgement, from the leaf of the tree to the end of the episode.
 
-A simulation never touches the tree; it reads what the tree was when it was issued, and the results of its own
-requests. Simulations in flight that pass through the same new history share its execution through `Shadow`s, and
-wait for one another in the order in which they were issued, so nothing depends on who was faster.
+`simulate` never changes the tree. It reads the tree as it was when the simulation was issued, collects its results on a
+`Simulation`, and `backup` applies them later, in the order of issue.
+
+It is a coroutine, because the policy and the environment answer late: it yields a request, and the scheduler sends the
+answer. Simulations in flight that reach the same new history share it (`in_flight`): the one with the lowest rank draws
+and executes, the others wait for it. Ranks follow the order of issue, never the order of answers, so the result does
+not depend on the number of workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.records import Action, Context, Step, Trajectory, Verdict
-from offline_agent.search.in_flight import EMPTY, Group, Link, Others, Request, Rules, Shadow, Ticket
+from offline_agent.search.in_flight import EMPTY, PendingNode, SharedLeaf
 from offline_agent.search.restore import Opening, Outcome, ReplayMismatch
-from offline_agent.search.tree import mean_logp
+from offline_agent.search.tree import Edge, Node, mean_logp
 from offline_agent.seeding import child_seed, draw_seeds, mix
 
-RETRIES = 3  # an outage of the policy must be told from a request it can never answer
+RETRIES = 3  # of a failed request: an outage of the policy must be told from a request that it can never answer
 FINAL = (Proposals, ContextFull)  # answers that asking again does not change
 
-# What a simulation yields, as plain tuples (a named tuple costs as much to make as the rest of the exchange):
-ASK = 0  # (ASK, ProposeRequest)                  answered with `Proposals` or a `PolicyError`
-EXECUTE = 1  # (EXECUTE, state, action)           answered with an `Outcome` or an `EnvironmentFault`
-WAIT = 2  # (WAIT, slot)                          answered with the slot's value, once another simulation filled it
-WAKE = 3  # (WAKE, slot)                          answered at once; those who wait for the slot go on
-CRITICISE = 4  # (CRITICISE, context, actions, seed)  answered with one score in [0, 1] or None per action,
-#                                                or with None where the policy failed the critic
+# Requests that a simulation yields. Plain tuples: making a named tuple costs as much as the rest of the exchange.
+ASK = 0  # (ASK, ProposeRequest): answered with `Proposals` or a `PolicyError`
+EXECUTE = 1  # (EXECUTE, state, action): answered with an `Outcome` or an `EnvironmentFault`
+WAIT = 2  # (WAIT, future): answered with the future's value, once another simulation has set it
+WAKE = 3  # (WAKE, future): its value was set; answered at once, and those who wait for it go on
+CRITICISE = 4  # (CRITICISE, context, actions, seed): answered with one score in [0, 1] or None per action, or with None
+#                where the policy failed the critic
+
+Request = tuple[Any, ...]
+Canonical = Callable[[Action], str]
+Reward = Callable[[Trajectory], float | None]
+Others = tuple[tuple[Action, str], ...]
+Choice = tuple[int, Action, str]  # sample, action and canonical key of the action to execute first
+NewActions = dict[str, tuple[int, float, int, Action]]
+"""Actions that a node does not have yet, by key: times drawn, best log-probability, minus its first index, action."""
+
+Transition = tuple[int, str, Action, Outcome | None, Context | None, int, str | None, Others]
+"""One action beyond the tree: (sample, key, action, outcome, context, seed, reason, others).
+
+`sample` is the index of the proposal where this simulation drew it, `IN_TREE` where the tree has it already. `outcome`
+and `context` are None where the action could not be executed; `reason` says why. `seed` is that of the history reached.
+`others` are proposals of the same request that were not followed, each with its key.
+"""
+IN_TREE = -1
+
+_NO_DRAW = range(0)
+_NO_OTHERS: Others = ()
+_NO_SCORES: Mapping[str, float] = MappingProxyType({})
 
 
-def simulate(ticket: Ticket, opening: Opening, rules: Rules) -> Generator[Request, Any, None]:
-    """Run one simulation to its end; the results are left on the ticket."""
-    canonical = opening.canonical
-    node = ticket.node
-    if not ticket.draw and ticket.edge is None:
-        assert ticket.group is not None  # given at issue
-        yield from _rollout(ticket, ticket.group.share(), canonical, rules)
-        return
-    if ticket.draw:
-        picked = yield from _expand(ticket, canonical, rules)
-        if picked is None:
-            return
-        sample, action, key = picked
-        ticket.group = Group(child_seed(node.seed, key), 1)
-    else:
-        assert ticket.edge is not None  # looked at above
-        sample, action, key = -1, ticket.edge.actions[0], ticket.edge.key
-    assert ticket.group is not None  # given at issue, or just now
-    shadow = ticket.group.share()
-    outcome = shadow.value
-    if outcome is EMPTY:
-        if ticket.rank:
-            outcome = yield (WAIT, shadow)
+@dataclass(frozen=True, slots=True)
+class RolloutRules:
+    """What a simulation needs to know of the search.
+
+    Attributes:
+        max_steps, temperature, max_tokens, rollout_proposals: See `SearchSettings`.
+        plain_rollouts: Number of simulations that begin beside the greedy rollout; 0 without one.
+        success_only: The value is 1.0 or 0.0, as the verdict's success says; otherwise the score.
+        critic: Proposals are shown to a critic.
+        reward: See `TreeSearch`.
+    """
+
+    max_steps: int
+    temperature: float | None
+    max_tokens: int | None
+    rollout_proposals: int
+    plain_rollouts: int
+    success_only: bool
+    critic: bool
+    reward: Reward | None
+
+
+class Simulation:
+    """One simulation in flight, and its results.
+
+    Attributes:
+        index: Position in the order of issue, which is the order of commit.
+        path: Edges from the root to `node`, in the tree at issue.
+        node: Where it leaves the tree.
+        edge: The edge of `node` to execute first; None where it draws proposals, or rolls out from the root.
+        draw: Indices of the proposals to draw at `node` in one request; empty where it draws none.
+        leaf, rank: The new history that it may share with others, and its place among them; None before it is known.
+        greedy: Follow the policy's greedy actions.
+        drawn: (index, action, key) of the proposals drawn at `node`.
+        critic: Scores of the critic by canonical key.
+        transitions: Actions beyond the tree, first to last.
+        cut: None, or what ended it without a verdict: one of `records.POLICY_CUTS`, whose value is 0, or `fault`,
+            `policy`, `unscored`, `duplicate` (every proposal drawn was known), which have no value.
+        verdict: Of the end state; None where none was asked for.
+        value: To back up, in [0, 1]; None backs up nothing.
+        mismatch: Depth at which a replay differed from what the tree recorded; None otherwise.
+        error: A sentence about what went wrong; None otherwise.
+        coroutine: `simulate` while it runs.
+        search: The `TreeSearch` that issued it.
+        done: It ran to its end and waits for its turn to be committed.
+    """
+
+    __slots__ = (
+        "index", "path", "node", "edge", "draw", "leaf", "rank", "greedy", "drawn", "critic", "transitions", "cut",
+        "verdict", "value", "mismatch", "error", "coroutine", "search", "done",
+    )  # fmt: skip
+
+    def __init__(self, index: int, path: list[Edge], node: Node) -> None:
+        self.index = index
+        self.path = path
+        self.node = node
+        self.edge: Edge | None = None
+        self.draw = _NO_DRAW
+        self.leaf: SharedLeaf | None = None
+        self.rank = 0
+        self.greedy = False
+        self.drawn: Sequence[Choice] = ()
+        self.critic: Mapping[str, float] = _NO_SCORES
+        self.transitions: list[Transition] = []
+        self.cut: str | None = None
+        self.verdict: Verdict | None = None
+        self.value: float | None = None
+        self.mismatch: int | None = None
+        self.error: str | None = None
+        self.coroutine: Generator[Request, Any, None] | None = None
+        self.search: Any = None
+        self.done = False
+
+    def judge(self, verdict: Verdict | None, context: Context, rules: RolloutRules) -> None:
+        """Turn the end state's verdict into the value to back up, or into the reason why there is none."""
+        self.verdict = verdict
+        if verdict is None or verdict.score is None:
+            self.cut = "unscored"
+            self.error = "the environment gave no verdict" if verdict is None else verdict.error
+        elif rules.reward is not None:
+            self.value = rules.reward(self._trajectory(context, verdict))
+            if self.value is None:
+                self.cut, self.error = "unscored", "the composite reward could not be computed"
         else:
-            outcome = yield (EXECUTE, node.state, action)
-            if type(outcome) is Outcome:
-                shadow.context = node.context.child(action, outcome.observation, outcome.role)
-            shadow.value = outcome
-            if shadow.waiters:
-                yield (WAKE, shadow)
-    if not _link(ticket, sample, key, action, outcome, shadow, rules):
-        yield from _rollout(ticket, shadow, canonical, rules)
+            self.value = float(verdict.success or False) if rules.success_only else verdict.score
+
+    def end_by_fault(self, fault: EnvironmentFault) -> None:
+        """Record that the environment could not execute the last action: no value."""
+        self.cut, self.error = "fault", str(fault)
+        if isinstance(fault, ReplayMismatch):
+            self.mismatch = fault.depth
+
+    def end_by_token_limit(
+        self, context: Context, sample: int, key: str, action: Action, others: Others = ()
+    ) -> None:
+        """Record a turn after `context` that never ended: it is not executed, and the value is 0."""
+        outcome = Outcome(None, "user", False, action.fault)
+        end = context.child(action, None, "user")
+        self.transitions.append((sample, key, action, outcome, end, 0, None, others))
+        self.cut, self.value = "tokens", 0.0
+
+    def end_by_policy(self, error: PolicyError) -> None:
+        """Record that the policy gave no action: a full context is its own failure, worth 0; others have no value."""
+        self.error = str(error)
+        if isinstance(error, ContextFull):
+            self.cut, self.value = "context", 0.0
+        else:
+            self.cut = "policy"
+
+    def _trajectory(self, context: Context, verdict: Verdict) -> Trajectory:
+        known = [(edge.key, edge.fault) for edge in self.path]
+        known += [(key, outcome.fault if outcome else None) for _, key, _, outcome, *_ in self.transitions]
+        steps = tuple(
+            Step(c.action, key, c.observation, c.role, fault)
+            for c, (key, fault) in zip(context.lineage()[1:], known, strict=True)
+            if c.action is not None
+        )
+        return Trajectory(context, steps, verdict, True, False, "search")
+
+
+def simulate(simulation: Simulation, opening: Opening, rules: RolloutRules) -> Generator[Request, Any, None]:
+    """Run a simulation to its end: expand its node or execute its edge, then roll out and judge."""
+    node, canonical = simulation.node, opening.canonical
+    if simulation.draw:
+        chosen = yield from _expand(simulation, canonical, rules)
+        if chosen is None:
+            return
+        simulation.leaf = SharedLeaf(child_seed(node.seed, chosen[2]), 1)  # new, so not shared yet
+    elif simulation.edge is not None:
+        chosen = IN_TREE, simulation.edge.actions[0], simulation.edge.key
+    else:
+        chosen = None
+    assert simulation.leaf is not None  # given at issue, or just now
+    start = simulation.leaf.start()
+    if chosen is not None:
+        sample, action, key = chosen
+        outcome = start.value
+        if outcome is EMPTY and simulation.rank:
+            outcome = yield (WAIT, start)
+        elif outcome is EMPTY:
+            outcome = yield from _execute(start, node.state, node.context, action)
+        if _add_transition(simulation, sample, key, action, outcome, start, rules):
+            return
+    yield from _rollout(simulation, start, canonical, rules)
 
 
 def _expand(
-    ticket: Ticket, canonical: Callable[[Action], str], rules: Rules
-) -> Generator[Request, Any, tuple[int, Action, str] | None]:
-    """Draw proposals in one request and pick the new one to execute."""
-    node = ticket.node
-    request = proposals_of(ticket, rules)
-    answer = yield (ASK, request)
-    for _ in range(RETRIES):
+    simulation: Simulation, canonical: Canonical, rules: RolloutRules
+) -> Generator[Request, Any, Choice | None]:
+    """Draw proposals in one request, show them to the critic, and choose the new one to execute."""
+    node = simulation.node
+    answer = yield from _ask(proposals_request(simulation, rules))
+    if isinstance(answer, PolicyError):
+        simulation.end_by_policy(answer)
+        return None
+    new = sort_proposals(simulation, answer.actions, canonical)
+    if rules.critic and (new or node.edges):
+        actions = {edge.key: edge.actions[0] for edge in node.edges} | {key: entry[3] for key, entry in new.items()}
+        question = (CRITICISE, node.context, list(actions.values()), mix(node.seed, -2 - len(actions)))
+        for _ in range(1 + RETRIES):
+            scores = yield question
+            if scores is not None:
+                simulation.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
+                break
+    return choose(simulation, new)
+
+
+def _rollout(
+    simulation: Simulation, node: PendingNode, canonical: Canonical, rules: RolloutRules
+) -> Generator[Request, Any, None]:
+    """Follow the policy from an executed history to the end; what others executed on the way is shared.
+
+    `rank` is the simulation's place among those that are at `node`: it takes sample number `rank`. Of those whose
+    samples have the same key, the one of the lowest rank executes the action; the others wait, and go on together with
+    new ranks in the same order.
+    """
+    rank = simulation.rank
+    temperature = 0.0 if simulation.greedy else rules.temperature
+    # Beside the greedy rollout one action is drawn at a time: at temperature 0 all samples are the same.
+    beside_greedy = simulation.index < rules.plain_rollouts
+    while True:
+        width = 1 if beside_greedy else rules.rollout_proposals
+        context = node.context
+        assert context is not None  # a rollout starts at an executed history
+        sample, others = rank, _NO_OTHERS
+        future = node.sample(rank)
+        action = future.value
+        if 0 < rank < width:
+            sample = IN_TREE  # rank 0 draws it in its own request, and commits it
+            if action is EMPTY:
+                action = yield (WAIT, future)
+        elif action is EMPTY:
+            seeds = draw_seeds(node.seed, rank, width if rank == 0 else 1)
+            answer = yield from _ask(ProposeRequest(context, seeds, temperature, rules.max_tokens))
+            drawn = answer.actions if type(answer) is Proposals else (answer,) * len(seeds)
+            action = drawn[0]
+            for number, each in enumerate(drawn, rank):
+                future = node.sample(number)
+                future.value = each
+                if future.waiters:
+                    yield (WAKE, future)
+            if type(answer) is Proposals:
+                others = tuple([(other, canonical(other)) for other in drawn[1:]])
+        if isinstance(action, PolicyError):
+            simulation.end_by_policy(action)
+            return
+        key = canonical(action)
+        executed, ahead = action, 0
+        for before in node.samples[:rank]:
+            value = before.value
+            if value is EMPTY:  # whether its key is the same decides who executes, so it has to be waited for
+                value = yield (WAIT, before)
+            if type(value) is Action and value.fault != "no_end" and canonical(value) == key:
+                executed = value if ahead == 0 else executed
+                ahead += 1
+        if rank:
+            first = node.samples[0].value
+            beside_greedy = beside_greedy and type(first) is Action and canonical(first) == key
+        if action.fault == "no_end":
+            simulation.end_by_token_limit(context, sample, key, action, others)
+            return
+        child = node.children.get(key)
+        if child is None:
+            child = node.children[key] = PendingNode(child_seed(node.seed, key))
+        outcome = child.value
+        if outcome is EMPTY and ahead:
+            outcome = yield (WAIT, child)
+        elif outcome is EMPTY:
+            outcome = yield from _execute(child, node.value.state, context, executed)
+        if _add_transition(simulation, sample, key, action, outcome, child, rules, others):
+            return
+        node, rank = child, ahead
+
+
+def _ask(request: ProposeRequest) -> Generator[Request, Any, Any]:
+    """Return the policy's answer: `Proposals`, or the last `PolicyError`."""
+    for _ in range(1 + RETRIES):
+        answer = yield (ASK, request)
         if isinstance(answer, FINAL):
             break
-        answer = yield (ASK, request)
-    if isinstance(answer, PolicyError):
-        note_no_answer(ticket, answer)
-        return None
-    fresh = sort_drawn(ticket, answer.actions, canonical)
-    if rules.critic and (fresh or node.edges):
-        actions = {edge.key: edge.actions[0] for edge in node.edges} | {key: e[3] for key, e in fresh.items()}
-        question = (CRITICISE, node.context, list(actions.values()), mix(node.seed, -2 - len(actions)))
-        scores = yield question
-        for _ in range(RETRIES):
-            if scores is not None:
-                break
-            scores = yield question
-        if scores is not None:
-            ticket.critic = {key: s for key, s in zip(actions, scores, strict=True) if s is not None}
-    return pick(ticket, fresh)
+    return answer
 
 
-def proposals_of(ticket: Ticket, rules: Rules) -> ProposeRequest:
-    """Return the request for the proposals that the ticket draws."""
-    node, draw = ticket.node, ticket.draw
+def _execute(reached: PendingNode, state: Any, context: Context, action: Action) -> Generator[Request, Any, Any]:
+    """Execute an action after a history, and let those who wait for the history that it leads to go on."""
+    outcome = yield (EXECUTE, state, action)
+    if type(outcome) is Outcome:
+        reached.context = context.child(action, outcome.observation, outcome.role)
+    reached.value = outcome  # after the context: who sees the value uses both
+    if reached.waiters:
+        yield (WAKE, reached)
+    return outcome
+
+
+def _add_transition(
+    simulation: Simulation,
+    sample: int,
+    key: str,
+    action: Action,
+    outcome: Outcome | EnvironmentFault,
+    reached: PendingNode,
+    rules: RolloutRules,
+    others: Others = (),
+) -> bool:
+    """Record one action; return whether the simulation is over."""
+    if isinstance(outcome, EnvironmentFault):
+        simulation.transitions.append((sample, key, action, None, None, reached.seed, str(outcome), others))
+        simulation.end_by_fault(outcome)
+        return True
+    context = reached.context
+    assert context is not None  # set with the outcome
+    simulation.transitions.append((sample, key, action, outcome, context, reached.seed, None, others))
+    if outcome.terminated:
+        simulation.judge(outcome.verdict, context, rules)
+    elif context.depth >= rules.max_steps:
+        simulation.cut, simulation.value = "max_steps", 0.0
+    else:
+        return False
+    return True
+
+
+def proposals_request(simulation: Simulation, rules: RolloutRules) -> ProposeRequest:
+    """Return the request for the proposals that a simulation draws at its node."""
+    node, draw = simulation.node, simulation.draw
     seeds = draw_seeds(node.seed, draw.start, len(draw))
     return ProposeRequest(node.context, seeds, rules.temperature, rules.max_tokens)
 
 
-Fresh = dict[str, tuple[int, float, int, Action]]
-"""New actions by key: times drawn, best log-probability, minus the index of the first, the first."""
-
-
-def sort_drawn(ticket: Ticket, actions: Sequence[Action], canonical: Callable[[Action], str]) -> Fresh:
-    """Note on the ticket what was drawn; return what is new at its node and can be executed."""
-    known = [edge.key for edge in ticket.node.edges]
-    drawn: list[tuple[int, Action, str]] = []
-    fresh: Fresh = {}
-    for index, action in zip(ticket.draw, actions, strict=True):
+def sort_proposals(simulation: Simulation, actions: Sequence[Action], canonical: Canonical) -> NewActions:
+    """Record what was drawn at the node; return the actions that the node does not have and that can be executed."""
+    known = [edge.key for edge in simulation.node.edges]
+    drawn: list[Choice] = []
+    new: NewActions = {}
+    for index, action in zip(simulation.draw, actions, strict=True):
         key = canonical(action)
         drawn.append((index, action, key))
         if key in known or action.fault == "no_end":
             continue
         logp = mean_logp(action)
         belief = float("-inf") if logp is None else logp
-        if key in fresh:
-            count, best, order, first = fresh[key]
-            fresh[key] = (count + 1, max(best, belief), order, first)
+        if key in new:
+            count, best, order, first = new[key]
+            new[key] = (count + 1, max(best, belief), order, first)
         else:
-            fresh[key] = (1, belief, -index, action)
-    ticket.drawn = drawn
-    return fresh
+            new[key] = (1, belief, -index, action)
+    simulation.drawn = drawn
+    return new
 
 
-def pick(ticket: Ticket, fresh: Fresh) -> tuple[int, Action, str] | None:
-    """Return the sample, action and key to execute: the critic's favourite, else the likeliest; None without any.
+def choose(simulation: Simulation, new: NewActions) -> Choice | None:
+    """Return the new action to execute: the critic's favourite, else the likeliest; None where there is none.
 
-    Where all that is new is a turn that never ended, the simulation ends with it.
+    Where the only new proposals are turns that never ended, the simulation ends with the first of them.
     """
-    if not fresh:
-        known = [edge.key for edge in ticket.node.edges]
-        for index, action, key in ticket.drawn:
+    if not new:
+        known = [edge.key for edge in simulation.node.edges]
+        for index, action, key in simulation.drawn:
             if key not in known:
-                note_no_end(ticket, ticket.node.context, index, key, action)
+                simulation.end_by_token_limit(simulation.node.context, index, key, action)
                 return None
-        ticket.cut = "duplicate"
+        simulation.cut = "duplicate"
         return None
-    critic = ticket.critic
+    critic = simulation.critic
     if not critic:
-        key = max(fresh, key=fresh.__getitem__)  # minus the index differs, so no two actions are compared
+        key = max(new, key=new.__getitem__)  # the index differs, so no two actions are compared
     else:
-        usual = sum(critic.values()) / len(critic)  # no opinion speaks neither for nor against an action
-        key = max(fresh, key=lambda k: (critic.get(k, usual), fresh[k][:3]))
-    return -fresh[key][2], fresh[key][3], key
-
-
-def _link(
-    ticket: Ticket,
-    sample: int,
-    key: str,
-    action: Action,
-    outcome: Outcome | EnvironmentFault,
-    shadow: Shadow,
-    rules: Rules,
-    others: Others = (),
-) -> bool:
-    """Note one executed action; return whether the simulation is over."""
-    if isinstance(outcome, EnvironmentFault):
-        ticket.chain.append(Link(sample, key, action, None, None, shadow.seed, str(outcome), others))
-        note_fault(ticket, outcome)
-        return True
-    context = shadow.context
-    assert context is not None  # set with the outcome
-    ticket.chain.append(Link(sample, key, action, outcome, context, shadow.seed, None, others))
-    if outcome.terminated:
-        judge(ticket, outcome.verdict, context, rules)
-        return True
-    if context.depth >= rules.max_steps:
-        ticket.cut, ticket.value = "max_steps", 0.0
-        return True
-    return False
-
-
-def note_fault(ticket: Ticket, fault: EnvironmentFault) -> None:
-    """Record that the environment could not execute the last action of the chain."""
-    ticket.cut, ticket.error = "fault", str(fault)
-    if isinstance(fault, ReplayMismatch):
-        ticket.mismatch = fault.depth
-
-
-def note_no_end(
-    ticket: Ticket, context: Context, sample: int, key: str, action: Action, others: Others = ()
-) -> None:
-    """Record a turn after `context` that the token limit cut: it is not executed, and ends the simulation with 0."""
-    outcome = Outcome(None, "user", False, action.fault)
-    ticket.chain.append(Link(sample, key, action, outcome, context.child(action, None, "user"), 0, None, others))
-    ticket.cut, ticket.value = "tokens", 0.0
-
-
-def note_no_answer(ticket: Ticket, error: PolicyError) -> None:
-    """Record that the policy gave no action: a full context is its failure, worth 0; anything else has no value."""
-    ticket.error = str(error)
-    if isinstance(error, ContextFull):
-        ticket.cut, ticket.value = "context", 0.0
-    else:
-        ticket.cut = "policy"
-
-
-def judge(ticket: Ticket, verdict: Verdict | None, context: Context, rules: Rules) -> None:
-    """Turn the end state's verdict into the value that the ticket backs up, or into the reason why there is none."""
-    ticket.verdict = verdict
-    if verdict is None or verdict.score is None:
-        ticket.cut = "unscored"
-        ticket.error = "the environment gave no verdict" if verdict is None else verdict.error
-    elif rules.reward is not None:
-        ticket.value = rules.reward(_trajectory(ticket, context, verdict))
-        if ticket.value is None:
-            ticket.cut, ticket.error = "unscored", "the composite reward could not be computed"
-    else:
-        ticket.value = float(verdict.success or False) if rules.use_success else verdict.score
-
-
-def _trajectory(ticket: Ticket, context: Context, verdict: Verdict) -> Trajectory:
-    links = [(link.key, link.outcome.fault if link.outcome else None) for link in ticket.chain]
-    known = [(edge.key, edge.fault) for edge in ticket.path] + links
-    steps = tuple(
-        Step(c.action, key, c.observation, c.role, fault)
-        for c, (key, fault) in zip(context.lineage()[1:], known, strict=True)
-        if c.action is not None
-    )
-    return Trajectory(context, steps, verdict, True, False, "search")
-
-
-def _rollout(
-    ticket: Ticket, shadow: Shadow, canonical: Callable[[Action], str], rules: Rules
-) -> Generator[Request, Any, None]:
-    """Follow the policy from `shadow` to the end; where others passed, share what they executed."""
-    rank = ticket.rank
-    temperature = 0.0 if ticket.greedy else rules.temperature
-    beside_greedy = ticket.index < rules.beside_greedy  # where the greedy rollout passed it drew one action alone
-    while True:
-        together = 1 if beside_greedy else rules.together
-        context = shadow.context
-        assert context is not None  # a rollout starts at an executed history
-        samples = shadow.samples
-        slot = samples[rank] if rank < len(samples) else shadow.slot(rank)
-        action, sample = slot.value, rank
-        others: Others = ()
-        if 0 < rank < together:
-            sample = -1  # the first in this group draws it along with its own, and commits it
-            if action is EMPTY:
-                action = yield (WAIT, slot)
-        elif action is EMPTY:
-            count = together if rank == 0 else 1
-            seeds = draw_seeds(shadow.seed, rank, count)
-            request = ProposeRequest(context, seeds, temperature, rules.max_tokens)
-            answer = yield (ASK, request)
-            for _ in range(RETRIES):
-                if isinstance(answer, FINAL):
-                    break
-                answer = yield (ASK, request)
-            drawn = answer.actions if type(answer) is Proposals else (answer,) * count
-            action = slot.value = drawn[0]
-            if slot.waiters:
-                yield (WAKE, slot)
-            if count > 1:
-                for i in range(1, count):
-                    slot = shadow.slot(rank + i)
-                    slot.value = drawn[i]
-                    if slot.waiters:
-                        yield (WAKE, slot)
-                if type(answer) is Proposals:
-                    others = tuple([(other, canonical(other)) for other in drawn[1:]])
-        if isinstance(action, PolicyError):
-            note_no_answer(ticket, action)
-            return
-        key = canonical(action)
-        executed, ahead = action, 0
-        if rank:
-            for other in shadow.samples[:rank]:
-                value = other.value
-                if value is EMPTY:
-                    value = yield (WAIT, other)
-                if type(value) is Action and value.fault != "no_end" and canonical(value) == key:
-                    executed = value if ahead == 0 else executed
-                    ahead += 1
-            first = samples[0].value
-            beside_greedy = beside_greedy and type(first) is Action and canonical(first) == key
-        if action.fault == "no_end":
-            note_no_end(ticket, context, sample, key, action, others)
-            return
-        child = shadow.children.get(key)
-        if child is None:
-            child = shadow.children[key] = Shadow(child_seed(shadow.seed, key))
-        outcome = child.value
-        if outcome is EMPTY:
-            if ahead:
-                outcome = yield (WAIT, child)
-            else:
-                state = shadow.value.state
-                outcome = yield (EXECUTE, state, action)
-                if type(outcome) is Outcome:
-                    child.context = context.child(executed, outcome.observation, outcome.role)
-                child.value = outcome
-                if child.waiters:
-                    yield (WAKE, child)
-        if _link(ticket, sample, key, action, outcome, child, rules, others):
-            return
-        shadow, rank = child, ahead
+        mean = sum(critic.values()) / len(critic)  # of an action without an opinion: neither for nor against it
+        key = max(new, key=lambda k: (critic.get(k, mean), new[k][:3]))
+    return -new[key][2], new[key][3], key

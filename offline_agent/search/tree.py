@@ -1,4 +1,4 @@
-"""The search tree: nodes are histories, edges are canonical actions. Knows no environment, policy or clock."""
+"""The search tree: a node is a history, an edge is a canonical action. It knows no environment, policy or clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mean_logp(action: Action) -> float | None:
 
 
 class Edge:
-    """One canonical action after one node, and what is known of it.
+    """One canonical action after one node, with its statistics.
 
     Attributes:
         id: Position in `SearchTree.edges`.
@@ -43,14 +43,14 @@ class Edge:
         critic: The critic's score in [0, 1]; None where it was not asked.
         child: The node it leads to; None before it was executed.
         fault: Class of the error the environment answered with; None when the call went through or is unexecuted.
-        closed: Nothing below it is left to learn.
-        quarantined: Why what lies behind it is noise; None where it is sound. Its own sums are 0 then.
-        group: The simulations in flight that share its execution; never exported.
+        closed: Nothing below it is left to learn; selection skips it.
+        quarantined: Why the values behind it are noise; None where they are sound. Its own sums are 0 then.
+        leaf: What the simulations in flight that execute it share; never exported.
     """
 
     __slots__ = (
         "id", "parent", "key", "actions", "count", "logp", "prior", "visits", "pending", "value_sum", "verified",
-        "score_sum", "successes", "truncated", "critic", "child", "fault", "closed", "quarantined", "group",
+        "score_sum", "successes", "truncated", "critic", "child", "fault", "closed", "quarantined", "leaf",
     )  # fmt: skip
 
     def __init__(
@@ -90,7 +90,7 @@ class Edge:
         self.fault: str | None = None
         self.closed = False
         self.quarantined: str | None = None
-        self.group: Any = None
+        self.leaf: Any = None
 
     @property
     def value(self) -> float | None:
@@ -105,7 +105,7 @@ class Edge:
 
 
 class Node:
-    """One history.
+    """One history, with its statistics.
 
     Attributes:
         id: Position in `SearchTree.nodes`; 0 is the root.
@@ -117,23 +117,24 @@ class Node:
         visits: Number of committed simulations that went through or ended here.
         value_sum: Sum of the values backed up through it.
         terminated: The episode is over here by itself.
-        cut: Which limit of the policy's own cut the episode here, of `records.POLICY_CUTS`; None where none did. The
-            turn before a node with `tokens` never ended and was not executed.
-        verdict: The end state's verdict; None where the episode goes on or nobody could be asked.
+        cut: The limit of the policy's own that cut the episode here, one of `records.POLICY_CUTS`; None where none did.
+            The turn before a node with `tokens` never ended and was not executed.
+        verdict: The end state's verdict; None where the episode goes on or gave none.
         fingerprint: The environment's hash of its state; None where it offers none.
         goal: What the state achieves, as `reset`'s keyword arguments; None where the environment does not say.
         closed: Nothing below it is left to learn.
         greedy: Reached by greedy actions alone.
         pending: Number of simulations in flight through or at this node.
-        asking: A simulation in flight is drawing proposals here.
+        drawing: A simulation in flight draws proposals here.
         state: The restorer's handle on the environment in this state; never exported.
-        seed: What the seeds of the proposals drawn here derive from: the path of canonical keys; never exported.
-        group: The simulations that found this node together; nothing more is drawn here while one is in flight.
+        seed: Seed of the proposals drawn here; derives from the path of canonical keys alone; never exported.
+        leaf: What the simulations that found this node together share; nothing more is drawn here while one of them is
+            in flight, because it may be executing the same action; never exported.
     """
 
     __slots__ = (
         "id", "edge", "context", "edges", "samples", "duplicates", "visits", "value_sum", "terminated", "cut",
-        "verdict", "fingerprint", "goal", "closed", "greedy", "asking", "pending", "state", "seed", "group",
+        "verdict", "fingerprint", "goal", "closed", "greedy", "drawing", "pending", "state", "seed", "leaf",
     )  # fmt: skip
 
     def __init__(
@@ -150,7 +151,7 @@ class Node:
         greedy: bool = False,
         visits: int = 0,
         value_sum: float = 0.0,
-        group: Any = None,
+        leaf: Any = None,
     ) -> None:
         self.id = id
         self.edge = edge
@@ -167,15 +168,15 @@ class Node:
         self.goal = goal
         self.closed = False
         self.greedy = greedy
-        self.asking = False
+        self.drawing = False
         self.pending = 0
         self.state = state
         self.seed = seed
-        self.group = group
+        self.leaf = leaf
 
     @property
     def truncated(self) -> bool:
-        """Whether the episode was cut here; setting it to True means: by `max_steps`."""
+        """Whether the episode was cut here; set to True, it means a cut by `max_steps`."""
         return self.cut is not None
 
     @truncated.setter
@@ -199,7 +200,7 @@ class Node:
 
     @property
     def quarantined(self) -> str | None:
-        """Why the values from here on are noise: the nearest quarantined edge on the way from the root."""
+        """Why the values from here on are noise: the reason of the nearest quarantined edge above; None without one."""
         edge = self.edge
         while edge is not None:
             if edge.quarantined is not None:
@@ -208,7 +209,7 @@ class Node:
         return None
 
 
-USUAL_WIDTH = 8  # of a node; edges are looked up in a dictionary only where widening was raised above it
+USUAL_WIDTH = 8  # edges of a node; above it a dictionary is faster than looking at each
 
 
 class SearchTree:
@@ -220,22 +221,22 @@ class SearchTree:
         nodes: Every node, in the order of creation; `nodes[i].id == i`.
         edges: Every edge, likewise.
         simulations: Number of simulations that backed a value up, those that a quarantine took back included.
-        tickets: Number of simulations committed, those that a fault ended included.
-        low, high: Least and greatest edge value seen, or of those that stand since a branch was quarantined; selection
-            normalises by them. `low > high` before the first.
+        commits: Number of simulations committed, those that a fault ended included; `tickets` in tree files.
+        low, high: Least and greatest edge value seen, by which selection normalises; since a quarantine, of the values
+            that remain. `low > high` before the first.
         stopped: Why the search ended: `simulations`, `closed`, `tickets`, `tokens`, `prefilled`, `tool_calls`,
-            `seconds` or `quarantined`; None while it goes on.
+            `seconds` or `quarantined`; None while it goes on. See docs/search.md.
         quarantined: Why the whole tree is noise; None where it is sound.
         noisy: An edge is quarantined; never exported.
-        first_rollouts: What the policy reaches alone: one entry for each of the first rollouts from the root, the
-            greedy one first, with `greedy`, `score`, `success` and `cut` (None, or what cut the rollout).
+        first_rollouts: Results of the policy without search: one entry for each of the first rollouts from the root,
+            the greedy one first, with `greedy`, `score`, `success`, `cut` (None, or what cut the rollout) and `steps`.
         counters: Deterministic totals: `generated` (sampled ids), `prefilled` (other ids of the trie of prompts),
-            `tool_calls` (edges executed), `dropped` (actions of
-            independent rollouts after an observation that differed from the tree's).
+            `tool_calls` (edges executed), `dropped` (actions of independent rollouts after an observation that differed
+            from the tree's).
     """
 
     __slots__ = (
-        "task", "tree_id", "nodes", "edges", "simulations", "tickets", "low", "high", "stopped", "quarantined",
+        "task", "tree_id", "nodes", "edges", "simulations", "commits", "low", "high", "stopped", "quarantined",
         "noisy", "first_rollouts", "counters", "_wide",
     )  # fmt: skip
 
@@ -245,14 +246,14 @@ class SearchTree:
         self.nodes: list[Node] = [Node(0, None, context)]
         self.edges: list[Edge] = []
         self.simulations = 0
-        self.tickets = 0
+        self.commits = 0
         self.low = float("inf")
         self.high = float("-inf")
         self.stopped: str | None = None
         self.quarantined: str | None = None
         self.noisy = False
         self.first_rollouts: list[dict[str, Any]] = []
-        self._wide: dict[int, dict[str, Edge]] = {}  # edges by key, for nodes with so many that looking costs more
+        self._wide: dict[int, dict[str, Edge]] = {}  # edges by key of the nodes with more than USUAL_WIDTH
         self.counters: dict[str, int] = {"generated": 0, "prefilled": 0, "tool_calls": 0, "dropped": 0}
 
     @property
@@ -279,7 +280,7 @@ class SearchTree:
             node: Where it was drawn.
             action: The proposal.
             key: Its canonical key.
-            first: Size of a node's first request, among which duplicates say nothing of what is left to find.
+            first: Size of a node's first request; duplicates within it say nothing about what is left to find.
 
         Returns:
             Its edge, and whether the edge is new.
@@ -314,14 +315,14 @@ class SearchTree:
         return node
 
     def see(self, value: float) -> None:
-        """Note a value that an edge has taken."""
+        """Extend the range of values by one that an edge has taken."""
         if value < self.low:
             self.low = value
         if value > self.high:
             self.high = value
 
     def path(self, node: Node) -> list[Edge]:
-        """Return the edges from the root to `node`."""
+        """Return the edges from the root to `node`, first to last."""
         out: list[Edge] = []
         edge = node.edge
         while edge is not None:

@@ -59,7 +59,7 @@ def test_each_edge_is_executed_once_and_sums_add_up(
     assert run.counts.replayed == run.counts.mismatches == 0
     assert tree.root.visits == tree.simulations
     for node in tree.nodes:
-        assert node is tree.nodes[node.id] and node.pending == 0 and not node.asking
+        assert node is tree.nodes[node.id] and node.pending == 0 and not node.drawing
         assert len({edge.key for edge in node.edges}) == len(node.edges)
         assert all(tree.find(node, edge.key) is edge for edge in node.edges)
         if node.edges:

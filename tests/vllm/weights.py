@@ -19,7 +19,7 @@ from offline_agent.policies.server.policy import ServerPolicy
 from offline_agent.policies.weights import probe_of
 from offline_agent.records import Context
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.rollouts.episodes import Ask, Episodes
+from offline_agent.rollouts.episodes import AttemptRequest, Episodes
 from tests.vllm.kit import close, load, perturbed
 
 MAX_STEPS = 4
@@ -79,7 +79,7 @@ def rollouts(policy: ServerPolicy) -> list[Attempt]:
     pool, engine = EnvPool(2, 30.0), policy.engine()
     try:
         episodes = Episodes(spec, engine, pool, seed=7, max_steps=MAX_STEPS, temperature=1.0)
-        played = list(episodes.play(Ask(task, "sampled", number) for task in tasks for number in range(2)))
+        played = list(episodes.play(AttemptRequest(task, "sampled", number) for task in tasks for number in range(2)))
     finally:
         engine.close()
         pool.close()

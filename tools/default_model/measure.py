@@ -10,6 +10,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
+from offline_agent.envs.play import begin, execute, extend, to_step
 from offline_agent.envs.shop import Shop
 from offline_agent.errors import JudgeError, PolicyError
 from offline_agent.policies.base import ProposeRequest
@@ -120,26 +121,24 @@ def play(
 
 def _start(spec: EnvSpec, task: Task) -> Attempt:
     episode = spec.open()
-    observation = episode.reset(task)
-    return Attempt(episode, Context(task, spec.system_prompt, episode.tools.schemas, observation))
+    return Attempt(episode, begin(episode, task))
 
 
 def _advance(attempt: Attempt, action: Action) -> None:
     said = set(re.findall(r"\w+", " ".join(str(message["content"]) for message in attempt.context.messages()[1:])))
     arguments = [] if action.call is None else [value for value in action.call.arguments.values()]
     words = {word for value in arguments for word in re.findall(r"\w+", str(value))}
-    key = attempt.episode.tools.canonical_key(action)
-    result = attempt.episode.step(action)
+    result, verdict, _ = execute(attempt.episode, action)
+    step = to_step(attempt.episode.tools, action, result)
     attempt.calls += 1
     attempt.malformed += result.fault is not None
     attempt.miscopied += result.fault is None and not words <= said
     attempt.refused += result.fault is None and (result.observation or "").startswith("error")
-    attempt.repeated += key == attempt.last_key
-    attempt.last_key = key
-    if result.terminated:
-        verdict = attempt.episode.verdict()
+    attempt.repeated += step.key == attempt.last_key
+    attempt.last_key = step.key
+    if verdict is not None:
         if verdict.score is None or verdict.success is None:
             raise JudgeError(f"the shop could not judge {attempt.context.task.task_id}: {verdict.error}")
         attempt.score, attempt.success, attempt.terminated = verdict.score, verdict.success, True
     else:
-        attempt.context = attempt.context.child(action, result.observation, result.role)
+        attempt.context = extend(attempt.context, step)

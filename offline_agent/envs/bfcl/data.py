@@ -40,8 +40,8 @@ class Entry:
     Attributes:
         id: e.g. `multi_turn_base_3`.
         category: One of `CATEGORIES`.
-        index: 0..199; the four tasks of an index are variants of one world.
-        turns: What the user says, one per turn; None where the turn brings the functions held back until then.
+        index: 0..199; the four tasks of an index are variants of one scenario.
+        turns: The user's words, one per turn; None where the turn brings the functions held back until then.
         classes: The tool classes involved.
         config: Class name → its initial state.
         held_back: Turn → names of the functions that are not offered before it.
@@ -59,7 +59,7 @@ class Entry:
 
 
 def installed() -> bool:
-    """Whether the package is there."""
+    """Return whether the package is installed."""
     return importlib.util.find_spec("bfcl_eval") is not None
 
 
@@ -181,7 +181,7 @@ def toolset(task_id: str) -> ToolSet:
 def possible(task_id: str) -> tuple[tuple[ToolCall, ...], ...]:
     """Return, per turn, the ground truth's calls that a policy can make.
 
-    All but five are: in the worlds of index 173 it closes ticket "ticket_001" though ids are integers, and in
+    All but five are: in the scenarios of index 173 it closes ticket "ticket_001" though ids are integers, and in
     `multi_turn_miss_func_49` it calls `tail` a turn before that is offered.
     """
     task, tools = entry(task_id), toolset(task_id)
@@ -197,7 +197,7 @@ def possible(task_id: str) -> tuple[tuple[ToolCall, ...], ...]:
 def split_of() -> dict[int, str]:
     """Return index → split.
 
-    An index goes where the first index goes that shares its world or a user's words with it, in any category: what a
+    An index goes where the first index goes that shares its scenario or a user's words with it, in any category: what a
     policy was trained on never turns up in another split.
     """
     leader: dict[int, int] = {}

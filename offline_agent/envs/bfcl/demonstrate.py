@@ -1,4 +1,4 @@
-"""A scripted expert that follows the ground truth, as carefully as it is told to."""
+"""Scripted expert that follows the ground truth, with a given rate of careless turns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def next_turn(task: data.Entry, messages: Sequence[Message], rng: random.Random,
     Args:
         task: The task.
         messages: The conversation so far; its last user message begins the present turn.
-        rng: Where its carelessness comes from.
+        rng: Source of its careless turns.
         noise: In [0, 1].
     """
     turn, made = _position(task, messages)
@@ -32,7 +32,7 @@ def next_turn(task: data.Entry, messages: Sequence[Message], rng: random.Random,
     done = _done(calls, made)
     left = [i for i in range(len(calls)) if i not in done]
     if noise > 0:
-        # What was passed over is given up for good every other time.
+        # A call that was passed over is given up with probability 1/2.
         left = [i for i in left if i > max(done, default=-1) or rng.random() < 0.5]
     if noise > 0 and rng.random() < noise:
         careless = _careless(task, calls, left, rng)
@@ -106,7 +106,7 @@ def _changed(task: data.Entry, call: ToolCall, rng: random.Random) -> Message | 
 
 
 def _extra(task: data.Entry, rng: random.Random) -> Message:
-    """Return a call that nobody asked for: another of the task's with its own arguments, or an invented one."""
+    """Return an unneeded call: another one of the task with its own arguments, or an invented one."""
     known = [call for turn in data.possible(task.id) for call in turn]
     if known and rng.random() < 0.7:
         return _call(rng.choice(known))

@@ -1,4 +1,4 @@
-"""The environment: the benchmark's tools, called by name, and its scripted user."""
+"""The BFCL environment: the benchmark's tools, called by name, and its scripted user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from offline_agent.envs.base import Environment, ToolError, ToolSet
 from offline_agent.envs.bfcl import data
 from offline_agent.envs.bfcl.demonstrate import next_turn
-from offline_agent.envs.bfcl.world import CallFailed, World, differences, missing, truth
+from offline_agent.envs.bfcl.execution import CallFailed, ToolInstances, differences, missing, truth
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.records import Message, Verdict
 
@@ -24,13 +24,13 @@ _CHECKS = ("state", "benchmark")
 class BFCL(Environment):
     """800 scripted conversations over file systems, trading, travel, vehicles, messages, tickets and posts.
 
-    A turn of the user's is over when the policy answers without a call; then the user speaks again. A turn passes
-    when it made a call (the leaderboard's rule) and the state after it equals the ground truth's; where the ground
-    truth changes nothing, its results must be among those the policy got. Turns that cannot be done (a function or a
-    detail is held back) are not counted.
+    A turn ends when the policy answers without a call; then the user speaks again. A turn passes when it made a call
+    (the leaderboard's rule) and the state after it equals the ground truth's. Where the ground truth changes nothing,
+    its results must be among those that the policy got. Turns that cannot be solved (a function or a detail is held
+    back) are not counted.
 
     Args:
-        categories: Which of `base`, `miss_func`, `miss_param`, `long_context`; one name, a comma-separated list, or
+        categories: Some of `base`, `miss_func`, `miss_param`, `long_context`; one name, a comma-separated list, or
             a list.
         check: `state`, as above, or `benchmark`: every turn must have brought the ground truth's results as well,
             which is the leaderboard's rule and fails some valid alternative paths.
@@ -72,7 +72,7 @@ class BFCL(Environment):
         """Start a conversation and return the user's first words."""
         task = data.entry(task_id)
         self._task_id = task.id
-        self._world = World(task)
+        self._instances = ToolInstances(task)
         self._turn = 0
         self._offered = set(data.toolset(task.id).names)
         self._results: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class BFCL(Environment):
             listed = ", ".join(n for n in self._tools.names)
             raise ToolError(f"there is no tool {name!r}. Tools: {listed}.{near}", "unknown_tool")
         try:
-            result = self._world.call(name, arguments)
+            result = self._instances.call(name, arguments)
         except CallFailed as error:
             self._results += (f"Error during execution: {error}",)
             raise ToolError(str(error)) from error
@@ -141,14 +141,14 @@ class BFCL(Environment):
         out: dict[str, Any] = {"turn": turn, "passed": None}
         if not goal.results[turn]:
             return out
-        differing = differences(self._world.instances, goal.states[turn])
+        differing = differences(self._instances.instances, goal.states[turn])
         lacking = []
         if self._check == "benchmark" or not goal.changes[turn]:
             lacking = missing(self._results, goal.results[turn])
         out["calls"] = len(self._results) - self._before
         out["passed"] = out["calls"] > 0 and not differing and not lacking
         if differing:
-            # Once the states differ they mostly stay so: what and how is told the first time.
+            # Once the states differ they mostly stay different: the differences are written the first time only.
             told = any("differences" in t for t in self._passed)
             out["differences"] = sorted(differing) if told else differing
         if lacking:

@@ -1,4 +1,4 @@
-"""An isolated episode as the rest of the package sees it, and the server that its process comes from."""
+"""Isolated episodes, as the rest of the package uses them, and the server process that forks them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.envs.episode import Episode, StepResult
 from offline_agent.envs.isolation import waiting
-from offline_agent.envs.isolation.protocol import Garbage, receive_answer, send_request
+from offline_agent.envs.isolation.protocol import BadMessage, receive_answer, send_request
 from offline_agent.envs.tools import ToolSet
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Action, Task, Verdict
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 _PACKAGE = Path(__file__).resolve().parents[3]
 
 
-class Server:
-    """The process that episodes are forked from; started at once, ended with this object or with the run.
+class EpisodeServer:
+    """The process that episodes are forked from; starts at once, ends with this object or with the run.
 
     Args:
         spec: The environment.
 
     Attributes:
         live: Number of processes that episodes hold.
-        template: A process that has reset the environment once: it has loaded what a reset loads, so what is forked
-            from it starts fast. None before the first reset, and where that process cannot be forked.
+        template: A process that has reset the environment once, so its forks have loaded all modules and data. None
+            before the first reset, and where that process cannot be forked.
 
     Raises:
         ConfigError: Its process cannot load the environment, or the system is not Linux.
@@ -73,7 +73,7 @@ class Server:
         return int(answer["pid"])
 
     def count(self, more: int) -> None:
-        """Note that so many more processes are held."""
+        """Add to the number of processes that are held."""
         with self._counting:
             self.live += more
 
@@ -92,7 +92,7 @@ class Server:
                 with self._opening:
                     return self.template.fork("open")
             except EnvironmentFault:
-                self.template = None  # it cannot be forked any more; or the next line tells what is wrong
+                self.template = None  # it cannot be forked any more, or opening fails below with the reason
         ours, theirs = socket.socketpair()
         with theirs:
             pid = self.fork(theirs)
@@ -100,11 +100,11 @@ class Server:
 
     def kill(self, pid: int) -> None:
         """Kill an episode's process."""
-        with contextlib.suppress(EnvironmentFault):  # a server that is gone took its processes along
+        with contextlib.suppress(EnvironmentFault):  # where the server has ended, so have its processes
             self._ask(("kill", pid))
 
     def end_of(self, pid: int) -> str:
-        """Return in words how an episode's process ended."""
+        """Return a text that says how an episode's process ended."""
         code = self._ask(("ended", pid)).get("code")
         if code is None:
             return "ended"
@@ -115,8 +115,8 @@ class Server:
             try:
                 send_request(self._socket, request, *handed)
                 return receive_answer(self._socket)
-            except (OSError, EOFError, Garbage) as error:
-                raise EnvironmentFault("the process that environments are forked from is gone") from error
+            except (OSError, EOFError, BadMessage) as error:
+                raise EnvironmentFault("the process that environments are forked from has ended") from error
 
 
 class IsolatedEpisode(Episode):
@@ -126,14 +126,14 @@ class IsolatedEpisode(Episode):
 
     Args:
         spec: The environment.
-        server: Where its process comes from.
+        server: The server that forked its process.
         ours: The socket to its process.
-        pid: Its process id; None = its first answer names it.
-        opens: It opens the environment now, and says when it has.
+        pid: Its process id; None = its first answer has it.
+        opens: It opens the environment now, and answers when that is done.
     """
 
     def __init__(
-        self, spec: EnvSpec, server: Server, ours: socket.socket, pid: int | None = None, opens: bool = True
+        self, spec: EnvSpec, server: EpisodeServer, ours: socket.socket, pid: int | None = None, opens: bool = True
     ) -> None:
         super().__init__(spec, None)
         self._server = server
@@ -247,7 +247,7 @@ class IsolatedEpisode(Episode):
         try:
             send_request(self._socket, (what, *plain), *handed)
         except OSError:
-            return  # its process is gone, which receiving finds out as well
+            return  # its process has ended, which `_receive` reports
 
     def _drop(self) -> None:
         """Let its process end."""
@@ -272,7 +272,7 @@ class IsolatedEpisode(Episode):
             task = self._task.task_id if self._task else "-"
             self._drop()
             raise EnvironmentFault(f"{self.spec.name}: its process {how} in {what} (task {task})") from error
-        except Garbage as error:
+        except BadMessage as error:
             self._kill()
             self._drop()
             raise EnvironmentFault(f"{self.spec.name}: its process was interfered with: {error}") from error

@@ -1,7 +1,7 @@
 """Messages between a run and the processes of its environments: a length and a body, over Unix sockets.
 
-What goes to an environment's process is pickled (a request, with its records); what comes back is JSON, so nothing that
-an environment can send is ever unpickled.
+A request to an environment's process is pickled, with its records. An answer is JSON, so nothing that an environment
+can send is ever unpickled.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from json import dumps  # by name: an environment may replace `json.dumps` in it
 from typing import Any
 
 _HEADER = struct.Struct("!Q")
-_MOST = 1 << 28  # bytes of a message; a longer one is garbage
+_MOST = 1 << 28  # most bytes of a message
 _MOST_FDS = 4
 
 
-class Garbage(Exception):
-    """Bytes that are no message: the other side was interfered with."""
+class BadMessage(Exception):
+    """Bytes that are no message: something else wrote to the socket."""
 
 
 def send_request(to: socket.socket, request: tuple[Any, ...], *handed: socket.socket) -> None:
-    """Send a request, and sockets that go with it; raises OSError where nobody is there."""
+    """Send a request, and sockets that go with it; raises OSError where the other side is closed."""
     _send(to, pickle.dumps(request, pickle.HIGHEST_PROTOCOL), *handed)
 
 
@@ -34,7 +34,7 @@ def receive_request(source: socket.socket) -> tuple[Any, list[socket.socket]]:
 
 
 def send_answer(to: socket.socket, answer: dict[str, Any]) -> None:
-    """Send an answer; raises TypeError or ValueError where it is no JSON, OSError where nobody is there."""
+    """Send an answer; raises TypeError or ValueError where it is no JSON, OSError where the other side is closed."""
     _send(to, dumps(answer).encode("ascii"))
 
 
@@ -43,7 +43,7 @@ def receive_answer(source: socket.socket) -> dict[str, Any]:
 
     Raises:
         EOFError: The other side closed, or ended.
-        Garbage: It sent something else.
+        BadMessage: It sent something else.
     """
     data, handed = _receive(source)
     for one in handed:
@@ -51,9 +51,9 @@ def receive_answer(source: socket.socket) -> dict[str, Any]:
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise Garbage("it sent something that is no JSON") from error
+        raise BadMessage("it sent something that is no JSON") from error
     if not isinstance(answer, dict):
-        raise Garbage(f"it sent a JSON {type(answer).__name__}, not an object")
+        raise BadMessage(f"it sent a JSON {type(answer).__name__}, not an object")
     return answer
 
 
@@ -71,7 +71,7 @@ def _receive(source: socket.socket) -> tuple[bytes, list[socket.socket]]:
     handed = [socket.socket(fileno=fd) for fd in fds]
     (length,) = _HEADER.unpack(_filled(source, bytearray(data), _HEADER.size))
     if length > _MOST:
-        raise Garbage(f"it announced a message of {length} bytes")
+        raise BadMessage(f"it announced a message of {length} bytes")
     return bytes(_filled(source, bytearray(), length)), handed
 
 

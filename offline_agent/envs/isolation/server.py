@@ -1,7 +1,7 @@
-"""The process that environments are forked from: it has imported the environment's class, and nothing that is heavy.
+"""The process that environments are forked from: it has imported the environment's class, and no heavy library.
 
 It leads a session of its own. Copies whose original has ended become its children (it is a subreaper), so no zombie
-stays. Where the run ends, in whatever way, it kills the whole session.
+stays. When the run ends, in whatever way, it kills the whole session.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from offline_agent.errors import ConfigError, in_words
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _REMEMBERED = 4096  # ends of processes
 _PATIENCE = 2.0  # seconds to wait for the end of a process whose socket is closed
-_IDLE = 1.0  # seconds after which the parent is looked for, and what ended is reaped
+_IDLE = 1.0  # seconds after which it checks that the parent lives, and reaps ended processes
 
 
-class Server:
+class ForkServer:
     """Forks processes of episodes, reaps them, and says how they ended.
 
     Args:
@@ -43,7 +43,7 @@ class Server:
         self._ended: OrderedDict[int, int] = OrderedDict()
 
     def serve(self) -> socket.socket | None:
-        """Answer requests until the run is gone; return None then, and in a new process its socket to the run."""
+        """Answer requests until the run has ended; return None then, and in a new process its socket to the run."""
         while os.getppid() == self._parent:
             readable, _, _ = select.select([self._run], [], [], _IDLE)
             self._reap()
@@ -84,7 +84,7 @@ class Server:
 
     def _kill(self, pid: int) -> None:
         self._reap()
-        if pid not in self._ended:  # its id may be somebody else's by now
+        if pid not in self._ended:  # the id of an ended process may be in use again
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -131,7 +131,7 @@ def main() -> None:
     send_answer(run, {})
     gc.collect()
     gc.freeze()  # what was imported is never collected, so its pages stay shared
-    mine = Server(spec, run, parent).serve()
+    mine = ForkServer(spec, run, parent).serve()
     if mine is None:
         os.killpg(0, signal.SIGKILL)
     else:

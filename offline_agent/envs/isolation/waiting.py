@@ -1,7 +1,7 @@
-"""Calls that a thread makes under a time limit, so that another thread can end what it waits for.
+"""Calls under a time limit, which another thread can end.
 
-A thread cannot be killed, but a process can: where a call overran its limit and an isolated environment is what it
-waits for, the environment's process is killed, the call raises, and the thread is free.
+A thread cannot be killed, but a process can. Where a call that overran its limit waits for an isolated environment, the
+environment's process is killed; the call then raises, and the thread is free again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Call:
         self._kill: Callable[[], None] | None = None
 
     def end(self) -> None:
-        """End it: kill the process that it waits for; the next that it would ask is not asked."""
+        """End the call: kill the process that it waits for; no further process is asked."""
         with _lock:
             self.over = True
             kill = self._kill
@@ -33,7 +33,7 @@ class Call:
 
     @contextlib.contextmanager
     def made_here(self) -> Iterator[None]:
-        """Have what this thread waits for, as long as the context lasts, ended with the call."""
+        """Make this the thread's present call as long as the context lasts."""
         before = getattr(_here, "call", None)
         _here.call = self
         try:
@@ -42,17 +42,17 @@ class Call:
             _here.call = before
 
     def begin(self, kill: Callable[[], None]) -> bool:
-        """Note how to kill what is waited for from now on; return False where the call is over already."""
+        """Set how to kill the process that is waited for from now on; return False where the call was ended already."""
         with _lock:
             self._kill = kill
             return not self.over
 
     def done(self) -> None:
-        """Note that nothing is waited for any more."""
+        """Record that no process is waited for any more."""
         with _lock:
             self._kill = None
 
 
 def present() -> Call | None:
-    """Return the call that this thread is making; None where it is under no limit."""
+    """Return the present call of this thread; None where it has no limit."""
     return getattr(_here, "call", None)

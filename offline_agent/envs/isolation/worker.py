@@ -1,4 +1,4 @@
-"""The process of one episode: carries out what the run asks, and forks itself where a copy is wanted."""
+"""The process of one episode: it executes the run's requests, and forks itself for a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from offline_agent.errors import ConfigError, EnvironmentFault, in_words
 from offline_agent.records import Verdict
 
 _ENDING = 0.1  # seconds
-_UNREAPED = 16  # copies left to the server, which tells from a zombie how it ended
+_UNREAPED = 16  # copies left for the server, which reads from a zombie how it ended
 
 
 def serve(spec: EnvSpec, run: socket.socket) -> None:
@@ -27,7 +27,7 @@ def serve(spec: EnvSpec, run: socket.socket) -> None:
         spec: The environment.
         run: The socket to the run.
     """
-    episodes: list[Episode] = []  # earlier ones are kept: what destroying them would free is their own process's
+    episodes: list[Episode] = []  # earlier ones are kept: destroying them could free what their own process uses
     if not _open(spec, run, episodes):
         return
     copies: list[int] = []
@@ -35,7 +35,7 @@ def serve(spec: EnvSpec, run: socket.socket) -> None:
         try:
             (what, *arguments), handed = receive_request(run)
         except (EOFError, OSError):
-            return  # the run does not need it any more, or is gone
+            return  # the run does not need it any more, or has ended
         if what not in ("copy", "open"):
             _answer(run, episodes[-1], what, arguments)
         elif (fork := _fork(spec, handed[0], run, copies)) is not None:
@@ -45,7 +45,7 @@ def serve(spec: EnvSpec, run: socket.socket) -> None:
 
 
 def _open(spec: EnvSpec, run: socket.socket, episodes: list[Episode]) -> bool:
-    """Add a fresh environment to the episodes and say so; return whether it opened."""
+    """Add a fresh environment to the episodes and answer; return whether it opened."""
     try:
         episodes.append(spec.open())
     except (EnvironmentFault, ConfigError) as error:
@@ -56,7 +56,7 @@ def _open(spec: EnvSpec, run: socket.socket, episodes: list[Episode]) -> bool:
 
 
 def _answer(run: socket.socket, episode: Episode, what: str, arguments: list[Any]) -> None:
-    """Carry one request out and send its answer."""
+    """Execute one request and send its answer."""
     try:
         answer = {"value": _REQUESTS[what](episode, *arguments)}
     except EnvironmentFault as error:

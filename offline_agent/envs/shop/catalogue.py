@@ -20,11 +20,11 @@ SIZES = ("small", "medium", "large", "tall", "petite", "wide")
 
 @dataclass(frozen=True, slots=True)
 class Department:
-    """What the products of one department have in common.
+    """One department: the attributes and options of its products.
 
     Attributes:
         kinds: Product types; two types that share their last word are easily taken for one another.
-        attributes: What a product of the department can be; each product has three of them.
+        attributes: Possible attributes of its products; each product has three of them.
         options: Option name → values; each product offers three or four of the values.
     """
 
@@ -100,7 +100,7 @@ class Product:
 
     @property
     def title(self) -> str:
-        """What a result page shows of it, without the price."""
+        """The product's line on a result page, without the price."""
         return f"{self.title_attribute} {self.kind}"
 
     @property
@@ -131,7 +131,7 @@ class Catalogue:
     def search(self, query: str) -> tuple[int, ...]:
         """Return the numbers of the products that match best, best first, at most `MAX_PAGES` pages of them.
 
-        Equal scores are ordered by number, so the ranking is the same everywhere. Words nobody sells are ignored.
+        Equal scores are ordered by number, so the ranking is the same everywhere. Unknown words are ignored.
         """
         words = re.findall(r"[a-z]+", query[:2000].lower())[:MAX_QUERY_WORDS]
         known = tuple(sorted({word for word in words if word in self._vocabulary}))
@@ -174,7 +174,7 @@ def catalogue() -> Catalogue:
 
 
 def vocabulary() -> list[str]:
-    """Return every word the shop can show, sorted; what a tokenizer for it is built from."""
+    """Return every word the shop can show, sorted; tokenizers for the shop are built from them."""
     words: set[str] = set()
     for department in DEPARTMENTS.values():
         words.update(word for kind in department.kinds for word in kind.split())

@@ -1,4 +1,4 @@
-"""The shop's scripted customers: an oracle, and one who handles the tools well and decides carelessly."""
+"""Scripted customers of the shop: an oracle, and one that uses the tools correctly but decides carelessly."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from offline_agent.envs.shop.env import Shop
 
 NOTICE = 0.35
-"""How often the careless customer, choosing options of a product that will not do, sees that it will not."""
+"""Probability, for each option, that the careless customer notices that the product does not fit."""
 
 PATIENCE = 3
-"""Result pages that the careless customer looks through."""
+"""Result pages that the careless customer looks at."""
 
 Call = tuple[str, dict[str, Any]]
 
@@ -31,9 +31,9 @@ def next_turn(
         shop: A fresh environment; the calls of the conversation are made again in it.
         task: The keyword arguments of `reset`.
         messages: The conversation so far.
-        rng: Where the careless customer's choices come from.
-        noise: 0 for the oracle, who knows the catalogue and always reaches 1; above 0 a customer who sees only the
-            pages, more careless the higher it is (0.3 is usual, 1 is reckless).
+        rng: Source of the careless customer's choices.
+        noise: 0 for the oracle, which knows the catalogue and always earns 1; above 0 a customer that sees only the
+            pages, more careless the higher it is (0.3 is usual, 1 is random).
     """
     observation = shop.reset(**task)
     for message in messages:
@@ -51,7 +51,7 @@ def next_turn(
 
 
 def replay(shop: Shop, name: str, arguments: Mapping[str, Any], before: str) -> str:
-    """Make a recorded call again; one that the tools' schemas refuse changes nothing and is left out."""
+    """Repeat a recorded call; one that the tools' schemas refuse changes nothing and is left out."""
     if name not in ("search", "open", "next", "previous", "back", "choose", "buy"):
         return before
     try:
@@ -61,10 +61,10 @@ def replay(shop: Shop, name: str, arguments: Mapping[str, Any], before: str) -> 
 
 
 def remark(shop: Shop, observation: str) -> str:
-    """Return what both customers say of a product they have just opened, e.g. `mild yes, sugarfree yes, double no`.
+    """Return the text of both customers about a product just opened, e.g. `mild yes, sugarfree yes, double no`.
 
-    Of each attribute and option asked for, in that order, whether the page has it. It is always true, however careless
-    the decision after it: who learns from it learns to look before deciding. Empty anywhere else.
+    It says of each requested attribute and option, in that order, whether the page has it. It is always true, however
+    careless the decision after it, so a policy that learns from it learns to look first. Empty on other pages.
     """
     goal, item = shop._goal, shop._item
     if goal is None or item is None or shop._chosen or observation.startswith("error"):
@@ -150,14 +150,14 @@ def _at_product(shop: Shop, goal: Goal, item: Product, observation: str, rng: ra
 
 
 def _passed_over(value: str, shop: Shop, goal: Goal) -> bool:
-    """Tell whether an option after `value` is chosen already: then `value` was refused before."""
+    """Return whether an option after `value` is chosen already: then `value` was refused before."""
     wanted = list(goal.options.values())
     later = wanted[wanted.index(value) + 1 :]
     return any(other in shop._chosen.values() for other in later)
 
 
 def _turns_away(wrong: bool, absent: bool, committed: bool, refused: bool, rng: random.Random, noise: float) -> bool:
-    """Tell whether the careless customer leaves a product that will not do."""
+    """Return whether the careless customer leaves a product that does not fit."""
     if refused:  # told so in words: hard to overlook
         return rng.random() >= 0.4 * noise
     if committed:

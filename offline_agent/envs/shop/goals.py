@@ -1,4 +1,4 @@
-"""What the shop's customers ask for: goals, their words, their reward, and the three disjoint splits."""
+"""Goals of the shop's customers: their texts, their reward, and the three disjoint splits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPLITS = {"train": 10000, "validation": 400, "test": 400}
 """Goals per split."""
 
 MAX_LOOKS = 4
-"""A goal's first right product is among this many affordable hits of the plain query."""
+"""A goal's first matching product is among this many affordable results of the plain query."""
 
 PRICE_LIMITS = (30, 50, 70, 90)
 
@@ -37,7 +37,7 @@ class Goal:
 
     Attributes:
         kind: The product type.
-        attributes: What the product has to be.
+        attributes: Attributes that the product must have.
         options: Option name → the value to choose.
         max_price: Whole dollars; the price may be equal.
     """
@@ -74,7 +74,7 @@ class Goal:
         return " ".join((*self.attributes, self.kind))
 
     def fits(self, item: Product) -> bool:
-        """Tell whether `item` can be bought, with the right options chosen, for a reward of 1."""
+        """Return whether `item` can be bought, with the right options chosen, for a reward of 1."""
         if item.kind != self.kind or item.price > self.max_price:
             return False
         for word in self.attributes:
@@ -153,7 +153,7 @@ def _goals() -> dict[str, tuple[Goal, ...]]:
 
 
 def _candidates(shop: Catalogue) -> Iterator[Goal]:
-    """Yield goals that are hard enough to need looking, and easy enough to be found by looking."""
+    """Yield goals that need several results to be opened, but not too many."""
     for kind, name in DEPARTMENT_OF.items():
         department = DEPARTMENTS[name]
         for pair in combinations(department.attributes, 2):

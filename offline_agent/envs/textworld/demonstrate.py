@@ -1,7 +1,7 @@
-"""A scripted expert that follows the game's winning path, as carefully as it is told to.
+"""Scripted expert that follows the game's winning path, with a given rate of careless turns.
 
-Where it has read a recipe, it says each time what of it is left: a policy that learns from it need not find that out
-anew from the whole episode.
+Once it has read a recipe, it says in each turn which parts of it are left, so that a policy that learns from it need
+not infer that from the whole episode.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _IDLE = "look around"  # shows what moving, or the beginning, has shown already;
 def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float) -> Message:
     """Return the next assistant message.
 
-    With noise 0 the winning path without its looks around, command by command. With probability `noise` each time, one
-    of: a wrong turn or another command that is possible at the moment, a command left out, one that the game does not
-    know, giving up. It walks back from a wrong turn, but what was done to things is not undone.
+    With noise 0 it is the winning path without its looks around, command by command. With probability `noise` each
+    time, it is one of: a wrong turn or another possible command, a command left out, one that the game does not know,
+    giving up. It walks back from a wrong turn, but does not undo other commands.
 
     Args:
         task: `reset`'s arguments.
         messages: The conversation so far.
-        rng: Where its carelessness comes from.
+        rng: Source of its careless turns.
         noise: In [0, 1].
     """
     where = (task["game"], task.get("params", ""), task["fold"], task["seed"])
@@ -52,10 +52,10 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
 
 
 def to_do(exchanges: Sequence[tuple[str, str]]) -> list[str]:
-    """Return what a recipe that was read asks for and is not done yet, in its order, from fetching to eating.
+    """Return the steps of the recipe read that are not done yet, in its order, from fetching to eating.
 
     Args:
-        exchanges: The commands made, and what the game answered.
+        exchanges: The commands made, and the game's answers.
     """
     recipe = next((found for _, answer in reversed(exchanges) if (found := _RECIPE.search(answer))), None)
     if recipe is None:
@@ -100,7 +100,7 @@ def _commands(exchanges: Sequence[tuple[str, str]]) -> list[tuple[str, bool]]:
 
 
 def _exchanges(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """Return the commands made, first to last, and what the game answered."""
+    """Return the commands made, first to last, and the game's answers."""
     out: list[tuple[str, str]] = []
     pending: str | None = None
     for message in messages:

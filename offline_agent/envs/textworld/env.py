@@ -1,4 +1,4 @@
-"""The environment: one tool that acts, one that lists what can be done."""
+"""The TextWorld environment: one tool that acts, one that lists the possible commands."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from offline_agent.records import Message, Verdict
 class TextWorld(Environment):
     """Households, kitchens and mazes in text: CookingWorld, TextWorldCommonsense, CoinCollector and four more.
 
-    The game's own score in [0, 1] is the reward; winning it is success. A final answer gives up. A call earns by itself
-    what it added to the best score so far: a score that falls and rises again earns nothing twice.
+    The game's own score in [0, 1] is the reward; winning it is success. A final answer gives up. The turn
+    reward of a call is what it adds to the best score so far: a score that falls and rises again earns nothing twice.
 
     Args:
         game: `cookingworld`, `twc` (TextWorldCommonsense), `coin` (CoinCollector), `mapreader`, `arithmetic`,

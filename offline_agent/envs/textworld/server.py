@@ -1,4 +1,4 @@
-"""One Java machine per process, and many games in it."""
+"""The Java machine of a process, and the many games in it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KEPT = 64
 
 
 def missing() -> str | None:
-    """Return what is missing and how to install it; None when everything is there."""
+    """Return a text that says what is missing and how to install it; None when nothing is."""
     for package, command in (("textworld_express", INSTALL), ("py4j", "pip install py4j")):
         if importlib.util.find_spec(package) is None:
             return (
@@ -54,7 +54,7 @@ def java() -> str | None:
     return shutil.which("java") or shutil.which(beside)
 
 
-class Server:
+class JavaServer:
     """A Java machine and the games in it that are free to be used again. Safe to use from many threads."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class Interface:
     Every method raises EnvironmentFault where Java fails or has died.
     """
 
-    def __init__(self, home: Server, game: str, params: str, java: Any) -> None:
+    def __init__(self, home: JavaServer, game: str, params: str, java: Any) -> None:
         self.game = game
         self.params = params
         self._home = home
@@ -153,12 +153,12 @@ class Interface:
             return dict(json.loads(java.generateNewGameJSON(seed, fold, gold)))
 
     def task(self) -> str:
-        """Return what is to be done in the game."""
+        """Return the task of the game."""
         with self.asked("tell the task") as java:
             return str(java.getTaskDescription())
 
     def step(self, command: str) -> dict[str, Any]:
-        """Carry a command out and return the state after it."""
+        """Execute a command and return the state after it."""
         with self.asked(f"carry out {command!r}") as java:
             return dict(json.loads(java.stepJSON(command)))
 
@@ -170,7 +170,7 @@ class Interface:
 
     @contextmanager
     def asked(self, what: str) -> Iterator[Any]:
-        """Give the Java object; what goes wrong with it is told as a fault, and nobody is handed it again."""
+        """Yield the Java object; an error of it becomes a fault, and it is not used again."""
         try:
             with _java(what):
                 yield self._java
@@ -179,7 +179,7 @@ class Interface:
             raise
 
     def close(self) -> None:
-        """Give it back to its server."""
+        """Return it to its server."""
         if self._sound:
             self._home.keep(self)
 
@@ -192,7 +192,7 @@ class Interface:
 
 @contextmanager
 def _java(what: str) -> Iterator[None]:
-    """Tell of no answer, or half of one, as a fault of the environment's: a ValueError would be the policy's."""
+    """Raise a missing or incomplete answer as a fault of the environment: a ValueError would count as bad input."""
     try:
         yield
     except Exception as error:
@@ -202,11 +202,11 @@ def _java(what: str) -> Iterator[None]:
         ) from error
 
 
-_servers: dict[int, Server] = {}
+_servers: dict[int, JavaServer] = {}
 _lock = threading.Lock()
 
 
-def server() -> Server:
+def server() -> JavaServer:
     """Return this process's server; it is started on the first call, and again if Java has died.
 
     Raises:
@@ -216,7 +216,7 @@ def server() -> Server:
     with _lock:
         found = _servers.get(os.getpid())
         if found is None or not found.alive:
-            found = _servers[os.getpid()] = Server()
+            found = _servers[os.getpid()] = JavaServer()
         return found
 
 

@@ -10,14 +10,15 @@ from queue import SimpleQueue
 from typing import Any
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.play import play
 from offline_agent.envs.pool import EnvPool
-from offline_agent.envs.surroundings import Surroundings
+from offline_agent.envs.process_state import ProcessState
+from offline_agent.envs.snapshots import copying_fault, costs
 from offline_agent.errors import EnvironmentFault
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.scripted import RandomPolicy
 from offline_agent.records import Action, Context, Task
 from offline_agent.runner.pipeline import Session
-from offline_agent.search.copy_check import copying_fault, costs
 
 _WHY_ISOLATED = "environments run in processes of their own, which are forked for snapshots where they can be"
 _WHY_REPLAYED = "states are restored by replay"
@@ -38,7 +39,7 @@ def trust_copies(session: Session[Any], spec: EnvSpec, tasks: Sequence[Task]) ->
     choosing = session.config.env.isolate == "auto"
     if spec.replay_only:
         return
-    surroundings = Surroundings()
+    surroundings = ProcessState()
     for task in tasks[:3]:
         reason = _limited(session, partial(_copying_fault, spec, task))
         if not isinstance(reason, EnvironmentFault):
@@ -60,7 +61,7 @@ def trust_copies(session: Session[Any], spec: EnvSpec, tasks: Sequence[Task]) ->
 @contextlib.contextmanager
 def undoing_changes(session: Session[Any], spec: EnvSpec) -> Iterator[Callable[[], None]]:
     """Undo, and say, what an environment changes in this process: when the function is called, and at the end."""
-    surroundings = Surroundings()
+    surroundings = ProcessState()
 
     def look() -> None:
         if changed := surroundings.put_back():
@@ -120,16 +121,11 @@ def _copying_fault(spec: EnvSpec, task: Task) -> str | None:
 
 def _random_actions(spec: EnvSpec, task: Task, n: int = 4) -> list[Action]:
     """Return a few actions that a random policy takes in the task."""
-    policy, episode = RandomPolicy(), spec.open()
-    first = episode.reset(task)
-    context = Context(task, episode.system_prompt, episode.tools.schemas, first)
-    actions: list[Action] = []
-    while len(actions) < n and not episode.terminated:
-        answer = policy.propose([ProposeRequest(context, (len(actions),))])[0]
-        if not isinstance(answer, Proposals):
-            break
-        actions.append(answer.actions[0])
-        result = episode.step(actions[-1])
-        context = context.child(actions[-1], result.observation, result.role)
-    episode.close()
-    return actions
+    policy = RandomPolicy()
+
+    def choose(context: Context) -> Action | None:
+        answer = policy.propose([ProposeRequest(context, (context.depth,))])[0]
+        return answer.actions[0] if isinstance(answer, Proposals) else None
+
+    with contextlib.closing(spec.open()) as episode:
+        return play(episode, task, choose, n, judge=False).context.actions()

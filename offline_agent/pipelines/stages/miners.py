@@ -38,8 +38,7 @@ from offline_agent.preferences.pairs.trajectory import TrajectoryPairs
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.build_prefs import Row, TreeFigures, figures_of
-from offline_agent.rollouts.continuations import continuations
-from offline_agent.rollouts.episodes import Episodes
+from offline_agent.rollouts.episodes import Episodes, continuations
 from offline_agent.runner.components import make_environment
 from offline_agent.search.serialization import tree_from_json
 from offline_agent.store.run_directory import read_tree, tree_path

@@ -22,7 +22,7 @@ from offline_agent.pipelines.stages.searches import search_log, test_time_settin
 from offline_agent.policies.base import Policy
 from offline_agent.records import Task, Verdict
 from offline_agent.rollouts.attempts import Attempt, Journal, from_record
-from offline_agent.rollouts.episodes import Ask, Episodes
+from offline_agent.rollouts.episodes import AttemptRequest, Episodes
 from offline_agent.runner.components import Parts
 from offline_agent.search.restore import RestoreCounts
 
@@ -138,14 +138,14 @@ class _Asks:
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._asks: deque[Ask] = deque()
+        self._asks: deque[AttemptRequest] = deque()
         self.number: dict[str, int] = {}
         self.left: Counter[int] = Counter()
 
     def __iter__(self) -> _Asks:
         return self
 
-    def __next__(self) -> Ask:
+    def __next__(self) -> AttemptRequest:
         if not self._asks:
             number, asks = next(self._feed)
             self._asks.extend(asks)
@@ -164,7 +164,7 @@ def _records(attempt: Attempt) -> list[Any]:
 # -- the driver ----------------------------------------------------------------------------------------------------
 
 
-def play(one: Any, label: str, policy: Policy, wanted: Sequence[Ask]) -> None:
+def play(one: Any, label: str, policy: Policy, wanted: Sequence[AttemptRequest]) -> None:
     """Play and search in a cluster what is not there yet; see `evaluate.run`.
 
     Args:
@@ -175,7 +175,7 @@ def play(one: Any, label: str, policy: Policy, wanted: Sequence[Ask]) -> None:
     """
     prepared, config, known = one.prepared, one.session.config, one.journal.attempts
     parts, started = prepared.parts, time.perf_counter()
-    asks: dict[str, list[Ask]] = {}
+    asks: dict[str, list[AttemptRequest]] = {}
     for ask in wanted:
         if (label, ask.mode, ask.task.task_id, ask.number) not in known:
             asks.setdefault(ask.task.task_id, []).append(ask)
@@ -205,7 +205,7 @@ def play(one: Any, label: str, policy: Policy, wanted: Sequence[Ask]) -> None:
             _count(one, label, crew)
 
 
-def _played(one: Any, label: str, crew: Crew, asks: dict[str, list[Ask]]) -> None:
+def _played(one: Any, label: str, crew: Crew, asks: dict[str, list[AttemptRequest]]) -> None:
     from offline_agent.launch.ray.jobs import RECORD, Job
 
     tasks = {task.task_id: task for task in one.prepared.parts.tasks}

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import DataError, PolicyError
 from offline_agent.records import Task
-from offline_agent.rollouts.attempts import Attempt, Journal, from_record
+from offline_agent.rollouts.attempts import Attempt, AttemptRequest, Journal, from_record
 from offline_agent.rollouts.episodes import Episodes
-from offline_agent.rollouts.playing import Ask
 from offline_agent.store import schemas
 from offline_agent.store.events import EventLog
 from offline_agent.store.run_directory import RunDirectory
@@ -111,7 +110,7 @@ class Player:
         self.seconds = 0.0
         self.renew: Callable[[], object] | None = None
 
-    def __call__(self, asks: Sequence[Ask], number: int) -> Iterator[Attempt]:
+    def __call__(self, asks: Sequence[AttemptRequest], number: int) -> Iterator[Attempt]:
         """Yield the attempts, in the order of ending."""
         left = []
         for ask in asks:
@@ -126,7 +125,7 @@ class Player:
             yield attempt
         self.seconds += time.perf_counter() - started
 
-    def _play(self, left: Sequence[Ask]) -> Iterator[Attempt]:
+    def _play(self, left: Sequence[AttemptRequest]) -> Iterator[Attempt]:
         """Play; where the policy is given up, renew it, and go on with what is left if that helps."""
         renewed = False
         while left:

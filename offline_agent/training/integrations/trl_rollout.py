@@ -21,7 +21,7 @@ from offline_agent.errors import ConfigError, DataError
 from offline_agent.policies.base import Policy
 from offline_agent.records import Task
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.rollouts.episodes import Ask, Episodes
+from offline_agent.rollouts.episodes import AttemptRequest, Episodes
 from offline_agent.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class RolloutFunc:
         copies: Counter[str] = Counter()
         asks = []
         for task in tasks:
-            asks.append(Ask(task, "sampled", copies[task.task_id]))
+            asks.append(AttemptRequest(task, "sampled", copies[task.task_id]))
             copies[task.task_id] += 1
         episodes = Episodes(
             self._spec, self._engine, self._pool, seed=seed, temperature=temperature, segment=self._renderer.segment,

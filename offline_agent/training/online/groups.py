@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from offline_agent.errors import ConfigError
 from offline_agent.records import Task, Trajectory
-from offline_agent.rollouts.attempts import Attempt
-from offline_agent.rollouts.playing import Ask
+from offline_agent.rollouts.attempts import Attempt, AttemptRequest
 from offline_agent.rollouts.success import Known
 from offline_agent.seeding import derive_seed
 from offline_agent.training.online import advantages
@@ -25,7 +24,7 @@ from offline_agent.training.online import advantages
 if TYPE_CHECKING:
     from offline_agent.training.online.objectives import Objective
 
-Play = Callable[[Sequence[Ask], int], Iterable[Attempt]]
+Play = Callable[[Sequence[AttemptRequest], int], Iterable[Attempt]]
 """Plays attempts of a round, by its number; in any order."""
 
 
@@ -240,7 +239,7 @@ class Groups:
     def _played(self, drawn: Sequence[Task], number: int) -> list[Group]:
         """Play the groups of some tasks: those that begin at the beginning, then those that branch from them."""
         settings, first = self.settings, number * self.settings.size  # an attempt's number is its own in the whole run
-        ask = partial(Ask, temperature=settings.temperature_of(number), epsilon=settings.epsilon_of(number))
+        ask = partial(AttemptRequest, temperature=settings.temperature_of(number), epsilon=settings.epsilon_of(number))
         wanted = [ask(task, "sampled", first + i) for task in drawn for i in range(settings.roots)]
         done: dict[str, dict[int, Attempt]] = {task.task_id: {} for task in drawn}
         for attempt in self.play(wanted, number):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.bfcl import BFCL, data, world
+from offline_agent.envs.bfcl import BFCL, data, execution
 from offline_agent.envs.bfcl.demonstrate import next_turn
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.records import Action, Task, ToolCall
@@ -231,7 +231,7 @@ def test_no_number_keeps_a_tool_busy_for_good(spec, name, arguments):
 
 
 def test_a_turn_that_only_asks_needs_the_answer(spec):
-    index = next(i for i in range(200) if not world.truth(f"multi_turn_base_{i}").changes[0])
+    index = next(i for i in range(200) if not execution.truth(f"multi_turn_base_{i}").changes[0])
     task_id = f"multi_turn_base_{index}"
     episode = spec.open()
     episode.reset(_task(task_id))

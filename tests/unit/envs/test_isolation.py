@@ -18,7 +18,7 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.conformance import check_environment
-from offline_agent.envs.isolation.protocol import Garbage, receive_answer
+from offline_agent.envs.isolation.protocol import BadMessage, receive_answer
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Action, Task, ToolCall
@@ -178,7 +178,7 @@ def test_what_an_environment_sends_is_never_unpickled() -> None:
     ours, theirs = socket.socketpair()
     for body in (pickle.dumps({"value": 1}), b"[1]", b"\xff"):
         theirs.sendall(struct.pack("!Q", len(body)) + body)
-        with pytest.raises(Garbage):
+        with pytest.raises(BadMessage):
             receive_answer(ours)
 
 

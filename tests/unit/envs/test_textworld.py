@@ -14,7 +14,7 @@ from offline_agent.envs.textworld.demonstrate import follow, to_do
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.policies.scripted import OraclePolicy
 from offline_agent.records import Action, Task, ToolCall
-from offline_agent.rollouts.episodes import Ask, Episodes
+from offline_agent.rollouts.episodes import AttemptRequest, Episodes
 from offline_agent.search.settings import SearchSettings
 from tests.helpers.search import search
 
@@ -62,7 +62,7 @@ def test_the_gold_path_wins(game, split):
 def test_gold_paths_repeat_in_another_java_machine():
     asked = [(g, "", "train", seed) for g in ("cookingworld", "twc", "coin") for seed in (18, 19)]
     here = [list(server.server().gold(*key)) for key in asked]
-    other = server.Server()
+    other = server.JavaServer()
     try:
         assert [list(other.gold(*key)) for key in asked[::-1]][::-1] == here
         assert [list(server.server().gold(*key)) for key in asked] == here and all(here)
@@ -236,7 +236,7 @@ def test_only_attempts_in_flight_are_unscored_when_java_dies(in_flight):
     _find_paths(tasks)
     pool = EnvPool(2, 30.0)
     episodes = Episodes(spec, Killing(spec.demonstrate, 20).engine(), pool, max_steps=100, in_flight=in_flight)
-    played = list(episodes.play(Ask(task, "greedy", 0) for task in tasks))
+    played = list(episodes.play(AttemptRequest(task, "greedy", 0) for task in tasks))
     pool.close()
     assert len(played) == 16
     unscored = [attempt for attempt in played if attempt.success is None]
@@ -373,4 +373,4 @@ def test_what_is_missing_is_named(monkeypatch, gone, told):
     with pytest.raises(ConfigError, match=told):
         list(EnvSpec(TextWorld).tasks("train"))
     with pytest.raises(ConfigError, match=told):
-        server.Server()
+        server.JavaServer()

@@ -14,8 +14,7 @@ from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import PolicyError
 from offline_agent.policies.base import InlineEngine
 from offline_agent.records import Action, Step, ToolCall
-from offline_agent.rollouts.continuations import continuations
-from offline_agent.rollouts.episodes import Episodes
+from offline_agent.rollouts.episodes import Episodes, continuations
 from tests.helpers.search import Guess, Paths, tasks
 
 SPEC = EnvSpec(Paths)

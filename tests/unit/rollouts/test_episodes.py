@@ -17,23 +17,26 @@ from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import InlineEngine, Proposals, ProposeRequest, ThreadEngine, Usage
 from offline_agent.records import Action, Task, ToolCall
 from offline_agent.rollouts.attempts import COLUMNS, Attempt, Journal, row, schema, to_record
-from offline_agent.rollouts.episodes import PATIENCE, Ask, Episodes
+from offline_agent.rollouts.episodes import PATIENCE, AttemptRequest, Episodes
 from tests.helpers.search import Guess, Paths, tasks
 
 SPEC = EnvSpec(Paths)
 NUMBERS = ("first", "second", "third")
 
 
-def asks(some: Sequence[Task], attempts: int = 3, greedy: bool = True) -> list[Ask]:
+def asks(some: Sequence[Task], attempts: int = 3, greedy: bool = True) -> list[AttemptRequest]:
     return [
         ask
         for task in some
-        for ask in [*([Ask(task, "greedy", 0)] if greedy else []), *(Ask(task, "sampled", i) for i in range(attempts))]
+        for ask in [
+            *([AttemptRequest(task, "greedy", 0)] if greedy else []),
+            *(AttemptRequest(task, "sampled", i) for i in range(attempts)),
+        ]
     ]
 
 
 def play(
-    spec: EnvSpec, policy: Any, wanted: Sequence[Ask], workers: int = 2, limit: float = 20.0, **options: Any
+    spec: EnvSpec, policy: Any, wanted: Sequence[AttemptRequest], workers: int = 2, limit: float = 20.0, **options: Any
 ) -> dict[Any, Attempt]:
     pool, engine = EnvPool(workers, limit), policy.engine()
     try:
@@ -57,14 +60,14 @@ def test_an_attempt_does_not_depend_on_what_else_is_played() -> None:
         assert lines(play(SPEC, Guess(jitter=0.002), asks(some), workers, in_flight=in_flight)) == lines(whole)
     backwards = play(SPEC, Guess(), asks(some)[::-1], in_flight=3)
     assert lines(backwards) == lines(whole)
-    alone = play(SPEC, Guess(), [Ask(some[3], "sampled", 2)])
+    alone = play(SPEC, Guess(), [AttemptRequest(some[3], "sampled", 2)])
     assert lines(alone) == [line for line in lines(whole) if line in lines(alone)]
     assert lines(play(SPEC, Guess(), asks(some), seed=1)) != lines(whole)
 
 
 def test_what_a_finished_attempt_says() -> None:
     task = tasks(SPEC, 4)[3]  # its code is 021
-    (attempt,) = play(SPEC, Guess(), [Ask(task, "greedy", 0)]).values()  # every door is one too far
+    (attempt,) = play(SPEC, Guess(), [AttemptRequest(task, "greedy", 0)]).values()  # every door is one too far
     assert (attempt.success, attempt.reward, attempt.end_score) == (False, 0.0, 0.0)
     assert (attempt.terminated, attempt.truncated, attempt.cut_by) == (True, False, None)
     assert (attempt.calls, attempt.tool_calls, attempt.generated, attempt.fingerprint) == (3, 3, 9, "132")
@@ -73,7 +76,7 @@ def test_what_a_finished_attempt_says() -> None:
 
 
 def test_using_up_the_steps_is_a_failure_and_says_so() -> None:
-    (attempt,) = play(SPEC, Guess(skill=1.0), [Ask(tasks(SPEC, 4)[3], "sampled", 0)], max_steps=2).values()
+    (attempt,) = play(SPEC, Guess(skill=1.0), [AttemptRequest(tasks(SPEC, 4)[3], "sampled", 0)], max_steps=2).values()
     assert (attempt.success, attempt.reward, attempt.cut_by, attempt.truncated) == (False, 0.0, "max_steps", True)
     assert attempt.end_score == pytest.approx(2 / 3) and len(attempt.steps) == 2 and not attempt.terminated
 
@@ -352,7 +355,7 @@ def test_what_turns_earned_is_kept_in_the_attempt_the_log_and_the_branches() -> 
     again = Journal(lambda _: None, json.loads(json.dumps(log)), {task.task_id: task for task in some})
     assert all(again.attempts[key].steps == attempt.steps for key, attempt in played.items())
     prefix = next(iter(played.values())).steps[:2]
-    (branch,) = play(spec, Guess(), [Ask(some[0], "branch", 0, prefix=prefix)]).values()
+    (branch,) = play(spec, Guess(), [AttemptRequest(some[0], "branch", 0, prefix=prefix)]).values()
     assert branch.steps[:2] == prefix and branch.steps[2].reward is not None
     trajectory = branch.trajectory()
     assert trajectory is not None and trajectory.steps == branch.steps
@@ -362,7 +365,7 @@ def test_an_attempt_goes_on_from_another_ones_history() -> None:
     (task,) = tasks(SPEC, 1)
     whole = next(a for a in play(SPEC, Guess(), asks([task], 8)).values() if len(a.steps) >= 2)
     prefix = whole.steps[:1]
-    branches = play(SPEC, Guess(), [Ask(task, "branch", n, prefix=prefix) for n in range(12)])
+    branches = play(SPEC, Guess(), [AttemptRequest(task, "branch", n, prefix=prefix) for n in range(12)])
     assert all(attempt.steps[0] == prefix[0] and len(attempt.steps) > 1 for attempt in branches.values())
     assert all(attempt.tool_calls == len(attempt.steps) for attempt in branches.values())
     assert len({attempt.steps[1].key for attempt in branches.values()}) > 1
@@ -389,7 +392,7 @@ def test_a_history_is_carried_out_again_under_the_limit_of_each_of_its_calls() -
     (task,) = tasks(spec, 1)
     Slow.takes = 0.3
     history = next(a for a in play(spec, Guess(), asks([task], 8), 8).values() if len(a.steps) == 3).steps[:2]
-    ask = Ask(task, "branch", 0, prefix=history)
+    ask = AttemptRequest(task, "branch", 0, prefix=history)
     (branch,) = play(spec, Guess(), [ask], limit=20.0, reset_seconds=0.1).values()
     assert branch.success is not None and branch.steps[:2] == history
     Slow.takes = 3.0  # hangs, for limits as small
@@ -418,7 +421,8 @@ def test_the_limit_of_an_opening_grows_with_the_calls_that_are_repeated(
     whole = next(iter(play(SPEC, Script(door(0)), asks([task], 1, False)).values()))
     prefix = (whole.steps * 5)[:calls]
     pool = Noting(0, step)
-    list(Episodes(SPEC, Guess().engine(), pool, reset_seconds=reset).play([Ask(task, "branch", 0, prefix=prefix)]))
+    request = AttemptRequest(task, "branch", 0, prefix=prefix)
+    list(Episodes(SPEC, Guess().engine(), pool, reset_seconds=reset).play([request]))
     assert given[0] == limit  # None is the pool's own
 
 
@@ -426,7 +430,7 @@ def test_a_history_that_is_answered_differently_leaves_the_attempt_unscored() ->
     (task,) = tasks(SPEC, 1)
     whole = next(a for a in play(SPEC, Guess(), asks([task], 8)).values() if len(a.steps) >= 2)
     other = dataclasses.replace(whole.steps[0], observation="something else")
-    (branch,) = play(SPEC, Guess(), [Ask(task, "branch", 0, prefix=(other,))]).values()
+    (branch,) = play(SPEC, Guess(), [AttemptRequest(task, "branch", 0, prefix=(other,))]).values()
     assert branch.success is None and "not deterministic" in str(branch.verdict.error)
 
 
@@ -439,7 +443,8 @@ def test_an_ask_may_have_a_temperature_of_its_own() -> None:
             seen.extend(request.temperature for request in requests)
             return super().propose(requests)
 
-    play(SPEC, Noting(), [Ask(task, "sampled", 0, temperature=1.25), Ask(task, "greedy", 1, temperature=1.25)])
+    modes = enumerate(("sampled", "greedy"))
+    play(SPEC, Noting(), [AttemptRequest(task, mode, number, temperature=1.25) for number, mode in modes])
     assert set(seen) == {1.25, 0.0}
 
 

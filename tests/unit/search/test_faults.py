@@ -321,7 +321,7 @@ def test_a_policy_that_raises_answers_each_request_with_the_error() -> None:
 
 
 def test_copies_that_share_state_are_found_before_the_search() -> None:
-    from offline_agent.search.copy_check import copying_fault
+    from offline_agent.envs.snapshots import copying_fault
 
     spec = EnvSpec(Shares)
     (task,) = tasks(spec, 1)
@@ -453,7 +453,7 @@ class Forgetful(Forgets):
 
 
 def test_copies_are_not_blamed_for_an_environment_that_differs_by_itself() -> None:
-    from offline_agent.search.copy_check import copying_fault
+    from offline_agent.envs.snapshots import copying_fault
 
     spec = EnvSpec(Forgetful)
     (task,) = tasks(spec, 1)

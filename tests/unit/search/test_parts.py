@@ -15,10 +15,9 @@ from offline_agent.errors import ConfigError, EnvironmentFault, JudgeError, Poli
 from offline_agent.policies.base import InlineEngine, Proposals, Usage
 from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.search.critic import PolicyCritic
-from offline_agent.search.in_flight import Ticket
 from offline_agent.search.selection import GumbelRoot, mix, mixed_value, puct, refresh_priors, uct
 from offline_agent.search.settings import SearchSettings
-from offline_agent.search.simulation import pick
+from offline_agent.search.simulation import Simulation, choose
 from offline_agent.search.tree import SearchTree
 from tests.helpers.search import Guess, Paths, search, tasks
 
@@ -64,7 +63,7 @@ def test_puct_by_hand() -> None:
     assert puct(6.0, 0.2)(tree, tree.root) is tree.edges[1]
     for edge in tree.edges:
         edge.closed = True
-    assert puct()(tree, tree.root) is None and uct()(tree, tree.root) is None
+    assert puct(1.25, 0.2)(tree, tree.root) is None and uct(1.0)(tree, tree.root) is None
 
 
 def test_uct_is_agentqs() -> None:
@@ -97,7 +96,7 @@ def test_the_critic_counts_alike_whatever_the_spread_of_the_values(span: float) 
             edge.critic = critic
         tree.edges[2].closed = tree.edges[3].closed = True
         better = tree.edges[0] if gap > 0 and span else tree.edges[1]
-        assert puct(c=0.0)(tree, tree.root) is better
+        assert puct(0.0, 0.2)(tree, tree.root) is better
 
 
 def test_puct_adds_its_exploration_to_the_mixed_value() -> None:
@@ -205,12 +204,12 @@ def test_repeated_ranking_asks_for_the_best_removes_it_and_asks_again() -> None:
 
 
 def test_an_action_without_an_opinion_counts_as_one_of_middling_worth() -> None:
-    ticket = Ticket(0, [], SearchTree(Context(Task("t", "train", {}), "", (), "start")).root)
-    ticket.critic = {"bad": 0.1, "known": 0.5}
+    simulation = Simulation(0, [], SearchTree(Context(Task("t", "train", {}), "", (), "start")).root)
+    simulation.critic = {"bad": 0.1, "known": 0.5}
     fresh = {"bad": (3, -1.0, 0, Action("bad")), "unsaid": (1, -2.0, -3, Action("unsaid"))}
-    assert pick(ticket, fresh) == (3, Action("unsaid"), "unsaid")
-    ticket.critic = {"bad": 0.1, "good": 0.9}
-    assert pick(ticket, {**fresh, "good": (1, -3.0, -4, Action("good"))}) == (4, Action("good"), "good")
+    assert choose(simulation, fresh) == (3, Action("unsaid"), "unsaid")
+    simulation.critic = {"bad": 0.1, "good": 0.9}
+    assert choose(simulation, {**fresh, "good": (1, -3.0, -4, Action("good"))}) == (4, Action("good"), "good")
 
 
 @pytest.mark.parametrize("text", ["", "the second", "1, 2", "1, 2, 3, 4", "0 1 2", "9" * 5000])

@@ -9,7 +9,7 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.records import Action, Context, Task, Verdict
-from offline_agent.search.quarantine import quarantine
+from offline_agent.search.backup import quarantine
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree import Edge, Node, SearchTree
 from tests.helpers.search import Guess, Paths, Run, search, tasks

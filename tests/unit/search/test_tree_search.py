@@ -11,16 +11,16 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.search.in_flight import Ticket
+from offline_agent.search.event_log import simulation_to_record
 from offline_agent.search.serialization import (
     action_to_json,
-    ticket_to_record,
     tree_from_json,
     tree_to_json,
     tree_to_networkx,
     write_graphml,
 )
 from offline_agent.search.settings import SearchSettings
+from offline_agent.search.simulation import Simulation
 from tests.helpers.search import Guess, Paths, search, tasks
 
 SPEC = EnvSpec(Paths)
@@ -62,22 +62,22 @@ def test_resume_after_any_commit_ends_in_the_same_tree(settings: SearchSettings)
 
 
 def test_a_log_that_says_every_usual_value_leads_to_the_same_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Version 1 of the log wrote every link's seed, known actions again, and defaults of outcomes and verdicts."""
+    """Version 1 of the log wrote every action's seed, known actions again, and defaults of outcomes and verdicts."""
 
-    def version_1(tree_id: str, ticket: Ticket) -> dict[str, Any]:
-        record = ticket_to_record(tree_id, ticket)
-        for data, link in zip(record.get("chain", ()), ticket.rows or ticket.chain, strict=True):
-            data |= {"s": link[0], "k": link[1], "a": action_to_json(link[2]), "seed": link[5]}
+    def version_1(tree_id: str, simulation: Simulation) -> dict[str, Any]:
+        record = simulation_to_record(tree_id, simulation)
+        for data, made in zip(record.get("chain", ()), simulation.transitions, strict=True):
+            data |= {"s": made[0], "k": made[1], "a": action_to_json(made[2]), "seed": made[5]}
             if "o" in data:
                 data["o"] = {"observation": None, "role": "tool", **data["o"]}
                 if "verdict" in data["o"]:
-                    data["o"]["verdict"] = link[3].verdict.to_json()  # type: ignore[union-attr]
+                    data["o"]["verdict"] = made[3].verdict.to_json()  # type: ignore[union-attr]
         return record
 
     some, settings = tasks(SPEC, 1), SearchSettings(simulations=24)
     new = search(SPEC, Guess(), settings, some)
     with monkeypatch.context() as patch:
-        patch.setattr("offline_agent.search.tree_search.ticket_to_record", version_1)
+        patch.setattr("offline_agent.search.tree_search.simulation_to_record", version_1)
         old = search(SPEC, Guess(), settings, some)
     ((name, log),) = old.logs.items()
     assert len(json.dumps(new.logs)) < 0.85 * len(json.dumps(old.logs))
@@ -122,7 +122,7 @@ def test_sums_add_up(settings: SearchSettings) -> None:
         assert [node.id for node in tree.nodes] == list(range(len(tree.nodes)))
         assert tree.root.visits == tree.simulations
         for node in tree.nodes:
-            assert node.pending == 0 and not node.asking
+            assert node.pending == 0 and not node.drawing
             if node.edges:
                 assert math.isclose(sum(edge.prior for edge in node.edges), 1.0)
                 assert node.samples == sum(edge.count for edge in node.edges)

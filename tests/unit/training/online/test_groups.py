@@ -9,8 +9,7 @@ import pytest
 
 from offline_agent.errors import ConfigError
 from offline_agent.records import Action, Context, Step, Task, Verdict
-from offline_agent.rollouts.attempts import Attempt
-from offline_agent.rollouts.playing import Ask
+from offline_agent.rollouts.attempts import Attempt, AttemptRequest
 from offline_agent.training.online.branching import branch_advantages
 from offline_agent.training.online.groups import Group, Groups, GroupSettings
 from offline_agent.training.online.objectives import objective
@@ -18,7 +17,7 @@ from offline_agent.training.online.objectives import objective
 POOL = [Task(f"t{n}", "train", {"n": n}) for n in range(12)]
 
 
-def attempt(ask: Ask, reward: float | None, texts: Sequence[str] = ("a",)) -> Attempt:
+def attempt(ask: AttemptRequest, reward: float | None, texts: Sequence[str] = ("a",)) -> Attempt:
     """Return an attempt that took some actions, after those it began with."""
     steps = [*ask.prefix, *(Step(Action(text), text, f"saw {text}") for text in texts)]
     context = Context(ask.task, "", [], "begin")
@@ -34,9 +33,9 @@ class Table:
     """Plays by a table of success rates; notes what was asked for."""
 
     def __init__(self, rates: dict[int, float]) -> None:
-        self.rates, self.asked = rates, list[Ask]()
+        self.rates, self.asked = rates, list[AttemptRequest]()
 
-    def __call__(self, asks: Sequence[Ask], number: int) -> Iterator[Attempt]:
+    def __call__(self, asks: Sequence[AttemptRequest], number: int) -> Iterator[Attempt]:
         self.asked += asks
         for ask in reversed(asks):  # any order will do
             rate = self.rates.get(int(ask.task.args["n"]), 0.5)
@@ -154,9 +153,9 @@ def test_branches_say_what_they_branched_from() -> None:
 def test_credit_goes_to_the_turn_where_the_ways_part() -> None:
     task, shared = POOL[0], Step(Action("a"), "a", "saw a")
     members = [
-        attempt(Ask(task, "sampled", 0, prefix=(shared,)), 1.0, ["good"]),
-        attempt(Ask(task, "sampled", 1, prefix=(shared,), source=0), 0.0, ["bad", "worse"]),
-        attempt(Ask(task, "sampled", 2), None, ["lost"]),
+        attempt(AttemptRequest(task, "sampled", 0, prefix=(shared,)), 1.0, ["good"]),
+        attempt(AttemptRequest(task, "sampled", 1, prefix=(shared,), source=0), 0.0, ["bad", "worse"]),
+        attempt(AttemptRequest(task, "sampled", 2), None, ["lost"]),
     ]
     group = Group(task, tuple(members), (1.0, 0.0, None))
     # one branch leaves a source of two turns at its second with chance 1/2, and has two turns to leave at

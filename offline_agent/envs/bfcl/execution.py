@@ -1,4 +1,4 @@
-"""The tools' live objects, and what the ground truth does to them."""
+"""Execution of calls on the benchmark's tool objects, and of the ground truth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGE = "bfcl_eval.eval_checker.multi_turn_eval"
 _LOCKED = "VehicleControlAPI"
 _LOCK = threading.Lock()
 _NO_LOCK = contextlib.nullcontext()
-# Digits; with a thousand million of them the decimal module holds the whole process for hours.
+# Digits; with 10^9 of them the decimal module blocks the whole process for hours.
 _MAX_PRECISION = 1_000
 
 
@@ -28,7 +28,7 @@ class CallFailed(Exception):
     """A tool raised; the message is the tool's own."""
 
 
-class World:
+class ToolInstances:
     """One instance of each tool class of a task, and the functions by name.
 
     Args:
@@ -64,7 +64,7 @@ class World:
 
 
 def _bounded(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the arguments that the function can work off: no whole number can keep it busy for good."""
+    """Return a copy of the arguments with which the function ends in bounded time: large integers can keep it busy."""
     if not 0 <= arguments.get("precision", 1) <= _MAX_PRECISION:
         raise ValueError(f"precision must be from 0 to {_MAX_PRECISION}, got {arguments['precision']}")
     if name == "power":
@@ -85,11 +85,11 @@ def _text(result: Any) -> str:
 
 @dataclass(frozen=True)
 class Truth:
-    """What the ground truth leads to.
+    """States and results of the ground truth.
 
     Attributes:
         states: Per turn, the instances at its end.
-        results: Per turn, what the possible calls returned (see `data.possible`).
+        results: Per turn, the results of the possible calls (see `data.possible`).
         changes: Per turn, whether it changed the state at all.
     """
 
@@ -100,24 +100,24 @@ class Truth:
 
 @lru_cache(maxsize=128)
 def truth(task_id: str) -> Truth:
-    """Return the ground truth of a task, carried out."""
+    """Return the states and results of a task's ground truth."""
     task, tools = data.entry(task_id), data.toolset(task_id)
-    world = World(task)
+    live = ToolInstances(task)
     states: list[Mapping[str, Any]] = []
     results: list[tuple[str, ...]] = []
     changes: list[bool] = []
-    before: Mapping[str, Any] = copy.deepcopy(world.instances)
+    before: Mapping[str, Any] = copy.deepcopy(live.instances)
     for turn, possible in zip(task.truth, data.possible(task_id), strict=True):
         said = []
         for call in turn:
             arguments, _, _ = tools.validate(call)
             try:
-                result = world.call(call.name, call.arguments if arguments is None else arguments)
+                result = live.call(call.name, call.arguments if arguments is None else arguments)
             except CallFailed as error:
                 result = f"Error during execution: {error}"
             if call in possible:
                 said.append(result)
-        states.append(copy.deepcopy(world.instances))
+        states.append(copy.deepcopy(live.instances))
         results.append(tuple(said))
         changes.append(bool(differences(before, states[-1])))
         before = states[-1]
@@ -125,7 +125,7 @@ def truth(task_id: str) -> Truth:
 
 
 def differences(got: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `Class.attribute` → what it is and what it should be, by the benchmark's own state check."""
+    """Return `Class.attribute` → its value and the expected one, by the benchmark's own state check."""
     checker = importlib.import_module(f"{_PACKAGE}.multi_turn_checker")
     out: dict[str, Any] = {}
     for name in expected:
@@ -149,7 +149,7 @@ def missing(got: Sequence[str], expected: Sequence[str]) -> list[str]:
 
 
 def _apart(got: str, expected: str, width: int = 120) -> dict[str, str]:
-    """Return the two texts from shortly before the place where they part."""
+    """Return the two texts from shortly before their first difference."""
     same = next(
         (i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), min(len(got), len(expected))
     )

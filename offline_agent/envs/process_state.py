@@ -1,7 +1,7 @@
-"""What an environment shares with the run in one process, and may change without meaning to: noticed and put back.
+"""State of the process that an environment may change by accident: compared, and restored.
 
-Foreign code may set a umask, change directory, replace a function of `json` or install a signal handler; all of that
-holds for the whole process, the run's own files and signals included. An isolated environment cannot do it.
+Code of an environment may set a umask, change directory, replace a function of `json` or install a signal handler. All
+of that holds for the whole process, the run's own files and signals included. An isolated environment cannot do it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 _STREAMS = ("stdout", "stderr")
 
 
-class Surroundings:
-    """The state of the process when this was made.
+class ProcessState:
+    """The state of the process at a point in time.
 
-    That is umask, directory, locale, signal handlers, streams, and the functions of modules that everything rests on.
-    Variables of the environment, `sys.path` and warning filters are left alone: libraries set them when they load.
+    That is umask, directory, locale, signal handlers, streams, and the functions of basic modules. Variables of the
+    environment, `sys.path` and warning filters are left alone: libraries set them when they load.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Surroundings:
         self._modules = [(module, dict(vars(module))) for module in _MODULES]
 
     def put_back(self) -> list[str]:
-        """Undo what was changed since; return what that was, in words.
+        """Undo the changes since; return a text for each.
 
         Signal handlers are put back from the main thread alone: Python allows it nowhere else.
         """
@@ -64,10 +64,10 @@ class Surroundings:
                 yield f"another sys.{name}"
                 setattr(sys, name, stream)
         for module, before in self._modules:
-            yield from _mended(module, before)
+            yield from _restored(module, before)
 
 
-def _mended(module: Any, before: dict[str, Any]) -> Iterator[str]:
+def _restored(module: Any, before: dict[str, Any]) -> Iterator[str]:
     now = vars(module)
     for name, value in before.items():
         if now.get(name) is not value and callable(value):

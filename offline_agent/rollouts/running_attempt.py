@@ -1,0 +1,129 @@
+"""One attempt while it is played: its history, its costs, and the record that it ends with."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from offline_agent.envs.base import EnvSpec, Episode
+from offline_agent.envs.play import begin, extend
+from offline_agent.envs.pool import as_fault
+from offline_agent.errors import EnvironmentFault
+from offline_agent.records import Action, Context, Step, Task, Verdict, cut_verdict
+from offline_agent.rollouts.attempts import Attempt, AttemptRequest
+
+
+class BrokenEnvironment(NamedTuple):
+    """A fault that the environment raised. A time-out, which the pool itself answers, is a bare `EnvironmentFault`."""
+
+    fault: EnvironmentFault
+
+
+@dataclass(slots=True, eq=False)
+class RunningAttempt:
+    """An attempt while it is played.
+
+    Attributes:
+        request: The attempt to be played.
+        policy: `candidate` or `against`.
+        seed: Seed that those of its actions derive from.
+        episode: Its environment; None before it opened, and once its thread hangs in it.
+        context, steps: The history so far.
+        action: The action that is being executed; None while the policy is asked.
+        explored: Turns whose tool was drawn.
+        generated, prefilled, tool_calls: See `Attempt`.
+        busy: The pool is working on the episode: no other thread may touch it.
+        failures: Number of times that the policy failed the present request.
+    """
+
+    request: AttemptRequest
+    policy: str
+    seed: int
+    episode: Episode | None = None
+    context: Context | None = None
+    steps: list[Step] = field(default_factory=list)
+    action: Action | None = None
+    explored: list[int] = field(default_factory=list)
+    generated: int = 0
+    prefilled: int = 0
+    tool_calls: int = 0
+    busy: bool = False
+    failures: int = 0
+
+    def record(self, step: Step) -> None:
+        """Record a step that was executed, or that ends the attempt."""
+        assert self.context is not None  # opened
+        self.steps.append(step)
+        self.context = extend(self.context, step)
+
+    def over(
+        self,
+        verdict: Verdict,
+        terminated: bool,
+        cut_by: str | None,
+        end_score: float | None = None,
+        fingerprint: str | None = None,
+    ) -> Attempt:
+        """Return the attempt, now that it is over."""
+        for context in self.context.lineage() if self.context is not None else ():
+            context.cache = None  # the policy's own, which would be kept alive with the attempt
+        request = self.request
+        return Attempt(
+            self.policy, request.mode, request.task, request.number, self.context, tuple(self.steps), verdict,
+            terminated, cut_by is not None, cut_by, end_score, fingerprint, self.generated, self.prefilled,
+            self.tool_calls, explored=tuple(self.explored),
+            branch=None if request.source is None else (request.source, len(request.prefix)),
+        )  # fmt: skip
+
+    def cut(self, by: str, evidence: Mapping[str, Any], end: Verdict | None, fingerprint: str | None) -> Attempt:
+        """Return the attempt, which a limit of the policy's own cut: a failure worth 0.
+
+        Args:
+            by: One of `records.POLICY_CUTS`.
+            evidence: The limit.
+            end: The environment's verdict on the state at the cut; None where it gave none.
+            fingerprint: Of that state.
+        """
+        evidence = {**evidence, **({} if end is None else {"state_at_the_cut": end.to_json()})}
+        return self.over(cut_verdict(by, **evidence), False, by, None if end is None else end.score, fingerprint)
+
+    def unscored(self, cut_by: str, reason: str) -> Attempt:
+        """Return the attempt, cut by something that is neither a success nor a failure of the policy."""
+        return self.over(Verdict(None, None, "evaluation", error=reason), False, cut_by)
+
+
+def sample_tool(actions: Sequence[Action], rng: random.Random) -> Action:
+    """Return one of some sampled actions: every tool among them has the same chance; answers count as one tool."""
+    by_tool: dict[str, list[Action]] = {}
+    for action in actions:
+        by_tool.setdefault(action.call.name if action.call is not None else "", []).append(action)
+    return rng.choice(by_tool[rng.choice(sorted(by_tool))])
+
+
+def open_episode(
+    spec: EnvSpec, spare: Episode | None, task: Task, prefix: Sequence[Step] = ()
+) -> tuple[Episode, Context]:
+    """Open an environment, or take the spare one, and begin the task; return it and the history (see `play.begin`)."""
+    episode = spec.open() if spare is None else spare
+    try:
+        return episode, begin(episode, task, prefix)
+    except EnvironmentFault:
+        with contextlib.suppress(EnvironmentFault):
+            episode.close()
+        raise
+
+
+def state_of(episode: Episode) -> tuple[Verdict, str | None]:
+    """Return the verdict on an episode's present state, and the state's fingerprint."""
+    return episode.verdict(), episode.fingerprint()
+
+
+def guarded(job: Callable[[], Any]) -> Any:
+    """Return what a job returns, or `BrokenEnvironment` for what it raises."""
+    try:
+        return job()
+    except BaseException as error:
+        return BrokenEnvironment(as_fault(error))
