@@ -25,9 +25,9 @@ from typing import IO, Any
 
 import yaml
 
-from offline_agent.config import loading as configuration
 from offline_agent.config.base import masked
 from offline_agent.config.build_prefs import RunConfig
+from offline_agent.config.keys import free_keys
 from offline_agent.errors import DataError, TrainingError
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -107,7 +107,7 @@ def is_done(stage: Stage) -> bool:
         return False
     if manifest.get("status") != "done" or manifest.get("command") != stage.pipeline:
         return False
-    free = configuration.free_keys(type(stage.config))
+    free = free_keys(type(stage.config))
     return _without(manifest.get("config", {}), free) == _without(json.loads(json.dumps(stage.config.resolved())), free)
 
 

@@ -69,7 +69,6 @@ def share(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]
 
 COMMAND: Command[BuildPrefsConfig, Parts] = Command(
     name="build_prefs",
-    about="Search tasks with MCTS over tool calls and write preference pairs and filtered trajectories.",
     config=BuildPrefsConfig,
     prepare=prepare,
     run=run,

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
     """Carry out a command line and return its exit status; see `runner.main`."""
-    return runner.main(command, _Elsewhere(), argv)
+    return runner.main(command, _Extensions(), argv)
 
 
-class _Elsewhere:
+class _Extensions:
     """Slurm, Ray, several processes, shards and the planner, each imported where it is asked for."""
 
     def launcher(

@@ -298,7 +298,6 @@ def _gather(prepared: Prepared, session: Evaluation, shards: Sequence[Shard]) ->
 
 COMMAND: Command[EvaluateConfig, Prepared] = Command(
     name="evaluate",
-    about="Play a policy on held-out tasks and report success with intervals; compare two policies on the same tasks.",
     config=EvaluateConfig,
     prepare=prepare,
     run=run,

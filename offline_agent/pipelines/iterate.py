@@ -137,7 +137,6 @@ def run(parts: Parts, session: Session[IterateConfig]) -> Mapping[str, Any]:
 
 COMMAND: Command[IterateConfig, Parts] = Command(
     name="iterate",
-    about="Search, fine-tune, train on preferences, evaluate on held-out tasks, and promote what is not worse.",
     config=IterateConfig,
     prepare=prepare,
     run=run,

@@ -305,7 +305,6 @@ class _Stage:
 
 COMMAND: Command[RefineGrpoConfig, Parts] = Command(
     name="refine_grpo",
-    about="Refine a policy online: play rounds of episodes and train on them, by GRPO or another of its family.",
     config=RefineGrpoConfig,
     prepare=prepare,
     run=run,

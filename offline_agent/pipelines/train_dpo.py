@@ -200,7 +200,6 @@ def _typed(value: Any) -> str:
 
 COMMAND: Command[TrainDpoConfig, Parts] = Command(
     name="train_dpo",
-    about="Train on preference pairs, every loss and log-probability over the policy's own tokens alone.",
     config=TrainDpoConfig,
     prepare=prepare,
     run=run,

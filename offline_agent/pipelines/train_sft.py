@@ -266,7 +266,6 @@ def _read(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, Any]:
 
 COMMAND: Command[TrainSftConfig, Parts] = Command(
     name="train_sft",
-    about="Train on demonstrations (warm start), or on verified successes (rejection fine-tuning).",
     config=TrainSftConfig,
     prepare=prepare,
     run=run,

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offline_agent import crash_notes
-from offline_agent.config import loading as configuration
+from offline_agent.config.loading import load, to_yaml
 from offline_agent.errors import ConfigError, OfflineAgentError
-from offline_agent.runner.arguments import again, parse, usage
+from offline_agent.runner.arguments import asks_help, help_topic, parse, resume_line, usage
 from offline_agent.runner.opening import open_run, refuse
-from offline_agent.runner.pipeline import DONE, FAILED, C, Command, Elsewhere, Facts, P, Session
+from offline_agent.runner.pipeline import DONE, FAILED, WRONG, C, Command, Extensions, Facts, P, Session
 from offline_agent.runner.progress import Progress
 from offline_agent.runner.signals import Stopped, signals
 from offline_agent.runner.supervisor import supervised
@@ -23,28 +23,36 @@ if TYPE_CHECKING:
     from offline_agent.store.run_directory import RunDirectory
 
 
-def main(command: Command[C, P], elsewhere: Elsewhere, argv: Sequence[str] | None = None) -> int:
+def main(command: Command[C, P], extensions: Extensions, argv: Sequence[str] | None = None) -> int:
     """Carry out a command line and return its exit status: 0 done, 1 failed while running, 2 wrong request.
 
     Args:
         command: The pipeline.
-        elsewhere: The launchers and the planner.
+        extensions: The launchers and the planner.
         argv: Arguments without the program's name; None = `sys.argv`'s, carried out in a child of this process
             (`runner.supervisor`).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if "--help" in arguments or "-h" in arguments:
-        show(usage(command.name, command.about, command.config, command.spread is not None))
-        return DONE
+    if asks_help(arguments):
+        return _help(command, help_topic(arguments))
     if argv is None:
-        return supervised(command.name, lambda: _main(command, elsewhere, arguments))
-    return _main(command, elsewhere, arguments)
+        return supervised(command.name, lambda: _main(command, extensions, arguments))
+    return _main(command, extensions, arguments)
 
 
-def _main(command: Command[C, P], elsewhere: Elsewhere, arguments: list[str]) -> int:
+def _help(command: Command[C, P], topic: str | None) -> int:
+    try:
+        show(usage(command.name, command.config, command.spread is not None, topic))
+    except ConfigError as error:
+        say(f"{command.name}: {error}")
+        return WRONG
+    return DONE
+
+
+def _main(command: Command[C, P], extensions: Extensions, arguments: list[str]) -> int:
     try:
         with signals():
-            work = _set_up(command, elsewhere, arguments)
+            work = _set_up(command, extensions, arguments)
     except OfflineAgentError as error:
         return _failed(command, error)
     except Stopped as stop:
@@ -61,36 +69,36 @@ def _failed(command: Command[C, P], error: OfflineAgentError) -> int:
     return FAILED
 
 
-def _set_up(command: Command[C, P], elsewhere: Elsewhere, arguments: list[str]) -> Callable[[], int]:
+def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]) -> Callable[[], int]:
     """Read the request, prepare what it asks for, and return the work; nothing is written.
 
     Raises:
         OfflineAgentError: The request is wrong, or cannot be prepared.
     """
     asked = parse(arguments)
-    config = configuration.load(command.config, asked.file, asked.overrides)
+    config = load(command.config, asked.file, asked.overrides)
     if os.environ.get("OFFLINE_AGENT_INSIDE_RAY"):  # carried out on a node of the cluster already
         config = config.model_copy(update={"launcher": "local"})
     if asked.print_config:
-        show(configuration.to_yaml(config).rstrip())
+        show(to_yaml(config).rstrip())
         return lambda: DONE
     if asked.plan or config.plan.expect:
-        elsewhere.check_plan(config, asked.plan)
-    launched = None if asked.plan else elsewhere.launcher(command, config, asked.part, arguments)
+        extensions.check_plan(config, asked.plan)
+    launched = None if asked.plan else extensions.launcher(command, config, asked.part, arguments)
     prepared, facts = command.prepare(config)
     if asked.plan:
         del prepared  # a model is loaded by the probe, not twice
-        return lambda: _plan(command, elsewhere, config)
+        return lambda: _plan(command, extensions, config)
     if launched is not None:
         return lambda: launched(command, config, prepared, facts)
-    return lambda: _carry_out(command, elsewhere, config, prepared, facts, arguments, asked.part)
+    return lambda: _carry_out(command, extensions, config, prepared, facts, arguments, asked.part)
 
 
-def _plan(command: Command[C, P], elsewhere: Elsewhere, config: C) -> int:
+def _plan(command: Command[C, P], extensions: Extensions, config: C) -> int:
     """Print what the run is expected to cost; nothing is left on the disk."""
     try:
         with signals():
-            show(elsewhere.plan(command.name, config, say))
+            show(extensions.plan(command.name, config, say))
     except OfflineAgentError as error:
         return _failed(command, error)
     except Stopped as stop:
@@ -101,7 +109,7 @@ def _plan(command: Command[C, P], elsewhere: Elsewhere, config: C) -> int:
 
 def _carry_out(
     command: Command[C, P],
-    elsewhere: Elsewhere,
+    extensions: Extensions,
     config: C,
     prepared: P,
     facts: Facts,
@@ -112,12 +120,12 @@ def _carry_out(
         config, run = open_run(command, config, facts)
     except OfflineAgentError as error:
         return _failed(command, error)
-    line = again(command.name, arguments, run.path)
+    line = resume_line(command.name, arguments, run.path)
     if crash_notes.notes is not None:
         crash_notes.notes.again = line
     try:
         with signals(), run:
-            _work(command, elsewhere, config, prepared, facts, run, part)
+            _work(command, extensions, config, prepared, facts, run, part)
     except OfflineAgentError as error:
         say(f"{command.name}: {error}")  # a ConfigError too: something was written by now
         return FAILED
@@ -133,7 +141,7 @@ def _carry_out(
 
 def _work(
     command: Command[C, P],
-    elsewhere: Elsewhere,
+    extensions: Extensions,
     config: C,
     prepared: P,
     facts: Facts,
@@ -155,9 +163,9 @@ def _work(
         run_dir=run.path,
     )
     try:
-        expectation = elsewhere.expectation(command.name, config, run, progress.say)
+        expectation = extensions.expectation(command.name, config, run, progress.say)
         session = Session(config, run, tracker, progress, progress.say)
-        summary = _run(command, elsewhere, prepared, session, part)
+        summary = _run(command, extensions, prepared, session, part)
         progress.close()
         if expectation is not None:
             summary = {**summary, "expected": expectation.against(summary)}
@@ -177,13 +185,13 @@ def _work(
 
 
 def _run(
-    command: Command[C, P], elsewhere: Elsewhere, prepared: P, session: Session[C], part: str | None
+    command: Command[C, P], extensions: Extensions, prepared: P, session: Session[C], part: str | None
 ) -> Mapping[str, Any]:
     if command.spread is None or part not in ("--shard", "--merge"):
         return command.run(prepared, session)
     if part == "--shard":
         return command.spread.share(prepared, session)
-    made = elsewhere.merge(command.spread, prepared, session)
+    made = extensions.merge(command.spread, prepared, session)
     return {**command.run(prepared, session), "shards": made}
 
 

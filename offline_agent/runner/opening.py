@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config import loading as configuration
 from offline_agent.config.base import masked
+from offline_agent.config.keys import free_keys
 from offline_agent.errors import ConfigError
 from offline_agent.runner.pipeline import WRONG, C, Command, Facts, P
 from offline_agent.runner.terminal import say
@@ -27,7 +27,7 @@ def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDir
         config=config.resolved(),
         facts={"seeds": {"run": config.seed}, **masked(dict(facts.manifest))},
         command=command.name,
-        free=(*configuration.free_keys(command.config), *facts.free),
+        free=(*free_keys(command.config), *facts.free),
     )
     say(f"{command.name}: {'going on with' if run.resumed else 'writing to'} {run.path}")
     for warning in run.warnings:
@@ -50,5 +50,5 @@ def refuse(command: Command[Any, Any], error: ConfigError) -> int:
     say(f"{command.name}: the request is wrong ({count} fault{'s' * (count > 1)}), nothing was written:")
     for fault in error.faults:
         say(f"  {fault}")
-    say(f"All keys: python -m offline_agent.pipelines.{command.name} --help")
+    say(f"All keys: python -m offline_agent.pipelines.{command.name} --help all")
     return WRONG

@@ -104,7 +104,6 @@ class Command(Generic[C, P]):
 
     Attributes:
         name: As in `python -m offline_agent.pipelines.<name>`.
-        about: One sentence for `--help`.
         config: Its keys.
         prepare: Load what can be found faulty without writing anything (raises ConfigError with every fault), and
             return it with the facts for the manifest.
@@ -114,7 +113,6 @@ class Command(Generic[C, P]):
     """
 
     name: str
-    about: str
     config: type[C]
     prepare: Callable[[C], tuple[P, Facts]]
     run: Callable[[P, Session[C]], Mapping[str, Any]]
@@ -132,7 +130,7 @@ class Expectation(Protocol):
         """Return what is printed of them."""
 
 
-class Elsewhere(Protocol):
+class Extensions(Protocol):
     """The launchers and the planner of a command. They are handed to the runner, which knows neither."""
 
     def launcher(
