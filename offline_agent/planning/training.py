@@ -15,7 +15,7 @@ from offline_agent.planning.figures import Estimate, Figure, exactly, grown, tot
 from offline_agent.planning.plan import Seen
 from offline_agent.planning.search import records, rows_by, size_of
 from offline_agent.planning.tasks import LACKING
-from offline_agent.runner import training as _training
+from offline_agent.runner import training
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class _Offline:
 
     def of_rows(self, config: Any, rows: Estimate, seen: Seen | None) -> list[Figure]:
         """Return the figures of training on so many rows."""
-        chosen = _training.settings(config)
-        updates = rows.map(lambda count: float(_training.updates(chosen, max(1, round(count)))))
+        chosen = training.settings(config)
+        updates = rows.map(lambda count: float(training.updates(chosen, max(1, round(count)))))
         out = [
             Figure("rows", rows, "rows", "in the files; some may be left out" if seen is None else ""),
             Figure("updates", updates, "", f"of {chosen.rows} rows"),
@@ -140,8 +140,8 @@ class TrainSft(_Offline):
         out = super().of_rows(config, rows, seen)
         if not config.scratch.reading:
             return out
-        chosen = replace(_training.settings(config), epochs=config.scratch.reading, max_updates=None)
-        updates = rows.map(lambda count: float(_training.updates(chosen, max(1, round(count)))))
+        chosen = replace(training.settings(config), epochs=config.scratch.reading, max_updates=None)
+        updates = rows.map(lambda count: float(training.updates(chosen, max(1, round(count)))))
         if seen is None:
             return [*out, unknown("seconds_reading", "seconds", _LACKING)]
         each = [one["seconds"] for one in _steady(list(records(seen.path, "reading")))]

@@ -51,7 +51,8 @@ def test_pairs_and_states_of_runs_are_shown_without_their_escapes(
 
 
 def test_the_command_to_go_on_with_shows_no_secret() -> None:
-    line = resume_line("evaluate", ["policy=server", "policy.api_key=sk-1", "policy.url=http://me:pw@host/v1", "--plan"], "r")
+    arguments = ["policy=server", "policy.api_key=sk-1", "policy.url=http://me:pw@host/v1", "--plan"]
+    line = resume_line("evaluate", arguments, "r")
     assert "sk-1" not in line and "pw" not in line
     assert "policy.api_key" in line and "policy.url" in line and "run_dir=r" in line and "again" in line
     assert resume_line("evaluate", ["seed=1", "run_dir=old"], "r") == (
