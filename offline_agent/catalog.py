@@ -1,4 +1,4 @@
-"""Short names of what can be plugged in. `module:Class` works everywhere a short name does; nothing is registered."""
+"""Catalog of short names for environments and policies; `module:Class` works wherever a short name does."""
 
 from __future__ import annotations
 
@@ -172,13 +172,13 @@ def _misfit(target: Callable[..., Any], argument: str, value: Any) -> str:
 
 
 def accepted(target: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those arguments that `target` has parameters for."""
+    """Return the arguments that `target` has parameters for."""
     named, open_ended = _parameters(target)
     return {name: value for name, value in arguments.items() if open_ended or name in named}
 
 
 def _parameters(target: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
-    """Return {name: has no default} of the parameters that can be given by name, and whether any name is taken."""
+    """Return {name: has no default} of the named parameters, and whether any other name is accepted."""
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
@@ -199,12 +199,12 @@ def keywords(
     Args:
         key: The configuration section, for messages.
         target: The class.
-        given: What the user asked for (`Plugged.given`); the class must take all of it.
-        defaults: What holds where the class has such a parameter (`Plugged.defaults`).
-        own: What the program itself offers, e.g. `seed`; passed on where the class has such a parameter.
+        given: Arguments of the user (`Plugged.given`); the class must take all of them.
+        defaults: Arguments with their default (`Plugged.defaults`); passed if the class has the parameter.
+        own: Arguments of the program, e.g. `seed`; passed if the class has the parameter.
 
     Raises:
-        ConfigError: The class does not take something that is given, or needs something that is not: all of it.
+        ConfigError: With every argument that the class does not take, or needs and does not get.
     """
     offered = {**accepted(target, defaults), **accepted(target, own or {})}
     faults = argument_faults(key, target, given, tuple(set(offered) - set(given)))

@@ -17,7 +17,7 @@ from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainDpoConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
-from offline_agent.launch.loop_stages import Plan, model_folder
+from offline_agent.launch.loop_stages import LoopStages, model_folder
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.iterations import Iterations
 from offline_agent.report.iterate import show
@@ -89,7 +89,7 @@ def _training_faults(config: IterateConfig) -> Iterator[str]:
 
     if not config.dpo.enabled:
         return
-    plan = Plan(config, Path("/"), "")
+    plan = LoopStages(config, Path("/"), "")
     stage = plan.train_dpo(0, plan.start(), Path("/"), (), ()).config
     assert isinstance(stage, TrainDpoConfig)
     try:
@@ -110,7 +110,7 @@ def _online_faults(config: IterateConfig) -> Iterator[str]:
             yield f"buffer: {run} has no summary.json or no filtered/; name a finished refine_grpo or build_prefs run"
     if config.refine.when == "never":
         return
-    plan = Plan(config, Path("/"), "")
+    plan = LoopStages(config, Path("/"), "")
     stage = plan.refine(0, plan.start(), Path("/tasks.jsonl"), ()).config
     assert isinstance(stage, RefineGrpoConfig)
     for fault in faults(stage):

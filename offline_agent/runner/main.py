@@ -1,4 +1,4 @@
-"""The frame of every command: exit statuses, run directory, tracking, progress, closing summary."""
+"""Runner of every command: exit status, run directory, tracking, progress, closing summary."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def main(command: Command[C, P], extensions: Extensions, argv: Sequence[str] | None = None) -> int:
-    """Carry out a command line and return its exit status: 0 done, 1 failed while running, 2 wrong request.
+    """Run a command line and return its exit status: 0 done, 1 failed while running, 2 wrong request.
 
     Args:
-        command: The pipeline.
+        command: The command.
         extensions: The launchers and the planner.
-        argv: Arguments without the program's name; None = `sys.argv`'s, carried out in a child of this process
+        argv: Arguments without the name of the program; None = those of `sys.argv`, run in a child process
             (`runner.supervisor`).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -62,7 +62,7 @@ def _main(command: Command[C, P], extensions: Extensions, arguments: list[str]) 
 
 
 def _failed(command: Command[C, P], error: OfflineAgentError) -> int:
-    """Say why a command ended, and return its exit status."""
+    """Print why a command failed, and return its exit status."""
     if isinstance(error, ConfigError):
         return refuse(command, error)
     say(f"{command.name}: {error}")
@@ -70,14 +70,14 @@ def _failed(command: Command[C, P], error: OfflineAgentError) -> int:
 
 
 def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]) -> Callable[[], int]:
-    """Read the request, prepare what it asks for, and return the work; nothing is written.
+    """Check and prepare the request; return the function that does the work. Nothing is written here.
 
     Raises:
-        OfflineAgentError: The request is wrong, or cannot be prepared.
+        OfflineAgentError: The request is wrong, or a component cannot be loaded.
     """
     asked = parse(arguments)
     config = load(command.config, asked.file, asked.overrides)
-    if os.environ.get("OFFLINE_AGENT_INSIDE_RAY"):  # carried out on a node of the cluster already
+    if os.environ.get("OFFLINE_AGENT_INSIDE_RAY"):  # this process is the one on the node
         config = config.model_copy(update={"launcher": "local"})
     if asked.print_config:
         show(to_yaml(config).rstrip())
@@ -87,7 +87,7 @@ def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]
     launched = None if asked.plan else extensions.launcher(command, config, asked.part, arguments)
     prepared, facts = command.prepare(config)
     if asked.plan:
-        del prepared  # a model is loaded by the probe, not twice
+        del prepared  # the probe loads the model itself; two copies may not fit
         return lambda: _plan(command, extensions, config)
     if launched is not None:
         return lambda: launched(command, config, prepared, facts)
@@ -95,7 +95,7 @@ def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]
 
 
 def _plan(command: Command[C, P], extensions: Extensions, config: C) -> int:
-    """Print what the run is expected to cost; nothing is left on the disk."""
+    """Print the expected cost of the run; no file is left."""
     try:
         with signals():
             show(extensions.plan(command.name, config, say))
@@ -127,14 +127,14 @@ def _carry_out(
         with signals(), run:
             _work(command, extensions, config, prepared, facts, run, part)
     except OfflineAgentError as error:
-        say(f"{command.name}: {error}")  # a ConfigError too: something was written by now
+        say(f"{command.name}: {error}")  # status 1 for a ConfigError too: files were written
         return FAILED
     except Stopped as stop:
         say(f"{command.name}: stopped by {stop}. To go on: {line}")
         return FAILED
     except Exception:
         traceback.print_exc()
-        say(f"{command.name}: a fault of the program (above). What was done is in {run.path}; to go on: {line}")
+        say(f"{command.name}: a fault of the program (above). Results so far are in {run.path}; to go on: {line}")
         return FAILED
     return DONE
 
@@ -174,7 +174,7 @@ def _work(
         tracker.metrics(dict(_numbers(summary)))
         for name in ("manifest.json", "summary.json"):
             tracker.artifact(run.path / name)
-        show("shard done" if part == "--shard" else command.show(summary, run.path))  # before tracking is waited for
+        show("shard done" if part == "--shard" else command.show(summary, run.path))  # before the wait for tracking
         if expectation is not None:
             show(expectation.show(summary["expected"]))
     except BaseException as error:
@@ -201,7 +201,7 @@ def _commit(run: RunDirectory) -> dict[str, str]:
 
 
 def _numbers(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers in a summary as metrics, nested names joined by slashes."""
+    """Yield the numbers of a summary as metrics; nested names are joined by slashes."""
     for name, value in data.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{name}/")

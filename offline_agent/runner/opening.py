@@ -1,4 +1,4 @@
-"""A command's run directory: found a place, opened, or refused with the reasons."""
+"""Opening of run directories, and the message for a wrong request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDirectory]:
-    """Open the run directory and say so; return it with the configuration that names it. Raises as it does."""
+    """Open the run directory; return it with the configuration that names it. Raises as `RunDirectory.open`."""
     from offline_agent.store.run_directory import RunDirectory
 
     config = config.model_copy(update={"run_dir": str(place(command.name, config.run_dir))})
@@ -36,7 +36,7 @@ def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDir
 
 
 def place(name: str, run_dir: str | None) -> Path:
-    """Return the run directory: as asked, or a new name under `runs/`."""
+    """Return the given run directory, or a new name under `runs/`."""
     if run_dir is not None:
         return Path(run_dir)
     stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -45,7 +45,7 @@ def place(name: str, run_dir: str | None) -> Path:
 
 
 def refuse(command: Command[Any, Any], error: ConfigError) -> int:
-    """Say every fault of a request, and return the exit status."""
+    """Print every fault of a request, and return the exit status."""
     count = len(error.faults)
     say(f"{command.name}: the request is wrong ({count} fault{'s' * (count > 1)}), nothing was written:")
     for fault in error.faults:

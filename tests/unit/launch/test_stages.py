@@ -15,7 +15,7 @@ from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.loading import load
 from offline_agent.errors import DataError, TrainingError
-from offline_agent.launch.loop_stages import Model, Plan, place_model
+from offline_agent.launch.loop_stages import LoopStages, Model, place_model
 from offline_agent.launch.stages import Stage, is_done, portable, run_id, run_stage
 from tests.helpers.tiny_pipeline import Tiny
 
@@ -174,8 +174,8 @@ def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.Monkey
     assert load(BuildPrefsConfig, tmp_path / "c.yaml") == config
 
 
-def plan(folder: Path, *keys: str) -> Plan:
-    return Plan(load(IterateConfig, None, keys), folder, "parent-id")
+def plan(folder: Path, *keys: str) -> LoopStages:
+    return LoopStages(load(IterateConfig, None, keys), folder, "parent-id")
 
 
 def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
