@@ -249,17 +249,6 @@ def test_by_default_training_uses_what_was_measured_to_help() -> None:
     assert len(load(BuildPrefsConfig, None, []).pairs.kinds) == 4  # what is built can be looked at
 
 
-def test_the_watch_has_the_same_defaults_as_key_and_as_setting() -> None:
-    from dataclasses import asdict
-
-    from offline_agent.training.collapse.watch import WatchSettings
-
-    keys = RefineGrpoConfig().watch.model_dump()
-    settings = asdict(WatchSettings())
-    assert keys.pop("enabled") is True and keys.pop("stop") is None and settings.pop("stop")
-    assert keys == settings
-
-
 @pytest.mark.parametrize("model", [BuildPrefsConfig, EvaluateConfig, IterateConfig, RefineGrpoConfig, TrainDpoConfig])
 def test_no_number_is_without_bounds(model: Any) -> None:
     numbers = [entry.path for entry in keys(model) if {"integer", "number"} & set(entry.allowed.split())]
