@@ -30,7 +30,8 @@ import psutil
 
 import offline_agent
 from offline_agent.config.build_prefs import BuildPrefsConfig
-from offline_agent.config.loading import free_keys, load
+from offline_agent.config.keys import free_keys
+from offline_agent.config.loading import load
 from offline_agent.pipelines import build_prefs
 from offline_agent.store.columns import PAIR_TABLES, PREFERENCES, stored_name
 from offline_agent.store.provenance import hash_json

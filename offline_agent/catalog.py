@@ -1,4 +1,4 @@
-"""Short names of what can be plugged in. `module:Class` works everywhere a short name does; nothing is registered."""
+"""Catalog of short names for environments and policies; `module:Class` works wherever a short name does."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Union, get_args, get_origin
 
-from offline_agent.config.values import fits, in_words
 from offline_agent.errors import ConfigError, did_you_mean, ends_the_run
 
 ENVIRONMENTS: dict[str, str] = {
@@ -79,7 +78,7 @@ def load(key: str, path: str) -> Any:
     return found
 
 
-def _module(key: str, name: str) -> ModuleType:
+def _module(key: str, name: str) -> types.ModuleType:
     if name.endswith(".py"):
         return _file(key, Path(name))
     here = str(Path.cwd())
@@ -103,7 +102,7 @@ def _module(key: str, name: str) -> ModuleType:
         raise ConfigError(f"{key}: importing {name!r} raised {type(error).__name__}: {error}") from error
 
 
-def _file(key: str, path: Path) -> ModuleType:
+def _file(key: str, path: Path) -> types.ModuleType:
     if not path.is_file():
         raise ConfigError(f"{key}: there is no file {str(path)!r}")
     known = sys.modules.get(path.stem)
@@ -167,19 +166,19 @@ def _misfit(target: Callable[..., Any], argument: str, value: Any) -> str:
             kind = eval(kind, getattr(function, "__globals__", {}))  # as typing.get_type_hints, one at a time
         except Exception:  # a name for type checkers alone, or a local one
             return ""
-    if kind is parameter.empty or value is default or fits(value, kind):
+    if kind is parameter.empty or value is default or _fits(value, kind):
         return ""
-    return f"allowed: {in_words(kind)}" + ("." if default is parameter.empty else f"; leave it out for {default!r}.")
+    return f"allowed: {_in_words(kind)}" + ("." if default is parameter.empty else f"; leave it out for {default!r}.")
 
 
 def accepted(target: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those arguments that `target` has parameters for."""
+    """Return the arguments that `target` has parameters for."""
     named, open_ended = _parameters(target)
     return {name: value for name, value in arguments.items() if open_ended or name in named}
 
 
 def _parameters(target: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
-    """Return {name: has no default} of the parameters that can be given by name, and whether any name is taken."""
+    """Return {name: has no default} of the named parameters, and whether any other name is accepted."""
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
@@ -200,15 +199,62 @@ def keywords(
     Args:
         key: The configuration section, for messages.
         target: The class.
-        given: What the user asked for (`Plugged.given`); the class must take all of it.
-        defaults: What holds where the class has such a parameter (`Plugged.defaults`).
-        own: What the program itself offers, e.g. `seed`; passed on where the class has such a parameter.
+        given: Arguments of the user (`Plugged.given`); the class must take all of them.
+        defaults: Arguments with their default (`Plugged.defaults`); passed if the class has the parameter.
+        own: Arguments of the program, e.g. `seed`; passed if the class has the parameter.
 
     Raises:
-        ConfigError: The class does not take something that is given, or needs something that is not: all of it.
+        ConfigError: With every argument that the class does not take, or needs and does not get.
     """
     offered = {**accepted(target, defaults), **accepted(target, own or {})}
     faults = argument_faults(key, target, given, tuple(set(offered) - set(given)))
     if faults:
         raise ConfigError(faults)
     return {**offered, **given}
+
+
+# -- values and annotations --------------------------------------------------------------------------------------------
+
+_WORDS: dict[Any, str] = {
+    bool: "true | false", int: "integer", float: "number", str: "text (in quotes where it looks like something else)",
+    types.NoneType: "null", None: "null",
+}  # fmt: skip
+_LISTS = {list, tuple, Sequence, Collection, Iterable}
+_DICTS = {dict, Mapping}
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether a value fits an annotation; True for a class, whose values no configuration can write."""
+    origin, inside = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, option) for option in inside)
+    if origin is Literal:
+        return any(value == option and type(value) is type(option) for option in inside)
+    if origin in (None, types.NoneType):
+        return value is None
+    if origin is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if origin is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if origin in (bool, str):
+        return isinstance(value, origin)
+    if origin in _LISTS:
+        items = inside[:1] if len(inside) == 1 or (len(inside) == 2 and inside[1] is Ellipsis) else ()
+        return isinstance(value, list | tuple) and all(_fits(one, item) for item in items for one in value)
+    if origin in _DICTS:
+        return isinstance(value, Mapping)
+    return True
+
+
+def _in_words(kind: Any) -> str:
+    """Return the allowed values of an annotation in words."""
+    origin, inside = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_in_words(option) for option in inside)
+    if origin is Literal:
+        return " | ".join(map(str, inside))
+    if origin in _LISTS:
+        return f"list of {_in_words(inside[0])}" if inside else "list"
+    if origin in _DICTS:
+        return "keys and values"
+    return _WORDS.get(origin, getattr(origin, "__name__", str(origin)))

@@ -1,7 +1,7 @@
-"""Notes that survive a crash: calls under way, the command that goes on, and whether the work was finished.
+"""Notes that survive a crash: calls in progress, the command that resumes the run, and the exit status of the work.
 
-They lie in memory that the supervising process shares with the one that works (`runner.supervisor`). Without a
-supervisor there are none, and noting costs one comparison.
+They are in memory that the supervising and the working process share (`runner.supervisor`). Without a supervisor there
+are no notes, and a note costs one comparison.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Notes:
     """Notes in shared memory: made before a fork, written in the child, read in the parent.
 
     Attributes:
-        command: Id of the process that made them, the command's own: the one to be stopped.
+        command: Process id of the command.
     """
 
     def __init__(self) -> None:
@@ -34,23 +34,23 @@ class Notes:
         self._own = threading.local()
 
     def begin(self, text: str) -> None:
-        """Note the call that this thread makes now."""
+        """Note a call that this thread begins."""
         data = text.encode("utf-8", "replace")[: _WIDTH - 1]
         at = self._slot()
         self._memory[at : at + len(data) + 1] = data + b"\0"
 
     def end(self) -> None:
-        """Note that this thread's call is over."""
+        """Note the end of this thread's call."""
         self._memory[self._slot()] = 0
 
     def under_way(self) -> list[str]:
-        """Return the calls that were begun and not ended."""
+        """Return the calls that have begun and not ended."""
         texts = (_text(self._memory[at : at + _WIDTH]) for at in range(1, _AGAIN, _WIDTH))
         return [text for text in texts if text]
 
     @property
     def again(self) -> str:
-        """The command that goes on with the run; "" before there is a run."""
+        """The command that resumes the run; "" before the run directory is open."""
         return _text(self._memory[_AGAIN:])
 
     @again.setter
@@ -60,7 +60,7 @@ class Notes:
 
     @property
     def status(self) -> int | None:
-        """The exit status that the work ended with; None where it did not come to its end."""
+        """The exit status of the work; None = the work did not end."""
         return self._memory[0] - 1 if self._memory[0] else None
 
     @status.setter
@@ -76,14 +76,14 @@ class Notes:
 
 
 notes: Notes | None = None
-"""Those of this process; None where nobody supervises it."""
+"""The notes of this process; None = it has no supervisor."""
 
 
 def end_with(parent: int) -> None:
-    """Have this process killed when its parent ends, where Linux offers that; called right after a fork.
+    """Let the kernel kill this process when its parent ends (Linux only); called right after a fork.
 
     Args:
-        parent: Process id of the parent; where it has ended already, this process ends at once.
+        parent: Process id of the parent; if it has ended already, this process ends at once.
     """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)

@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, field_validator, model_validator
 
 from offline_agent.config.base import Plugged, Section, key, masked, section
+from offline_agent.config.launch import RaySection, SlurmSection
 from offline_agent.config.plan import PlanSection
-from offline_agent.config.ray import RaySection
-from offline_agent.config.slurm import SlurmSection
 from offline_agent.errors import did_you_mean
 
 
@@ -235,7 +234,17 @@ LONGEST_NAME, LONGEST_PATH = 255, 3500
 
 
 class RunConfig(Section):
-    """Keys of every pipeline."""
+    """Keys of every command.
+
+    Attributes:
+        about: What the command does, in one sentence, for `--help`.
+        main_keys: Paths of the keys that `--help` shows; empty = all.
+        examples: Arguments of the command, each with what it does, for `--help`.
+    """
+
+    about: ClassVar[str] = ""
+    main_keys: ClassVar[tuple[str, ...]] = ()
+    examples: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     run_dir: str | None = key(None, "where all is written; an existing one is resumed; null = a new one", free=True)
     seed: int = key(0, "everything random follows from it", ge=0, le=2**63 - 1)
@@ -262,6 +271,20 @@ class RunConfig(Section):
 
 class BuildPrefsConfig(RunConfig):
     """Keys of `build_prefs`."""
+
+    about: ClassVar[str] = "Search tasks with MCTS over tool calls; write preference pairs and filtered trajectories."
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "env", "tasks.split", "tasks.n", "tasks.offset", "tasks.file", "policy", "policy.model", "policy.url",
+        "policy.temperature", "search.algorithm", "search.simulations", "search.proposals", "search.max_steps",
+        "search.critic", "search.budget.tokens", "pairs.kinds", "pairs.min_gap", "pairs.confidence",
+        "filtered.per_task", "limits.workers", "launcher", "seed", "run_dir", "tracking.uri",
+    )  # fmt: skip
+    examples: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("", "the embedded shop and model"),
+        ("tasks.n=200 search.simulations=64 run_dir=runs/search", "more tasks and simulations, in a named directory"),
+        ("env=my_package.my_env:MyEnv policy=server policy.url=http://localhost:8000/v1 policy.model=my/model",
+         "an environment of your own, and a model behind an OpenAI-compatible server"),
+    )  # fmt: skip
 
     env: EnvSection = section(EnvSection, "the environment")
     limits: LimitsSection = section(LimitsSection, "what an environment may take")

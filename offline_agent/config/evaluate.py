@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -52,6 +52,21 @@ class EvaluateTasks(TasksSection):
 
 class EvaluateConfig(RunConfig):
     """Keys of `evaluate`."""
+
+    about: ClassVar[str] = (
+        "Play a policy on held-out tasks and report success with intervals; compare two policies on the same tasks."
+    )
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "env", "tasks.split", "tasks.n", "tasks.offset", "tasks.file", "policy", "policy.model", "policy.url",
+        "policy.temperature", "attempts", "greedy", "max_steps", "in_flight", "test_time.algorithm",
+        "test_time.simulations", "test_time.judge", "against.run", "against.model", "confidence", "limits.workers",
+        "launcher", "seed", "run_dir", "tracking.uri",
+    )  # fmt: skip
+    examples: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("", "the embedded model on 50 validation tasks of the shop"),
+        ("policy.model=runs/dpo/model against.model=my/model", "compare two models on the same tasks"),
+        ("policy.model=my/model test_time.algorithm=mcts test_time.simulations=16", "with search at test time"),
+    )
 
     env: EnvSection = section(EnvSection, "the environment")
     limits: LimitsSection = section(LimitsSection, "what an environment may take")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
@@ -131,6 +131,23 @@ class CurriculumSection(Section):
 
 class IterateConfig(BuildPrefsConfig):
     """Keys of `iterate`."""
+
+    about: ClassVar[str] = (
+        "Search, fine-tune, train on preferences, evaluate on held-out tasks, and promote what is not worse."
+    )
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "iterations", "env", "tasks.n", "tasks.file", "policy.model", "policy.temperature", "search.simulations",
+        "search.max_steps", "pairs.min_gap", "pairs.confidence", "sft.enabled", "sft.optimizer.epochs", "dpo.enabled",
+        "dpo.kinds", "dpo.loss.beta", "dpo.optimizer.learning_rate", "dpo.optimizer.epochs", "refine.when",
+        "refine.rounds", "held_out.n", "gate.confidence", "gate.margin", "lora.rank", "launcher", "seed", "run_dir",
+        "tracking.uri",
+    )  # fmt: skip
+    examples: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("", "one iteration with the embedded shop and model"),
+        ("iterations=3 tasks.n=200 run_dir=runs/loop", "three iterations of 200 tasks each"),
+        ("policy.model=my/model env=my_package.my_env:MyEnv lora.rank=16", "your own model and environment, adapters"),
+        ("refine.when=last refine.rounds=50", "with the online stage at the end"),
+    )
 
     iterations: int = key(1, "how often the loop is gone through; a finished run goes on with more", ge=1, free=True)
     sft: SftStage = section(SftStage, "rejection fine-tuning")

@@ -1,62 +1,22 @@
-"""YAML and `key=value` to validated models; every fault at once, with the nearest valid key."""
+"""Loading of configurations: YAML and `key=value` become validated models; all faults are reported at once."""
 
 from __future__ import annotations
 
-import textwrap
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from offline_agent.config.base import MOST, Plugged, Section, key, masked, section
-from offline_agent.config.build_prefs import BuildPrefsConfig, PolicySection, RunConfig, TasksSection
-from offline_agent.config.evaluate import EvaluateConfig
-from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.config.training import (
-    AnchorSection,
-    BatchSection,
-    CheckpointSection,
-    DpoSection,
-    GuardSection,
-    LoraSection,
-    ModelSection,
-    OptimizerSection,
-    ScratchSection,
-    TrainableConfig,
-    TrainConfig,
-    TrainDpoConfig,
-    TrainSftConfig,
-)
+from offline_agent.config.base import MOST, Plugged
+from offline_agent.config.keys import Key, keys, section_of
 from offline_agent.errors import ConfigError, did_you_mean
 
-__all__ = [
-    "AnchorSection", "BatchSection", "BuildPrefsConfig", "CheckpointSection", "DpoSection", "EvaluateConfig",
-    "GuardSection", "IterateConfig", "Key", "LoraSection", "ModelSection", "OptimizerSection", "Plugged",
-    "PolicySection", "RefineGrpoConfig", "RunConfig", "ScratchSection", "Section", "TasksSection", "TrainConfig",
-    "TrainDpoConfig", "TrainSftConfig", "TrainableConfig", "free_keys", "help_text", "key", "keys", "load", "masked",
-    "section", "to_yaml",
-]  # fmt: skip
-
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class Key(NamedTuple):
-    """One key: dotted path, allowed values in words, default as typed, meaning, and whether it may differ on resume."""
-
-    path: str
-    allowed: str
-    default: str
-    about: str
-    free: bool
-    text: bool
 
 
 def load(model: type[Model], file: str | Path | None = None, overrides: Sequence[str] = ()) -> Model:
@@ -88,100 +48,9 @@ def load(model: type[Model], file: str | Path | None = None, overrides: Sequence
     return config
 
 
-def keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
-    """Return every key of a model, in order; constructor arguments of a plugged part as `<section>.<argument>`."""
-    return list(_keys(model, prefix))
-
-
-def free_keys(model: type[BaseModel]) -> tuple[str, ...]:
-    """Return the keys that may differ when a run is resumed."""
-    return tuple(entry.path for entry in keys(model) if entry.free)
-
-
 def to_yaml(config: BaseModel) -> str:
     """Return the configuration as YAML that `load` reads back to an equal one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
-
-
-def help_text(model: type[BaseModel], width: int = 120) -> str:
-    """Return a table of every key with its type, default and meaning, `width` characters wide."""
-    rows = [("key", "type", "default", "meaning"), *((k.path, k.allowed, k.default, k.about) for k in keys(model))]
-    first = max(len(row[0]) for row in rows)
-    second = min(30, max(len(row[1]) for row in rows))
-    third = min(22, max(len(row[2]) for row in rows))
-    last = max(20, width - first - second - third - 6)
-    lines: list[str] = []
-    for row in rows:
-        sized = zip(row[1:], (second, third, last), strict=True)
-        columns = [[row[0]], *(textwrap.wrap(text, size) or [""] for text, size in sized)]
-        for line in range(max(map(len, columns))):
-            cells = [column[line] if line < len(column) else "" for column in columns]
-            lines.append(f"{cells[0]:{first}}  {cells[1]:{second}}  {cells[2]:{third}}  {cells[3]}".rstrip())
-    return "\n".join(lines)
-
-
-def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
-    for name, field in model.model_fields.items():
-        inner = _model(field.annotation)
-        if inner is not None:
-            yield from _keys(inner, f"{prefix}{name}.")
-            continue
-        plugged = name == "name" and issubclass(model, Plugged)
-        extra = field.json_schema_extra
-        yield Key(
-            prefix.rstrip(".") if plugged else prefix + name,
-            _describe(field),
-            _typed(field.get_default()),
-            field.description or "",
-            isinstance(extra, dict) and bool(extra.get("free")),
-            str in _options(field.annotation),
-        )
-    if model.model_config.get("extra") == "allow":
-        yield Key(f"{prefix}<argument>", "any", "", getattr(model, "argument_note", ""), False, False)
-
-
-def _model(annotation: Any) -> type[BaseModel] | None:
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-
-
-def _options(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-
-
-def _describe(field: FieldInfo) -> str:
-    """Return what a key allows, in words."""
-    words = []
-    for option in _options(field.annotation):
-        if option is type(None):
-            words.append("null")
-        elif get_origin(option) is Literal:
-            words.append(" | ".join(get_args(option)))
-        elif get_origin(option) is tuple:
-            item = get_args(option)[0]
-            words.append("list of " + (" | ".join(get_args(item)) or {str: "texts", float: "numbers"}[item]))
-        else:
-            words.append({int: "integer", float: "number", bool: "true | false", str: "text"}[option] + _limits(field))
-    return " or ".join(words)
-
-
-def _limits(field: FieldInfo) -> str:
-    parts = []
-    for limit in field.metadata:
-        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
-            bound = getattr(limit, name, None)
-            if bound is not None and bound != MOST:  # said once in the documents, not in every line of --help
-                parts.append(f" {sign} {bound}")
-    return " and".join(parts)
-
-
-def _typed(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "[" + ",".join(map(str, value)) + "]"
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not _is_number(value) else str(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _read(file: Path, faults: list[str]) -> dict[str, Any]:
@@ -244,8 +113,7 @@ def _put(
 
 
 def _field_model(model: type[BaseModel] | None, name: str) -> type[BaseModel] | None:
-    field = model.model_fields.get(name) if model is not None else None
-    return _model(field.annotation) if field is not None else None
+    return None if model is None else section_of(model.model_fields.get(name))
 
 
 def _plugged(model: type[BaseModel] | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -194,6 +194,21 @@ class RefinedSection(Section):
 
 class RefineGrpoConfig(TrainableConfig):
     """Keys of `refine_grpo`."""
+
+    about: ClassVar[str] = (
+        "Refine a policy online: play rounds of episodes and train on them, by GRPO or another of its family."
+    )
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "model.path", "env", "tasks.n", "rounds", "rollouts.tasks", "rollouts.size", "rollouts.temperature",
+        "rollouts.max_steps", "rollouts.max_tokens", "rollouts.credit", "rollouts.reward", "objective.name",
+        "objective.kl", "objective.passes", "optimizer.learning_rate", "batch.tokens", "sampler.name", "sampler.url",
+        "offline.rows", "offline.runs", "watch.stop", "lora.rank", "launcher", "seed", "run_dir", "tracking.uri",
+    )  # fmt: skip
+    examples: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("", "eight rounds with the embedded shop and model"),
+        ("model.path=runs/dpo/model rounds=100 objective.name=dapo run_dir=runs/online", "another objective, longer"),
+        ("model.path=my/model sampler.name=server sampler.url=http://localhost:8000/v1", "a vLLM server plays"),
+    )
 
     env: EnvSection = section(EnvSection, "the environment")
     limits: LimitsSection = section(LimitsSection, "what an environment may take")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
@@ -162,6 +162,19 @@ class SftDataSection(Section):
 class TrainSftConfig(TrainConfig):
     """Keys of `train_sft`."""
 
+    about: ClassVar[str] = "Train on demonstrations (warm start), or on verified successes (rejection fine-tuning)."
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "model.path", "data.runs", "data.files", "data.per_task", "env", "tasks.n", "demonstrations.per_task",
+        "demonstrations.noise", "optimizer.learning_rate", "optimizer.epochs", "optimizer.max_updates", "batch.rows",
+        "batch.tokens", "batch.max_length", "lora.rank", "scratch.layers", "checkpoints.every", "launcher", "seed",
+        "run_dir", "tracking.uri",
+    )  # fmt: skip
+    examples: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("", "the embedded model on demonstrations of the shop's scripted expert"),
+        ("model.path=my/model data.runs=[runs/search] run_dir=runs/sft", "verified successes of a search"),
+        ("model.path=my/model 'data.files=[rows.jsonl]' lora.rank=16", "rows of your own, low-rank adapters"),
+    )
+
     data: SftDataSection = section(SftDataSection, "what is learnt from")
     env: EnvSection = section(EnvSection, "the environment that demonstrations are of")
     tasks: SftTasks = section(SftTasks, "the tasks that are demonstrated")
@@ -214,6 +227,21 @@ class AnchorSection(Section):
 
 class TrainDpoConfig(TrainConfig):
     """Keys of `train_dpo`."""
+
+    about: ClassVar[str] = (
+        "Train on preference pairs; every loss and log-probability is over the policy's own tokens alone."
+    )
+    main_keys: ClassVar[tuple[str, ...]] = (
+        "model.path", "data.runs", "data.files", "data.kinds", "dpo.loss", "dpo.beta", "dpo.sft", "dpo.reference",
+        "anchor.rows", "anchor.weight", "optimizer.learning_rate", "optimizer.epochs", "optimizer.max_updates",
+        "batch.rows", "batch.tokens", "batch.max_length", "lora.rank", "checkpoints.every", "launcher", "seed",
+        "run_dir", "tracking.uri",
+    )  # fmt: skip
+    examples: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("", "a small search with the embedded model first, then its pairs"),
+        ("model.path=runs/sft/model data.runs=[runs/search] run_dir=runs/dpo", "the pairs of a search"),
+        ("data.runs=[runs/search] dpo.loss=ipo dpo.beta=0.3 lora.rank=16", "another loss, low-rank adapters"),
+    )
 
     data: DpoDataSection = section(DpoDataSection, "the preference pairs")
     dpo: DpoSection = section(DpoSection, "the preference loss")

@@ -1,4 +1,4 @@
-"""What the stages of `iterate` are asked: one iteration's configurations, made from the loop's own."""
+"""Stages of `iterate`: their configurations, made from the configuration of the loop, and the models between them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Model:
     """A model of the loop.
 
     Attributes:
-        name: What it is called: `start`, or the stage that made it, e.g. `iteration-0/train_dpo`.
+        name: `start`, or the stage that made it, e.g. `iteration-0/train_dpo`.
         path: Its folder, or a hub name; None = the embedded default.
-        evaluation: Run directory of its last evaluation on held-out tasks; None before that.
+        evaluation: Run directory of its last evaluation on held-out tasks; None = not evaluated yet.
     """
 
     name: str
@@ -42,13 +42,13 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoopStages:
     """Makes the stages of the loop.
 
     Args:
-        config: The loop's configuration.
-        run_dir: Its run directory, an absolute path.
-        parent: Its run id, under which the stages are tracked.
+        config: Configuration of the loop.
+        run_dir: Run directory of the loop, an absolute path.
+        parent: Run id of the loop, under which the stages are tracked.
     """
 
     config: IterateConfig
@@ -60,11 +60,11 @@ class Plan:
         return self.run_dir / f"iteration-{iteration}"
 
     def start(self) -> Model:
-        """Return the model that the loop begins with."""
+        """Return the first model of the loop."""
         return Model("start", absolute(self.config.policy.model))
 
     def build_prefs(self, iteration: int, model: Model, tasks: Path) -> Stage:
-        """Return the search with a model on the tasks of a file."""
+        """Return the stage that searches the tasks of a file with a model."""
         loop = self.config
         same = {name: getattr(loop, name) for name in ("env", "limits", "search", "reward", "pairs", "filtered")}
         config = BuildPrefsConfig(
@@ -76,7 +76,7 @@ class Plan:
         return Stage("build_prefs", "build_prefs", config)
 
     def train_sft(self, iteration: int, model: Model, runs: Iterable[Path]) -> Stage:
-        """Return the fine-tuning of a model on the successes of runs of `build_prefs`, the newest first."""
+        """Return the stage that fine-tunes a model on the successes of runs, the newest first."""
         stage = self.config.sft
         config = TrainSftConfig(
             **self._common(iteration, "train_sft"),
@@ -91,15 +91,14 @@ class Plan:
     def train_dpo(
         self, iteration: int, model: Model, pairs: Path, replay: Sequence[Path], runs: Iterable[Path]
     ) -> Stage:
-        """Return the preference training of a model.
+        """Return the stage that trains a model on preferences.
 
         Args:
             iteration: The iteration.
-            model: What is trained, and the reference.
+            model: The model that is trained; also the reference.
             pairs: The run of `build_prefs` whose pairs are used.
             replay: Files of earlier pairs.
-            runs: Runs of `build_prefs` whose successes are the anchor, where the configuration names none; without
-                any there is no anchor.
+            runs: Runs whose successes are the anchor if the configuration names none; empty = no anchor.
         """
         stage = self.config.dpo
         anchor = stage.anchor
@@ -120,7 +119,7 @@ class Plan:
         return Stage("train_dpo", "train_dpo", config)
 
     def refine(self, iteration: int, model: Model, tasks: Path, runs: Iterable[Path]) -> Stage:
-        """Return the online stage of a model, on the tasks of a file, beside the successes of runs."""
+        """Return the online stage of a model on the tasks of a file, with the successes of runs replayed."""
         stage, found = self.config.refine, tuple(map(str, runs))
         config = RefineGrpoConfig(
             **self._common(iteration, "refine_grpo"),
@@ -144,7 +143,7 @@ class Plan:
         return Stage("refine_grpo", "refine_grpo", config)
 
     def evaluate(self, iteration: int, name: str, model: Model, tasks: Path, against: Path | None) -> Stage:
-        """Return the evaluation of a model on the held-out tasks of a file: one seed for all models of an iteration."""
+        """Return the stage that evaluates a model on held-out tasks; all models of an iteration have the same seed."""
         held_out = self.config.held_out
         config = EvaluateConfig(
             **self._common(iteration, name, seed=self.seed(iteration, "held_out")),
@@ -154,7 +153,7 @@ class Plan:
             policy=self._policy(model),
             attempts=held_out.attempts,
             max_steps=self.config.search.max_steps,
-            # written out, they must agree with the keys that decide them
+            # `evaluate` refuses values that differ from the keys that decide them
             search=SearchSection(max_steps=self.config.search.max_steps, simulations=TestTimeSection().simulations),
             against=AgainstSection(run=None if against is None else str(against)),
         )
@@ -186,7 +185,7 @@ class Plan:
 
 
 def write_tasks(file: Path, tasks: Iterable[Task]) -> None:
-    """Write tasks as a file that `tasks.file` names, whole or not at all."""
+    """Write tasks atomically to a file for `tasks.file`."""
     from offline_agent.store.files import write_atomic
 
     lines = [json.dumps({"task_id": task.task_id, **task.args}) + "\n" for task in tasks]
@@ -194,7 +193,7 @@ def write_tasks(file: Path, tasks: Iterable[Task]) -> None:
 
 
 def absolute(path_or_name: str | None) -> str | None:
-    """Return a folder's absolute path; a hub name, and None, as they are."""
+    """Return the absolute path of a folder; a hub name and None are returned unchanged."""
     if path_or_name is None:
         return None
     folder = Path(path_or_name).expanduser()
@@ -202,10 +201,10 @@ def absolute(path_or_name: str | None) -> str | None:
 
 
 def model_folder(path_or_name: str | None) -> Path:
-    """Return where a model's files are: the folder itself, the embedded default's, or the hub's cache.
+    """Return the folder of a model: the given one, that of the embedded default, or one in the cache of the hub.
 
     Raises:
-        ConfigError: It is neither a folder, nor in the cache, nor on the hub.
+        ConfigError: There is no such folder, and no such model in the cache or on the hub.
     """
     from offline_agent.policies.hf.policy import DEFAULT_MODEL
 
@@ -217,10 +216,10 @@ def model_folder(path_or_name: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        with suppress(OSError, ValueError):  # what is in the cache needs no network
+        with suppress(OSError, ValueError):  # a cached model needs no network
             return Path(snapshot_download(path_or_name, local_files_only=True))
         return Path(snapshot_download(path_or_name, ignore_patterns=list(_NOT_NEEDED)))
-    except Exception as error:  # no such name, no network, an unreadable cache: all the same to us
+    except Exception as error:  # no such name, no network, or an unreadable cache
         raise ConfigError(
             f"policy.model: got {path_or_name!r}, allowed: a folder that exists, or the name of a model on the hub "
             f"that this machine can reach ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
@@ -228,7 +227,7 @@ def model_folder(path_or_name: str | None) -> Path:
 
 
 def template_text(named: str) -> str:
-    """Return a chat template's text from a ready-made one's name, a file, or the text itself."""
+    """Return the text of a chat template, given its name, its file or the text itself."""
     from offline_agent.rendering.styles import TEMPLATES, ready_made
 
     if named in TEMPLATES:
@@ -237,16 +236,16 @@ def template_text(named: str) -> str:
 
 
 def place_model(source: Path, target: Path, tokenizer: Path | None = None, template: str | None = None) -> None:
-    """Copy a model's folder so that it is there whole or not at all, in place of one that is there.
+    """Copy the folder of a model atomically; an existing target is replaced.
 
     Args:
         source: The folder.
-        target: Where it goes.
-        tokenizer: A folder whose tokenizer replaces the source's; None = its own.
-        template: Text of the chat template that replaces the tokenizer's own; None = its own.
+        target: The new folder.
+        tokenizer: A folder whose tokenizer replaces that of the model; None = keep it.
+        template: Text of a chat template that replaces that of the tokenizer; None = keep it.
 
     Raises:
-        DataError: The disk refused; what was there before is untouched.
+        DataError: The disk is full or not writable; the old target is unchanged.
     """
     from offline_agent.store.files import disk_errors, sync_folder
 

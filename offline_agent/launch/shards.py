@@ -1,7 +1,7 @@
-"""Shards: a run's tasks cut into run directories of their own, each with one writer, and gathered again.
+"""Shards: slices of a run's tasks in run directories of their own, each with one writer, and their merge.
 
-A tree, or an attempt, follows from seed and task alone, so a shard is the same pipeline on a slice of the tasks, and
-gathering is copying. Gathering can be repeated; it goes through only when every shard is whole.
+A tree, or an attempt, depends on seed and task alone, so a shard is the same command on a slice of the tasks, and the
+merge copies results. The merge can be repeated; it fails unless every shard is complete.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _LISTED = 12
 
 
 def cut(run_dir: Path, tasks: int, wanted: int) -> list[Shard]:
-    """Return the shards of a run; those of its first submission where there was one.
+    """Return the shards of a run; the first submission decides them.
 
     Args:
         run_dir: The run directory, an absolute path.
-        tasks: How many tasks it has.
-        wanted: How many shards to make; never more than there are tasks.
+        tasks: Number of tasks of the run.
+        wanted: Number of shards to make, at most one for each task.
 
     Raises:
-        DataError: What was noted of the first submission is broken, or of other tasks.
+        DataError: The file of the first submission is broken, or has another number of tasks.
     """
     from offline_agent.store.files import write_json
 
@@ -52,7 +52,7 @@ def cut(run_dir: Path, tasks: int, wanted: int) -> list[Shard]:
 
 
 def shards_of(run_dir: Path) -> list[Shard]:
-    """Return the shards of a run, none where it was never cut; raises DataError where the note of them is broken."""
+    """Return the shards of a run, empty if it has none; raises DataError if their file is broken."""
     file = run_dir / FOLDER / "cut.json"
     if not file.exists():
         return []
@@ -65,12 +65,12 @@ def shards_of(run_dir: Path) -> list[Shard]:
 
 
 def shard_config(config: Any, shard: Shard, total: int) -> Any:
-    """Return the configuration of a shard: its slice of the tasks, and of budgets the same for each task.
+    """Return the configuration of a shard: a slice of the tasks, with the same budget for each task.
 
     Args:
-        config: The run's.
+        config: Configuration of the run.
         shard: The shard.
-        total: How many tasks the run has.
+        total: Number of tasks of the run.
     """
     assert isinstance(config, BuildPrefsConfig | EvaluateConfig)
     budget = config.search.budget
@@ -92,11 +92,11 @@ def shard_config(config: Any, shard: Shard, total: int) -> Any:
     return config.model_copy(update=update)
 
 
-# -- what has become of them ---------------------------------------------------------------------------------------
+# -- state ---------------------------------------------------------------------------------------
 
 
 def manifest_of(path: Path) -> dict[str, Any] | None:
-    """Return a run directory's manifest; None where there is none, or it is just being replaced."""
+    """Return the manifest of a run directory; None if there is none, or it is not readable now."""
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
     except (OSError, ValueError):
@@ -105,12 +105,12 @@ def manifest_of(path: Path) -> dict[str, Any] | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether a run directory was finished."""
+    """Return whether the run of a directory is done."""
     return (manifest_of(path) or {}).get("status") == "done"
 
 
 def finished(path: Path, command: str) -> int:
-    """Return how many trees of `build_prefs`, or attempts of `evaluate`, a run directory holds."""
+    """Return the number of trees of `build_prefs`, or of attempts of `evaluate`, in a run directory."""
     if command == "build_prefs":
         try:
             with os.scandir(path / "trees") as entries:
@@ -126,14 +126,14 @@ def finished(path: Path, command: str) -> int:
     return count
 
 
-# -- gathering ---------------------------------------------------------------------------------------------------
+# -- merge ---------------------------------------------------------------------------------------------------
 
 
 def merge(spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> dict[str, Any]:
-    """Take everything that the shards made into the run directory; return what they cost.
+    """Copy the results of all shards into the run directory; return their costs.
 
     Raises:
-        DataError: There are no shards; one is not whole or of another model. Says which, and how to go on.
+        DataError: There are no shards, or a shard is not complete or has another model.
     """
     run_dir = session.run.path.resolve()
     shards, command = shards_of(run_dir), session.run.manifest["command"]
@@ -143,8 +143,8 @@ def merge(spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> dic
     if missing:
         raise DataError(
             f"--merge: {len(missing)} of {len(shards)} shards are not done: {listed(missing)}; nothing was merged.\n"
-            f"  what became of them:  python -m offline_agent.pipelines.status run_dir={session.run.path}\n"
-            f"  to go on:             {resume_command(run_dir, command)}"
+            f"  their state:  python -m offline_agent.pipelines.status run_dir={session.run.path}\n"
+            f"  to go on:     {resume_command(run_dir, command)}"
         )
     for shard in shards:
         _check(shard, session)
@@ -156,7 +156,7 @@ def merge(spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> dic
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Return numbers for a message, the first dozen of them."""
+    """Return numbers for a message; after a dozen, how many more there are."""
     more = len(numbers) - _LISTED
     return ", ".join(map(str, numbers[:_LISTED])) + (f" and {more} more" if more > 0 else "")
 

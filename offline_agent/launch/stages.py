@@ -1,7 +1,6 @@
-"""Stages of a loop: other pipelines, each run by a process of its own, on a configuration that is left beside it.
+"""Stages of a loop: commands in processes of their own, each with its configuration in a file beside its run.
 
-A stage that was finished is not run again; one that was stopped is resumed by its own pipeline. A stage ends with the
-process that started it, however that ends.
+A finished stage is not run again; a stopped one is resumed. A stage is killed when the process that started it dies.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from typing import IO, Any
 
 import yaml
 
-from offline_agent.config import loading as configuration
 from offline_agent.config.base import masked
 from offline_agent.config.build_prefs import RunConfig
+from offline_agent.config.keys import free_keys
 from offline_agent.errors import DataError, TrainingError
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _LAST_LINES = 12
-_PATIENCE = 30.0  # seconds that a stage is given to end in good order
+_PATIENCE = 30.0  # seconds that a stopped stage has to end
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 Say = Callable[[str], None]
@@ -43,9 +42,9 @@ class Stage:
     """One stage.
 
     Attributes:
-        name: Its folder's name.
+        name: Name of its folder.
         pipeline: As in `python -m offline_agent.pipelines.<pipeline>`.
-        config: Its configuration; `run_dir`, an absolute path, is set and ends with the name.
+        config: Its configuration; `run_dir` is an absolute path that ends with the name.
     """
 
     name: str
@@ -59,12 +58,12 @@ class Stage:
 
     @property
     def file(self) -> Path:
-        """The configuration with which it can be run by hand."""
+        """Its configuration file, with which it can be run by hand."""
         return self.path.with_name(f"{self.name}.yaml")
 
     @property
     def label(self) -> str:
-        """What it is called on the terminal, e.g. `iteration-0/train_sft`."""
+        """Its name on the terminal, e.g. `iteration-0/train_sft`."""
         return f"{self.path.parent.name}/{self.name}"
 
     @property
@@ -74,18 +73,18 @@ class Stage:
 
 
 def run_stage(stage: Stage, say: Say, again: str) -> dict[str, Any]:
-    """Run a stage, or go on with it, and return its summary; one that is done is not run again.
+    """Run or resume a stage, and return its summary; a finished stage is not run again.
 
-    Its stderr is passed on line by line; both outputs are appended to `<name>.log` beside its run directory.
+    Its stderr is passed on line by line; stdout and stderr are appended to `<name>.log` beside its run directory.
 
     Args:
         stage: The stage.
         say: Called with each line for the user.
-        again: How the loop is gone on with, for the message when the stage fails.
+        again: How to resume the loop, for the message if the stage fails.
 
     Raises:
-        TrainingError: It failed; the message has its last lines, and how to go on.
-        DataError: Its run directory says it is done but has no readable summary.
+        TrainingError: The stage failed; the message has its last lines, and how to go on.
+        DataError: The stage is done, but its summary is not readable.
     """
     _wait_until_free(stage, say)
     if not is_done(stage):
@@ -100,28 +99,28 @@ def run_stage(stage: Stage, say: Say, again: str) -> dict[str, Any]:
 
 
 def is_done(stage: Stage) -> bool:
-    """Return whether the stage was finished with this configuration; keys that may differ on resume do not count."""
+    """Return whether the stage finished with this configuration, apart from keys that may differ on resume."""
     try:
         manifest = json.loads((stage.path / "manifest.json").read_bytes())
     except (OSError, ValueError):
         return False
     if manifest.get("status") != "done" or manifest.get("command") != stage.pipeline:
         return False
-    free = configuration.free_keys(type(stage.config))
+    free = free_keys(type(stage.config))
     return _without(manifest.get("config", {}), free) == _without(json.loads(json.dumps(stage.config.resolved())), free)
 
 
 def run_id(stage: Stage) -> str | None:
-    """Return the id of the stage's run; None before it has begun."""
+    """Return the run id of the stage; None before it begins."""
     with suppress(OSError, ValueError):
         return str(json.loads((stage.path / "manifest.json").read_bytes())["run_id"])
     return None
 
 
 def portable(config: RunConfig) -> tuple[str, dict[str, str]]:
-    """Return the configuration as YAML that `config.load` reads back, and the secrets it names by variable.
+    """Return the configuration as YAML that `load` reads back, and its secrets by environment variable.
 
-    Keys and logins are left out of the file: it holds `${oc.env:NAME}`, and the variables are returned.
+    In the file, API keys and logins are replaced by `${oc.env:NAME}`.
     """
     secrets: dict[str, str] = {}
 
@@ -197,12 +196,12 @@ def _keep(stream: IO[str], last: deque[str], log: IO[str]) -> None:
 def _note(line: str, last: deque[str], log: IO[str]) -> None:
     if line.strip():
         last.append(line.rstrip())
-    with suppress(OSError, ValueError):  # a full disk must not hide what the stage says
+    with suppress(OSError, ValueError):  # a full disk must not hide the messages of the stage
         log.write(line)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ask a stage to end in good order, and make it end."""
+    """Terminate a stage, and kill it if it does not end."""
     with suppress(OSError):
         process.terminate()
     try:
@@ -210,28 +209,28 @@ def _end(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    except BaseException:  # a second signal: no more patience
+    except BaseException:  # a second signal: kill at once
         process.kill()
         process.wait()
         raise
 
 
 def bound_to(parent: int) -> Callable[[], None] | None:
-    """Return what makes a new process end with this one (its thread that starts it), where Linux offers that."""
+    """Return a `preexec_fn` that binds a new process to the life of the starting thread (Linux only; else None)."""
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None)
 
     def bind() -> None:
         library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended in between
+        if os.getppid() != parent:  # the parent died before prctl
             os._exit(1)
 
     return bind
 
 
 def _wait_until_free(stage: Stage, say: Say) -> None:
-    """Wait until nobody works in the stage's run directory: a process of an earlier run may still be ending."""
+    """Wait for the lock of the run directory: a process of an earlier run may still be ending."""
     try:
         lock = os.open(stage.path / ".lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

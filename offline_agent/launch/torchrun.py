@@ -1,8 +1,8 @@
-"""Several processes that train together (`torchrun`): the first writes the run, the others follow.
+"""Training in several processes (`torchrun`): the first process writes the run, the others follow.
 
-A follower does all that the first does, on the same rows and in the same order, but what it would write goes into a
-folder of its own that is removed in the end; only the checkpoints are shared, which the trainer writes from the first.
-It reads the event logs of the run and appends nothing.
+A follower does the same work as the first process, on the same rows in the same order. It writes to a temporary folder
+of its own; only the checkpoints are shared, and the first process writes them. It reads the event logs of the run and
+appends nothing.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-_PATIENCE = 600.0  # seconds that a follower waits for the first process to open the run
+_PATIENCE = 600.0  # seconds that a follower waits for the manifest
 
 
 def rank() -> int:
-    """Return this process's number among those that train together; 0 where it is alone."""
+    """Return the rank of this process; 0 if it is alone."""
     return int(os.environ.get("RANK", "0")) if count() > 1 else 0
 
 
 def count() -> int:
-    """Return how many processes train together."""
+    """Return the number of processes that train together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def check(name: str, config: RunConfig, processes: int) -> None:
-    """Raise ConfigError where the pipeline cannot be run by several processes.
+    """Raise ConfigError if several processes cannot run the command.
 
     Args:
-        name: The pipeline's.
+        name: Name of the command.
         config: Its configuration.
-        processes: How many train together.
+        processes: Number of processes.
     """
     faults = []
     if not isinstance(config, TrainableConfig):
@@ -62,12 +62,12 @@ def check(name: str, config: RunConfig, processes: int) -> None:
 
 
 class Follower:
-    """A run directory, as `RunDirectory`, for a process that follows: reads the run, writes beside it.
+    """The run directory of a following process, with the methods of `RunDirectory`: reads the run, writes elsewhere.
 
     Args:
         run: The run directory.
-        path: A folder of its own.
-        manifest: Of the run.
+        path: The temporary folder of this process.
+        manifest: Manifest of the run.
     """
 
     def __init__(self, run: Path, path: Path, manifest: dict[str, Any]) -> None:
@@ -78,24 +78,24 @@ class Follower:
         (path / "checkpoints").symlink_to(run / "checkpoints", target_is_directory=True)
 
     def events(self, shard: str = "0000") -> Any:
-        """Return the shard's log; what is appended goes nowhere."""
+        """Return the log of the shard, read-only."""
         from offline_agent.store.files import safe_name
 
-        return _Reader(self._run / "events" / f"{safe_name(shard)}.jsonl")
+        return _ReadOnlyLog(self._run / "events" / f"{safe_name(shard)}.jsonl")
 
     def quarantine(self, kind: str, name: str, reason: str, **facts: Any) -> bool:
-        """Do nothing: the first process notes it."""
+        """Do nothing: the first process writes it."""
         return False
 
     def write_rows(self, table: str, rows: Any, schema: pa.Schema, shard: str = "0000") -> Path:
-        """Write a table beside the run; see `RunDirectory.write_rows`."""
+        """Write a table to the temporary folder; see `RunDirectory.write_rows`."""
         from offline_agent.store.tables import write_table
 
         return write_table(self.path / table / f"{shard}.parquet", table, rows, schema)
 
 
-class _Reader:
-    """An event log that is read, and appended to by another process."""
+class _ReadOnlyLog:
+    """An event log to which only the first process appends."""
 
     def __init__(self, path: Path) -> None:
         from offline_agent.store.events import EventLog
@@ -112,11 +112,11 @@ class _Reader:
 
 class _Silent(Progress):
     def update(self, done: int, **figures: object) -> None:
-        """Draw nothing: the first process does."""
+        """Draw nothing: the first process draws."""
 
 
 def follow(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts) -> int:
-    """Carry the command out beside the first process; return the exit status."""
+    """Run the command as a follower; return the exit status."""
     from offline_agent.tracking.client import open_tracker
 
     run = Path(config.run_dir).resolve()
@@ -138,7 +138,7 @@ def follow(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts)
 
 
 def _opened(run: Path, command: str) -> dict[str, Any]:
-    """Return the run's manifest as soon as the first process has written it."""
+    """Return the manifest of the run when the first process has written it."""
     from offline_agent.launch.shards import manifest_of
 
     until = time.monotonic() + _PATIENCE
@@ -151,4 +151,4 @@ def _opened(run: Path, command: str) -> dict[str, Any]:
 
 
 def _quiet(text: str) -> None:
-    """Say nothing: the first process says it."""
+    """Print nothing: the first process prints."""

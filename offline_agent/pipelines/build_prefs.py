@@ -13,11 +13,9 @@ from typing import Any
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages.gathering import gather_trees
 from offline_agent.pipelines.stages.miners import asks_policy
 from offline_agent.pipelines.stages.mining import mine
-from offline_agent.pipelines.stages.search import search
-from offline_agent.pipelines.stages.searches import settings_of
+from offline_agent.pipelines.stages.search import gather_trees, search, settings_of
 from offline_agent.report.build_prefs import Figures, show
 from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, served
 from offline_agent.runner.pipeline import Command, Facts, Session, Spread
@@ -69,7 +67,6 @@ def share(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]
 
 COMMAND: Command[BuildPrefsConfig, Parts] = Command(
     name="build_prefs",
-    about="Search tasks with MCTS over tool calls and write preference pairs and filtered trajectories.",
     config=BuildPrefsConfig,
     prepare=prepare,
     run=run,

@@ -1,4 +1,4 @@
-"""Entry of every command: the runner, with the launchers and the planner that this package has."""
+"""Entry point of every command: the runner with the launchers and the planner."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
-    """Carry out a command line and return its exit status; see `runner.main`."""
-    return runner.main(command, _Elsewhere(), argv)
+    """Run a command line and return its exit status; see `runner.main.main`."""
+    return runner.main(command, _Extensions(), argv)
 
 
-class _Elsewhere:
-    """Slurm, Ray, several processes, shards and the planner, each imported where it is asked for."""
+class _Extensions:
+    """Launchers and planner, each imported when it is used."""
 
     def launcher(
         self, command: Command[Any, Any], config: RunConfig, part: str | None, arguments: list[str]
@@ -67,8 +67,8 @@ class _Elsewhere:
     def expectation(
         self, name: str, config: RunConfig, run: RunDirectory, say: Callable[[str], None]
     ) -> Expectation | None:
-        from offline_agent.planning.plan import KEPT, Expectation
+        from offline_agent.planning.plan import KEPT, CostComparison
 
         if config.plan.expect or (run.path / KEPT).is_file():
-            return Expectation(name, config, run, say)
+            return CostComparison(name, config, run, say)
         return None

@@ -17,7 +17,7 @@ from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainDpoConfig
 from offline_agent.errors import ConfigError, OfflineAgentError
-from offline_agent.launch.loop_stages import Plan, model_folder
+from offline_agent.launch.loop_stages import LoopStages, model_folder
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.iterations import Iterations
 from offline_agent.report.iterate import show
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class LoopInputs:
     """What the loop itself works with; everything else is loaded by its stages."""
 
     spec: EnvSpec
@@ -38,9 +38,9 @@ class Parts:
     held_out: TaskList
 
 
-def prepare(config: IterateConfig) -> tuple[Parts, Facts]:
+def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
     """Look at everything that can be found faulty before hours are spent; see `runner.pipeline.Command.prepare`."""
-    from offline_agent.pipelines.stages.searches import settings_of
+    from offline_agent.pipelines.stages.search import settings_of
     from offline_agent.runner.components import make_environment, make_reward, make_tasks, own_critic
     from offline_agent.runner.task_list import TaskList, hash_tasks
     from offline_agent.store.provenance import hash_json, hash_path
@@ -73,7 +73,8 @@ def prepare(config: IterateConfig) -> tuple[Parts, Facts]:
         faults.extend(error.faults)
     if faults or spec is None:
         raise ConfigError(faults)
-    return Parts(spec, tasks, held_out), Facts({"hashes": hashes, "env": spec.identity}, {"environment": spec.name})
+    facts = Facts({"hashes": hashes, "env": spec.identity}, {"environment": spec.name})
+    return LoopInputs(spec, tasks, held_out), facts
 
 
 def _pool(config: IterateConfig) -> TasksSection:
@@ -88,7 +89,7 @@ def _training_faults(config: IterateConfig) -> Iterator[str]:
 
     if not config.dpo.enabled:
         return
-    plan = Plan(config, Path("/"), "")
+    plan = LoopStages(config, Path("/"), "")
     stage = plan.train_dpo(0, plan.start(), Path("/"), (), ()).config
     assert isinstance(stage, TrainDpoConfig)
     try:
@@ -102,14 +103,14 @@ def _training_faults(config: IterateConfig) -> Iterator[str]:
 
 def _online_faults(config: IterateConfig) -> Iterator[str]:
     """Yield what the online stage would refuse in the end, and buffers that are not there."""
-    from offline_agent.pipelines.stages.online_settings import faults
+    from offline_agent.pipelines.stages.online import faults
 
     for run in config.buffer:
         if not (Path(run) / "summary.json").is_file() or not (Path(run) / "filtered").is_dir():
             yield f"buffer: {run} has no summary.json or no filtered/; name a finished refine_grpo or build_prefs run"
     if config.refine.when == "never":
         return
-    plan = Plan(config, Path("/"), "")
+    plan = LoopStages(config, Path("/"), "")
     stage = plan.refine(0, plan.start(), Path("/tasks.jsonl"), ()).config
     assert isinstance(stage, RefineGrpoConfig)
     for fault in faults(stage):
@@ -130,14 +131,13 @@ def _checked(folder: Path) -> Path:
     return folder
 
 
-def run(parts: Parts, session: Session[IterateConfig]) -> Mapping[str, Any]:
+def run(inputs: LoopInputs, session: Session[IterateConfig]) -> Mapping[str, Any]:
     """Go through the loop; see `runner.pipeline.Command.run`."""
-    return Iterations(parts.spec.name, parts.tasks, parts.held_out, session).run()
+    return Iterations(inputs.spec.name, inputs.tasks, inputs.held_out, session).run()
 
 
-COMMAND: Command[IterateConfig, Parts] = Command(
+COMMAND: Command[IterateConfig, LoopInputs] = Command(
     name="iterate",
-    about="Search, fine-tune, train on preferences, evaluate on held-out tasks, and promote what is not worse.",
     config=IterateConfig,
     prepare=prepare,
     run=run,

@@ -18,7 +18,7 @@ from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.runner.terminal import is_file, say, show
 
 if TYPE_CHECKING:
-    from offline_agent.launch.slurm.jobs import Standing, View
+    from offline_agent.launch.slurm.jobs import JobStatus, RunStatus
 
 _NAMED = 12
 
@@ -88,7 +88,7 @@ def status(run_dir: Path) -> Iterator[str]:
             yield f"To go on: {resume_command(run_dir.resolve(), command)}"
 
 
-def _view(run_dir: Path, command: str) -> View:
+def _view(run_dir: Path, command: str) -> RunStatus:
     from offline_agent.launch.slurm.batch import SlurmError
     from offline_agent.launch.slurm.jobs import Ledger, look, view
 
@@ -99,7 +99,7 @@ def _view(run_dir: Path, command: str) -> View:
         return view(run_dir, command, Ledger(run_dir).read(), {}, unheard=str(error))
 
 
-def _of_run(word: str, view: View) -> str:
+def _of_run(word: str, view: RunStatus) -> str:
     """Say how a run stands: its manifest says `running` too while jobs wait, and after a machine has died."""
     if word != "running":
         return word
@@ -108,7 +108,7 @@ def _of_run(word: str, view: View) -> str:
     return "not done" if view.shards or view.job is not None else "begun, and not ended"
 
 
-def _jobs(run_dir: Path, view: View) -> Iterator[str]:
+def _jobs(run_dir: Path, view: RunStatus) -> Iterator[str]:
     from offline_agent.launch.shards import finished
 
     if view.shards:
@@ -132,12 +132,12 @@ def _jobs(run_dir: Path, view: View) -> Iterator[str]:
         yield f"  and {len(told) - _NAMED} more"
 
 
-def _in_words(one: Standing) -> str:
+def _in_words(one: JobStatus) -> str:
     job = f" (job {one.job})" if one.job is not None and one.word != "done" else ""
     return f"{one.word}{job}{f': {one.why}' if one.why else ''}"
 
 
-def _wrong(view: View) -> bool:
+def _wrong(view: RunStatus) -> bool:
     every = [one for one in (view.merge, view.job) if one is not None] + [one for _, one in view.shards]
     return any(one.word in ("failed", "lost", "new") for one in every)
 

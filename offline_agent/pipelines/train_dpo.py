@@ -17,7 +17,7 @@ from offline_agent.config.loading import load
 from offline_agent.config.training import TrainDpoConfig
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines.entry import main
-from offline_agent.runner import training as _training
+from offline_agent.runner import training
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.store.provenance import hash_json
@@ -32,7 +32,7 @@ _SMALL_SEARCH = {"tasks.n": 16, "search.simulations": 24}
 
 
 @dataclass
-class Parts:
+class DpoInputs:
     """What is trained, and on what.
 
     Attributes:
@@ -43,7 +43,7 @@ class Parts:
         notes: What the user should be told.
     """
 
-    trainable: _training.Trainable
+    trainable: training.Trainable
     dpo: DpoSettings
     pairs: list[PairRow] | None = None
     report: LoadReport | None = None
@@ -52,28 +52,28 @@ class Parts:
     notes: list[str] = field(default_factory=list)
 
 
-def prepare(config: TrainDpoConfig) -> tuple[Parts, Facts]:
+def prepare(config: TrainDpoConfig) -> tuple[DpoInputs, Facts]:
     """Load model, pairs and what is replayed; see `runner.pipeline.Command.prepare`."""
-    dpo = _training.dpo_settings(config)
+    dpo = training.dpo_settings(config)
     faults: list[str] = []
     _collect(faults, dpo.check)
     _collect(faults, lambda: _look(config))
-    trainable = _collect(faults, lambda: _training.load(config))
+    trainable = _collect(faults, lambda: training.load(config))
     if trainable is not None:
-        _collect(faults, lambda: _training.max_length(config, trainable[0]))
+        _collect(faults, lambda: training.max_length(config, trainable[0]))
     if faults:
         raise ConfigError(faults)
-    parts = Parts(trainable, dpo)
+    inputs = DpoInputs(trainable, dpo)
     if config.data.runs or config.data.files:
-        _read(parts, config, config.data.runs)
-    hashes: dict[str, Any] = dict(_training.hashes(parts.trainable))
+        _read(inputs, config, config.data.runs)
+    hashes: dict[str, Any] = dict(training.hashes(inputs.trainable))
     manifest: dict[str, Any] = {"hashes": hashes}
     tags = {"model": config.model.path or "embedded default", "model_hash": str(hashes["model"])}
-    if parts.report is not None:
-        manifest["data"] = {**parts.report.hashes, **(parts.replayed.hashes if parts.replayed else {})}
+    if inputs.report is not None:
+        manifest["data"] = {**inputs.report.hashes, **(inputs.replayed.hashes if inputs.replayed else {})}
         hashes["data"] = hash_json(list(manifest["data"].values()))
         tags["data_hash"] = hashes["data"]
-    return parts, Facts(manifest, tags)
+    return inputs, Facts(manifest, tags)
 
 
 def _collect(faults: list[str], make: Callable[[], Any]) -> Any:
@@ -97,14 +97,14 @@ def _look(config: TrainDpoConfig) -> None:
         raise ConfigError(faults)
 
 
-def _read(parts: Parts, config: TrainDpoConfig, runs: Sequence[str]) -> None:
+def _read(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str]) -> None:
     """Fill in the pairs and what is replayed; raises ConfigError and DataError."""
     from offline_agent.policies.hf.loading import model_hash
     from offline_agent.training.data.rows import load_pairs
 
-    model, _, renderer = parts.trainable
-    longest = _training.max_length(config, model)
-    parts.pairs, parts.report = load_pairs(
+    model, _, renderer = inputs.trainable
+    longest = training.max_length(config, model)
+    inputs.pairs, inputs.report = load_pairs(
         runs,
         config.data.files,
         renderer,
@@ -114,53 +114,53 @@ def _read(parts: Parts, config: TrainDpoConfig, runs: Sequence[str]) -> None:
         reference=config.dpo.reference,
     )
     if config.anchor.rows and config.anchor.weight:
-        _read_anchors(parts, config, runs, longest)
+        _read_anchors(inputs, config, runs, longest)
 
 
-def _read_anchors(parts: Parts, config: TrainDpoConfig, runs: Sequence[str], longest: int) -> None:
+def _read_anchors(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str], longest: int) -> None:
     from offline_agent.training.data.rows import load_trajectories
 
     source = config.anchor.runs or runs
     if not source:
-        parts.notes.append("nothing is replayed beside the pairs: name runs with verified successes in anchor.runs")
+        inputs.notes.append("nothing is replayed beside the pairs: name runs with verified successes in anchor.runs")
         return
     try:
-        found = load_trajectories(source, (), parts.trainable[2], max_length=longest, key="anchor")
-        parts.anchors, parts.replayed = found
+        found = load_trajectories(source, (), inputs.trainable[2], max_length=longest, key="anchor")
+        inputs.anchors, inputs.replayed = found
     except ConfigError as error:
         if config.anchor.runs:
             raise
-        parts.notes.append(f"nothing is replayed beside the pairs: {'; '.join(error.faults)}")
+        inputs.notes.append(f"nothing is replayed beside the pairs: {'; '.join(error.faults)}")
 
 
-def run(parts: Parts, session: Session[TrainDpoConfig]) -> Mapping[str, Any]:
+def run(inputs: DpoInputs, session: Session[TrainDpoConfig]) -> Mapping[str, Any]:
     """Search first where no pairs were named, and train; see `runner.pipeline.Command.run`."""
     config = session.config
-    searched = parts.pairs is None
+    searched = inputs.pairs is None
     if searched:
-        _read(parts, config, [str(_search(session))])
-    assert parts.pairs is not None and parts.report is not None
-    for note in parts.notes:
+        _read(inputs, config, [str(_search(session))])
+    assert inputs.pairs is not None and inputs.report is not None
+    for note in inputs.notes:
         session.say(f"note: {note}")
-    if parts.replayed is not None:
-        _training.tell(session, parts.replayed)
+    if inputs.replayed is not None:
+        training.tell(session, inputs.replayed)
 
     def trainer(
         model: Any, tokenizer: Any, rows: Sequence[PairRow], chosen: TrainSettings, folder: Path, **more: Any
     ) -> TrainResult:
         from offline_agent.training.offline.dpo import train_dpo
 
-        return train_dpo(model, tokenizer, rows, parts.anchors, chosen, parts.dpo, folder, **more)
+        return train_dpo(model, tokenizer, rows, inputs.anchors, chosen, inputs.dpo, folder, **more)
 
-    summary = _training.train(session, parts.trainable, parts.pairs, parts.report, trainer)
+    summary = training.train(session, inputs.trainable, inputs.pairs, inputs.report, trainer)
     summary["data"] |= {
         "source": SEARCH if searched else "runs" if config.data.runs else "files",
-        "replayed": len(parts.anchors),
-        "replayed_left_out": {} if parts.replayed is None else parts.replayed.dropped(),
-        "reference_reason": parts.report.reference_reason,
+        "replayed": len(inputs.anchors),
+        "replayed_left_out": {} if inputs.replayed is None else inputs.replayed.dropped(),
+        "reference_reason": inputs.report.reference_reason,
     }
     summary["loss"] = config.dpo.model_dump(mode="json")
-    summary["warnings"] += parts.notes
+    summary["warnings"] += inputs.notes
     return summary
 
 
@@ -198,13 +198,12 @@ def _typed(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-COMMAND: Command[TrainDpoConfig, Parts] = Command(
+COMMAND: Command[TrainDpoConfig, DpoInputs] = Command(
     name="train_dpo",
-    about="Train on preference pairs, every loss and log-probability over the policy's own tokens alone.",
     config=TrainDpoConfig,
     prepare=prepare,
     run=run,
-    show=_training.show,
+    show=training.show,
 )
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.pipelines.entry import main
 from offline_agent.records import Task
-from offline_agent.runner import training as _training
+from offline_agent.runner import training
 from offline_agent.runner.components import make_tasks
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store import schemas
@@ -32,7 +32,7 @@ READING = "reading"
 
 
 @dataclass
-class Parts:
+class SftInputs:
     """What is trained, and on what.
 
     Attributes:
@@ -48,30 +48,30 @@ class Parts:
     report: LoadReport | None = None
 
 
-def prepare(config: TrainSftConfig) -> tuple[Parts, Facts]:
+def prepare(config: TrainSftConfig) -> tuple[SftInputs, Facts]:
     """Load model and rows, or look at what is to be demonstrated; see `runner.pipeline.Command.prepare`."""
     given = bool(config.data.runs or config.data.files)
     faults = _faults(config, given)
-    parts = Parts()
+    inputs = SftInputs()
     if not given:
-        parts.spec, parts.tasks = _demonstrable(config, faults)
+        inputs.spec, inputs.tasks = _demonstrable(config, faults)
     if faults:
         raise ConfigError(faults)
     if not config.scratch.layers:
-        parts.trainable = _training.load(config)
+        inputs.trainable = training.load(config)
     if given:
         from offline_agent.training.data.rows import load_trajectories
 
-        assert parts.trainable is not None  # _faults refuses a new model beside rows
-        parts.rows, parts.report = load_trajectories(
+        assert inputs.trainable is not None  # _faults refuses a new model beside rows
+        inputs.rows, inputs.report = load_trajectories(
             config.data.runs,
             config.data.files,
-            parts.trainable[2],
-            max_length=_training.max_length(config, parts.trainable[0]),
+            inputs.trainable[2],
+            max_length=training.max_length(config, inputs.trainable[0]),
             per_task=config.data.per_task,
             negatives=config.data.negatives,
         )
-    return parts, _facts(config, parts)
+    return inputs, _facts(config, inputs)
 
 
 def _faults(config: TrainSftConfig, given: bool) -> list[str]:
@@ -116,79 +116,79 @@ def _demonstrable(config: TrainSftConfig, faults: list[str]) -> tuple[EnvSpec | 
         return None, []
 
 
-def _facts(config: TrainSftConfig, parts: Parts) -> Facts:
+def _facts(config: TrainSftConfig, inputs: SftInputs) -> Facts:
     hashes: dict[str, Any] = {}
     tags: dict[str, str] = {"model": "new" if config.scratch.layers else config.model.path or "embedded default"}
     manifest: dict[str, Any] = {"hashes": hashes}
-    if parts.trainable is not None:
-        hashes |= _training.hashes(parts.trainable)
+    if inputs.trainable is not None:
+        hashes |= training.hashes(inputs.trainable)
         tags["model_hash"] = hashes["model"]
-    if parts.spec is not None:
-        hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in parts.tasks])
-        manifest["env"] = parts.spec.identity
-        tags["environment"] = parts.spec.name
-    if parts.report is not None:
-        hashes["data"] = hash_json(list(parts.report.hashes.values()))
-        manifest["data"] = dict(parts.report.hashes)
+    if inputs.spec is not None:
+        hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in inputs.tasks])
+        manifest["env"] = inputs.spec.identity
+        tags["environment"] = inputs.spec.name
+    if inputs.report is not None:
+        hashes["data"] = hash_json(list(inputs.report.hashes.values()))
+        manifest["data"] = dict(inputs.report.hashes)
         tags["data_hash"] = hashes["data"]
     return Facts(manifest, tags)
 
 
-def run(parts: Parts, session: Session[TrainSftConfig]) -> Mapping[str, Any]:
+def run(inputs: SftInputs, session: Session[TrainSftConfig]) -> Mapping[str, Any]:
     """Demonstrate where that is asked for, and train; see `runner.pipeline.Command.run`."""
     demonstrated = None
-    if parts.rows is None:
-        demonstrated = _demonstrate(parts, session)
-    assert parts.trainable is not None and parts.rows is not None and parts.report is not None
+    if inputs.rows is None:
+        demonstrated = _demonstrate(inputs, session)
+    assert inputs.trainable is not None and inputs.rows is not None and inputs.report is not None
     from offline_agent.training.offline.sft import train_sft
 
-    reading = _read(parts, session) if session.config.scratch.reading else None
-    summary = _training.train(session, parts.trainable, parts.rows, parts.report, train_sft)
+    reading = _read(inputs, session) if session.config.scratch.reading else None
+    summary = training.train(session, inputs.trainable, inputs.rows, inputs.report, train_sft)
     summary["data"]["source"] = TABLE if demonstrated else "runs" if session.config.data.runs else "files"
-    if parts.spec is not None and demonstrated:
-        summary |= {"environment": parts.spec.name, "demonstrations": demonstrated}
+    if inputs.spec is not None and demonstrated:
+        summary |= {"environment": inputs.spec.name, "demonstrations": demonstrated}
     return {**summary, "reading": reading} if reading else summary
 
 
 # -- demonstrations ------------------------------------------------------------------------------------------------
 
 
-def _demonstrate(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, Any]:
+def _demonstrate(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]:
     """Fill in rows and, where it is new, the model; what an earlier session recorded is read back."""
     from offline_agent.training.data.rows import load_trajectories
 
     config, folder = session.config, session.run.path
     counts = next(iter(session.run.events(TABLE).read()), None) if (folder / TABLE).is_dir() else None
     if counts is None:
-        counts = _record(parts, session)
-    elif parts.trainable is None:
+        counts = _record(inputs, session)
+    elif inputs.trainable is None:
         from offline_agent.training.models import load_trainable
 
-        parts.trainable = load_trainable(str(folder / "start"), dtype=config.model.dtype)
-    assert parts.trainable is not None
-    parts.rows, parts.report = load_trajectories(
+        inputs.trainable = load_trainable(str(folder / "start"), dtype=config.model.dtype)
+    assert inputs.trainable is not None
+    inputs.rows, inputs.report = load_trajectories(
         (),
         [str(file) for file in sorted((folder / TABLE).glob("*.parquet"))],
-        parts.trainable[2],
-        max_length=_training.max_length(config, parts.trainable[0]),
+        inputs.trainable[2],
+        max_length=training.max_length(config, inputs.trainable[0]),
         per_task=config.data.per_task,
         verified=config.demonstrations.only_successes,
     )
     return dict(counts)
 
 
-def _record(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, Any]:
+def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]:
     """Have the expert do the tasks, write the table, and make the new model where one is asked for."""
     from offline_agent.preferences.dataset.export import trajectory_row
     from offline_agent.rollouts.demonstrations import demonstrate, texts
 
-    config, spec = session.config, parts.spec
+    config, spec = session.config, inputs.spec
     assert spec is not None
-    session.progress.start(len(parts.tasks), "demonstrating")
+    session.progress.start(len(inputs.tasks), "demonstrating")
     done = demonstrate(
         spec,
-        parts.tasks,
-        None if parts.trainable is None else parts.trainable[2],
+        inputs.tasks,
+        None if inputs.trainable is None else inputs.trainable[2],
         per_task=config.demonstrations.per_task,
         noise=config.demonstrations.noise,
         only_successes=config.demonstrations.only_successes,
@@ -203,9 +203,9 @@ def _record(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, Any]:
             f"env: none of {done.attempts} demonstrations can be learnt from, e.g. {': '.join(done.left_out[0])}. "
             "Raise demonstrations.max_steps, lower demonstrations.noise, or take other tasks"
         )
-    if parts.trainable is None:
-        parts.trainable = _new(config, texts(done.trajectories), session.run.path / "start")
-    renderer = parts.trainable[2]
+    if inputs.trainable is None:
+        inputs.trainable = _new(config, texts(done.trajectories), session.run.path / "start")
+    renderer = inputs.trainable[2]
     rows = (trajectory_row(trajectory, renderer) for trajectory in done.trajectories)
     session.run.write_rows(TABLE, rows, schemas.TRAJECTORIES)
     counts = {"attempts": done.attempts, "successes": done.successes, "kept": len(done.trajectories)}
@@ -234,7 +234,7 @@ def _new(config: TrainSftConfig, texts: Iterator[str], folder: Path) -> tuple[An
     return model, tokenizer, Renderer(tokenizer)
 
 
-def _read(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, Any]:
+def _read(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]:
     """Have the new model predict whole demonstrations, in place, before it is trained on the policy's own words alone.
 
     It is to learn the environment's language and to copy from it; nothing is preferred here. A session that finds it
@@ -246,31 +246,30 @@ def _read(parts: Parts, session: Session[TrainSftConfig]) -> dict[str, Any]:
     config, folder = session.config, session.run.path / READING
     done = session.run.events(f"{READING}-done")
     counts = next(iter(done.read()), None)
-    assert parts.trainable is not None and parts.rows is not None
+    assert inputs.trainable is not None and inputs.rows is not None
     if counts is not None:
-        parts.trainable = load_trainable(str(folder / "model"), dtype=config.model.dtype)
+        inputs.trainable = load_trainable(str(folder / "model"), dtype=config.model.dtype)
         return dict(counts)
-    model, tokenizer, _ = parts.trainable
+    model, tokenizer, _ = inputs.trainable
     set_threads(config.threads, model)
-    whole = [replace(row, action_mask=(1,) * len(row.input_ids)) for row in parts.rows]
-    chosen = replace(_training.settings(config), epochs=config.scratch.reading, max_updates=None)
-    session.progress.start(_training.updates(chosen, len(whole)), READING)
+    whole = [replace(row, action_mask=(1,) * len(row.input_ids)) for row in inputs.rows]
+    chosen = replace(training.settings(config), epochs=config.scratch.reading, max_updates=None)
+    session.progress.start(training.updates(chosen, len(whole)), READING)
     started = time.perf_counter()
-    log = _training.Recorder(session, READING)
+    log = training.Recorder(session, READING)
     result = train_sft(model, tokenizer, whole, chosen, folder, log=log, say=session.say)
     save_plain(model, tokenizer, folder / "model")
-    counts = _training.of_result(result, time.perf_counter() - started)
+    counts = training.of_result(result, time.perf_counter() - started)
     done.append(counts)  # last: what is not finished goes on from its checkpoint
     return counts
 
 
-COMMAND: Command[TrainSftConfig, Parts] = Command(
+COMMAND: Command[TrainSftConfig, SftInputs] = Command(
     name="train_sft",
-    about="Train on demonstrations (warm start), or on verified successes (rejection fine-tuning).",
     config=TrainSftConfig,
     prepare=prepare,
     run=run,
-    show=_training.show,
+    show=training.show,
 )
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Figures of a plan: what is expected, between which bounds, and what it came to in the end."""
+"""Figures of a plan: expected values with bounds, actual values, and the table of both."""
 
 from __future__ import annotations
 
@@ -8,62 +8,49 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 CONFIDENCE = 0.95
-_Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
-_T = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764}  # those of Student's t for which the expansion is too coarse
 
 
-class Estimate(NamedTuple):
-    """What a figure is expected to be; None = nobody can say.
+class Forecast(NamedTuple):
+    """An expected value; None = not known.
 
-    `low` and `high` bound it with probability `CONFIDENCE` where they come from a spread, and are None without one.
+    `low` and `high` bound it with probability `CONFIDENCE`; None = no spread is known.
     """
 
     expected: float | None = None
     low: float | None = None
     high: float | None = None
 
-    def times(self, factor: float) -> Estimate:
+    def times(self, factor: float) -> Forecast:
         """Return it multiplied by a number of 0 or more."""
-        return Estimate(*(None if value is None else value * factor for value in self))
+        return Forecast(*(None if value is None else value * factor for value in self))
 
-    def plus(self, other: Estimate) -> Estimate:
-        """Return the sum; bounds are added, as if both erred the same way: they come from the same few tasks."""
-        return Estimate(*(None if None in (a, b) else a + b for a, b in zip(self, other, strict=True)))  # type: ignore[operator]
+    def plus(self, other: Forecast) -> Forecast:
+        """Return the sum. Bounds are added: both come from the same few tasks, so their errors are not independent."""
+        return Forecast(*(None if None in (a, b) else a + b for a, b in zip(self, other, strict=True)))  # type: ignore[operator]
 
-    def map(self, function: Callable[[float], float]) -> Estimate:
-        """Return it under a rising function."""
-        return Estimate(*(None if value is None else function(value) for value in self))
-
-
-def exactly(value: float) -> Estimate:
-    """Return a figure that is known."""
-    return Estimate(value, value, value)
+    def map(self, function: Callable[[float], float]) -> Forecast:
+        """Return the forecast of an increasing function of the value."""
+        return Forecast(*(None if value is None else function(value) for value in self))
 
 
-def t_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t (Abramowitz & Stegun 26.7.5); `freedom` is 1 or more."""
-    if freedom in _T:
-        return _T[freedom]
-    z, n = _Z, freedom
-    return (
-        z
-        + (z**3 + z) / (4 * n)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
-    )
+def exactly(value: float) -> Forecast:
+    """Return the forecast of a known value."""
+    return Forecast(value, value, value)
 
 
-def total(each: Sequence[float], count: float, known: bool = True) -> Estimate:
-    """Return what `count` units come to together, from those that were looked at.
+def total(each: Sequence[float], count: float, known: bool = True) -> Forecast:
+    """Return the total of `count` units, from the units that were seen.
 
-    The bounds are those of a prediction interval: of k units that nobody saw, k·mean ± t·s·sqrt(k·(1 + k/m)), with m
-    units seen of deviation s.
+    The bounds are a prediction interval: the total of k unseen units is k·mean ± t·s·sqrt(k·(1 + k/m)), where m units
+    of standard deviation s were seen.
 
     Args:
-        each: The figure of every unit seen; not empty.
-        count: How many units there will be.
-        known: The units seen are among them, and come to the same again.
+        each: Value of every unit seen; not empty.
+        count: Number of units.
+        known: The units seen are among them.
     """
+    from scipy import stats
+
     seen = len(each)
     done = sum(each) if known and count >= seen else 0.0
     left = count - seen if known and count >= seen else count
@@ -71,36 +58,41 @@ def total(each: Sequence[float], count: float, known: bool = True) -> Estimate:
     expected = done + left * mean
     if not left:
         return exactly(expected)
-    if seen < 2:
-        return Estimate(expected)
+    if seen < 2:  # one unit has no spread
+        return Forecast(expected)
     deviation = math.sqrt(sum((value - mean) ** 2 for value in each) / (seen - 1))
-    margin = t_quantile(seen - 1) * deviation * math.sqrt(left * (1 + left / seen))
-    return Estimate(expected, max(done, expected - margin), expected + margin)
+    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, seen - 1))
+    margin = quantile * deviation * math.sqrt(left * (1 + left / seen))
+    return Forecast(expected, max(done, expected - margin), expected + margin)
 
 
-def grown(amount: float, each: Sequence[float], count: float, known: bool = True) -> Estimate:
-    """Return what an amount grows to that was spent on all units seen together and goes with their figure `each`.
+def grown(amount: float, each: Sequence[float], count: float, known: bool = True) -> Forecast:
+    """Return the growth of an amount that was spent on all units seen together, in proportion to `each`.
 
-    Where that figure is 0 throughout, units count alike.
+    If `each` is 0 throughout, all units count alike.
+
+    Args:
+        amount: The amount for the units seen.
+        each, count, known: See `total`.
     """
     if not amount:
         return exactly(0.0)
     if not sum(each):
         each = [1.0] * len(each)
-        return Estimate(total(each, count, known).times(amount / sum(each)).expected)
+        return Forecast(total(each, count, known).times(amount / sum(each)).expected)
     return total(each, count, known).times(amount / sum(each))
 
 
-def rows(amount: float, each: Sequence[float], count: float, known: bool = True) -> Estimate:
-    """Return what a number of rows grows to; as `grown`.
+def rows(amount: float, each: Sequence[float], count: float, known: bool = True) -> Forecast:
+    """Return the growth of a number of rows; see `grown`.
 
-    Of what was seen nowhere there may be some nevertheless: up to 3 in as many units as were seen, with 95 %
-    probability (Hanley & Lippman-Hand 1983, the rule of three).
+    If no row was seen, there are at most 3 in as many units with 95 % probability (the rule of three, Hanley &
+    Lippman-Hand 1983).
     """
     seen = len(each)
     if amount:
         return grown(amount, each, count, known)
-    return Estimate(0.0, 0.0, 3 * max(0.0, count - seen if known else count) / seen)
+    return Forecast(0.0, 0.0, 3 * max(0.0, count - seen if known else count) / seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,44 +100,44 @@ class Figure:
     """One line of a plan.
 
     Attributes:
-        name: Under which it stands in summary.json.
-        estimate: What is expected.
+        name: Its name in summary.json.
+        forecast: The expected value.
         unit: `tokens`, `calls`, `rows`, `seconds`, `bytes` …
-        note: From where it is known; or why it is not.
+        note: Where it comes from, or why it is not known.
     """
 
     name: str
-    estimate: Estimate
+    forecast: Forecast
     unit: str = ""
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
-        return {**self.estimate._asdict(), "unit": self.unit, "note": self.note}
+        return {**self.forecast._asdict(), "unit": self.unit, "note": self.note}
 
     @classmethod
     def from_json(cls, name: str, data: Mapping[str, Any]) -> Figure:
         """Rebuild it from `to_json`."""
-        return cls(name, Estimate(data["expected"], data["low"], data["high"]), data["unit"], data["note"])
+        return cls(name, Forecast(data["expected"], data["low"], data["high"]), data["unit"], data["note"])
 
 
 def unknown(name: str, unit: str, why: str) -> Figure:
-    """Return a figure that nobody can know."""
-    return Figure(name, Estimate(), unit, why)
+    """Return a figure without a value."""
+    return Figure(name, Forecast(), unit, why)
 
 
 def beside(figures: Iterable[Figure], actual: Mapping[str, float | None]) -> dict[str, dict[str, Any]]:
-    """Return what summary.json says of expected and actual: by name, `ratio` = actual / expected."""
+    """Return expected and actual values for summary.json, by name; `ratio` = actual / expected."""
     out = {}
     for figure in figures:
-        came, hoped = actual.get(figure.name), figure.estimate.expected
+        came, hoped = actual.get(figure.name), figure.forecast.expected
         ratio = round(came / hoped, 4) if came is not None and hoped else None
         out[figure.name] = {**figure.to_json(), "actual": came, "ratio": ratio}
     return out
 
 
 def table(figures: Mapping[str, Mapping[str, Any]], title: str) -> Any:
-    """Return a table of figures as JSON; with what they came to, where that is known."""
+    """Return a table of figures given as JSON, with actual values where there are any."""
     from rich.table import Table
 
     done = any("actual" in figure for figure in figures.values())
@@ -170,7 +162,7 @@ def _between(low: float | None, high: float | None, unit: str) -> str:
 
 
 def amount(value: float | None, unit: str) -> str:
-    """Return a figure in words that are short enough for a table."""
+    """Return a value with its unit, short enough for a table."""
     if value is None:
         return "not known"
     if unit == "seconds":

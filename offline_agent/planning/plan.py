@@ -1,92 +1,43 @@
-"""What a run will cost, before it is begun: from a small real run of the same configuration, or from given figures.
+"""Expected cost of a run, from a small run of the same configuration (the probe) or from given figures.
 
-The probe is the pipeline itself on a few tasks (updates, rounds), in a process and a directory of its own; the
-directory is removed. A run begun with `plan.expect=true` keeps its trees, and ends with expected beside actual.
+The probe is the command itself on a few tasks (updates, rounds), in a process and a directory of its own; the
+directory is removed. A run with `plan.expect=true` keeps the trees of its probe, and its summary compares expected
+with actual cost.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.errors import ConfigError, DataError, TrainingError
 from offline_agent.planning.figures import Figure, beside, table
+from offline_agent.planning.loop import STAGES, Iterate
+from offline_agent.planning.planner import Planner, ReferenceRun
 
 if TYPE_CHECKING:
     from offline_agent.store.run_directory import RunDirectory
 
 KEPT = "plan.json"
 Say = Callable[[str], None]
-_PLANNERS = {
-    "build_prefs": "search:BuildPrefs",
-    "evaluate": "search:Evaluate",
-    "train_sft": "training:TrainSft",
-    "train_dpo": "training:TrainDpo",
-    "refine_grpo": "training:RefineGrpo",
-    "iterate": "loop:Iterate",
-}
+_PLANNERS: dict[str, Planner] = {**STAGES, "iterate": Iterate()}
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A finished run to which figures are taken from.
-
-    Attributes:
-        path: Its run directory.
-        summary: Its summary.json.
-        known: The run that is planned begins with the very same tasks (updates, rounds).
-        memory: Largest resident memory of one of its processes, bytes; None where nobody looked.
-    """
-
-    path: Path
-    summary: Mapping[str, Any]
-    known: bool
-    memory: int | None = None
-
-
-class Planner(Protocol):
-    """What is known about the cost of one pipeline."""
-
-    def probe(self, config: Any) -> Any:
-        """Return the configuration of a small run like it; `run_dir` and tracking are set by the caller."""
-        ...
-
-    def expected(self, config: Any, seen: Seen | None) -> list[Figure]:
-        """Return the figures of the whole run; without a run to go by, from the configuration alone."""
-        ...
-
-    def actual(self, config: Any, seen: Seen) -> dict[str, float | None]:
-        """Return what a finished run came to, by the figures' names; None where it cannot be said."""
-        ...
-
-    def adopt(self, probe: Seen, run: RunDirectory) -> dict[str, float]:
-        """Take over what the probe did as the run's own, as far as that can be done.
-
-        Returns:
-            What the run need not spend any more, by figure: added to what its own session came to.
-        """
-        ...
-
-
-def planner(pipeline: str) -> Planner:
-    """Return what knows a pipeline; raises ConfigError for one that nobody knows."""
-    if pipeline not in _PLANNERS:
-        raise ConfigError(f"--plan: nothing is known about the cost of {pipeline}; known: {', '.join(_PLANNERS)}")
-    module, _, name = _PLANNERS[pipeline].partition(":")
-    made: Planner = getattr(importlib.import_module(f"offline_agent.planning.{module}"), name)()
-    return made
+def planner(command: str) -> Planner:
+    """Return the planner of a command; raises ConfigError if there is none."""
+    if command not in _PLANNERS:
+        raise ConfigError(f"--plan: nothing is known about the cost of {command}; known: {', '.join(_PLANNERS)}")
+    return _PLANNERS[command]
 
 
 def check(config: RunConfig, planned: bool) -> None:
-    """Raise ConfigError where nobody is there to probe."""
+    """Raise ConfigError where no process can run the probe."""
     from offline_agent.launch import torchrun
 
     if torchrun.count() > 1:
@@ -98,7 +49,7 @@ def check(config: RunConfig, planned: bool) -> None:
 
 
 def plan(pipeline: str, config: RunConfig, say: Say) -> Any:
-    """Return the table of what a run is expected to cost; nothing is left on the disk.
+    """Return the table of the expected cost of a run; no file is left.
 
     Raises:
         ConfigError: plan.rates names no finished run of the pipeline.
@@ -111,7 +62,7 @@ def plan(pipeline: str, config: RunConfig, say: Say) -> Any:
 
 
 def show(figures: Mapping[str, Mapping[str, Any]], pipeline: str, config: RunConfig) -> Any:
-    """Return figures as a table, with where they come from."""
+    """Return figures as a table, with their source."""
     section = config.plan
     if section.rates is not None:
         source = f"from {section.rates}"
@@ -125,13 +76,13 @@ def show(figures: Mapping[str, Mapping[str, Any]], pipeline: str, config: RunCon
     return table(figures, f"{pipeline}: expected on {count}, {source}")
 
 
-class Expectation:
-    """What a run under way is expected to cost; kept in its directory, so that it outlives the process.
+class CostComparison:
+    """Expected cost of a run, kept in its directory so that a resumed run still has it.
 
     Args:
-        pipeline: Its name.
-        config: Its configuration.
-        run: Its directory.
+        pipeline: Name of the command.
+        config: The configuration.
+        run: The run directory.
         say: Prints a line for the user.
 
     Raises:
@@ -150,7 +101,7 @@ class Expectation:
             self.figures = [Figure.from_json(name, figure) for name, figure in data["figures"].items()]
             self._spent: dict[str, float] = data["spent"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{file}: not readable ({error!r}). Remove it: the probe is done anew.") from error
+            raise DataError(f"{file}: not readable ({error!r}). Remove it: the probe is repeated.") from error
 
     def _look(self, file: Path, say: Say) -> None:
         from offline_agent.store.files import write_json
@@ -162,8 +113,8 @@ class Expectation:
             write_json(file, {"figures": {one.name: one.to_json() for one in figures}, "spent": spent})
 
     def against(self, summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return expected beside actual, for summary.json."""
-        seen = Seen(self.run.path, summary, True)
+        """Return expected and actual values, for summary.json."""
+        seen = ReferenceRun(self.run.path, summary, True)
         actual = self._planner.actual(self.config, seen)
         for name, spent in self._spent.items():
             came = actual.get(name)
@@ -177,8 +128,8 @@ class Expectation:
 
 
 @contextmanager
-def _seen(pipeline: str, one: Planner, config: RunConfig, say: Say) -> Iterator[Seen | None]:
-    """Give the run that figures are taken from: a named one, a probe made for it, or none."""
+def _seen(pipeline: str, one: Planner, config: RunConfig, say: Say) -> Iterator[ReferenceRun | None]:
+    """Yield the reference run: a named one, a probe, or None."""
     section = config.plan
     if section.rates is not None:
         yield _finished(pipeline, Path(section.rates))
@@ -189,7 +140,7 @@ def _seen(pipeline: str, one: Planner, config: RunConfig, say: Say) -> Iterator[
         yield None
 
 
-def _finished(pipeline: str, path: Path) -> Seen:
+def _finished(pipeline: str, path: Path) -> ReferenceRun:
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
         summary = json.loads((path / "summary.json").read_bytes())
@@ -203,10 +154,10 @@ def _finished(pipeline: str, path: Path) -> Seen:
         raise ConfigError(
             f"plan.rates: {path} is a run of {command} with status {status}; name a finished one of {pipeline}"
         )
-    return Seen(path, summary, known=False)
+    return ReferenceRun(path, summary, known=False)
 
 
-def _probe(pipeline: str, one: Planner, config: RunConfig, folder: Path, say: Say) -> Seen:
+def _probe(pipeline: str, one: Planner, config: RunConfig, folder: Path, say: Say) -> ReferenceRun:
     from offline_agent.config.plan import PlanSection
     from offline_agent.launch.stages import Stage, run_stage
 
@@ -224,13 +175,13 @@ def _probe(pipeline: str, one: Planner, config: RunConfig, folder: Path, say: Sa
     try:
         summary = run_stage(Stage(pipeline, pipeline, small), say, "give the same command again")
     except TrainingError as error:
-        told = str(error).partition("\nAll of it:")[0]  # where it lies is gone when this is read
+        told = str(error).partition("\nAll of it:")[0]  # the folder of the log is removed
         raise TrainingError(f"the probe of the plan failed, and nothing was begun: {told}") from error
-    return Seen(folder / pipeline, summary, known=True, memory=_memory())
+    return ReferenceRun(folder / pipeline, summary, known=True, memory=_memory())
 
 
 def _memory() -> int | None:
-    """Return the largest resident memory of a child that has ended, in bytes."""
+    """Return the largest resident memory of an ended child process, bytes; None = not known."""
     import resource
 
     size = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss

@@ -1,4 +1,4 @@
-"""What is known about the cost of searching tasks and of playing them: `build_prefs` and `evaluate`."""
+"""Costs of searching and of playing tasks: the planners of `build_prefs` and `evaluate`."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.planning.figures import Figure, exactly, grown, unknown
-from offline_agent.planning.plan import Seen
-from offline_agent.planning.tasks import LACKING, Found, figures
+from offline_agent.planning.planner import Planner, ReferenceRun
+from offline_agent.planning.tasks import LACKING, TaskCosts, figures
 from offline_agent.store.columns import PAIR_TABLES
 
 if TYPE_CHECKING:
     from offline_agent.store.run_directory import RunDirectory
 
-_LOOKED_AT = 500  # trees of a large run from which the spread is taken
-_TABLES: dict[str, tuple[tuple[str, ...], str]] = {  # and the column that tells rows apart
+_TREES_READ = 500  # trees of a large run from which the spread is estimated
+_TABLES: dict[str, tuple[tuple[str, ...], str]] = {  # tables, and the column that names a row's tree or task
     "pairs": (PAIR_TABLES, "tree_id"),
     "filtered": (("filtered",), "task_id"),
     "trajectories": (("trajectories",), "task_id"),
 }
 
 
-class BuildPrefs:
-    """The cost of `build_prefs`; see `_plan.Planner`."""
+class BuildPrefs(Planner):
+    """The cost of `build_prefs`."""
 
     def probe(self, config: Any) -> Any:
-        """See `_plan.Planner`."""
+        """See `Planner`."""
         return fewer(config, count_tasks(config), config.plan.probe)
 
-    def expected(self, config: BuildPrefsConfig, seen: Seen | None) -> list[Figure]:
-        """See `_plan.Planner`."""
+    def expected(self, config: BuildPrefsConfig, seen: ReferenceRun | None) -> list[Figure]:
+        """See `Planner`."""
         return self.of_tasks(config, count_tasks(config), seen)
 
-    def of_tasks(self, config: BuildPrefsConfig, tasks: int, seen: Seen | None) -> list[Figure]:
+    def of_tasks(self, config: BuildPrefsConfig, tasks: int, seen: ReferenceRun | None) -> list[Figure]:
         """Return the figures of so many tasks."""
         found = None if seen is None else self._found(seen)
         search = config.search
@@ -54,19 +54,19 @@ class BuildPrefs:
             out.append(Figure("seconds_mining", mining, "seconds", "replays, pairs, certificates, in one thread"))
         return [*out, Figure("trees", exactly(tasks), "rows")]
 
-    def _found(self, seen: Seen) -> Found:
+    def _found(self, seen: ReferenceRun) -> TaskCosts:
         summary, seconds = seen.summary, seen.summary["seconds"]
-        trees = list(itertools.islice(_trees(seen.path), _LOOKED_AT))
+        trees = list(itertools.islice(_trees(seen.path), _TREES_READ))
         names = [tree["graph"]["tree_id"] for tree, _ in trees]
         counters = [tree["graph"]["counters"] for tree, _ in trees]
-        share = len(trees) / summary["tasks"]  # of a large run, what was looked at stands for all
+        share = len(trees) / summary["tasks"]  # of a large run, the trees that were read stand for all
         totals = self._totals(seen)
         whole = totals["seconds_working"] is not None
 
         def part(amount: float | None) -> float | None:
             return None if amount is None else amount * share
 
-        return Found(
+        return TaskCosts(
             tokens=[one["generated"] for one in counters],
             prompts=[one["prefilled"] for one in counters],
             calls=[one["tool_calls"] for one in counters],
@@ -90,8 +90,8 @@ class BuildPrefs:
             known=seen.known,
         )
 
-    def _totals(self, seen: Seen) -> dict[str, float | None]:
-        """Return what the whole run came to; None for what only the session that did it knew."""
+    def _totals(self, seen: ReferenceRun) -> dict[str, float | None]:
+        """Return the totals of the run; None for totals that only an earlier session knew."""
         summary, session = seen.summary, seen.summary["this_session"]
         whole = bool(session) and not summary["resumed"]
         return {
@@ -104,8 +104,8 @@ class BuildPrefs:
             "seconds_working": summary["seconds"]["search"] if whole else None,
         }
 
-    def actual(self, config: BuildPrefsConfig, seen: Seen) -> dict[str, float | None]:
-        """See `_plan.Planner`."""
+    def actual(self, config: BuildPrefsConfig, seen: ReferenceRun) -> dict[str, float | None]:
+        """See `Planner`."""
         summary = seen.summary
         return {
             **self._totals(seen),
@@ -117,8 +117,8 @@ class BuildPrefs:
             "trajectories": summary["trajectories"],
         }
 
-    def adopt(self, probe: Seen, run: RunDirectory) -> dict[str, float]:
-        """Take over the probe's trees: each is a function of the run's seed and its task alone."""
+    def adopt(self, probe: ReferenceRun, run: RunDirectory) -> dict[str, float]:
+        """Copy the trees of the probe: a tree depends on the seed of the run and its task alone."""
         target = run.path / "trees"
         target.mkdir(exist_ok=True)
         before = set(run.tree_ids())
@@ -134,23 +134,23 @@ class BuildPrefs:
         session, totals = probe.summary["this_session"], self._totals(probe)
         names = ("prompt_tokens_without_cache", "prompt_tokens_computed", "seconds_working")
         spent = {name: value for name in names if (value := totals[name]) is not None}
-        return {**spent, "calls_replayed": session["calls_replayed"]}  # pairs are built anew, and all of them counted
+        return {**spent, "calls_replayed": session["calls_replayed"]}  # pairs are built again
 
 
-class Evaluate:
-    """The cost of `evaluate`; see `_plan.Planner`."""
+class Evaluate(Planner):
+    """The cost of `evaluate`."""
 
     def probe(self, config: EvaluateConfig) -> EvaluateConfig:
-        """See `_plan.Planner`."""
+        """See `Planner`."""
         small = fewer(config, count_tasks(config), config.plan.probe)
-        # whom it is compared with costs nothing, and played other tasks
+        # an earlier run to compare with costs nothing, and has other tasks
         return small.model_copy(update={"against": config.against.model_copy(update={"run": None}), "resamples": 100})
 
-    def expected(self, config: EvaluateConfig, seen: Seen | None) -> list[Figure]:
-        """See `_plan.Planner`."""
+    def expected(self, config: EvaluateConfig, seen: ReferenceRun | None) -> list[Figure]:
+        """See `Planner`."""
         return self.of_tasks(config, count_tasks(config), seen)
 
-    def of_tasks(self, config: EvaluateConfig, tasks: int, seen: Seen | None) -> list[Figure]:
+    def of_tasks(self, config: EvaluateConfig, tasks: int, seen: ReferenceRun | None) -> list[Figure]:
         """Return the figures of so many tasks."""
         searched = config.test_time.simulations if config.test_time.algorithm != "none" else 0
         sampled = max(config.attempts, searched) if config.test_time.algorithm == "best_of_n" else config.attempts
@@ -164,7 +164,7 @@ class Evaluate:
         return [one for one in figures(config, tasks, None if seen is None else self._found(seen), calls, tokens)
                 if one.name != "pairs"]  # fmt: skip
 
-    def _found(self, seen: Seen) -> Found:
+    def _found(self, seen: ReferenceRun) -> TaskCosts:
         by_task = _attempts(seen.path)
         measured = _players(seen.summary["this_session"])
         totals = self._totals(seen)
@@ -173,7 +173,7 @@ class Evaluate:
         whole = totals["seconds_working"] is not None
         generation = sum(one["generation_seconds"] for one in measured) if whole else 0.0
         replays = [one.get("calls_replayed", 0) for one in measured]
-        return Found(
+        return TaskCosts(
             tokens=[by_task[name]["generated_tokens"] for name in names],
             prompts=[by_task[name]["prefilled_tokens"] for name in names],
             calls=[by_task[name]["tool_calls"] for name in names],
@@ -188,7 +188,7 @@ class Evaluate:
             known=seen.known,
         )
 
-    def _totals(self, seen: Seen) -> dict[str, float | None]:
+    def _totals(self, seen: ReferenceRun) -> dict[str, float | None]:
         session, seconds = seen.summary["this_session"], seen.summary["seconds"]
         measured = _players(session)
         whole = not session["resumed"]
@@ -200,8 +200,8 @@ class Evaluate:
             "seconds_working": sum(seconds.values()) if whole else None,
         }
 
-    def actual(self, config: EvaluateConfig, seen: Seen) -> dict[str, float | None]:
-        """See `_plan.Planner`."""
+    def actual(self, config: EvaluateConfig, seen: ReferenceRun) -> dict[str, float | None]:
+        """See `Planner`."""
         by_task = _attempts(seen.path).values()
 
         def summed(name: str) -> float:
@@ -216,20 +216,16 @@ class Evaluate:
             "attempts": summed("rows"),
         }
 
-    def adopt(self, probe: Seen, run: RunDirectory) -> dict[str, float]:
-        """Take over nothing: attempts are cheap beside searches."""
-        return {}
-
 
 def count_tasks(config: Any) -> int:
-    """Return how many tasks a configuration asks for."""
+    """Return the number of tasks of a configuration."""
     from offline_agent.runner.components import make_environment, make_tasks
 
     return len(make_tasks(make_environment(config), config.tasks))
 
 
 def fewer(config: Any, tasks: int, most: int) -> Any:
-    """Return the configuration with fewer tasks, each under the same budget."""
+    """Return the configuration with fewer tasks, each with the same budget."""
     n = min(tasks, most)
     budget = config.search.budget
     shared = {name: value for name in ("tokens", "prefilled", "tool_calls") if (value := getattr(budget, name))}
@@ -243,12 +239,12 @@ def fewer(config: Any, tasks: int, most: int) -> Any:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a folder's files."""
+    """Return the total size of the files in a folder, bytes."""
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def rows_by(folders: Iterable[Path], column: str, names: Sequence[str]) -> list[float]:
-    """Return how many rows of tables each of the names has."""
+    """Return the number of rows of each name in tables."""
     import pyarrow.parquet as pq
 
     counts: Counter[str] = Counter()
@@ -282,7 +278,7 @@ def _threads(path: Path) -> int:
 
 
 def _attempts(path: Path) -> dict[str, dict[str, float]]:
-    """Return what the attempts at each task cost; those that best_of_n chose among are counted themselves."""
+    """Return the costs of the attempts at each task; rows of best_of_n repeat other attempts and are left out."""
     import pyarrow.parquet as pq
 
     names = ("generated_tokens", "prefilled_tokens", "tool_calls", "steps")

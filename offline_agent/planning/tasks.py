@@ -1,4 +1,4 @@
-"""The cost of working on tasks, with a generator, tools and a driver that overlap: amounts, time, disk, rows."""
+"""Costs of a run on tasks: tokens, calls, rows, disk, and time where generation, tools and bookkeeping overlap."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offline_agent.planning.figures import Estimate, Figure, exactly, grown, rows, total, unknown
+from offline_agent.planning.figures import Figure, Forecast, exactly, grown, rows, total, unknown
 
 LACKING = "needs a probe (plan.probe=20), a finished run (plan.rates)"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a finished run on tasks took.
+class TaskCosts:
+    """The costs of a finished run on tasks.
 
     Attributes:
         tokens, prompts, calls: By task: tokens sampled; prompt tokens, each computed once; tool calls.
-        sizes: By task: what its disk space grows with.
-        rows: By table: rows in all, and by task as far as they can be told apart.
+        sizes: By task: a measure in proportion to its disk space.
+        rows: By table: all rows, and rows by task.
         size: Bytes on disk.
-        without_cache, computed: Prompt tokens of all requests; those that were computed; None where nobody can say.
-        replayed: Calls executed to restore states or to check pairs; None where nobody can say.
-        seconds: It took while tasks were worked on; None where nobody can say.
-        generation, tools, driver: Of these: generators busy; environments stepped, summed over threads; bookkeeping.
-        threads: That stepped environments.
-        known: The run that is planned begins with the very same tasks.
+        without_cache, computed: Prompt tokens of all requests; those that were computed; None = not known.
+        replayed: Calls executed to restore states or to check pairs; None = not known.
+        seconds: Wall seconds of the work on tasks; None = not known.
+        generation, tools, driver: Busy seconds of the generators, of the environment threads (summed), of bookkeeping.
+        threads: Number of threads that stepped environments.
+        known: The planned run begins with the same tasks.
     """
 
     tokens: Sequence[float]
@@ -46,22 +46,22 @@ class Found:
 
     @property
     def effort(self) -> Sequence[float]:
-        """By task: what its time grows with."""
+        """By task: a measure in proportion to its time."""
         return self.tokens if sum(self.tokens) else self.calls
 
 
-def figures(config: Any, tasks: int, found: Found | None, most_calls: int, most_tokens: int | None) -> list[Figure]:
+def figures(config: Any, tasks: int, found: TaskCosts | None, most_calls: int, most_tokens: int | None) -> list[Figure]:
     """Return the figures of a run on so many tasks.
 
     Args:
-        config: Has `plan` and `limits`.
+        config: The configuration; its sections `plan` and `limits` are used.
         tasks: Number of tasks.
-        found: A run to go by; None = the configuration and what `plan` gives.
-        most_calls: Most tool calls of a task, where nothing fails.
-        most_tokens: Most tokens sampled for a task, where nothing fails; None = the policy has none.
+        found: Costs of a reference run; None = the configuration and the values in `plan`.
+        most_calls: Most tool calls of a task without faults.
+        most_tokens: Most tokens sampled for a task without faults; None = the policy has no limit.
     """
     out = {figure.name: figure for figure in _amounts(config.plan, tasks, found, most_calls, most_tokens)}
-    out["seconds_working"] = _seconds(config, tasks, found, {name: one.estimate for name, one in out.items()})
+    out["seconds_working"] = _seconds(config, tasks, found, {name: one.forecast for name, one in out.items()})
     if found is None:
         out["disk"] = unknown("disk", "bytes", LACKING)
     else:
@@ -70,32 +70,34 @@ def figures(config: Any, tasks: int, found: Found | None, most_calls: int, most_
     return list(out.values())
 
 
-def _amounts(plan: Any, tasks: int, found: Found | None, most_calls: int, most_tokens: int | None) -> Iterator[Figure]:
+def _amounts(
+    plan: Any, tasks: int, found: TaskCosts | None, most_calls: int, most_tokens: int | None
+) -> Iterator[Figure]:
     bound = "at most: every simulation or attempt as long as allowed, none of it repeated"
     if plan.tokens is not None:
-        yield Figure("tokens_sampled", Estimate(tasks * plan.tokens), "tokens", "plan.tokens a task")
+        yield Figure("tokens_sampled", Forecast(tasks * plan.tokens), "tokens", "plan.tokens a task")
     elif found is not None:
         yield Figure("tokens_sampled", total(found.tokens, tasks, found.known), "tokens")
     elif most_tokens is None:
         yield unknown("tokens_sampled", "tokens", f"{LACKING} or plan.tokens")
     else:
-        yield Figure("tokens_sampled", Estimate(high=tasks * most_tokens), "tokens", bound)
+        yield Figure("tokens_sampled", Forecast(high=tasks * most_tokens), "tokens", bound)
     yield from _prompts(plan, tasks, found)
     if plan.tool_calls is not None:
-        yield Figure("tool_calls", Estimate(tasks * plan.tool_calls), "calls", "plan.tool_calls a task")
+        yield Figure("tool_calls", Forecast(tasks * plan.tool_calls), "calls", "plan.tool_calls a task")
     elif found is not None:
         yield Figure("tool_calls", total(found.calls, tasks, found.known), "calls")
     else:
-        yield Figure("tool_calls", Estimate(high=tasks * most_calls), "calls", bound)
+        yield Figure("tool_calls", Forecast(high=tasks * most_calls), "calls", bound)
     if found is not None and found.replayed is not None:
         replayed = grown(found.replayed, found.calls, tasks, found.known)
         yield Figure("calls_replayed", replayed, "calls", "to restore states and to check pairs")
 
 
-def _prompts(plan: Any, tasks: int, found: Found | None) -> Iterator[Figure]:
-    whole, name = Estimate(), "prompt_tokens_without_cache"
+def _prompts(plan: Any, tasks: int, found: TaskCosts | None) -> Iterator[Figure]:
+    whole, name = Forecast(), "prompt_tokens_without_cache"
     if plan.prompt_tokens is not None:
-        whole = Estimate(tasks * plan.prompt_tokens)
+        whole = Forecast(tasks * plan.prompt_tokens)
         yield Figure(name, whole, "tokens", "plan.prompt_tokens a task")
     elif found is not None and found.without_cache is not None:
         whole = grown(found.without_cache, found.prompts, tasks, found.known)
@@ -115,25 +117,25 @@ def _prompts(plan: Any, tasks: int, found: Found | None) -> Iterator[Figure]:
         yield Figure("prompt_tokens_once", once, "tokens", "with a cache that forgets nothing, each task for itself")
 
 
-def _rows(plan: Any, tasks: int, found: Found | None) -> Iterator[Figure]:
+def _rows(plan: Any, tasks: int, found: TaskCosts | None) -> Iterator[Figure]:
     if found is not None:
         for name, (amount, each) in found.rows.items():
             if name != "pairs" or plan.pairs is None:
                 yield Figure(name, rows(amount, each, tasks, found.known), "rows")
     if plan.pairs is not None:
-        yield Figure("pairs", Estimate(tasks * plan.pairs), "rows", "plan.pairs a task")
+        yield Figure("pairs", Forecast(tasks * plan.pairs), "rows", "plan.pairs a task")
     elif found is None:
         yield unknown("pairs", "rows", f"{LACKING} or plan.pairs")
 
 
-def _seconds(config: Any, tasks: int, found: Found | None, amounts: Mapping[str, Estimate]) -> Figure:
-    """Return the wall time of working on the tasks, without start-up.
+def _seconds(config: Any, tasks: int, found: TaskCosts | None, amounts: Mapping[str, Forecast]) -> Figure:
+    """Return the wall time of the work on tasks, without start-up.
 
-    The longest of generation, tools and bookkeeping is all there is where they overlap perfectly: the lower bound.
-    Expected is as little overlap as was measured.
+    Lower bound: generation, tools and bookkeeping overlap perfectly, so the longest of them counts. Expected: they
+    overlap as little as they did in the reference run.
     """
     name, plan = "seconds_working", config.plan
-    growth = Estimate(1.0) if found is None else _growth(found, tasks)
+    growth = Forecast(1.0) if found is None else _growth(found, tasks)
     generation = _generation(plan, found, growth, amounts)
     workers = plan.workers or config.limits.workers
     tools = _tools(plan, found, growth, amounts)
@@ -143,7 +145,7 @@ def _seconds(config: Any, tasks: int, found: Found | None, amounts: Mapping[str,
             return unknown(name, "seconds", f"{LACKING} or {lacking}")
         longest = max(generation / plan.generators, tools / workers)
         note = "if generation and tools overlap; the search's own work is not counted"
-        return Figure(name, Estimate(longest), "seconds", note)
+        return Figure(name, Forecast(longest), "seconds", note)
     if found.seconds is None:
         return unknown(name, "seconds", "the run was resumed: its seconds are not all known")
     assert generation is not None and tools is not None and growth.expected is not None  # there is a run to go by
@@ -158,17 +160,17 @@ def _seconds(config: Any, tasks: int, found: Found | None, amounts: Mapping[str,
     low = None if growth.low is None else longest * growth.low / growth.expected
     high = None if growth.high is None else expected * growth.high / growth.expected
     note = f"start-up not counted; longest part: {which} {longest / expected:.0%}" if expected else ""
-    return Figure(name, Estimate(expected, low, high), "seconds", note)
+    return Figure(name, Forecast(expected, low, high), "seconds", note)
 
 
-def _growth(found: Found, tasks: int) -> Estimate:
-    """Return how many times as much work there will be."""
+def _growth(found: TaskCosts, tasks: int) -> Forecast:
+    """Return the ratio of the planned work to the work of the reference run."""
     effort = found.effort
     return total(effort, tasks, found.known).times(1 / sum(effort)) if sum(effort) else exactly(tasks / len(effort))
 
 
-def _generation(plan: Any, found: Found | None, growth: Estimate, amounts: Mapping[str, Estimate]) -> float | None:
-    """Return the seconds that one generator would be busy."""
+def _generation(plan: Any, found: TaskCosts | None, growth: Forecast, amounts: Mapping[str, Forecast]) -> float | None:
+    """Return the busy seconds of a single generator; None = not known."""
     if plan.tokens_per_second is None:
         if found is None or growth.expected is None:
             return None
@@ -184,10 +186,10 @@ def _generation(plan: Any, found: Found | None, growth: Estimate, amounts: Mappi
     return sampled / plan.tokens_per_second + prompt
 
 
-def _tools(plan: Any, found: Found | None, growth: Estimate, amounts: Mapping[str, Estimate]) -> float | None:
-    """Return the seconds that one worker would be busy."""
+def _tools(plan: Any, found: TaskCosts | None, growth: Forecast, amounts: Mapping[str, Forecast]) -> float | None:
+    """Return the busy seconds of a single environment thread; None = not known."""
     if plan.tool_seconds is None:
         return None if found is None or growth.expected is None else found.tools * growth.expected
     calls = amounts["tool_calls"].expected
-    replayed = amounts.get("calls_replayed", Estimate()).expected or 0.0
+    replayed = amounts.get("calls_replayed", Forecast()).expected or 0.0
     return None if calls is None else (calls + replayed) * plan.tool_seconds

@@ -1,4 +1,4 @@
-"""What is known about the cost of training: `train_sft`, `train_dpo` and `refine_grpo`."""
+"""Costs of training: the planners of `train_sft`, `train_dpo` and `refine_grpo`."""
 
 from __future__ import annotations
 
@@ -7,31 +7,29 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
-from offline_agent.planning.figures import Estimate, Figure, exactly, grown, total, unknown
-from offline_agent.planning.plan import Seen
+from offline_agent.config.training import TrainSftConfig
+from offline_agent.planning.figures import Figure, Forecast, exactly, grown, total, unknown
+from offline_agent.planning.planner import Planner, ReferenceRun
 from offline_agent.planning.search import records, rows_by, size_of
 from offline_agent.planning.tasks import LACKING
-from offline_agent.runner import training as _training
+from offline_agent.runner import training
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
-
-if TYPE_CHECKING:
-    from offline_agent.store.run_directory import RunDirectory
 
 _LACKING = LACKING.replace("plan.probe=20", "plan.probe=1")
 _ROUND_ATTEMPTS = "rollouts"
+MEMORY_NOTE = "resident, largest process; a GPU's is not measured"
 
 
-class _Offline:
-    """What both offline trainers share; see `_plan.Planner`."""
+class _Offline(Planner):
+    """The cost of an offline trainer."""
 
     tables: tuple[str, ...] = ()
 
     def probe(self, config: Any) -> Any:
-        """See `_plan.Planner`."""
+        """See `Planner`."""
         most = config.optimizer.max_updates
         updates = config.plan.updates if most is None else min(config.plan.updates, most)
         return config.model_copy(
@@ -41,71 +39,44 @@ class _Offline:
             }
         )
 
-    def expected(self, config: Any, seen: Seen | None) -> list[Figure]:
-        """See `_plan.Planner`."""
+    def expected(self, config: Any, seen: ReferenceRun | None) -> list[Figure]:
+        """See `Planner`."""
         rows = self.stored(config) if seen is None else self.rows(config, seen)
         return self.of_rows(config, rows, seen)
 
-    def of_rows(self, config: Any, rows: Estimate, seen: Seen | None) -> list[Figure]:
+    def of_rows(self, config: Any, rows: Forecast, seen: ReferenceRun | None) -> list[Figure]:
         """Return the figures of training on so many rows."""
-        chosen = _training.settings(config)
-        updates = rows.map(lambda count: float(_training.updates(chosen, max(1, round(count)))))
+        chosen = training.settings(config)
+        updates = rows.map(lambda count: float(training.updates(chosen, max(1, round(count)))))
         out = [
             Figure("rows", rows, "rows", "in the files; some may be left out" if seen is None else ""),
             Figure("updates", updates, "", f"of {chosen.rows} rows"),
-            *_of_updates(config, updates, seen),
+            *_of_updates(config, updates, seen, "start-up and saving not counted"),
         ]
-        if config.plan.update_seconds is not None:
-            out.append(Figure("seconds_training", updates.times(config.plan.update_seconds), "seconds", "as given"))
-        elif seen is not None:
-            each = [one["seconds"] for one in _steady(list(records(seen.path)))]
-            out.append(Figure("seconds_training", over(each, updates), "seconds", "start-up and saving not counted"))
-        else:
-            out.append(unknown("seconds_training", "seconds", f"{_LACKING} or plan.update_seconds"))
         return [*out, *_on_disk(config, updates, seen)]
 
-    def rows(self, config: Any, seen: Seen) -> Estimate:
-        """Return how many rows there will be: all were read, however few were trained on."""
+    def rows(self, config: Any, seen: ReferenceRun) -> Forecast:
+        """Return the number of rows: the probe reads all of them, and trains on few."""
         return exactly(seen.summary["data"]["kept"])
 
-    def stored(self, config: Any) -> Estimate:
-        """Return what the files say without looking at the rows."""
+    def stored(self, config: Any) -> Forecast:
+        """Return the number of rows that the files state, as an upper bound."""
         if not config.data.runs and not config.data.files:
-            return Estimate()
+            return Forecast()
         from offline_agent.training.data import sources
 
         counts = [one.rows for one in sources.find(config.data.runs, config.data.files, self.tables)]
-        return Estimate() if None in counts else Estimate(high=float(sum(count or 0 for count in counts)))
+        return Forecast() if None in counts else Forecast(high=float(sum(count or 0 for count in counts)))
 
-    def actual(self, config: Any, seen: Seen) -> dict[str, float | None]:
-        """See `_plan.Planner`."""
-        training = seen.summary["training"]
-        return {
-            "rows": seen.summary["data"]["kept"],
-            "updates": training["updates"],
-            "tokens_a_step": training["tokens"] / max(1, training["updates"]),
-            "tokens_computed": training["tokens"],
-            "tokens_of_rows": training["raw_tokens"],
-            "seconds_training": training["seconds"],
-            "memory": seen.memory,
-            "checkpoint": _checkpoint(seen.path),
-            "disk": size_of(seen.path),
-        }
-
-    def adopt(self, probe: Seen, run: RunDirectory) -> dict[str, float]:
-        """Take over nothing: a few updates under another schedule are no part of the run."""
-        return {}
+    def actual(self, config: Any, seen: ReferenceRun) -> dict[str, float | None]:
+        """See `Planner`."""
+        return {"rows": seen.summary["data"]["kept"], **_trained(seen)}
 
 
 class TrainDpo(_Offline):
     """The cost of `train_dpo`."""
 
     tables = PAIR_TABLES
-
-    def probe(self, config: TrainDpoConfig) -> TrainDpoConfig:
-        """See `_plan.Planner`."""
-        made: TrainDpoConfig = super().probe(config)
-        return made
 
 
 class TrainSft(_Offline):
@@ -114,7 +85,7 @@ class TrainSft(_Offline):
     tables = SUCCESS_TABLES
 
     def probe(self, config: TrainSftConfig) -> TrainSftConfig:
-        """Also demonstrate fewer tasks, but enough for whole updates."""
+        """Return a small run; demonstrations are of fewer tasks, but enough for whole updates."""
         small: TrainSftConfig = super().probe(config)
         if config.data.runs or config.data.files:
             return small
@@ -122,8 +93,8 @@ class TrainSft(_Offline):
         n = min(count_demonstrated(config), max(config.plan.probe, wanted))
         return small.model_copy(update={"tasks": config.tasks.model_copy(update={"n": n})})
 
-    def rows(self, config: TrainSftConfig, seen: Seen) -> Estimate:
-        """Also of tasks that were not demonstrated."""
+    def rows(self, config: TrainSftConfig, seen: ReferenceRun) -> Forecast:
+        """Return the number of rows, those of tasks that the probe did not demonstrate included."""
         if "demonstrations" not in seen.summary:
             return super().rows(config, seen)
         import pyarrow.parquet as pq
@@ -135,35 +106,35 @@ class TrainSft(_Offline):
         each += [0.0] * (seen.summary["demonstrations"]["attempts"] // per_task - len(names))  # never kept
         return grown(seen.summary["data"]["kept"], each, count_demonstrated(config), seen.known)
 
-    def of_rows(self, config: TrainSftConfig, rows: Estimate, seen: Seen | None) -> list[Figure]:
-        """Also the reading of a new model."""
+    def of_rows(self, config: TrainSftConfig, rows: Forecast, seen: ReferenceRun | None) -> list[Figure]:
+        """Return the figures, the reading of a new model included."""
         out = super().of_rows(config, rows, seen)
         if not config.scratch.reading:
             return out
-        chosen = replace(_training.settings(config), epochs=config.scratch.reading, max_updates=None)
-        updates = rows.map(lambda count: float(_training.updates(chosen, max(1, round(count)))))
+        chosen = replace(training.settings(config), epochs=config.scratch.reading, max_updates=None)
+        updates = rows.map(lambda count: float(training.updates(chosen, max(1, round(count)))))
         if seen is None:
             return [*out, unknown("seconds_reading", "seconds", _LACKING)]
         each = [one["seconds"] for one in _steady(list(records(seen.path, "reading")))]
         return [*out, Figure("seconds_reading", over(each, updates), "seconds", "before it is trained on actions")]
 
-    def actual(self, config: TrainSftConfig, seen: Seen) -> dict[str, float | None]:
-        """Also the reading of a new model."""
+    def actual(self, config: TrainSftConfig, seen: ReferenceRun) -> dict[str, float | None]:
+        """Return the actual values, the reading of a new model included."""
         read = seen.summary.get("reading")
         return {**super().actual(config, seen), **({"seconds_reading": read["seconds"]} if read else {})}
 
 
-class RefineGrpo:
+class RefineGrpo(Planner):
     """The cost of `refine_grpo`."""
 
     def probe(self, config: RefineGrpoConfig) -> RefineGrpoConfig:
-        """See `_plan.Planner`."""
+        """See `Planner`."""
         rounds = min(config.rounds, config.plan.updates)
         kept = config.checkpoints.model_copy(update={"every": rounds, "keep": 1})
         return config.model_copy(update={"rounds": rounds, "checkpoints": kept})
 
-    def expected(self, config: RefineGrpoConfig, seen: Seen | None) -> list[Figure]:
-        """See `_plan.Planner`."""
+    def expected(self, config: RefineGrpoConfig, seen: ReferenceRun | None) -> list[Figure]:
+        """See `Planner`."""
         plan, rounds = config.plan, config.rounds
         episodes = config.rollouts.tasks * config.rollouts.size
         updates = rounds * config.objective.passes * config.objective.minibatches
@@ -172,9 +143,9 @@ class RefineGrpo:
             most = rounds * episodes * config.rollouts.max_steps
             redrawn = "" if not config.rollouts.redraws else "; redrawn groups come on top"
             out += [
-                Figure("episodes", Estimate(rounds * episodes), "", f"rounds × tasks × size{redrawn}"),
-                Figure("tokens_sampled", Estimate(high=most * config.rollouts.max_tokens), "tokens", "at most"),
-                Figure("tool_calls", Estimate(high=most), "calls", "at most"),
+                Figure("episodes", Forecast(rounds * episodes), "", f"rounds × tasks × size{redrawn}"),
+                Figure("tokens_sampled", Forecast(high=most * config.rollouts.max_tokens), "tokens", "at most"),
+                Figure("tool_calls", Forecast(high=most), "calls", "at most"),
                 unknown("seconds_playing", "seconds", _LACKING),
             ]
         else:
@@ -183,47 +154,26 @@ class RefineGrpo:
                                ("tool_calls", "calls"), ("seconds_playing", "seconds")):  # fmt: skip
                 out.append(Figure(name, total(played[name], rounds, seen.known), unit))
             if plan.tokens_per_second is not None:
-                sampled = out[3].estimate.times(1 / plan.tokens_per_second / plan.generators)
+                sampled = out[3].forecast.times(1 / plan.tokens_per_second / plan.generators)
                 out[-1] = Figure("seconds_playing", sampled, "seconds", "tokens at the given rate; tools overlap")
             elif plan.generators > 1:
-                out[-1] = Figure("seconds_playing", out[-1].estimate, "seconds", "on one generator, as in the probe")
-        out += _of_updates(config, exactly(updates), seen)
-        if plan.update_seconds is not None:
-            out.append(Figure("seconds_training", exactly(updates * plan.update_seconds), "seconds", "as given"))
-        elif seen is not None:
-            each = [one["seconds"] for one in _steady(_updates(seen.path))]
-            out.append(Figure("seconds_training", total(each, updates, False), "seconds", "playing not counted"))
-        else:
-            out.append(unknown("seconds_training", "seconds", f"{_LACKING} or plan.update_seconds"))
+                out[-1] = Figure("seconds_playing", out[-1].forecast, "seconds", "on one generator, as in the probe")
+        out += _of_updates(config, exactly(updates), seen, "playing not counted")
         return [*out, *_on_disk(config, exactly(rounds), seen)]
 
-    def actual(self, config: RefineGrpoConfig, seen: Seen) -> dict[str, float | None]:
-        """See `_plan.Planner`."""
-        training, played = seen.summary["training"], _played(seen.path, config.rollouts.size)
-        return {
-            "rounds": len(played["episodes"]),
-            "updates": training["updates"],
-            **{name: sum(each) for name, each in played.items()},
-            "tokens_a_step": training["tokens"] / max(1, training["updates"]),
-            "tokens_computed": training["tokens"],
-            "tokens_of_rows": training["raw_tokens"],
-            "seconds_training": training["seconds"],
-            "memory": seen.memory,
-            "checkpoint": _checkpoint(seen.path),
-            "disk": size_of(seen.path),
-        }
-
-    def adopt(self, probe: Seen, run: RunDirectory) -> dict[str, float]:
-        """Take over nothing: rounds are played with weights that the run makes itself."""
-        return {}
+    def actual(self, config: RefineGrpoConfig, seen: ReferenceRun) -> dict[str, float | None]:
+        """See `Planner`."""
+        played = _played(seen.path, config.rollouts.size)
+        sums = {name: sum(each) for name, each in played.items()}
+        return {"rounds": len(played["episodes"]), **sums, **_trained(seen)}
 
 
-def over(each: Sequence[float], count: Estimate) -> Estimate:
-    """Return what so many units come to, where their number is itself an estimate."""
+def over(each: Sequence[float], count: Forecast) -> Forecast:
+    """Return the total of so many units, where their number is itself a forecast."""
     if not each or count.expected is None:
-        return Estimate()
+        return Forecast()
     low, expected, high = (total(each, n, False) for n in (count.low or 0, count.expected, count.high or 0))
-    return Estimate(
+    return Forecast(
         expected.expected,
         None if count.low is None else low.low,
         None if count.high is None else high.high,
@@ -231,29 +181,45 @@ def over(each: Sequence[float], count: Estimate) -> Estimate:
 
 
 def count_demonstrated(config: TrainSftConfig) -> int:
-    """Return how many tasks are demonstrated."""
+    """Return the number of tasks that are demonstrated."""
     from offline_agent.envs.base import EnvSpec
     from offline_agent.runner.components import make_tasks
 
     return len(make_tasks(EnvSpec.load(config.env.name, dict(config.env.model_extra or {})), config.tasks))
 
 
-def _updates(path: Path) -> list[dict[str, Any]]:
-    return [record for record in records(path) if "update" in record]
+def _trained(seen: ReferenceRun) -> dict[str, float | None]:
+    """Return the actual values that all trainers have."""
+    trained = seen.summary["training"]
+    return {
+        "updates": trained["updates"],
+        "tokens_a_step": trained["tokens"] / max(1, trained["updates"]),
+        "tokens_computed": trained["tokens"],
+        "tokens_of_rows": trained["raw_tokens"],
+        "seconds_training": trained["seconds"],
+        "memory": seen.memory,
+        "checkpoint": _checkpoint(seen.path),
+        "disk": size_of(seen.path),
+    }
 
 
 def _steady(done: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave the first update out where there are others: it warms up what the others find warm."""
+    """Return the updates without the first one, which is slower: it fills caches."""
     return done[1:] if len(done) > 1 else done
 
 
-def _of_updates(config: Any, updates: Estimate, seen: Seen | None) -> Iterator[Figure]:
-    if seen is None:
-        yield Figure("tokens_a_step", Estimate(), "tokens", _LACKING)
-        return
-    done = _updates(seen.path)
+def _of_updates(config: Any, updates: Forecast, seen: ReferenceRun | None, note: str) -> Iterator[Figure]:
+    """Yield tokens and seconds of updates; `note` says which time is not counted."""
+    done = [] if seen is None else [record for record in records(seen.path) if "update" in record]
+    if config.plan.update_seconds is not None:
+        yield Figure("seconds_training", updates.times(config.plan.update_seconds), "seconds", "as given")
+    elif done:
+        each = [one["seconds"] for one in _steady(done)]
+        yield Figure("seconds_training", over(each, updates), "seconds", note)
+    else:
+        yield unknown("seconds_training", "seconds", f"{_LACKING} or plan.update_seconds")
     if not done:
-        yield unknown("tokens_a_step", "tokens", "the probe made no update")
+        yield unknown("tokens_a_step", "tokens", _LACKING if seen is None else "the probe made no update")
         return
     computed, whole = [one["tokens"] for one in done], [one["raw_tokens"] for one in done]
     yield Figure("tokens_a_step", total(computed, 1, False), "tokens", "shared histories once")
@@ -261,23 +227,22 @@ def _of_updates(config: Any, updates: Estimate, seen: Seen | None) -> Iterator[F
     yield Figure("tokens_of_rows", over(whole, updates), "tokens", "each row for itself")
 
 
-def _on_disk(config: Any, updates: Estimate, seen: Seen | None) -> Iterator[Figure]:
-    """Yield memory and disk; `updates` is what checkpoints are counted by."""
+def _on_disk(config: Any, updates: Forecast, seen: ReferenceRun | None) -> Iterator[Figure]:
+    """Yield memory and disk; checkpoints are counted by `updates`."""
     if seen is None:
         for name in ("memory", "checkpoint", "disk"):
             yield unknown(name, "bytes", _LACKING)
         return
-    note = "resident, largest process; a GPU's is not measured"
     if seen.memory is None:
         yield unknown("memory", "bytes", "plan.rates names a run whose processes are gone")
     else:
-        yield Figure("memory", Estimate(float(seen.memory)), "bytes", note)
+        yield Figure("memory", Forecast(float(seen.memory)), "bytes", MEMORY_NOTE)
     one = _checkpoint(seen.path)
     if one is None:
         yield unknown("checkpoint", "bytes", "the run that it would be taken from has none")
         return
     every, keep = config.checkpoints.every, config.checkpoints.keep
-    yield Figure("checkpoint", Estimate(float(one)), "bytes", f"each; one every {every}, {keep} are kept")
+    yield Figure("checkpoint", Forecast(float(one)), "bytes", f"each; one every {every}, {keep} are kept")
     folders = list((seen.path / "checkpoints").glob("checkpoint-*"))
     without = size_of(seen.path) - sum(map(size_of, folders))
     disk = updates.map(lambda count: without + one * min(keep, math.ceil(count / every)))
@@ -290,7 +255,7 @@ def _checkpoint(path: Path) -> int | None:
 
 
 def _played(path: Path, size: int) -> dict[str, list[float]]:
-    """Return figures of the rounds that were played, by round."""
+    """Return the costs of the rounds, by round."""
     rounds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for record in records(path, _ROUND_ATTEMPTS):
         if "attempt" in record:

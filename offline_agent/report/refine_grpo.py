@@ -1,22 +1,139 @@
-"""What a finished online stage leaves: tables that the offline stages read, figures, and the closing table."""
+"""Figures of rounds, exported tables and the closing table of `refine_grpo`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.report.servers import tables
 from offline_agent.runner.terminal import copyable
+from offline_agent.store import schemas
 
 if TYPE_CHECKING:
+    from offline_agent.config.refine_grpo import RefineGrpoConfig
+    from offline_agent.policies.weights import Taken
+    from offline_agent.preferences.refusals import Refusal
+    from offline_agent.records import Trajectory
+    from offline_agent.rendering.renderer import Renderer
+    from offline_agent.rollouts.attempts import Attempt
+    from offline_agent.runner.pipeline import Session
+    from offline_agent.training.online.groups import Round
     from offline_agent.training.settings import TrainResult
 
-_CROWDED = 0.8  # share of their time that threads are busy from which roll-outs wait for them
+_CROWDED = 0.8  # share of busy time of the environment threads above which roll-outs wait for them
+
+
+def round_figures(made: Round, env_steps: int, seconds: float) -> dict[str, Any]:
+    """Return the figures of a round for the records of its updates; unknown ones are left out.
+
+    Args:
+        made: The round.
+        env_steps: Environment steps of all rounds up to its end.
+        seconds: Seconds of playing it.
+    """
+    attempts = list(made.attempts)
+    acted = [attempt for attempt in attempts if attempt.steps]
+    # faults and time-outs say nothing of how far the policy would have gone
+    went = [attempt for attempt in attempts if attempt.cut_by not in ("fault", "time")]
+    rewards = [reward for group in made.groups for reward in group.scored]
+    successes = [success for group in made.groups for success in group.successes]
+    spreads = [spread for group in made.groups if (spread := group.spread) is not None]
+    calls = sum(attempt.calls for attempt in attempts)
+    tools = Counter(s.action.call.name for attempt in attempts for s in attempt.steps if s.action.call is not None)
+    out: dict[str, Any] = {
+        "groups": len(made.groups),
+        "groups_kept": len(made.kept),
+        "temperature": made.temperature,
+        "env_steps": env_steps,
+        "rollout_seconds": seconds,
+        "unscored": sum(reward is None for _, reward in made.rewarded) / len(attempts),
+    }
+    if went:
+        out["truncated"] = sum(attempt.truncated for attempt in went) / len(went)
+    if rewards:
+        mean = sum(rewards) / len(rewards)
+        out |= {"reward_mean": mean, "reward_std": (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5}
+    if successes:
+        out["success_mean"] = sum(successes) / len(successes)
+    if spreads:
+        out |= {"zero_spread": sum(not s for s in spreads) / len(spreads), "group_spread": sum(spreads) / len(spreads)}
+    if acted:
+        out["steps"] = sum(len(attempt.steps) for attempt in acted) / len(acted)
+        said = (len(step.action.token_ids or ()) for attempt in acted for step in attempt.steps)
+        out["length"] = sum(said) / len(acted)
+    if calls:
+        out["invalid_calls"] = sum(attempt.invalid_calls for attempt in attempts) / calls
+        out["repeated_calls"] = sum(attempt.repeated_calls for attempt in attempts) / calls
+    if tools:
+        out["tools"] = {name: count / sum(tools.values()) for name, count in sorted(tools.items())}
+    return out
+
+
+def sampler_figures(prefilled: int, cached: int, handed: Taken | None) -> dict[str, float]:
+    """Return the figures of a round's sampler for the records of its updates; unknown ones are left out.
+
+    Args:
+        prefilled, cached: Prompt tokens computed, and prompt tokens found in the prefix cache.
+        handed: How the sampler took the weights of the round; see `weights.Taken`.
+    """
+    out = {}
+    if prefilled + cached:
+        out["prefix_cached"] = cached / (prefilled + cached)
+    if handed is not None:
+        out |= {"handover_seconds": handed.seconds, "handover_waited": handed.waited}
+        out |= {} if handed.gap is None else {"handover_gap": handed.gap}
+        out |= {} if handed.shift is None else {"handover_shift": handed.shift}
+    return out
+
+
+def export(renderer: Renderer, session: Session[RefineGrpoConfig], attempts: Iterable[Attempt]) -> dict[str, Any]:
+    """Write all attempts to `trajectories/` and the best successes to `filtered/`; return the counts.
+
+    Successes beyond `filtered.per_task` are not quarantined: they are in `trajectories/`.
+
+    Args:
+        renderer: Renders the rows.
+        session: The run.
+        attempts: All logged attempts, in the order of the tables.
+    """
+    from offline_agent.preferences.dataset.export import trajectory_rows
+    from offline_agent.preferences.dataset.filters import RejectionFilter
+
+    refusals: list[Refusal] = []
+    counts = {"attempts": 0, "successes": 0, "unscored": 0, "filtered": 0}
+    best = RejectionFilter(session.config.filtered.per_task)
+    chosen: dict[str, list[Trajectory]] = {}
+
+    def counted() -> Iterator[Attempt]:
+        for attempt in attempts:
+            counts["attempts"] += 1
+            counts["successes"] += attempt.success is True
+            counts["unscored"] += attempt.reward is None
+            if attempt.success is True and (trajectory := attempt.trajectory()) is not None:
+                task = attempt.task.task_id
+                chosen[task], _ = best.select([*chosen.get(task, ()), trajectory], task)
+            yield attempt
+
+    def rows(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
+        return (row for trajectory in trajectories for row in trajectory_rows([trajectory], renderer, refusals))
+
+    def kept() -> Iterator[dict[str, Any]]:
+        for row in rows(trajectory for task in sorted(chosen) for trajectory in chosen[task]):
+            counts["filtered"] += 1
+            yield row
+
+    known = (trajectory for attempt in counted() if (trajectory := attempt.trajectory()) is not None)
+    session.run.write_rows("trajectories", rows(known), schemas.TRAJECTORIES)
+    session.run.write_rows("filtered", kept(), schemas.TRAJECTORIES)
+    for refusal in refusals:
+        session.run.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))
+    return counts
 
 
 def ends(result: TrainResult) -> dict[str, Any]:
-    """Return the round figures of the first and the last records."""
+    """Return the means of the round figures over the first and over the last few updates."""
     names = (
         "reward_mean", "success_mean", "group_spread", "zero_spread", "entropy", "kl", "length", "mismatch",
         "prefix_cached", "handover_seconds",
@@ -31,7 +148,7 @@ def ends(result: TrainResult) -> dict[str, Any]:
 
 
 def crowded(result: TrainResult, workers: int) -> Iterator[str]:
-    """Yield a note where roll-outs waited for the threads that step environments."""
+    """Yield a note if roll-outs waited for the threads that step environments."""
     busy = [record["tools_busy"] for record in result.records if "tools_busy" in record]
     if busy and (share := sum(busy) / len(busy)) > _CROWDED:
         yield (

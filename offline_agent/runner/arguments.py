@@ -1,4 +1,4 @@
-"""The command line of every command: what it may hold, and the text of `--help`."""
+"""Command line of every command: options, overrides, and the text of `--help`."""
 
 from __future__ import annotations
 
@@ -8,56 +8,74 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offline_agent.config import loading as configuration
 from offline_agent.config.base import masked
 from offline_agent.config.build_prefs import RunConfig
+from offline_agent.config.documentation import main_help, topic_help
 from offline_agent.errors import ConfigError, did_you_mean
 
 _OPTIONS = ("--config", "--help", "--merge", "--plan", "--print-config", "--shard", "--submit")
 _PARTS = ("--merge", "--shard", "--submit")
 _STOPS = ("--plan", "--print-config")
+_HELP = ("--help", "-h")
 _SHARDED = """
-  --shard         do only what a shard does; the jobs of launcher=slurm are called so
+  --shard         do the work of one shard; jobs of launcher=slurm are started like this
   --merge         gather what the shards in run_dir made, and finish; can be repeated"""
 
 
-def usage(name: str, about: str, config: type[RunConfig], spread: bool) -> str:
-    """Return the help text: how to call it, and every key with its type, default and meaning.
+def usage(name: str, config: type[RunConfig], spread: bool, topic: str | None = None) -> str:
+    """Return the help text: the main keys with examples, or the keys of a topic.
 
     Args:
-        name: The pipeline's.
-        about: What it does, in a sentence.
-        config: Its keys.
-        spread: Whether it can be cut into shards.
+        name: The name of the command.
+        config: Its configuration.
+        spread: Whether it can be divided into shards.
+        topic: `all`, a section or a key; None = the main keys.
+
+    Raises:
+        ConfigError: There is no such topic.
     """
     width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
+    if topic is not None:
+        return topic_help(config, topic, width)
     return f"""\
 usage: python -m offline_agent.pipelines.{name} [--config FILE] [key=value ...]
 
-{about}
+{config.about}
 
-  --config FILE   YAML with any of the keys below; key=value goes over it
+  --config FILE   YAML with any of the keys; key=value takes precedence
   --print-config  print the resolved configuration and stop
   --submit        with launcher=slurm: submit, print the ids of the jobs, and return{_SHARDED if spread else ""}
-  --plan          print what the run is expected to cost (tokens, calls, time, disk, rows), and stop; see plan.*
-  --help          this
+  --plan          print the expected cost (tokens, calls, time, disk, rows) and stop; see --help plan
+  --help [TOPIC]  this text; all = every key; a section, e.g. plan, = its keys
 
-{configuration.help_text(config, width)}
+{main_help(name, config, width)}
 
 Exit status: 0 done, 1 failed while running, 2 the request was wrong (nothing was written).
-Naming an existing run_dir with the same configuration goes on with that run."""
+An existing run_dir with the same configuration is resumed. All keys: docs/configuration.md"""
+
+
+def help_topic(arguments: Sequence[str]) -> str | None:
+    """Return the topic after `--help` or `-h`; None where the next argument is no topic."""
+    place = min(arguments.index(word) for word in _HELP if word in arguments)
+    after = arguments[place + 1] if place + 1 < len(arguments) else ""
+    return after if after and not after.startswith("-") and "=" not in after else None
+
+
+def asks_help(arguments: Sequence[str]) -> bool:
+    """Return whether the help text is asked for."""
+    return any(word in arguments for word in _HELP)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a command line asks for.
+class CommandLine:
+    """A parsed command line.
 
     Attributes:
-        file: Of the configuration.
-        overrides: The key=value.
-        print_config: Print the resolved configuration, and stop.
-        plan: Print what it would cost, and stop.
-        part: `--merge`, `--shard` or `--submit`; None = the whole.
+        file: The configuration file; None = none.
+        overrides: The `key=value` arguments.
+        print_config: Print the resolved configuration and stop.
+        plan: Print the expected cost and stop.
+        part: `--merge`, `--shard` or `--submit`; None = the whole run.
     """
 
     file: str | None
@@ -67,8 +85,8 @@ class Asked:
     part: str | None
 
 
-def parse(arguments: Sequence[str]) -> Asked:
-    """Return what is asked for; raises ConfigError with every fault."""
+def parse(arguments: Sequence[str]) -> CommandLine:
+    """Return the parsed command line; raises ConfigError with every fault."""
     file: str | None = None
     overrides, faults = [], []
     parts = [argument for argument in arguments if argument in _PARTS]
@@ -92,15 +110,15 @@ def parse(arguments: Sequence[str]) -> Asked:
     if faults:
         raise ConfigError(faults)
     part = parts[0] if parts else None
-    return Asked(file, tuple(overrides), "--print-config" in arguments, "--plan" in arguments, part)
+    return CommandLine(file, tuple(overrides), "--print-config" in arguments, "--plan" in arguments, part)
 
 
-def again(name: str, arguments: Sequence[str], run_dir: object) -> str:
-    """Return the command that goes on with a run; secrets in it are `***`, and it says that they must be given again.
+def resume_line(name: str, arguments: Sequence[str], run_dir: object) -> str:
+    """Return the command that resumes a run; secrets in it are masked as `***`, with a note to give them again.
 
     Args:
-        name: The pipeline's.
-        arguments: Of the command that began or went on with the run.
+        name: The name of the command.
+        arguments: The arguments of the command that wrote the run directory.
         run_dir: The run directory.
     """
     shown = []

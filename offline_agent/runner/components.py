@@ -1,4 +1,4 @@
-"""From keys to parts: the environment, its tasks, the policy. Loads, checks, and writes nothing."""
+"""Components made from the configuration: environment, tasks, policy, reward, critic. Nothing is written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ S = TypeVar("S", bound=Sequence[Task])
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a search needs, made from the configuration."""
+    """The components of a search or an evaluation, made from the configuration."""
 
     spec: EnvSpec
     tasks: Sequence[Task]
@@ -37,17 +37,17 @@ class Parts:
 
 
 def make_parts(config: Config) -> Parts:
-    """Return the parts that the configuration names.
+    """Return the components that the configuration names.
 
     Raises:
-        ConfigError: Every fault of every part.
+        ConfigError: With the faults of all components.
     """
     faults: list[str] = []
     spec = _collect(faults, lambda: make_environment(config))
     reward = _collect(faults, lambda: make_reward(config))
     _collect(faults, lambda: own_critic(config.search.critic))
     tasks = _collect(faults, lambda: _make_tasks(spec, config.tasks, TaskList)) if spec else None
-    chosen = _collect(faults, lambda: _policy_arguments(config.policy))  # looked at even where the rest is wrong
+    chosen = _collect(faults, lambda: _policy_arguments(config.policy))  # checked even if the environment is faulty
     policy = _collect(faults, lambda: make_policy(config.policy, spec)) if chosen and spec and not faults else None
     if faults or spec is None or tasks is None or policy is None:
         raise ConfigError(faults)
@@ -76,7 +76,7 @@ def make_environment(config: Config | RefineGrpoConfig) -> EnvSpec:
 
 
 def make_reward(config: Config | RefineGrpoConfig) -> CompositeReward | None:
-    """Return the composite reward, or None where no key of it is set: then the verifier's score is what counts."""
+    """Return the composite reward; None where no key of it is set: then the score of the verifier is the reward."""
     arguments = dict(config.reward.model_extra or {})
     if not arguments:
         return None
@@ -84,7 +84,7 @@ def make_reward(config: Config | RefineGrpoConfig) -> CompositeReward | None:
 
 
 def own_critic(name: str | None) -> Callable[..., Any] | None:
-    """Return the callable that `search.critic` names; None where it names none of the user's own.
+    """Return the callable that `search.critic` names; None for `policy` and null.
 
     Raises:
         ConfigError: It cannot be loaded, or cannot be called with a history, its proposals and a seed.
@@ -103,10 +103,10 @@ def own_critic(name: str | None) -> Callable[..., Any] | None:
 
 
 def make_tasks(spec: EnvSpec, section: TasksSection) -> list[Task]:
-    """Return the tasks asked for, in order.
+    """Return the tasks of the configuration, in order.
 
     Raises:
-        ConfigError: A faulty task file, or no task at all.
+        ConfigError: The task file is faulty, or there is no task.
     """
     return _make_tasks(spec, section, list)
 
@@ -138,7 +138,7 @@ def _from_file(spec: EnvSpec, path: Path, split: str) -> Iterator[Task]:
 
 
 def make_policy(section: PolicySection, spec: EnvSpec) -> Policy:
-    """Return the policy; its constructor gets the keys that are set, and the environment's demonstrator if it asks.
+    """Return the policy: constructed with the keys that are set, and with the demonstrator of the environment if asked.
 
     Raises:
         ConfigError: No such policy, or an argument that its constructor does not take.
@@ -154,22 +154,22 @@ def _policy_arguments(section: PolicySection) -> tuple[Any, dict[str, Any]]:
     kind = catalog.resolve("policy", section.name)
     given = section.given()
     if "temperature" in given and not catalog.accepted(kind, {"temperature": 0}):
-        del given["temperature"]  # every request carries it
+        del given["temperature"]  # requests carry the temperature
     return kind, catalog.keywords("policy", kind, given, section.defaults(), {"demonstrate": None})
 
 
 def free_arguments(policy: Policy) -> tuple[str, ...]:
-    """Return the keys of `policy` that may differ when the run goes on: as the policy itself says, no others."""
+    """Return the keys of `policy` that may differ on resume, as the policy declares them."""
     return tuple(f"policy.{name}" for name in getattr(policy, "free_arguments", ()))
 
 
 def served(policies: Iterable[tuple[str, Policy]]) -> dict[str, Any]:
-    """Return what shows by label that a policy's model is still the same when the run goes on; those that can tell."""
+    """Return, by label, evidence of the servers' models for a check on resume; only of policies that have it."""
     return {label: policy.evidence() for label, policy in policies if hasattr(policy, "evidence")}
 
 
 def facts_of(parts: Parts) -> dict[str, Any]:
-    """Return what the manifest says of the parts: identities, hashes, and whether a resume is exact to the byte."""
+    """Return the manifest entries of the components: identities, hashes, and whether a resume is exact to the byte."""
     renderer = parts.policy.renderer
     hashes: dict[str, Any] = {
         "task_set": hash_tasks(parts.tasks),

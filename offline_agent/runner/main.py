@@ -1,4 +1,4 @@
-"""The frame of every command: exit statuses, run directory, tracking, progress, closing summary."""
+"""Runner of every command: exit status, run directory, tracking, progress, closing summary."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offline_agent import crash_notes
-from offline_agent.config import loading as configuration
+from offline_agent.config.loading import load, to_yaml
 from offline_agent.errors import ConfigError, OfflineAgentError
-from offline_agent.runner.arguments import again, parse, usage
+from offline_agent.runner.arguments import asks_help, help_topic, parse, resume_line, usage
 from offline_agent.runner.opening import open_run, refuse
-from offline_agent.runner.pipeline import DONE, FAILED, C, Command, Elsewhere, Facts, P, Session
+from offline_agent.runner.pipeline import DONE, FAILED, WRONG, C, Command, Extensions, Facts, P, Session
 from offline_agent.runner.progress import Progress
 from offline_agent.runner.signals import Stopped, signals
 from offline_agent.runner.supervisor import supervised
@@ -23,28 +23,36 @@ if TYPE_CHECKING:
     from offline_agent.store.run_directory import RunDirectory
 
 
-def main(command: Command[C, P], elsewhere: Elsewhere, argv: Sequence[str] | None = None) -> int:
-    """Carry out a command line and return its exit status: 0 done, 1 failed while running, 2 wrong request.
+def main(command: Command[C, P], extensions: Extensions, argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit status: 0 done, 1 failed while running, 2 wrong request.
 
     Args:
-        command: The pipeline.
-        elsewhere: The launchers and the planner.
-        argv: Arguments without the program's name; None = `sys.argv`'s, carried out in a child of this process
+        command: The command.
+        extensions: The launchers and the planner.
+        argv: Arguments without the name of the program; None = those of `sys.argv`, run in a child process
             (`runner.supervisor`).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if "--help" in arguments or "-h" in arguments:
-        show(usage(command.name, command.about, command.config, command.spread is not None))
-        return DONE
+    if asks_help(arguments):
+        return _help(command, help_topic(arguments))
     if argv is None:
-        return supervised(command.name, lambda: _main(command, elsewhere, arguments))
-    return _main(command, elsewhere, arguments)
+        return supervised(command.name, lambda: _main(command, extensions, arguments))
+    return _main(command, extensions, arguments)
 
 
-def _main(command: Command[C, P], elsewhere: Elsewhere, arguments: list[str]) -> int:
+def _help(command: Command[C, P], topic: str | None) -> int:
+    try:
+        show(usage(command.name, command.config, command.spread is not None, topic))
+    except ConfigError as error:
+        say(f"{command.name}: {error}")
+        return WRONG
+    return DONE
+
+
+def _main(command: Command[C, P], extensions: Extensions, arguments: list[str]) -> int:
     try:
         with signals():
-            work = _set_up(command, elsewhere, arguments)
+            work = _set_up(command, extensions, arguments)
     except OfflineAgentError as error:
         return _failed(command, error)
     except Stopped as stop:
@@ -54,43 +62,43 @@ def _main(command: Command[C, P], elsewhere: Elsewhere, arguments: list[str]) ->
 
 
 def _failed(command: Command[C, P], error: OfflineAgentError) -> int:
-    """Say why a command ended, and return its exit status."""
+    """Print why a command failed, and return its exit status."""
     if isinstance(error, ConfigError):
         return refuse(command, error)
     say(f"{command.name}: {error}")
     return FAILED
 
 
-def _set_up(command: Command[C, P], elsewhere: Elsewhere, arguments: list[str]) -> Callable[[], int]:
-    """Read the request, prepare what it asks for, and return the work; nothing is written.
+def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]) -> Callable[[], int]:
+    """Check and prepare the request; return the function that does the work. Nothing is written here.
 
     Raises:
-        OfflineAgentError: The request is wrong, or cannot be prepared.
+        OfflineAgentError: The request is wrong, or a component cannot be loaded.
     """
     asked = parse(arguments)
-    config = configuration.load(command.config, asked.file, asked.overrides)
-    if os.environ.get("OFFLINE_AGENT_INSIDE_RAY"):  # carried out on a node of the cluster already
+    config = load(command.config, asked.file, asked.overrides)
+    if os.environ.get("OFFLINE_AGENT_INSIDE_RAY"):  # this process is the one on the node
         config = config.model_copy(update={"launcher": "local"})
     if asked.print_config:
-        show(configuration.to_yaml(config).rstrip())
+        show(to_yaml(config).rstrip())
         return lambda: DONE
     if asked.plan or config.plan.expect:
-        elsewhere.check_plan(config, asked.plan)
-    launched = None if asked.plan else elsewhere.launcher(command, config, asked.part, arguments)
+        extensions.check_plan(config, asked.plan)
+    launched = None if asked.plan else extensions.launcher(command, config, asked.part, arguments)
     prepared, facts = command.prepare(config)
     if asked.plan:
-        del prepared  # a model is loaded by the probe, not twice
-        return lambda: _plan(command, elsewhere, config)
+        del prepared  # the probe loads the model itself; two copies may not fit
+        return lambda: _plan(command, extensions, config)
     if launched is not None:
         return lambda: launched(command, config, prepared, facts)
-    return lambda: _carry_out(command, elsewhere, config, prepared, facts, arguments, asked.part)
+    return lambda: _carry_out(command, extensions, config, prepared, facts, arguments, asked.part)
 
 
-def _plan(command: Command[C, P], elsewhere: Elsewhere, config: C) -> int:
-    """Print what the run is expected to cost; nothing is left on the disk."""
+def _plan(command: Command[C, P], extensions: Extensions, config: C) -> int:
+    """Print the expected cost of the run; no file is left."""
     try:
         with signals():
-            show(elsewhere.plan(command.name, config, say))
+            show(extensions.plan(command.name, config, say))
     except OfflineAgentError as error:
         return _failed(command, error)
     except Stopped as stop:
@@ -101,7 +109,7 @@ def _plan(command: Command[C, P], elsewhere: Elsewhere, config: C) -> int:
 
 def _carry_out(
     command: Command[C, P],
-    elsewhere: Elsewhere,
+    extensions: Extensions,
     config: C,
     prepared: P,
     facts: Facts,
@@ -112,28 +120,28 @@ def _carry_out(
         config, run = open_run(command, config, facts)
     except OfflineAgentError as error:
         return _failed(command, error)
-    line = again(command.name, arguments, run.path)
+    line = resume_line(command.name, arguments, run.path)
     if crash_notes.notes is not None:
         crash_notes.notes.again = line
     try:
         with signals(), run:
-            _work(command, elsewhere, config, prepared, facts, run, part)
+            _work(command, extensions, config, prepared, facts, run, part)
     except OfflineAgentError as error:
-        say(f"{command.name}: {error}")  # a ConfigError too: something was written by now
+        say(f"{command.name}: {error}")  # status 1 for a ConfigError too: files were written
         return FAILED
     except Stopped as stop:
         say(f"{command.name}: stopped by {stop}. To go on: {line}")
         return FAILED
     except Exception:
         traceback.print_exc()
-        say(f"{command.name}: a fault of the program (above). What was done is in {run.path}; to go on: {line}")
+        say(f"{command.name}: a fault of the program (above). Results so far are in {run.path}; to go on: {line}")
         return FAILED
     return DONE
 
 
 def _work(
     command: Command[C, P],
-    elsewhere: Elsewhere,
+    extensions: Extensions,
     config: C,
     prepared: P,
     facts: Facts,
@@ -155,9 +163,9 @@ def _work(
         run_dir=run.path,
     )
     try:
-        expectation = elsewhere.expectation(command.name, config, run, progress.say)
+        expectation = extensions.expectation(command.name, config, run, progress.say)
         session = Session(config, run, tracker, progress, progress.say)
-        summary = _run(command, elsewhere, prepared, session, part)
+        summary = _run(command, extensions, prepared, session, part)
         progress.close()
         if expectation is not None:
             summary = {**summary, "expected": expectation.against(summary)}
@@ -166,7 +174,7 @@ def _work(
         tracker.metrics(dict(_numbers(summary)))
         for name in ("manifest.json", "summary.json"):
             tracker.artifact(run.path / name)
-        show("shard done" if part == "--shard" else command.show(summary, run.path))  # before tracking is waited for
+        show("shard done" if part == "--shard" else command.show(summary, run.path))  # before the wait for tracking
         if expectation is not None:
             show(expectation.show(summary["expected"]))
     except BaseException as error:
@@ -177,13 +185,13 @@ def _work(
 
 
 def _run(
-    command: Command[C, P], elsewhere: Elsewhere, prepared: P, session: Session[C], part: str | None
+    command: Command[C, P], extensions: Extensions, prepared: P, session: Session[C], part: str | None
 ) -> Mapping[str, Any]:
     if command.spread is None or part not in ("--shard", "--merge"):
         return command.run(prepared, session)
     if part == "--shard":
         return command.spread.share(prepared, session)
-    made = elsewhere.merge(command.spread, prepared, session)
+    made = extensions.merge(command.spread, prepared, session)
     return {**command.run(prepared, session), "shards": made}
 
 
@@ -193,7 +201,7 @@ def _commit(run: RunDirectory) -> dict[str, str]:
 
 
 def _numbers(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers in a summary as metrics, nested names joined by slashes."""
+    """Yield the numbers of a summary as metrics; nested names are joined by slashes."""
     for name, value in data.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{name}/")

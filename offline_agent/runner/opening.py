@@ -1,4 +1,4 @@
-"""A command's run directory: found a place, opened, or refused with the reasons."""
+"""Opening of run directories, and the message for a wrong request."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config import loading as configuration
 from offline_agent.config.base import masked
+from offline_agent.config.keys import free_keys
 from offline_agent.errors import ConfigError
 from offline_agent.runner.pipeline import WRONG, C, Command, Facts, P
 from offline_agent.runner.terminal import say
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDirectory]:
-    """Open the run directory and say so; return it with the configuration that names it. Raises as it does."""
+    """Open the run directory; return it with the configuration that names it. Raises as `RunDirectory.open`."""
     from offline_agent.store.run_directory import RunDirectory
 
     config = config.model_copy(update={"run_dir": str(place(command.name, config.run_dir))})
@@ -27,7 +27,7 @@ def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDir
         config=config.resolved(),
         facts={"seeds": {"run": config.seed}, **masked(dict(facts.manifest))},
         command=command.name,
-        free=(*configuration.free_keys(command.config), *facts.free),
+        free=(*free_keys(command.config), *facts.free),
     )
     say(f"{command.name}: {'going on with' if run.resumed else 'writing to'} {run.path}")
     for warning in run.warnings:
@@ -36,7 +36,7 @@ def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDir
 
 
 def place(name: str, run_dir: str | None) -> Path:
-    """Return the run directory: as asked, or a new name under `runs/`."""
+    """Return the given run directory, or a new name under `runs/`."""
     if run_dir is not None:
         return Path(run_dir)
     stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -45,10 +45,10 @@ def place(name: str, run_dir: str | None) -> Path:
 
 
 def refuse(command: Command[Any, Any], error: ConfigError) -> int:
-    """Say every fault of a request, and return the exit status."""
+    """Print every fault of a request, and return the exit status."""
     count = len(error.faults)
     say(f"{command.name}: the request is wrong ({count} fault{'s' * (count > 1)}), nothing was written:")
     for fault in error.faults:
         say(f"  {fault}")
-    say(f"All keys: python -m offline_agent.pipelines.{command.name} --help")
+    say(f"All keys: python -m offline_agent.pipelines.{command.name} --help all")
     return WRONG

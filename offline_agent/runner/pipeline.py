@@ -1,4 +1,4 @@
-"""What a pipeline is to the frame that carries it out, and what it works with."""
+"""Interfaces between the runner and the commands: command, session, shards, launchers and planner."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ P = TypeVar("P")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a pipeline knows before it begins, for the manifest and for tracking.
+    """Facts about a run that are known before it begins, for the manifest and for tracking.
 
     Attributes:
-        manifest: Put into the manifest as it is: `seeds`, `hashes` (model, tokenizer, chat_template, task_set; one
-            that differs on resume is refused), `served` (what servers say of their models; another model is refused),
+        manifest: Entries of the manifest: `seeds`, `hashes` (model, tokenizer, chat_template, task_set; a different
+            hash is refused on resume), `served` (evidence of the servers' models; another model is refused),
             `policy`, `env` …
-        tags: Tags for MLflow beside commit and run directory.
-        free: Dotted keys that may differ on resume, beside those that always may.
+        tags: Tags for MLflow, beside commit and run directory.
+        free: Dotted keys that may differ on resume, beside those declared free.
     """
 
     manifest: Mapping[str, Any] = field(default_factory=dict)
@@ -40,13 +40,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Session(Generic[C]):
-    """What a running pipeline works with.
+    """The resources of a running command.
 
     Attributes:
         config: The resolved configuration; `run_dir` is set.
         run: The run directory, locked.
-        tracker: Where metrics go.
-        progress: The bar, or the line every 30 s.
+        tracker: Receives metrics.
+        progress: The progress bar, or a line every 30 s.
         say: Prints a line for the user on stderr.
     """
 
@@ -64,7 +64,7 @@ class Shard:
     Attributes:
         number: From 0.
         path: Its run directory.
-        start, stop: Its tasks, as places among the run's.
+        start, stop: Range of its tasks among the tasks of the run.
     """
 
     number: int
@@ -74,23 +74,23 @@ class Shard:
 
     @property
     def file(self) -> Path:
-        """Its configuration."""
+        """Its configuration file."""
         return self.path.with_name(f"{self.path.name}.yaml")
 
     @property
     def tasks(self) -> int:
-        """How many tasks it has."""
+        """The number of its tasks."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True)
 class Spread(Generic[C, P]):
-    """How a pipeline is cut into shards.
+    """The functions by which a command is divided into shards.
 
     Attributes:
-        tasks: Returns how many tasks there are.
-        share: Does a shard's work; returns its summary, with `seconds` and `this_session`.
-        gather: Takes what shards made into the run directory; raises DataError where something is missing.
+        tasks: Returns the number of tasks.
+        share: Does the work of a shard; returns its summary, with `seconds` and `this_session`.
+        gather: Copies the results of shards into the run directory; raises DataError if a result is missing.
     """
 
     tasks: Callable[[P], int]
@@ -100,21 +100,19 @@ class Spread(Generic[C, P]):
 
 @dataclass(frozen=True)
 class Command(Generic[C, P]):
-    """One pipeline.
+    """A command.
 
     Attributes:
         name: As in `python -m offline_agent.pipelines.<name>`.
-        about: One sentence for `--help`.
-        config: Its keys.
-        prepare: Load what can be found faulty without writing anything (raises ConfigError with every fault), and
-            return it with the facts for the manifest.
-        run: Do the work; returns the summary, JSON-serialisable.
-        show: Turn the summary into what is printed at the end: the text, or anything rich can print.
-        spread: How its tasks are cut into shards that are run apart; None = it is one piece.
+        config: Class of its configuration.
+        prepare: Loads and checks the inputs without writing (raises ConfigError with every fault); returns them with
+            the facts for the manifest.
+        run: Does the work; returns the summary, JSON-serialisable.
+        show: Returns the closing text or table of a summary.
+        spread: How its tasks are divided into shards; None = they are not.
     """
 
     name: str
-    about: str
     config: type[C]
     prepare: Callable[[C], tuple[P, Facts]]
     run: Callable[[P, Session[C]], Mapping[str, Any]]
@@ -123,43 +121,43 @@ class Command(Generic[C, P]):
 
 
 class Expectation(Protocol):
-    """A plan that was made before a run, for the end of its summary."""
+    """The expected cost of a run, compared with the actual cost in its summary."""
 
     def against(self, summary: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return expected beside actual figures."""
+        """Return expected and actual values."""
 
     def show(self, figures: Mapping[str, Any]) -> Any:
-        """Return what is printed of them."""
+        """Return the table of these values."""
 
 
-class Elsewhere(Protocol):
-    """The launchers and the planner of a command. They are handed to the runner, which knows neither."""
+class Extensions(Protocol):
+    """The launchers and the planner. They are passed to the runner, which does not import them."""
 
     def launcher(
         self, command: Command[Any, Any], config: RunConfig, part: str | None, arguments: list[str]
     ) -> Callable[..., int] | None:
-        """Return what carries the command out in place of this process alone; None = nothing does.
+        """Return the function that runs the command elsewhere; None = it runs in this process.
 
         Args:
-            command: The pipeline.
+            command: The command.
             config: Its configuration.
             part: `--submit`, `--shard`, `--merge` or None.
             arguments: The command line.
 
         Raises:
-            ConfigError: An option that goes with something else, or there is no such launcher on this machine.
+            ConfigError: The option does not fit the launcher, or the launcher is not available on this machine.
         """
 
     def merge(self, spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> Any:
-        """Gather what shards made; return what the summary says of them."""
+        """Gather the results of shards; return their entry in the summary."""
 
     def check_plan(self, config: RunConfig, planned: bool) -> None:
-        """Raise ConfigError where the keys of the plan contradict each other."""
+        """Raise ConfigError where no plan can be made."""
 
     def plan(self, name: str, config: RunConfig, say: Callable[[str], None]) -> Any:
-        """Return what is printed of the costs that a command is expected to have."""
+        """Return the table of the expected cost of a command."""
 
     def expectation(
         self, name: str, config: RunConfig, run: RunDirectory, say: Callable[[str], None]
     ) -> Expectation | None:
-        """Return what the run is expected to cost, where it was begun with a plan; else None."""
+        """Return the expected cost of the run; None where it was begun without a plan."""

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, a line every 30 s elsewhere."""
+"""Progress on stderr: a bar on a terminal, otherwise a line every 30 s."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _BAR_SECONDS, _LINE_SECONDS = 0.1, 30.0
 
 
 class Progress:
-    """Thread-safe and cheap: what comes too soon after the last update is not drawn.
+    """Progress of a command. Thread-safe; an update too soon after the last one is not drawn.
 
     Args:
-        name: What is going on.
-        total: How much there is to do; None where nobody knows.
+        name: Name of the present part of the work.
+        total: Number of units; None = not known.
     """
 
     def __init__(self, name: str, total: int | None = None) -> None:
@@ -32,7 +32,7 @@ class Progress:
         self._terminal = sys.stderr.isatty()
 
     def start(self, total: int | None, name: str | None = None) -> None:
-        """Begin a part of the work: how much there is, and what it is called."""
+        """Begin a part of the work with `total` units."""
         with self._lock:
             self.total, self.done = total, 0
             self.name = name or self.name
@@ -40,11 +40,11 @@ class Progress:
                 self._bar.update(self._task, description=self.name, completed=0, total=total)
 
     def update(self, done: int, **figures: object) -> None:
-        """Say how much is done.
+        """Set the number of finished units.
 
         Args:
-            done: Of `total`.
-            figures: Named figures to show beside it.
+            done: Finished units, of `total`.
+            figures: Named figures to show.
         """
         now = monotonic()
         wait = _BAR_SECONDS if self._terminal else _LINE_SECONDS
@@ -61,7 +61,7 @@ class Progress:
                 say(f"{self.name}: {done}{share} after {now - self._begun:.0f} s  {words}")
 
     def say(self, text: str) -> None:
-        """Print a line on stderr, above the bar where there is one."""
+        """Print a line on stderr, above the bar if there is one."""
         with self._lock:
             if self._bar is not None:
                 self._bar.console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
@@ -69,7 +69,7 @@ class Progress:
                 say(text)
 
     def close(self) -> None:
-        """Take the bar away; may be called twice."""
+        """Remove the bar; may be called twice."""
         with self._lock:
             if self._bar is not None:
                 self._bar.stop()

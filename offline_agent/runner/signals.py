@@ -1,4 +1,4 @@
-"""Signals that end a command, so that it can end in good order."""
+"""Signals that end a command, turned into an exception so that it ends cleanly."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 from offline_agent.errors import Interruption
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_SAME = 1.0  # seconds within which a second signal is the same one, that came by another way
+_SAME = 1.0  # seconds: a second signal within it is the first one again, sent to the process group as well
 
 
 class Stopped(Interruption):
-    """A signal ends the command in good order; the same command goes on later."""
+    """A signal ends the command cleanly; the same command resumes the run."""
 
 
 @contextlib.contextmanager
 def signals() -> Iterator[None]:
-    """Turn signals that end a job into `Stopped`, so that files are closed in good order.
+    """Raise `Stopped` on signals that end a job, so that files are closed cleanly.
 
-    A job of Slurm's gets SIGTERM, or SIGUSR1 and SIGUSR2 as it was asked for, often several times over: only the first
-    counts, and leaves a mark for the job's script. A second Ctrl-C ends what the first began to close, unless it comes
-    within a second: a terminal sends it to the supervising process too, which passes it on.
+    A Slurm job gets SIGTERM, or SIGUSR1 and SIGUSR2, often several times: only the first one counts, and it creates
+    the file that the script of the job looks for. A second Ctrl-C interrupts the closing, unless it comes within a
+    second: a terminal sends Ctrl-C to the supervising process too, which passes it on.
     """
     stopped: float | None = None
 
@@ -41,7 +41,7 @@ def signals() -> Iterator[None]:
                 Path(mark).touch()
         raise Stopped(signal.Signals(number).name)
 
-    hung_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # nohup's run goes on without its terminal
+    hung_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # a run under nohup continues without its terminal
     before = {number: signal.signal(number, stop) for number in _STOPPING if number != signal.SIGHUP or hung_up}
     try:
         yield

@@ -1,9 +1,9 @@
-"""A small process above the one that works: it sees that the work came to its end, and tells where it did not.
+"""Supervisor: a small parent process that reports when the working process ends without a message.
 
-Foreign code that calls `os._exit(0)`, a crash in a C library or the kernel's out-of-memory killer end a process without
-a word; no handler inside it can tell. The command's own process therefore forks before anything heavy is loaded: the
-child works, the parent waits and passes signals on. Both are in one process group, so a terminal's Ctrl-C and Ctrl-Z
-reach both; the child is killed when the parent is.
+`os._exit(0)` in a tool, a crash in a C library or the kernel's out-of-memory killer end a process silently; no handler
+inside it can run. So the process of the command forks before it loads anything large: the child works, the parent waits
+and passes signals on. Both are in one process group, so Ctrl-C and Ctrl-Z of a terminal reach both. The child is killed
+when the parent dies.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sign
 
 
 def supervised(name: str, work: Callable[[], int]) -> int:
-    """Return the exit status of the work, done in a child process; 1, with a message, where it ended in the middle.
+    """Do the work in a child process; return its exit status, or 1 with a message if the child ended early.
 
     Args:
-        name: The command's, for messages.
-        work: What to do; returns the exit status.
+        name: Name of the command, for messages.
+        work: The work; returns the exit status.
 
     Returns:
-        In the child the work's status, for the interpreter to exit with; in the parent the command's.
+        In the child the status of the work, with which the interpreter exits; in the parent that of the command.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     notes, parent = crash_notes.Notes(), os.getpid()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # one that comes now is kept for the parent
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # a signal now stays pending for the parent
     child = os.fork()
     if child == 0:
         crash_notes.end_with(parent)
@@ -43,20 +43,20 @@ def supervised(name: str, work: Callable[[], int]) -> int:
         return _work(work, notes)
 
     def pass_on(number: int, frame: object) -> None:
-        os.kill(child, number)  # until `waitpid` has returned it exists, if only as a zombie
+        os.kill(child, number)  # the process id is valid until `waitpid` returns
 
     for number in _PASSED_ON:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     _, ended = os.waitpid(child, 0)
     for number in _PASSED_ON:
-        signal.signal(number, signal.SIG_IGN)  # there is nobody left to pass it on to
+        signal.signal(number, signal.SIG_IGN)  # the child is gone
     return _judge(name, notes, os.waitstatus_to_exitcode(ended))
 
 
 def _work(work: Callable[[], int], notes: crash_notes.Notes) -> int:
-    """Do the work and note its status; what it raises is told here, SystemExit excepted: nobody here raises it."""
+    """Do the work and note its status; print the traceback of an exception. Only foreign code raises SystemExit."""
     own = os.getpid()
     try:
         status = work()
@@ -65,13 +65,13 @@ def _work(work: Callable[[], int], notes: crash_notes.Notes) -> int:
     except BaseException:
         traceback.print_exc()
         status = FAILED
-    if os.getpid() == own:  # not in a fork of foreign code that comes by here
+    if os.getpid() == own:  # a process that a tool forked may return here too
         notes.status = status
     return status
 
 
 def _judge(name: str, notes: crash_notes.Notes, code: int) -> int:
-    """Return the command's status, given how its child ended: its exit code, or minus the number of a signal."""
+    """Return the status of the command, given the exit code of the child (minus the number of a signal)."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
     status = notes.status
     if status is not None:
@@ -79,12 +79,12 @@ def _judge(name: str, notes: crash_notes.Notes, code: int) -> int:
             say(f"{name}: the work is complete, but its process {how} while it was closing")
         return status
     calls = notes.under_way()
-    lines = [f"{name}: the process that did the work {how} in the middle of it, without a word (os._exit, a crash of "
-             "a library, out of memory, or somebody's kill)"]  # fmt: skip
+    lines = [f"{name}: the process that did the work {how} in the middle of it, without a message (os._exit, a crash "
+             "of a library, out of memory, or a kill)"]  # fmt: skip
     if calls:
         lines.append(f"  under way: {'; '.join(calls)}")
-        lines.append("  with env.isolate=process, tools run in processes of their own, and a crash costs one branch")
+        lines.append("  with env.isolate=process, tools run in processes of their own, and a crash loses one branch")
     if notes.again:
-        lines.append(f"  what was done is kept; to go on: {notes.again}")
+        lines.append(f"  finished work is kept; to go on: {notes.again}")
     say("\n".join(lines))
     return FAILED

@@ -1,4 +1,4 @@
-"""A hundred thousand tasks in a list that holds their bytes, not their objects."""
+"""Memory-saving list of tasks, and the hash of a task set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offline_agent.records import Task
 
 
 class TaskList(Sequence[Task]):
-    """Tasks in order, each made anew when it is asked for: about a fifth of what the objects take.
+    """Tasks in order, stored as bytes: about a fifth of the memory of the objects. Each access makes a new task.
 
     Args:
         tasks: Read once.
@@ -35,7 +35,7 @@ class TaskList(Sequence[Task]):
     @overload
     def __getitem__(self, at: slice) -> list[Task]: ...
     def __getitem__(self, at: int | slice) -> Task | list[Task]:
-        """Return a task, or a list of those in a slice."""
+        """Return a task, or the list of tasks of a slice."""
         if isinstance(at, slice):
             return [self._at(number) for number in range(*at.indices(len(self)))]
         number = at + len(self) if at < 0 else at
@@ -52,7 +52,7 @@ class TaskList(Sequence[Task]):
 
 
 def hash_tasks(tasks: Iterable[Task]) -> str:
-    """Return 32 hex digits that identify tasks: `hash_json` of [task_id, split, args] of each, made one by one."""
+    """Return a hash of tasks, 32 hex digits: that of `hash_json` of all [task_id, split, args], built step by step."""
     total = hashlib.blake2b(b"[", digest_size=16)
     for number, task in enumerate(tasks):
         entry = [task.task_id, task.split, dict(task.args)]

@@ -1,4 +1,4 @@
-"""What a command prints: lines for the user on stderr, results on stdout."""
+"""Terminal output: lines for the user on stderr, results on stdout."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def plain(text: str) -> str:
-    """Return text with control characters spelled out (`\\x1b`), tab and newline excepted.
+    """Return text with control characters spelled out (`\\x1b`), except tab and newline.
 
-    What tools and models wrote could otherwise move the cursor, recolour the terminal or set its title.
+    Otherwise the output of tools and models could move the cursor, change colours or set the title of the terminal.
     """
     return _CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}", text)
 
 
 def is_file(path: Path) -> bool:
-    """Return whether there is a file; False for a path that the system cannot even ask for (too long, a zero byte)."""
+    """Return whether a file exists; False for an invalid path (too long, or with a zero byte)."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -34,7 +34,7 @@ def is_file(path: Path) -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line for the user; where the terminal is gone nobody reads it, and the work goes on."""
+    """Print a line for the user; a closed terminal is no error."""
     with contextlib.suppress(OSError):
         print(plain(text), file=sys.stderr, flush=True)
 
@@ -47,7 +47,7 @@ def copyable(text: str) -> Any:
 
 
 def show(what: Any) -> None:
-    """Print a result: text as it is, anything else as `rich` draws it."""
+    """Print a result: text unchanged, other objects with `rich`."""
     try:
         if isinstance(what, str):
             print(plain(what), flush=True)
@@ -57,12 +57,12 @@ def show(what: Any) -> None:
         width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "120"))
         Console(width=width, highlight=False).print(_Plain(what), crop=False)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, e.g. `head`, has enough; keep the interpreter from trying again at its end
+    except BrokenPipeError:  # the reader, e.g. `head`, closed the pipe; the interpreter must not flush to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Plain:
-    """A renderable whose texts are drawn as `plain` has them."""
+    """A renderable whose texts pass through `plain`."""
 
     def __init__(self, drawn: Any) -> None:
         self._drawn = drawn

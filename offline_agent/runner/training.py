@@ -1,4 +1,4 @@
-"""What both trainers' pipelines share: loading, settings, one record an update, saving, summary and closing table."""
+"""Shared parts of the trainers' commands: loading, settings, records, saving, summary and closing table."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from offline_agent.training.settings import DpoSettings, TrainResult, TrainSettings
 
 Trainable = tuple[Any, Any, "Renderer"]
-_AT_THE_ENDS = 5  # updates over which the table's first and last figures are means
-_TOLD_AT_MOST = 200  # rows left out that are listed one by one
+_AT_THE_ENDS = 5  # updates of the means at the beginning and at the end
+_TOLD_AT_MOST = 200  # rows left out that are listed individually
 _MEANS = ("loss", "preference", "sft", "anchor", "accuracy", "margin", "entropy", "nll")
 
 
@@ -34,10 +34,10 @@ def load(config: TrainableConfig) -> Trainable:
 
 
 def max_length(config: TrainConfig | RefineGrpoConfig, model: Any) -> int:
-    """Return the longest row that is trained on, in tokens.
+    """Return the largest length of a row, in tokens.
 
     Raises:
-        ConfigError: More was asked for than the model was made for.
+        ConfigError: `batch.max_length` is more than the positions of the model.
     """
     from offline_agent.training.models import positions
 
@@ -60,7 +60,7 @@ def hashes(trainable: Trainable) -> dict[str, str]:
 
 
 def settings(config: TrainConfig | RefineGrpoConfig) -> TrainSettings:
-    """Return the trainer's settings; the keys of `optimizer` are named as their fields."""
+    """Return the settings of the trainer; the keys of `optimizer` have the names of its fields."""
     from offline_agent.training.settings import TrainSettings
 
     batch = config.batch
@@ -78,7 +78,7 @@ def settings(config: TrainConfig | RefineGrpoConfig) -> TrainSettings:
 
 
 def dpo_settings(config: TrainDpoConfig) -> DpoSettings:
-    """Return the loss that the configuration asks for."""
+    """Return the settings of the preference loss."""
     from offline_agent.training.settings import DpoSettings
 
     dpo = config.dpo
@@ -106,11 +106,11 @@ def train(
     """Train on the rows, save the model, and return the summary.
 
     Args:
-        session: The pipeline's.
+        session: The session of the command.
         trainable: Model, tokenizer and renderer; the model is trained in place.
-        rows: What is learnt from.
-        report: Of loading them.
-        trainer: `training.sft.train_sft`, or what takes the same arguments.
+        rows: The training rows.
+        report: The report of loading them.
+        trainer: `training.offline.sft.train_sft`, or a function with the same arguments.
     """
     from offline_agent.training.models import add_adapters, set_threads
 
@@ -135,10 +135,10 @@ def train(
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
-    """Write a trained model, and its adapters where it has any, into a run directory; return the summary of it.
+    """Write a trained model, and its adapters if it has any, into a run directory; return its summary.
 
     Raises:
-        TrainingError: The disk refused.
+        TrainingError: The disk is full or not writable.
     """
     from offline_agent.training.models import save_adapter, save_plain
 
@@ -155,17 +155,17 @@ def save(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
 
 
 def updates(chosen: TrainSettings, rows: int) -> int:
-    """Return how many optimizer updates there will be."""
+    """Return the number of optimizer updates."""
     wanted = max(1, math.ceil(round(chosen.epochs * math.ceil(rows / chosen.rows), 6)))
     return wanted if chosen.max_updates is None else min(wanted, chosen.max_updates)
 
 
 class Recorder:
-    """Takes one record for each update: into the event log, once however often it is resumed, and to tracking.
+    """Writes the record of each update to the event log, once even after resumes, and to tracking.
 
     Args:
-        session: The pipeline's.
-        phase: A phase of its own has its own log, and its figures are named after it.
+        session: The session of the command.
+        phase: Name of a separate event log and prefix of the figures; None = the log of the run.
     """
 
     def __init__(self, session: Session[Any], phase: str | None = None) -> None:
@@ -182,12 +182,12 @@ class Recorder:
             self._last = update
         self._session.tracker.metrics(dict(self._figures(record)), step=update)
         more = {"accuracy": f"{record['accuracy']:.2f}"} if "accuracy" in record else {}
-        if "success_mean" in record:  # the loss of a round's first update is 0 by construction
+        if "success_mean" in record:  # more telling than the loss, which is 0 by construction in a round's first update
             more = {"success": f"{record['success_mean']:.0%}", "reward": f"{record['reward_mean']:.3f}"}
         self._session.progress.update(update, loss=f"{record['loss']:.4f}", **more)
 
     def _figures(self, record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Yield a record's figures under tracking's names: a histogram's bars each for itself."""
+        """Yield the figures of a record under their names in tracking; each bar of a histogram is a figure."""
         for name, value in record.items():
             if isinstance(value, Mapping):
                 yield from ((f"{self._prefix}{name}/{bar}", share) for bar, share in value.items())
@@ -196,7 +196,7 @@ class Recorder:
 
 
 def tell(session: Session[Any], report: LoadReport) -> None:
-    """Say what the user should know of the rows, and list those left out in quarantine.jsonl."""
+    """Print the notes of the report, and list the rows left out in quarantine.jsonl."""
     for note in report.notes():
         session.say(f"note: {note}")
     for name, reason in report.left_out[:_TOLD_AT_MOST]:
@@ -207,13 +207,13 @@ def tell(session: Session[Any], report: LoadReport) -> None:
 
 
 def of_report(report: LoadReport) -> dict[str, Any]:
-    """Return the summary of what was read."""
+    """Return the summary of the rows that were read."""
     names = ("read", "kept", "tasks", "kinds", "longest", "foreign", "uncertified")
     return {**{name: getattr(report, name) for name in names}, "left_out": report.dropped(), "files": report.hashes}
 
 
 def of_result(result: TrainResult, seconds: float) -> dict[str, Any]:
-    """Return the summary of what was trained; `first` and `last` are means over a few updates at either end."""
+    """Return the summary of the training; `first` and `last` are means over a few updates at each end."""
     few = max(1, min(_AT_THE_ENDS, len(result.records) // 2))
     first, last = result.records[:few], result.records[-few:]
 
@@ -241,7 +241,7 @@ def of_result(result: TrainResult, seconds: float) -> dict[str, Any]:
 
 
 def show(summary: Mapping[str, Any], path: Path) -> Any:
-    """Return the closing table, and what to do next on a line that can be copied."""
+    """Return the closing table, and the next command on a line that can be copied."""
     from rich.console import Group
     from rich.table import Table
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from offline_agent.config.build_prefs import SearchSection
 from offline_agent.errors import ConfigError
+
+_KEYS = SearchSection()  # the defaults are declared there
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +44,27 @@ class SearchSettings:
         ConfigError: A value is not allowed; all such values are listed.
     """
 
-    algorithm: str = "mcts"
-    simulations: int = 32
-    proposals: int = 4
-    rollout_proposals: int = 1
-    max_children: int = 8
-    widening: float = 2.0
-    saturation: int = 8
-    selection: str = "puct"
-    c_puct: float = 1.25
-    c_uct: float = 1.0
-    fpu_reduction: float = 0.2
-    gumbel_root: bool = False
-    gumbel_m: int = 8
-    leaves_in_flight: int = 4
-    max_steps: int = 15
-    gamma: float = 1.0
-    value: str = "reward"
+    algorithm: str = _KEYS.algorithm
+    simulations: int = _KEYS.simulations
+    proposals: int = _KEYS.proposals
+    rollout_proposals: int = _KEYS.rollout_proposals
+    max_children: int = _KEYS.max_children
+    widening: float = _KEYS.widening
+    saturation: int = _KEYS.saturation
+    selection: str = _KEYS.selection
+    c_puct: float = _KEYS.c_puct
+    c_uct: float = _KEYS.c_uct
+    fpu_reduction: float = _KEYS.fpu_reduction
+    gumbel_root: bool = _KEYS.gumbel_root
+    gumbel_m: int = _KEYS.gumbel_m
+    leaves_in_flight: int = _KEYS.leaves_in_flight
+    max_steps: int = _KEYS.max_steps
+    gamma: float = _KEYS.gamma
+    value: str = _KEYS.value
     temperature: float | None = None
     max_tokens: int | None = None
-    greedy_first: bool = True
-    critic_alpha: float | None = None
+    greedy_first: bool = _KEYS.greedy_first
+    critic_alpha: float | None = _KEYS.critic_alpha
     deterministic_verifier: bool = True
     budget_tokens: int | None = None
     budget_prefilled: int | None = None

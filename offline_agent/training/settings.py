@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from offline_agent.config.training import (
+    AnchorSection,
+    BatchSection,
+    CheckpointSection,
+    DpoSection,
+    GuardSection,
+    OptimizerSection,
+)
 from offline_agent.errors import ConfigError, did_you_mean
 
 OWN_LOSSES = ("sigmoid", "ipo", "hinge", "sigmoid_norm", "dmpo")
@@ -13,6 +21,10 @@ TRL_LOSSES = (
     "discopop",
 )  # fmt: skip
 """TRL 1.16's other loss types for pairs; its `sft` is `dpo.sft` here."""
+
+# the defaults are declared with the keys
+_OPTIMIZER, _BATCH, _CHECKPOINTS, _GUARD = OptimizerSection(), BatchSection(), CheckpointSection(), GuardSection()
+_DPO, _ANCHOR = DpoSection(), AnchorSection()
 
 
 @dataclass(frozen=True)
@@ -38,21 +50,21 @@ class TrainSettings:
         autocast: Compute in bfloat16 where torch's autocast does, over weights in float32.
     """
 
-    learning_rate: float = 3e-4
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    warmup: float = 0.05
-    weight_decay: float = 0.01
-    beta2: float = 0.98
-    clip: float = 1.0
-    epochs: float = 1.0
-    max_updates: int | None = None
-    rows: int = 32
-    tokens: int = 8192
+    learning_rate: float = _OPTIMIZER.learning_rate
+    schedule: Literal["constant", "linear", "cosine"] = _OPTIMIZER.schedule
+    warmup: float = _OPTIMIZER.warmup
+    weight_decay: float = _OPTIMIZER.weight_decay
+    beta2: float = _OPTIMIZER.beta2
+    clip: float = _OPTIMIZER.clip
+    epochs: float = _OPTIMIZER.epochs
+    max_updates: int | None = _OPTIMIZER.max_updates
+    rows: int = _BATCH.rows
+    tokens: int = _BATCH.tokens
     share: bool = True
-    every: int = 50
-    keep: int = 2
-    max_loss: float = 50.0
-    max_gradient: float = 1e4
+    every: int = _CHECKPOINTS.every
+    keep: int = _CHECKPOINTS.keep
+    max_loss: float = _GUARD.max_loss
+    max_gradient: float = _GUARD.max_gradient
     seed: int = 0
     autocast: bool = False
 
@@ -74,16 +86,16 @@ class DpoSettings:
         anchor_weight: Weight of their mean negative log-likelihood a token.
     """
 
-    loss: str = "sigmoid"
-    beta: float = 0.1
-    soft_labels: bool = True
-    unknown_noise: float = 0.1
-    weights: bool = True
-    sft: float = 0.2
-    dmpo_gamma: float = 0.9
-    label_smoothing: float = 0.0
-    anchor_rows: int = 8
-    anchor_weight: float = 1.0
+    loss: str = _DPO.loss
+    beta: float = _DPO.beta
+    soft_labels: bool = _DPO.soft_labels
+    unknown_noise: float = _DPO.unknown_noise
+    weights: bool = _DPO.weights
+    sft: float = _DPO.sft
+    dmpo_gamma: float = _DPO.dmpo_gamma
+    label_smoothing: float = _DPO.label_smoothing
+    anchor_rows: int = _ANCHOR.rows
+    anchor_weight: float = _ANCHOR.weight
 
     def check(self) -> None:
         """Raise ConfigError with every fault."""

@@ -39,6 +39,10 @@ def test_help_lists_every_key_and_writes_nothing(tmp_path: Path) -> None:
     for word in ("run_dir", "seed", "tracking.uri", "launcher", "env", "env.<argument>", "count", "--print-config"):
         assert re.search(rf"^ *{re.escape(word)}\b|^{re.escape(word)} ", out, re.M), word
     assert re.search(r"^count +integer >= 1 +3 +how far to count$", out, re.M)
+    status, out, err = _call(tmp_path, "--help", "tracking")
+    assert (status, err) == (0, "") and "tracking.uri" in out and "count" not in out
+    status, out, err = _call(tmp_path, "--help", "trackin")
+    assert (status, out) == (2, "") and "Did you mean 'tracking'?" in err
 
 
 LIGHT = ["build_prefs", "train_sft", "train_dpo", "evaluate", "iterate", "refine_grpo"]

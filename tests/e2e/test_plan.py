@@ -201,7 +201,7 @@ def test_who_cannot_probe_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_a_cluster_need_not_be_there_to_plan_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(entry._Elsewhere, "launcher", lambda _, command, config, *more: asked.append(config.launcher))
+    monkeypatch.setattr(entry._Extensions, "launcher", lambda _, command, config, *more: asked.append(config.launcher))
     told = planned(monkeypatch, "build_prefs", *SEARCH, "launcher=slurm", "plan.generators=8", "plan.probe=2")
     assert told["trees"]["expected"] == 12 and told["tool_calls"]["expected"] > 0
     assert asked == ["local"]  # the probe's own

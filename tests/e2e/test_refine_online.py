@@ -14,7 +14,8 @@ import pytest
 from examples.bandit import Bandit
 from offline_agent.errors import TrainingError
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.refine_grpo import COMMAND, _Stage
+from offline_agent.pipelines.refine_grpo import COMMAND
+from offline_agent.pipelines.stages.online import OnlineRun
 from tests.helpers.bandit import ENV, warm_started
 
 KEYS = (
@@ -90,7 +91,7 @@ def test_findings_outlive_a_stop(start: Path, tmp_path: Path, monkeypatch: pytes
     whole = refine(tmp_path / "whole", start, *keys)
     assert whole["findings"]
 
-    look = _Stage.look
+    look = OnlineRun.look
 
     def stop(self: Any, record: Any) -> Any:
         if record["update"] == 20:
@@ -99,7 +100,7 @@ def test_findings_outlive_a_stop(start: Path, tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Trap, "pulls", 0)
     with monkeypatch.context() as patch:
-        patch.setattr(_Stage, "look", stop)
+        patch.setattr(OnlineRun, "look", stop)
         given = [*KEYS, f"model.path={start}", f"run_dir={tmp_path / 'run'}", *keys]
         assert main(COMMAND, given) != 0
     assert refine(tmp_path / "run", start, *keys)["findings"] == whole["findings"]

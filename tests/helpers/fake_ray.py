@@ -90,7 +90,7 @@ class Actor:
 
 
 class FakeRay:
-    """What `Crew` uses of the module `ray`.
+    """What `WorkerPool` uses of the module `ray`.
 
     Args:
         cpus: Of each node.

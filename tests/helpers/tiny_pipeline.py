@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from offline_agent.config.base import Plugged, Section, key, section
 from offline_agent.config.build_prefs import RunConfig
@@ -23,6 +23,7 @@ class Env(Plugged):
 
 
 class Tiny(RunConfig):
+    about: ClassVar[str] = "Count, and keep what was counted."
     env: Env = section(Env, "the environment")
     count: int = key(3, "how far to count", ge=1)
     pause: float = key(0.0, "seconds before each step", ge=0)
@@ -68,7 +69,7 @@ def show(summary: Mapping[str, Any], path: Path) -> str:
     return f"counted {summary['counted']}, written to {path}"
 
 
-COMMAND = Command("tiny", "Count, and keep what was counted.", Tiny, prepare, run, show)
+COMMAND = Command("tiny", Tiny, prepare, run, show)
 
 if __name__ == "__main__":
     sys.exit(main(COMMAND))

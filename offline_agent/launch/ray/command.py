@@ -1,7 +1,7 @@
-"""A whole pipeline carried out on a node of a Ray cluster: what it prints and its exit status come back.
+"""A whole command run on one node of a Ray cluster; its output and exit status come back.
 
-The node's process dies with the worker that started it. When a node is lost, the command is given again on another one,
-and goes on from its run directory, which all nodes must see.
+The process on the node dies with the worker that started it. When the node is lost, the command is started on another
+node and resumes its run directory, which all nodes must see.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from offline_agent.runner.pipeline import FAILED, Command, Facts
 from offline_agent.runner.signals import Stopped
 
 if TYPE_CHECKING:
-    from offline_agent.launch.ray.jobs import Feed, Send
+    from offline_agent.launch.ray.worker import ItemFeed, Send
 
 INSIDE = "OFFLINE_AGENT_INSIDE_RAY"
-"""Environment variable: the command is carried out on a node already."""
+"""Environment variable: this process runs on a node already."""
 
 _PACKAGE = Path(__file__).resolve().parents[3]
 _SAID, _SHOWN = "stderr", "stdout"
-_PATIENCE = 60.0  # seconds in which a command that is stopped should end
+_PATIENCE = 60.0  # seconds that a stopped command has to end
 
 
 def launcher(command: Command[Any, Any], config: RunConfig, arguments: Sequence[str]) -> Callable[..., int] | None:
-    """Return what carries the command out on a node; None where it runs here, its tasks or stages spread.
+    """Return the function that runs the command on a node; None where it runs here and spreads its tasks or stages.
 
     Args:
-        command: The pipeline.
+        command: The command.
         config: Its configuration.
-        arguments: As they were typed.
+        arguments: The arguments of the command line.
 
     Raises:
-        ConfigError: There is no Ray here, or nothing answers at its address.
+        ConfigError: Ray is not installed, or nothing answers at its address.
     """
-    from offline_agent.launch.ray import jobs as cluster
+    from offline_agent.launch.ray import cluster
 
     cluster.check(config.ray.address)
-    if isinstance(config, BuildPrefsConfig | EvaluateConfig):  # `iterate` is one of the former; its stages are commands
+    if isinstance(config, BuildPrefsConfig | EvaluateConfig):  # IterateConfig is a BuildPrefsConfig
         return None
     return partial(_launch, arguments=arguments)
 
@@ -64,7 +64,7 @@ def _launch(
     path = place(command.name, config.run_dir).resolve()
     same = [argument for argument in arguments if not argument.startswith("run_dir=")]
     module = f"offline_agent.pipelines.{command.name}"
-    factory = RunnerFactory(("-m", module, *same, f"run_dir={path}"))
+    factory = CommandExecutorFactory(("-m", module, *same, f"run_dir={path}"))
     again = f"run the same command again with run_dir={path} to go on"
     try:
         with _Signals() as signals:
@@ -80,10 +80,10 @@ def _launch(
 
 
 class _Signals:
-    """SIGTERM and SIGINT while a node works: the first is passed on, the second ends this process.
+    """Handlers of SIGTERM and SIGINT: the first signal is passed on to the node, the second ends this process.
 
     Attributes:
-        told: Name of the first; None = none came.
+        told: Name of the first signal; None = none.
     """
 
     def __init__(self) -> None:
@@ -104,12 +104,15 @@ class _Signals:
         self.told = signal.Signals(number).name
 
 
-def _watch(name: str, config: RunConfig, factory: RunnerFactory, signals: _Signals) -> int:
-    """Hand the command to a worker, print what it prints, and return its status."""
-    from offline_agent.launch.ray import jobs as cluster
+def _watch(name: str, config: RunConfig, factory: CommandExecutorFactory, signals: _Signals) -> int:
+    """Give the command to a worker, print its output, and return its exit status."""
+    from offline_agent.launch.ray import cluster
+    from offline_agent.launch.ray.pool import WorkerPool
+    from offline_agent.launch.ray.work_items import PoolError, PoolSettings, WorkItem
+    from offline_agent.launch.ray.worker import DONE, RECORD
 
     asked, passed_on = config.ray, False
-    terms = cluster.Terms(
+    settings = PoolSettings(
         1, asked.command_cpus, asked.command_gpus, 1, asked.deaths, asked.start_seconds, asked.silent_seconds,
         fixed=asked.address is None,
     )  # fmt: skip
@@ -121,40 +124,40 @@ def _watch(name: str, config: RunConfig, factory: RunnerFactory, signals: _Signa
         nonlocal passed_on
         if signals.told is not None and not passed_on:
             passed_on = True
-            if not crew.stop():  # nothing has begun
+            if not pool.stop():  # no worker is set up yet
                 raise Stopped(signals.told)
 
-    with cluster.connected(asked.address, asked.command_cpus), cluster.Crew(factory, terms, say, sound=True) as crew:
-        for _, kind, value in crew.run("command", [cluster.Job(name, None)], tick):
-            if kind == cluster.DONE:
+    with cluster.connected(asked.address, asked.command_cpus), WorkerPool(factory, settings, say, True) as pool:
+        for _, kind, value in pool.run("command", [WorkItem(name, None)], tick):
+            if kind == DONE:
                 return int(value)
-            if kind != cluster.RECORD:
-                raise cluster.CrewError(str(value))
+            if kind != RECORD:
+                raise PoolError(str(value))
             stream, line = value
             print(line, end="", file=sys.stderr if stream == _SAID else sys.stdout, flush=True)
-    raise cluster.CrewError("the command ended without a status")
+    raise PoolError("the command ended without a status")
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerFactory:
-    """Makes a `Runner` in a worker.
+class CommandExecutorFactory:
+    """Makes a `CommandExecutor` in a worker.
 
     Attributes:
-        arguments: Of the interpreter.
+        arguments: Arguments of the interpreter.
     """
 
     arguments: tuple[str, ...]
 
-    def __call__(self) -> Runner:
+    def __call__(self) -> CommandExecutor:
         """Return it."""
-        return Runner(self.arguments)
+        return CommandExecutor(self.arguments)
 
 
-class Runner:
-    """Runs a command in a worker; a `cluster.ray.Hand`. Records are (stream, line); the result is the exit status.
+class CommandExecutor:
+    """Runs a command in a worker; see `Executor`. Records are (stream, line), the result is the exit status.
 
     Args:
-        arguments: Of the interpreter.
+        arguments: Arguments of the interpreter.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
@@ -163,18 +166,18 @@ class Runner:
         self._process: subprocess.Popen[str] | None = None
         self._stopped = False
 
-    def work(self, phase: str, feed: Feed, send: Send, elapsed: float) -> None:
-        """See `Hand.work`."""
+    def work(self, phase: str, feed: ItemFeed, send: Send, elapsed: float) -> None:
+        """See `Executor.work`."""
         while feed.wait():
-            for job in feed:
-                send(job.number, "done", self._run(partial(send, job.number, "record")))
+            for item in feed:
+                send(item.number, "done", self._run(partial(send, item.number, "record")))
 
     def figures(self, last: bool) -> dict[str, Any]:
-        """Return nothing: the run directory has it all."""
+        """Return nothing: all figures are in the run directory."""
         return {}
 
     def stop(self) -> None:
-        """Ask the command to end in good order; kill it when it does not."""
+        """Send SIGTERM to the command; kill it after a minute."""
         self._stopped = True
         process = self._process
         if process is not None:
@@ -191,7 +194,7 @@ class Runner:
             env={**os.environ, "PYTHONPATH": paths, INSIDE: "1"}, start_new_session=True,
             preexec_fn=bound_to(os.getpid()),
         )  # fmt: skip
-        if self._stopped:  # in between
+        if self._stopped:  # `stop` was called before the process existed
             process.terminate()
         assert process.stdout is not None and process.stderr is not None  # they are pipes
         lines: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()

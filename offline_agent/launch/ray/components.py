@@ -1,4 +1,4 @@
-"""What the pipelines share under `launcher=ray`: the crew, what its workers are made of, and what they counted."""
+"""Shared parts of commands under `launcher=ray`: the pool, the components of its workers, and their counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from offline_agent.runner.pipeline import Session
 from offline_agent.store.provenance import code_hash
 
 if TYPE_CHECKING:
-    from offline_agent.launch.ray.jobs import Crew, Hand
+    from offline_agent.launch.ray.pool import WorkerPool
+    from offline_agent.launch.ray.worker import Executor
 
 C = TypeVar("C", bound=RunConfig)
 N = TypeVar("N")
@@ -28,14 +29,14 @@ _SERVERS_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a worker makes its parts from: the resolved configuration, and what they must turn out to be.
+    """The resolved configuration from which a worker makes its components, and the hashes that they must have.
 
     Attributes:
         kind: Class of the configuration.
-        config: The configuration, as JSON.
-        hashes: Of the driver's model, tokenizer, chat template and tasks.
+        config: The configuration as JSON.
+        hashes: Hashes of the driver's model, tokenizer, chat template and tasks.
         code: Hash of the driver's code.
-        replay_only: Copies of the environment were found to be no snapshots.
+        replay_only: Copies of the environment are no snapshots (found by `copy_check`).
         isolated: Environments run in processes of their own.
     """
 
@@ -48,17 +49,17 @@ class Recipe:
 
     @classmethod
     def of(cls, config: Config, parts: Parts) -> Recipe:
-        """Return the recipe of parts that the driver has."""
+        """Return the recipe of the driver's components."""
         data = json.dumps(config.model_dump(mode="json"))
         spec = parts.spec
         return cls(type(config), data, facts_of(parts)["hashes"], code_hash(), spec.replay_only, spec.isolated)
 
     def make(self) -> tuple[Config, Parts, tuple[str, ...]]:
-        """Return configuration, parts, and what the user should be told; in a worker.
+        """Make the components in a worker; return the configuration, the components and notes for the user.
 
         Raises:
-            ConfigError: A part cannot be made here.
-            DataError: The parts are not the driver's.
+            ConfigError: A component cannot be made here.
+            DataError: A component differs from the driver's.
         """
         config = self.kind.model_validate(json.loads(self.config))
         parts = make_parts(config)
@@ -75,46 +76,48 @@ class Recipe:
 
 
 @contextlib.contextmanager
-def crew(
+def worker_pool(
     config: RunConfig,
-    factory: Callable[[], Hand],
-    jobs: int,
+    factory: Callable[[], Executor],
+    items: int,
     in_flight: int,
     session: Session[Any],
-    sound: bool = False,
-) -> Iterator[Crew]:
-    """Connect to the cluster, or start one, and put workers in it for as long as the context lasts.
+    proven: bool = False,
+) -> Iterator[WorkerPool]:
+    """Connect to the cluster, or start one, and keep a pool of workers in it inside the context.
 
     Args:
-        config: Its section `ray`.
-        factory: See `Crew`.
-        jobs: How many there will be: more workers than that are of no use.
-        in_flight: Jobs that one worker has at a time, where `ray.in_flight` says nothing.
+        config: The configuration; its section `ray` is used.
+        factory: See `WorkerPool`.
+        items: Number of items; the pool has no more workers than that.
+        in_flight: Items that a worker has at once, where `ray.in_flight` is null.
         session: The run.
-        sound: See `Crew`.
+        proven: See `WorkerPool`.
     """
-    from offline_agent.launch.ray import jobs as cluster
+    from offline_agent.launch.ray import cluster
+    from offline_agent.launch.ray.pool import WorkerPool
+    from offline_agent.launch.ray.work_items import PoolSettings
 
     asked = config.ray
     with cluster.connected(asked.address, (asked.workers or 1) * asked.cpus):
-        workers = min(jobs, asked.workers or max(1, cluster.fitting(asked.cpus, asked.gpus)))
-        fair = math.ceil(jobs / workers)  # whoever starts first leaves the others something
-        terms = cluster.Terms(
+        workers = min(items, asked.workers or max(1, cluster.fitting(asked.cpus, asked.gpus)))
+        fair = math.ceil(items / workers)  # the worker that starts first must leave items for the others
+        settings = PoolSettings(
             workers=workers, cpus=asked.cpus, gpus=asked.gpus, in_flight=min(fair, asked.in_flight or in_flight),
             deaths=asked.deaths, start_seconds=asked.start_seconds, silent_seconds=asked.silent_seconds,
             fixed=asked.address is None,
         )  # fmt: skip
         name = session.run.manifest["command"]
-        with cluster.Crew(factory, terms, lambda text: session.say(f"{name}: {text}"), sound) as made:
+        with WorkerPool(factory, settings, lambda text: session.say(f"{name}: {text}"), proven) as made:
             yield made
 
 
 def added(kind: type[N], parts: Sequence[Mapping[str, Any]]) -> N:
-    """Return the sum of counts: numbers are added, texts gathered.
+    """Return the sum of counts: numbers are added, lists of texts are joined.
 
     Args:
         kind: A dataclass of numbers and lists of texts, e.g. `RunCounts`.
-        parts: As `dataclasses.asdict` gives them; what is missing counts as nothing.
+        parts: Dictionaries of `dataclasses.asdict`; a missing field counts as nothing.
     """
     total: dict[str, Any] = {}
     for name in (entry.name for entry in fields(kind)):  # type: ignore[arg-type]  # a dataclass
@@ -126,16 +129,16 @@ def added(kind: type[N], parts: Sequence[Mapping[str, Any]]) -> N:
     return kind(**total)
 
 
-def workers(crew: Crew, phases: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a line for each worker: where it was, what it did, and how often it died.
+def workers(pool: WorkerPool, phases: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a record for each worker: its host, its counts, and how often it died.
 
     Args:
-        crew: The crew.
-        phases: Those whose counts are added up.
+        pool: The pool.
+        phases: The phases whose counts are added up.
     """
     lines: dict[int, dict[str, Any]] = {}
     for phase in phases:
-        for one in crew.figures(phase):
+        for one in pool.figures(phase):
             line = lines.setdefault(one["worker"], {name: one[name] for name in ("worker", "host", "done", "deaths")})
             for counts in one["counts"]:
                 for name, value in counts.get("line", {}).items():
@@ -143,8 +146,8 @@ def workers(crew: Crew, phases: Sequence[str]) -> list[dict[str, Any]]:
     return list(lines.values())
 
 
-class Servers:
-    """What a worker asked of its policy's servers; asking takes a request of its own, so it is done now and then.
+class ServerFigures:
+    """Figures of the servers of a worker's policy; asked for at intervals, since they cost a request.
 
     Args:
         policy: The policy, with or without servers.
@@ -156,13 +159,13 @@ class Servers:
         self._known: dict[str, Any] = {}
 
     def figures(self, last: bool) -> dict[str, Any]:
-        """Return `servers`, for the figures of a `Hand`; nothing where there are none."""
+        """Return the entry `servers` for `Executor.figures`; nothing where the policy has no servers."""
         if self._ask is not None and (last or time.monotonic() - self._asked > _SERVERS_SECONDS):
             self._known = {"servers": self._ask()}
             self._asked = time.monotonic()
         return self._known
 
 
-def counts(crew: Crew, phase: str, name: str) -> list[Any]:
-    """Return the counts of a name that the workers of a phase sent, of each process one."""
-    return [part[name] for one in crew.figures(phase) for part in one["counts"] if part.get(name)]
+def counts(pool: WorkerPool, phase: str, name: str) -> list[Any]:
+    """Return the counts under a name that the workers of a phase sent, one for each process."""
+    return [part[name] for one in pool.figures(phase) for part in one["counts"] if part.get(name)]

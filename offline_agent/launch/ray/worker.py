@@ -1,7 +1,8 @@
-"""What runs in a worker of a crew: takes jobs, gives what comes of them, and says when something broke.
+"""Worker process of a Ray pool: takes items, returns their messages, and reports failures.
 
-The driver asks again and again (`exchange`): each time it brings jobs and takes what has come of earlier ones. So what
-a worker has done is with the driver within a fraction of a second, and a slow driver slows its workers, not its memory.
+The driver calls `exchange` again and again. Each call brings new items and returns the messages of earlier ones. So the
+driver has every result within a fraction of a second, and a slow driver slows its workers down instead of filling the
+memory.
 """
 
 from __future__ import annotations
@@ -19,50 +20,50 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 RECORD, DONE = "record", "done"
-_LINGER = 0.02  # seconds in which more messages may join a first one
-_MOST = 4096  # messages that wait to be fetched before the work has to wait
+_LINGER = 0.02  # seconds that a first message waits for others: fewer and larger replies
+_MOST = 4096  # messages in the queue at which the work waits for the driver
 _NOT_PASSED = ("RAY_", "CUDA_", "SLURM_", "HOSTNAME", "OMP_", "PWD", "TMPDIR")
 
 
 class Message(NamedTuple):
-    """Something that came of a job: `record` = a part of it, to be kept; `done` = its result, the last message."""
+    """A message about an item: `record` = a part to be kept; `done` = the result, always the last message."""
 
-    job: int
+    item: int
     kind: str
     value: Any
 
 
-class Handed(NamedTuple):
-    """A job in a worker: its number, and what has to be done."""
+class HandedItem(NamedTuple):
+    """An item in a worker: its number in the pool, and the work to do."""
 
     number: int
     payload: Any
 
 
 class Failure(NamedTuple):
-    """An exception of a worker: name of its class, its text, and where it was raised."""
+    """An exception in a worker: class name, text and traceback."""
 
     kind: str
     text: str
     trace: str
 
 
-class Hello(NamedTuple):
-    """A worker that is ready: where it is, and what the user should be told."""
+class Ready(NamedTuple):
+    """The answer of a worker that is set up: its host and process id, and notes for the user."""
 
     host: str
     process: int
     notes: tuple[str, ...] = ()
 
 
-class Reply(NamedTuple):
-    """What a worker has to say.
+class WorkerReply(NamedTuple):
+    """The answer of a worker to `exchange`.
 
     Attributes:
-        messages: In the order in which they were sent.
-        figures: Counts since its phase began.
-        over: The phase is over; nothing more will come.
-        failure: What ended the phase before its time; None = nothing did.
+        messages: New messages, in the order in which they were sent.
+        figures: Counts since the phase began.
+        over: The phase has ended; no more messages will come.
+        failure: The exception that ended the phase; None = none.
     """
 
     messages: list[Message]
@@ -71,82 +72,82 @@ class Reply(NamedTuple):
     failure: Failure | None
 
 
-class Place(NamedTuple):
-    """Where the driver is: its folder, and its environment variables."""
+class DriverContext(NamedTuple):
+    """Working directory and environment variables of the driver."""
 
     folder: str
     variables: Mapping[str, str]
 
 
-class Feed:
-    """The jobs of a worker: an iterator that ends where it has none now, and may have more when it is asked again."""
+class ItemFeed:
+    """The items of a worker: an iterator that stops when it is empty and can be iterated again when items arrive."""
 
     def __init__(self) -> None:
-        self._jobs: deque[Handed] = deque()
+        self._items: deque[HandedItem] = deque()
         self._condition = threading.Condition()
         self._closed = False
 
-    def __iter__(self) -> Feed:
+    def __iter__(self) -> ItemFeed:
         """Return itself."""
         return self
 
-    def __next__(self) -> Handed:
-        """Return a job; raises StopIteration where there is none now."""
+    def __next__(self) -> HandedItem:
+        """Return an item; raises StopIteration when there is none now."""
         with self._condition:
-            if not self._jobs:
+            if not self._items:
                 raise StopIteration
-            return self._jobs.popleft()
+            return self._items.popleft()
 
     def wait(self) -> bool:
-        """Wait until there is a job; return False when there will be none any more."""
+        """Wait for an item; return False when the feed is closed and empty."""
         with self._condition:
-            while not self._jobs and not self._closed:
+            while not self._items and not self._closed:
                 self._condition.wait()
-            return bool(self._jobs)
+            return bool(self._items)
 
-    def put(self, jobs: Sequence[Handed]) -> None:
-        """Add jobs."""
+    def put(self, items: Sequence[HandedItem]) -> None:
+        """Add items."""
         with self._condition:
-            self._jobs.extend(jobs)
+            self._items.extend(items)
             self._condition.notify_all()
 
     def close(self) -> None:
-        """Say that no more will come."""
+        """Close the feed: no more items will come."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
 
 
-class Outbox:
-    """Messages that wait to be fetched; whoever sends waits while there are too many.
+class MessageQueue:
+    """Messages that wait for the driver; `send` blocks while the queue is full.
 
     Args:
-        most: How many are too many.
+        most: Capacity.
     """
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
         self._messages: list[Message] = []
         self._condition = threading.Condition()
-        self._hurry = False
+        self._hurry = False  # a result is there, or nothing more will come: `take` must not wait for more
 
-    def send(self, job: int, kind: str, value: Any) -> None:
+    def send(self, item: int, kind: str, value: Any) -> None:
         """Add a message."""
         with self._condition:
             while len(self._messages) >= self._most:
                 self._condition.wait()
-            self._messages.append(Message(job, kind, value))
+            self._messages.append(Message(item, kind, value))
             self._hurry |= kind == DONE
             self._condition.notify_all()
 
     def hurry(self) -> None:
-        """Wake whoever waits for messages: there will be none."""
+        """Wake up `take`: no more messages will come."""
         with self._condition:
             self._hurry = True
             self._condition.notify_all()
 
     def take(self, seconds: float) -> list[Message]:
-        """Return what is there; where nothing is, wait for it, no longer than `seconds`."""
+        """Return all messages; if there are none, wait for one up to `seconds`."""
         until = time.monotonic() + seconds
         with self._condition:
             while not self._messages and not self._hurry and (left := until - time.monotonic()) > 0:
@@ -160,134 +161,134 @@ class Outbox:
 
 
 Send = Callable[[int, str, Any], None]
-"""Sends a message: the job's number, its kind, its value."""
+"""Sends a message: number of the item, kind, value."""
 
 
-class Hand(Protocol):
-    """What does the work in a worker. Made once in each worker, by the crew's factory.
+class Executor(Protocol):
+    """The work of a pool, as each worker does it. The factory of the pool makes one in every worker.
 
     Attributes:
-        notes: What the user should be told about this worker.
+        notes: Notes about this worker for the user.
     """
 
     notes: tuple[str, ...]
 
-    def work(self, phase: str, feed: Feed, send: Send, elapsed: float) -> None:
-        """Do jobs until the feed will have no more.
+    def work(self, phase: str, feed: ItemFeed, send: Send, elapsed: float) -> None:
+        """Process items until the feed is closed.
 
         Args:
-            phase: What kind of jobs they are.
-            feed: The jobs.
-            send: Takes records and, as the last message of each job, its result.
+            phase: The kind of items.
+            feed: The items.
+            send: Takes records and, as the last message of each item, its result.
             elapsed: Seconds since the driver began the phase.
         """
         ...
 
     def figures(self, last: bool) -> dict[str, Any]:
-        """Return counts since the present phase began; called from another thread than `work`, and often.
+        """Return counts since the phase began. Called often, from another thread than `work`.
 
         Args:
-            last: For the last time: what takes a while to find out may be left for this.
+            last: This is the last call of the phase: slow figures may be left for it.
         """
         ...
 
     def stop(self) -> None:
-        """Make `work` return soon, in good order; called from another thread."""
+        """Make `work` return soon and cleanly; called from another thread."""
         ...
 
 
-class Worker:
-    """The process of a crew's worker, as Ray's actor."""
+class RayWorker:
+    """The Ray actor of a pool's worker."""
 
     def __init__(self) -> None:
-        self._hand: Hand | None = None
+        self._executor: Executor | None = None
         self._phase: str | None = None
-        self._feed = Feed()
-        self._outbox = Outbox()
+        self._feed = ItemFeed()
+        self._messages = MessageQueue()
         self._thread: threading.Thread | None = None
         self._failure: Failure | None = None
 
-    def set_up(self, factory: Callable[[], Hand], place: Place) -> Hello | Failure:
-        """Make what does the work; to be called first."""
+    def set_up(self, factory: Callable[[], Executor], context: DriverContext) -> Ready | Failure:
+        """Make the executor. The pool calls this first."""
         try:
-            settle(place)
-            self._hand = factory()
+            enter(context)
+            self._executor = factory()
         except Exception as error:
             return failure(error)
-        gc.freeze()  # what is loaded by now lives as long as the worker
-        return Hello(socket.gethostname(), os.getpid(), self._hand.notes)
+        gc.freeze()  # loaded modules and weights live as long as the worker: the collector need not visit them
+        return Ready(socket.gethostname(), os.getpid(), self._executor.notes)
 
     def exchange(
-        self, phase: str, elapsed: float, jobs: Sequence[Handed], last: bool = False, seconds: float = 0.5
-    ) -> Reply:
-        """Take jobs of a phase and return what has come of those taken earlier.
+        self, phase: str, elapsed: float, items: Sequence[HandedItem], last: bool = False, seconds: float = 0.5
+    ) -> WorkerReply:
+        """Take items of a phase and return the messages of earlier ones.
 
         Args:
-            phase: A new one begins when the one before is over.
-            elapsed: Seconds since the driver began it.
-            jobs: More of them.
-            last: No more jobs of this phase will come.
-            seconds: Longest wait for something to say.
+            phase: The phase; another name than before begins a new one.
+            elapsed: Seconds since the driver began the phase.
+            items: New items.
+            last: No more items of this phase will come.
+            seconds: Longest wait for a message.
         """
         if phase != self._phase:
             self._begin(phase, elapsed)
-        self._feed.put(jobs)
+        self._feed.put(items)
         if last:
             self._feed.close()
-        messages = self._outbox.take(seconds)
-        assert self._thread is not None and self._hand is not None  # the phase has begun
+        messages = self._messages.take(seconds)
+        assert self._thread is not None and self._executor is not None  # the phase has begun
         over = not self._thread.is_alive()
         if over:
-            messages += self._outbox.take(0)
-        return Reply(messages, self._hand.figures(last), over, self._failure)
+            messages += self._messages.take(0)
+        return WorkerReply(messages, self._executor.figures(last), over, self._failure)
 
     def stop(self) -> None:
-        """Ask what does the work to end in good order."""
-        if self._hand is not None:
-            self._hand.stop()
+        """Ask the executor to end cleanly."""
+        if self._executor is not None:
+            self._executor.stop()
 
     def _begin(self, phase: str, elapsed: float) -> None:
-        self._phase, self._feed, self._outbox, self._failure = phase, Feed(), Outbox(), None
-        hand, feed, outbox = self._hand, self._feed, self._outbox
-        assert hand is not None  # set up first
+        self._phase, self._feed, self._messages, self._failure = phase, ItemFeed(), MessageQueue(), None
+        executor, feed, messages = self._executor, self._feed, self._messages
+        assert executor is not None  # set up first
 
         def work() -> None:
             try:
-                hand.work(phase, feed, outbox.send, elapsed)
-            except BaseException as error:  # noqa: B036  # whatever it is, the driver must hear of it
+                executor.work(phase, feed, messages.send, elapsed)
+            except BaseException as error:  # noqa: B036  # the driver must see every exception
                 self._failure = failure(error)
-            outbox.hurry()
+            messages.hurry()
 
-        self._thread = threading.Thread(target=work, name=f"crew-{phase}", daemon=True)
+        self._thread = threading.Thread(target=work, name=f"pool-{phase}", daemon=True)
         self._thread.start()
 
 
-def here() -> Place:
-    """Return where this process is, for `settle`."""
-    return Place(os.getcwd(), {k: v for k, v in os.environ.items() if not k.startswith(_NOT_PASSED)})
+def driver_context() -> DriverContext:
+    """Return the context of this process, for `enter` in a worker."""
+    return DriverContext(os.getcwd(), {k: v for k, v in os.environ.items() if not k.startswith(_NOT_PASSED)})
 
 
-def settle(place: Place) -> None:
-    """Go where the driver is; variables that are not set here get the driver's values.
+def enter(context: DriverContext) -> None:
+    """Change to the directory of the driver, and set its variables where they are not set here.
 
     Raises:
-        ConfigError: The folder is not there.
+        ConfigError: This machine has no such directory.
     """
     from offline_agent.errors import ConfigError
 
-    if not Path(place.folder).is_dir():
+    if not Path(context.folder).is_dir():
         raise ConfigError(
-            f"{socket.gethostname()} has no folder {place.folder}, where the command was given; workers need the same "
-            "code and the same paths"
+            f"{socket.gethostname()} has no folder {context.folder}, where the command was given; workers need the "
+            "same code and the same paths"
         )
-    os.chdir(place.folder)
-    if place.folder not in sys.path:
-        sys.path.insert(0, place.folder)  # a module of one's own that is named as module:Class
-    for name, value in place.variables.items():
+    os.chdir(context.folder)
+    if context.folder not in sys.path:
+        sys.path.insert(0, context.folder)  # for classes of the user named as module:Class
+    for name, value in context.variables.items():
         os.environ.setdefault(name, value)
 
 
 def failure(error: BaseException) -> Failure:
-    """Return an exception as data that any process can read."""
+    """Return an exception as plain data: its class may not exist in the driver."""
     return Failure(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
 

@@ -1,21 +1,20 @@
-"""Jobs of Slurm: batch scripts, submission, states. Only this file talks to Slurm.
+"""Slurm jobs: batch scripts, submission and states. Only this module calls Slurm.
 
 A job is a plain command line in a script that stays beside the run, not a pickled function of submitit's:
-- what a job needs is a configuration file, and what it leaves is a run directory. A pickle would hold the same once
-  more, tied to the objects of one version of the code; with job ids that begin anew, submitit hands out the results of
-  another job of the same number from a folder that is used again.
-- whether a job succeeded is read from its run directory, which stays, and not from `sacct`, which many clusters lack:
-  submitit waits for ever for the result of a cancelled job there.
-- a training job is `torchrun` on every node, which is a command line anyhow.
+- A job reads a configuration file and leaves a run directory. A pickle would hold the same again, tied to one version
+  of the code. If job ids restart from 1, submitit returns the results of an older job with the same id.
+- Success is read from the run directory, which stays, and not from `sacct`, which many clusters lack: there, submitit
+  waits for ever for the result of a cancelled job.
+- A training job is `torchrun` on every node, which is a command line anyhow.
 
-So `sbatch`, `squeue`, `scontrol` and, where it answers, `sacct` are all that is used. Every submission has a name of
-its own, by which its jobs are found: a number may belong to another job by now.
+Only `sbatch`, `squeue`, `scontrol` and, where it answers, `sacct` are used. Jobs are found by the unique name of their
+submission: Slurm may give the same id to another job.
 
-A job's script runs the command as a step (`srun`), so that signals reach it whether they are sent to the steps, as a
-time limit (`--signal`) and `scancel --signal` do, or to the script (`scancel --batch`), which passes them on. A
-pipeline that a signal stops makes the file that `$OFFLINE_AGENT_STOPPED` names. The script then asks Slurm: a job that
-still counts as running was not cancelled, so it is requeued, and goes on from its run directory. So is one whose step
-a signal ended before the pipeline listened: Slurm may tell a job up to a minute early that its time is up.
+The script runs the command as a step (`srun`). Signals reach it whether they are sent to the steps, as a time limit
+(`--signal`) and `scancel --signal` do, or to the script (`scancel --batch`), which passes them on. A command that a
+signal stops creates the file `$OFFLINE_AGENT_STOPPED`. The script then asks Slurm: a job that still counts as running
+was not cancelled, so it is requeued and resumes its run directory. A job whose step a signal ended before the command
+had installed its handlers is requeued too: Slurm may announce the time limit up to a minute early.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from pathlib import Path
 from offline_agent.errors import ConfigError, OfflineAgentError
 
 STOPPED = "OFFLINE_AGENT_STOPPED"
-"""Environment variable: the file that a pipeline makes when a signal stops it."""
+"""Environment variable: the file that a command creates when a signal stops it."""
 
 _UNHEARD = " ".join(str(128 + number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
-"""What srun ends with where one of these signals ended the step."""
+"""Exit statuses of srun where one of these signals ended the step."""
 
-_PATIENCE = 60.0  # seconds for an answer of Slurm's
+_PATIENCE = 60.0  # seconds to wait for an answer
 _WAITING = {
     "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD",
 }  # fmt: skip
@@ -52,7 +51,7 @@ class SlurmError(OfflineAgentError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a job asks for; see the section `slurm` of a configuration.
+    """Resources and options of a job; see the section `slurm` of a configuration.
 
     Attributes:
         partition, account, qos, time, memory: As sbatch takes them; None = Slurm's default.
@@ -60,7 +59,7 @@ class Request:
         gpus: On each node; 0 = none.
         nodes: Nodes; one task on each.
         signal_seconds: How long before its time is up the job is told; 0 = never.
-        requeues: Most times that it is requeued.
+        requeues: Largest number of requeues.
         setup: Shell lines before the command.
         arguments: More arguments of sbatch.
     """
@@ -80,17 +79,17 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BatchJob:
     """One submission.
 
     Attributes:
-        name: Its own, which no other submission ever has.
-        command: A line of shell; `$SLURM_ARRAY_TASK_ID` is the number of an array's job.
-        folder: Where script and logs go.
-        request: What it asks for.
+        name: Unique name.
+        command: A shell line; in an array, `$SLURM_ARRAY_TASK_ID` is the number of the job.
+        folder: Folder of the script and the logs.
+        request: Resources and options.
         array: Numbers of the jobs of an array; empty = a single job.
-        at_once: Most jobs of the array that run at once; None = all.
-        after: Ids of jobs that must have succeeded before; it is cancelled when one of them has not.
+        at_once: Largest number of array jobs that run at once; None = all.
+        after: Ids of jobs that must succeed first; if one of them fails, this job is cancelled.
     """
 
     name: str
@@ -103,22 +102,22 @@ class Job:
 
     @property
     def script(self) -> Path:
-        """Where the script is."""
+        """Path of the script."""
         return self.folder / f"{self.name}.sh"
 
     def log(self, number: int | None = None) -> Path:
-        """Return where a job's output is, of all its starts one after another."""
+        """Return the log of a job; all its starts append to it."""
         return self.folder / (f"{self.name}.log" if number is None else f"{self.name}-{number:04}.log")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What Slurm says of a job.
+class JobState:
+    """State of a job at Slurm.
 
     Attributes:
         id: Its id, e.g. `17` or `17_3`.
-        word: Slurm's, e.g. `RUNNING`.
-        reason: Why it waits, or ended; empty where Slurm does not say.
+        word: The state, e.g. `RUNNING`.
+        reason: Why it waits or ended; empty if Slurm gives no reason.
     """
 
     id: str
@@ -127,30 +126,30 @@ class State:
 
     @property
     def waits(self) -> bool:
-        """Whether it has yet to start, or to start again."""
+        """Whether it waits for its start or restart."""
         return self.word in _WAITING
 
     @property
     def runs(self) -> bool:
-        """Whether it runs, or has not quite ended."""
+        """Whether it runs or is ending."""
         return self.word in _RUNNING
 
 
 def available() -> str | None:
-    """Return what is missing to submit jobs from here, None where nothing is."""
+    """Return which programs are missing on this machine; None = none."""
     missing = [program for program in ("sbatch", "squeue", "scontrol", "scancel") if shutil.which(program) is None]
     return f"there is no {', '.join(missing)} on this machine's PATH" if missing else None
 
 
-def submit(job: Job, environment: Mapping[str, str] | None = None) -> str:
+def submit(job: BatchJob, environment: Mapping[str, str] | None = None) -> str:
     """Write the job's script, submit it, and return its id.
 
     Args:
         job: The job.
-        environment: Variables that it gets beside this process's.
+        environment: Variables beside those of this process.
 
     Raises:
-        SlurmError: Slurm refused, or is not there.
+        SlurmError: Slurm refused, or is not installed.
         DataError: The script could not be written.
     """
     from offline_agent.store.files import write_atomic
@@ -163,8 +162,8 @@ def submit(job: Job, environment: Mapping[str, str] | None = None) -> str:
     return found[1]
 
 
-def render(job: Job) -> str:
-    """Return the job's script."""
+def render(job: BatchJob) -> str:
+    """Return the script of a job."""
     array = job.array
     log = str(job.log()).removesuffix(".log").replace("%", "%%") + ("-%4a.log" if array else ".log")
     options = [
@@ -189,7 +188,7 @@ def render(job: Job) -> str:
         f"{step} &",
         "step=$!",
         'for signal in TERM USR1 USR2; do trap "kill -$signal $step 2>/dev/null" $signal; done',
-        # a signal ends `wait`, not the step
+        # a signal interrupts `wait`, but the step still runs
         'while :; do wait "$step"; status=$?; kill -0 "$step" 2>/dev/null || break; done',
         f'if [ -e "${STOPPED}" ] || [[ " {_UNHEARD} " == *" $status "* ]]; then',
         f'    rm -f "${STOPPED}"',
@@ -210,15 +209,15 @@ def render(job: Job) -> str:
 def spread(
     module: str, arguments: Sequence[str], python: str, nodes: int, processes: int, gpus: int, sharded: bool = False
 ) -> str:
-    """Return the command of a pipeline that trains: `torchrun` on every node, which meet on the first.
+    """Return the shell line of a training command: `torchrun` on every node, with the rendezvous on the first.
 
     Args:
-        module: The pipeline's.
+        module: Module of the command.
         arguments: Its arguments.
         python: The interpreter.
-        nodes: How many nodes there are.
-        processes: How many processes run on each.
-        gpus: How many GPUs there are on each; without any, the processes talk through gloo.
+        nodes: Number of nodes.
+        processes: Processes on each node.
+        gpus: GPUs on each node; without GPUs the processes communicate with gloo.
         sharded: Shard the weights over all processes.
     """
     plain = shlex.join(["-m", module, *arguments])
@@ -230,10 +229,10 @@ def spread(
         first = '"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
         port = "$((20000 + SLURM_JOB_ID % 20000))"
         where = f"--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint={first}:{port}"
-    # torchrun passes on the signals that it is told of, and gives its processes half a minute
+    # torchrun forwards these signals, and waits 30 s for its processes
     told = "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
     if not gpus:
-        told += " ACCELERATE_USE_CPU=true"  # else accelerate takes each process for the only one
+        told += " ACCELERATE_USE_CPU=true"  # otherwise accelerate starts each process on its own
     if sharded:  # what `accelerate launch --use_fsdp --fsdp_version 2` sets
         told += " ACCELERATE_USE_FSDP=true FSDP_VERSION=2 FSDP_AUTO_WRAP_POLICY=TRANSFORMER_BASED_WRAP"
         told += " FSDP_RESHARD_AFTER_FORWARD=true"
@@ -243,17 +242,17 @@ def spread(
     )
 
 
-States = dict[int | None, State]
-"""States of the jobs of a submission, by their number in the array; None: a single job."""
+States = dict[int | None, JobState]
+"""States of the jobs of a submission, by number in the array; the key None is a single job."""
 
 
 def states(names: Sequence[str]) -> dict[str, States]:
-    """Return what Slurm says of the jobs of submissions, by name; one that it does not know is not in it.
+    """Return the states of the jobs of submissions, by name; unknown submissions are left out.
 
-    Ended jobs are there only as long as Slurm remembers them, which may be minutes.
+    Slurm forgets ended jobs, maybe after minutes.
 
     Raises:
-        SlurmError: It did not answer.
+        SlurmError: Slurm did not answer.
     """
     asked = ["squeue", "--noheader", "--array", "--states=all", f"--name={','.join(names)}", "--format=%j|%i|%K|%T|%r"]
     found: dict[str, States] = {}
@@ -261,15 +260,15 @@ def states(names: Sequence[str]) -> dict[str, States]:
         parts = line.strip().split("|", 4)
         if len(parts) == 5 and parts[0] in names:
             name, id_, number, word, reason = parts
-            state = State(id_, word, "" if reason == "None" else reason)
+            state = JobState(id_, word, "" if reason == "None" else reason)
             found.setdefault(name, {})[int(number) if number.isdigit() else None] = state
     return found
 
 
 def remembered(names: Sequence[str]) -> dict[str, States]:
-    """Return how jobs ended, as `states`, from `sacct`; empty where there is no accounting."""
+    """Return the final states of jobs from `sacct`; empty without accounting."""
     asked = ["sacct", "--allocations", "--noheader", "--parsable2", f"--name={','.join(names)}",
-             "--starttime=now-30days", "--format=JobName%200,JobID%40,State%40"]  # fmt: skip
+             "--starttime=now-30days", "--format=JobName%200,JobID%40,JobState%40"]  # fmt: skip
     try:
         lines = _ask(asked).splitlines() if names else []
     except SlurmError:
@@ -279,7 +278,7 @@ def remembered(names: Sequence[str]) -> dict[str, States]:
         parts = line.strip().split("|")
         if len(parts) == 3 and parts[0] in names and parts[2]:
             number = parts[1].partition("_")[2]
-            state = State(parts[1], parts[2].split()[0])  # "CANCELLED by 1000"
+            state = JobState(parts[1], parts[2].split()[0])  # "CANCELLED by 1000"
             found.setdefault(parts[0], {})[int(number) if number.isdigit() else None] = state
     return found
 
@@ -311,7 +310,7 @@ def _directive(option: str) -> str:
 
 
 def _without_jobs_own(more: Mapping[str, str]) -> dict[str, str]:
-    """Return this environment for a new job: what describes the job we are in would be taken for requests."""
+    """Return the environment for a new job. Variables of the job that this process is in would count as requests."""
     inside = "SLURM_JOB_ID" in os.environ
     plain = {
         name: value for name, value in os.environ.items()
@@ -337,7 +336,7 @@ def _ask(command: list[str], environment: Mapping[str, str] | None = None) -> st
 
 
 def check() -> None:
-    """Raise ConfigError where no job can be submitted from here."""
+    """Raise ConfigError if no job can be submitted from this machine."""
     missing = available()
     if missing:
         raise ConfigError(

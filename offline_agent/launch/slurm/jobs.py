@@ -1,6 +1,6 @@
-"""What has become of the jobs of a run: from a note of every submission, from Slurm, and from the run directories.
+"""Status of the Slurm jobs of a run, from the record of submissions, from Slurm, and from the run directories.
 
-The run directories have the last word: what is done there is done, whatever Slurm says or has forgotten.
+The run directories decide: a run that is done there is done, whatever Slurm reports or has forgotten.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from offline_agent.launch.shards import finished, is_whole, manifest_of, shards_of
 from offline_agent.launch.slurm import batch as slurm
-from offline_agent.launch.slurm.batch import State
+from offline_agent.launch.slurm.batch import JobState
 from offline_agent.launch.slurm.resuming import FOLDER
 from offline_agent.runner.pipeline import Shard
 
 _ORDINARY = {"", "None", "Priority", "Resources", "Dependency", "JobArrayTaskLimit", "BeginTime", "Cleaning"}
-_STOPPED = "Stopped"  # how a manifest begins to say that a signal ended a run
+_STOPPED = "Stopped"  # beginning of the error in the manifest of a run that a signal ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Submission:
     """One submission.
 
     Attributes:
-        name: Its jobs' name at Slurm, which nothing else has.
+        name: Unique name of its jobs at Slurm.
         kind: `shards`, `merge` or `job`.
         shards: Numbers of the shards of an array; empty for the others.
     """
@@ -36,7 +36,7 @@ class Submission:
 
 
 class Ledger:
-    """The note of a run's submissions, `slurm/jobs.jsonl`; written by who holds the run's lock.
+    """The record of the submissions of a run, `slurm/jobs.jsonl`; written under the lock of the run.
 
     Args:
         run_dir: The run directory.
@@ -47,7 +47,7 @@ class Ledger:
         self.file = self.folder / "jobs.jsonl"
 
     def read(self) -> list[Submission]:
-        """Return the submissions, oldest first; a torn last line is passed over."""
+        """Return the submissions, oldest first; a torn last line is skipped."""
         try:
             lines = self.file.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
@@ -62,14 +62,14 @@ class Ledger:
         return out
 
     def add(self, base: str, kind: str, shards: Sequence[int] = ()) -> Submission:
-        """Note a submission before it is made: a job that nobody knows of would be submitted twice.
+        """Record a submission before it is made: an unrecorded job would be submitted twice.
 
         Args:
-            base: What the name begins with; a number makes it the only one.
+            base: Beginning of the name; a number makes it unique.
             kind, shards: See `Submission`.
 
         Raises:
-            DataError: The disk refused.
+            DataError: The disk is full or not writable.
         """
         from offline_agent.store.files import write_atomic
 
@@ -82,15 +82,15 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What has become of a shard, or of a run's one job.
+class JobStatus:
+    """Status of a shard, or of the single job of a run.
 
     Attributes:
-        word: `done`, `running`, `pending`, `failed` (it ended with an error), `lost` (cancelled, killed, or gone with
-            its node) or `new` (never submitted).
-        why: More about it; may be empty.
-        job: Slurm's id of its newest job; None where that is not known.
-        finished: Trees or attempts that it has.
+        word: `done`, `running`, `pending`, `failed` (ended with an error), `lost` (cancelled, killed, or lost with its
+            node), `new` (never submitted) or `unknown` (Slurm does not answer).
+        why: Details; may be empty.
+        job: Slurm id of its newest job; None = not known.
+        finished: Number of its trees or attempts.
     """
 
     word: str
@@ -100,26 +100,26 @@ class Standing:
 
     @property
     def active(self) -> bool:
-        """Whether a job of it waits or runs."""
+        """Whether its job waits or runs."""
         return self.word in ("running", "pending")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """A run and its jobs at one moment.
+class RunStatus:
+    """Status of a run and its jobs.
 
     Attributes:
-        command: The pipeline.
-        shards: Each with what has become of it; empty where the run is one piece.
-        merge: Of the newest merge; None where none was submitted.
-        job: Of the newest job of a run in one piece; None where none was submitted.
-        unheard: Why Slurm could not be asked; None where it answered.
+        command: The command.
+        shards: The shards with their status; empty if the run has none.
+        merge: Status of the newest merge; None = none was submitted.
+        job: Status of the newest job of a run without shards; None = none was submitted.
+        unheard: Why Slurm did not answer; None = it answered.
     """
 
     command: str
-    shards: Sequence[tuple[Shard, Standing]]
-    merge: Standing | None
-    job: Standing | None
+    shards: Sequence[tuple[Shard, JobStatus]]
+    merge: JobStatus | None
+    job: JobStatus | None
     unheard: str | None = None
 
     @property
@@ -129,21 +129,21 @@ class View:
         return any(one.active for one in (*others, *(standing for _, standing in self.shards)))
 
     def count(self) -> dict[str, int]:
-        """Return how many shards are what."""
+        """Return the number of shards by status."""
         words = [standing.word for _, standing in self.shards]
         return {word: words.count(word) for word in ("done", "running", "pending", "failed", "lost", "new")}
 
 
-def look(run_dir: Path, command: str) -> View:
-    """Return what has become of a run's jobs.
+def look(run_dir: Path, command: str) -> RunStatus:
+    """Return the status of a run and its jobs.
 
     Args:
         run_dir: The run directory.
-        command: The pipeline that made it.
+        command: The command of the run.
 
     Raises:
         SlurmError: Slurm did not answer.
-        DataError: The note of the shards is broken.
+        DataError: The file of the shards is broken.
     """
     submissions = Ledger(run_dir).read()
     names = [one.name for one in submissions]
@@ -157,8 +157,8 @@ def view(
     submissions: Sequence[Submission],
     told: Mapping[str, slurm.States],
     unheard: str | None = None,
-) -> View:
-    """Return what has become of a run's jobs, given what Slurm told of them; see `look`."""
+) -> RunStatus:
+    """Return the status of a run and its jobs, given the answer of Slurm; see `look`."""
     forgotten = [one.name for one in submissions if one.name not in told]
     remembered = slurm.remembered(forgotten) if forgotten and unheard is None else {}
     known = {**remembered, **told}
@@ -167,41 +167,43 @@ def view(
         mine = [one for one in submissions if one.kind == "shards" and shard.number in one.shards]
         state = next((s for one in reversed(mine) if (s := known.get(one.name, {}).get(shard.number))), None)
         shards.append((shard, standing(shard.path, command, state, bool(mine), unheard)))
-    others: dict[str, Standing | None] = {"merge": None, "job": None}
+    others: dict[str, JobStatus | None] = {"merge": None, "job": None}
     for one in submissions:
         if one.kind in others:
             state = known.get(one.name, {}).get(None)
             others[one.kind] = standing(run_dir, command, state, True, unheard)
-    return View(command, shards, others["merge"], others["job"], unheard)
+    return RunStatus(command, shards, others["merge"], others["job"], unheard)
 
 
-def standing(path: Path, command: str, state: State | None, submitted: bool, unheard: str | None = None) -> Standing:
-    """Return what has become of the work of one job.
+def standing(
+    path: Path, command: str, state: JobState | None, submitted: bool, unheard: str | None = None
+) -> JobStatus:
+    """Return the status of the work of one job.
 
     Args:
         path: The run directory that it writes.
-        command: The pipeline.
-        state: What Slurm says of the job; None where it does not know it.
-        submitted: Whether it ever was submitted.
-        unheard: Why Slurm could not be asked; None where it was.
+        command: The command.
+        state: State of the job at Slurm; None = Slurm does not know it.
+        submitted: Whether it was ever submitted.
+        unheard: Why Slurm did not answer; None = it answered.
     """
     count, job = finished(path, command), None if state is None else state.id
     if is_whole(path):
-        return Standing("done", "", job, count)
+        return JobStatus("done", "", job, count)
     if state is not None and state.waits:
         held = "" if state.reason in _ORDINARY else state.reason.strip("()")
-        return Standing("pending", held, job, count)
+        return JobStatus("pending", held, job, count)
     if state is not None and state.runs:
-        return Standing("running", "" if state.word == "RUNNING" else state.word.lower(), job, count)
+        return JobStatus("running", "" if state.word == "RUNNING" else state.word.lower(), job, count)
     if not submitted:
-        return Standing("new", "", None, count)
+        return JobStatus("new", "", None, count)
     manifest = manifest_of(path) or {}
     error = str(manifest.get("error") or "")
     if unheard is not None:
-        return Standing("unknown", "Slurm does not answer", job, count)
+        return JobStatus("unknown", "Slurm does not answer", job, count)
     if manifest.get("status") == "failed" and not error.startswith(_STOPPED):
-        return Standing("failed", error, job, count)
+        return JobStatus("failed", error, job, count)
     word = "Slurm knows its job no more" if state is None else state.word
     if word == "FAILED" and not error.startswith(_STOPPED):
-        return Standing("failed", "its log says why", job, count)
-    return Standing("lost", word + (f", {error}" if error else ""), job, count)
+        return JobStatus("failed", "its log says why", job, count)
+    return JobStatus("lost", word + (f", {error}" if error else ""), job, count)

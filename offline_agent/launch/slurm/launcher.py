@@ -1,11 +1,11 @@
-"""`launcher=slurm`: a run as jobs of Slurm, submitted, waited for, gone on with.
+"""Launcher of `launcher=slurm`: runs as Slurm jobs, submitted, waited for and resumed.
 
 A search or an evaluation is an array of shards and a merge that depends on them. Training is one job. `iterate` is a
-controller: the loop itself, in this process or (with --submit) in a small job, whose stages are submitted in turn; what
-a stage is asked depends on what the stage before found, so they cannot all be submitted beforehand.
+controller, in this process or (with --submit) in a small job, that submits its stages in turn: the configuration of a
+stage depends on the results of the stage before, so they cannot all be submitted beforehand.
 
-Nothing here runs while the jobs do, unless it waits for them. The same command, given again, finds the jobs that wait
-or run, and submits what is neither done nor under way.
+No process of the launcher is needed while the jobs run. The same command finds the jobs that wait or run, and submits
+what is neither done nor under way.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from offline_agent.errors import ConfigError, DataError, OfflineAgentError
 from offline_agent.launch import torchrun
 from offline_agent.launch.shards import FOLDER, cut, listed, manifest_of, shard_config
 from offline_agent.launch.slurm import batch as slurm
-from offline_agent.launch.slurm.batch import Job, Request, SlurmError
-from offline_agent.launch.slurm.jobs import Ledger, Standing, View, look
+from offline_agent.launch.slurm.batch import BatchJob, Request, SlurmError
+from offline_agent.launch.slurm.jobs import JobStatus, Ledger, RunStatus, look
 from offline_agent.launch.slurm.resuming import resume_command
 from offline_agent.launch.stages import portable
 from offline_agent.runner import signals, terminal
@@ -42,15 +42,15 @@ _TOLD = 3  # jobs whose last lines are shown
 
 
 def launcher(command: Command[Any, Any], config: RunConfig, wait: bool) -> Callable[..., int] | None:
-    """Return what submits the command; None where it runs in this process and only its stages are jobs.
+    """Return the function that submits the command; None where it runs here and only its stages are jobs.
 
     Args:
-        command: The pipeline.
+        command: The command.
         config: Its configuration.
-        wait: Whether the jobs are waited for.
+        wait: Wait for the jobs.
 
     Raises:
-        ConfigError: There is no Slurm here.
+        ConfigError: This machine has no Slurm.
     """
     slurm.check()
     if isinstance(config, TrainableConfig) and (together := _processes_of(config)) > 1:
@@ -85,19 +85,19 @@ def _launch(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts
 # -- submission ----------------------------------------------------------------------------------------------------
 
 
-def _submitted(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts) -> tuple[View, Path]:
-    """Submit what is neither done nor under way; return how things stand, and the run directory as it was named."""
+def _submitted(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts) -> tuple[RunStatus, Path]:
+    """Submit what is neither done nor under way; return the status and the run directory as it was named."""
     if config.run_dir is not None:
         path = Path(config.run_dir)
         if (manifest_of(path) or {}).get("command") == command.name:
             view = look(path.resolve(), command.name)
             last = view.merge or view.job
-            if last is not None and last.active:  # it holds, or is to hold, the run directory
+            if last is not None and last.active:  # that job has, or will take, the lock of the run directory
                 terminal.say(f"{command.name}: the jobs of {path} are under way")
                 return view, path
     config, run = open_run(command, config, facts)
     with run:
-        here = _Submission(command, config, run.path.resolve(), str(run.manifest["run_id"])[:8])
+        here = _Submitter(command, config, run.path.resolve(), str(run.manifest["run_id"])[:8])
         if command.spread is not None:
             here.array(command.spread.tasks(prepared))
         else:
@@ -106,8 +106,8 @@ def _submitted(command: Command[Any, Any], config: Any, prepared: Any, facts: Fa
 
 
 @dataclass
-class _Submission:
-    """What is submitted for one run, by the process that holds its lock."""
+class _Submitter:
+    """Submits the jobs of one run, under its lock."""
 
     command: Command[Any, Any]
     config: Any
@@ -176,7 +176,7 @@ class _Submission:
         return self.config.model_copy(update={"run_dir": str(self.run_dir)})
 
     def _write(self, file: Path, config: RunConfig, options: Sequence[str]) -> None:
-        """Write a configuration with which its job can be run by hand."""
+        """Write the configuration of a job, with which it can also be run by hand."""
         from offline_agent.store.files import write_atomic
 
         text, secrets = portable(config)
@@ -190,7 +190,7 @@ class _Submission:
         one = self.ledger.add(f"{self.command.name}-{self.run_id}-{kind}", kind, numbers)
         paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
         most = self.config.slurm.at_once if numbers else None
-        job = Job(one.name, line, self.ledger.folder, request, numbers, most, after)
+        job = BatchJob(one.name, line, self.ledger.folder, request, numbers, most, after)
         found = slurm.submit(job, {**self.secrets, "PYTHONPATH": paths})
         what = f"{len(numbers)} shards" if numbers else kind
         self._say(f"submitted {what} as job {found} ({one.name})")
@@ -201,14 +201,14 @@ class _Submission:
 
 
 def _processes_of(config: TrainableConfig) -> int:
-    """Return how many processes train together, over all nodes."""
+    """Return the number of processes that train together, over all nodes."""
     asked = config.slurm
     gpus = asked.gpus if asked.train_gpus is None else asked.train_gpus
     return asked.nodes * (asked.processes or gpus or 1)
 
 
-def _ids(view: View) -> str:
-    """Return a line for each kind of job that waits or runs, with its ids."""
+def _ids(view: RunStatus) -> str:
+    """Return the ids of jobs that wait or run, a line for each kind."""
     lines = []
     arrays = {standing.job.partition("_")[0] for _, standing in view.shards if standing.active and standing.job}
     if arrays:
@@ -223,7 +223,7 @@ def _ids(view: View) -> str:
 
 
 def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[str], None]) -> int:
-    """Wait until no job is under way; show the summary, or what became of the jobs."""
+    """Wait until no job is under way; show the summary, or the status of the jobs."""
     import json
 
     run_dir, progress = path.resolve(), Progress(command.name)
@@ -234,13 +234,13 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
             try:
                 view = look(run_dir, command.name)
                 told = False
-            except SlurmError as error:  # a controller that restarts says nothing of the jobs
+            except SlurmError as error:  # the controller may restart; the jobs go on
                 if not told:
                     progress.say(f"{command.name}: {error}; waiting on")
                 told = True
                 time.sleep(config.slurm.poll_seconds)
                 continue
-            if not counted and command.name == "build_prefs":  # of an evaluation only attempts are seen
+            if not counted and command.name == "build_prefs":  # the attempts of an evaluation are not its tasks
                 progress.start(sum(shard.tasks for shard, _ in view.shards), "waiting for jobs")
             counted = True
             progress.update(sum(standing.finished for _, standing in view.shards), **_figures(view))
@@ -262,15 +262,15 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
     return DONE
 
 
-def _figures(view: View) -> dict[str, Any]:
+def _figures(view: RunStatus) -> dict[str, Any]:
     counts = {f"shards_{word}": count for word, count in view.count().items() if count}
     others = {kind: one.word for kind, one in (("merge", view.merge), ("job", view.job)) if one is not None}
     held = next((one.why for _, one in view.shards if one.word == "pending" and one.why), None)
     return {**counts, **others, **({"held": held} if held else {})}
 
 
-def told_of(view: View, logs: Path) -> str:
-    """Return in words what became of the jobs of a run that is not done, with the last lines of their logs."""
+def told_of(view: RunStatus, logs: Path) -> str:
+    """Return the status of the jobs of a run that is not done, with the last lines of their logs."""
     wrong = [(f"shard {shard.number}", shard.number, one) for shard, one in view.shards if one.word != "done"]
     lines = []
     if wrong:
@@ -283,7 +283,7 @@ def told_of(view: View, logs: Path) -> str:
     return "\n".join(lines)
 
 
-def _tail(logs: Path, one: Standing, number: int) -> list[str]:
+def _tail(logs: Path, one: JobStatus, number: int) -> list[str]:
     """Return the last lines of the newest log of a job."""
     if one.word == "new":
         return []

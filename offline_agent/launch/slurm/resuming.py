@@ -1,4 +1,4 @@
-"""The command that goes on with a run whose jobs Slurm has."""
+"""The command that resumes a run of `launcher=slurm`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import shlex
 from pathlib import Path
 
 FOLDER = "slurm"
-"""Under the run directory: what its jobs are called with, and the note of them."""
+"""Folder in the run directory: scripts, configurations, logs and the record of submissions."""
 
 _SECRET = re.compile(r"\$\{oc\.env:(\w+)\}")
 
 
 def resume_command(run_dir: Path, command: str) -> str:
-    """Return a command that goes on with a run of `launcher=slurm`: it submits what is neither done nor under way.
+    """Return a command that resumes a run: it submits what is neither done nor under way.
 
     Args:
         run_dir: The run directory.
-        command: The pipeline that made it.
+        command: The command of the run.
     """
     names = {"merge.yaml": [], "job.yaml": ["launcher=slurm"]}
     for name, more in names.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import TrainingError
-from offline_agent.launch.loop_stages import Model, Plan, model_folder, write_tasks
+from offline_agent.launch.loop_stages import LoopStages, Model, model_folder, write_tasks
 from offline_agent.report.iterate import percent
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Judging:
         say: Called with each line for the user.
     """
 
-    plan: Plan
+    plan: LoopStages
     tasks: Sequence[Task]
     run: Run
     say: Say

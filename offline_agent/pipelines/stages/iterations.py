@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.launch.loop_stages import Model, Plan, model_folder, place_model, template_text, write_tasks
+from offline_agent.launch.loop_stages import LoopStages, Model, model_folder, place_model, template_text, write_tasks
 from offline_agent.pipelines.stages.held_out import Judging
 from offline_agent.report.iterate import percent
 from offline_agent.runner.pipeline import Session
@@ -53,7 +53,7 @@ class Iterations:
     ) -> None:
         self.environment, self.tasks, self.session, self.config = environment, tasks, session, session.config
         self.run_dir = session.run.path.resolve()
-        self.plan = Plan(self.config, self.run_dir, session.run.manifest["run_id"])
+        self.plan = LoopStages(self.config, self.run_dir, session.run.manifest["run_id"])
         self.model = self.plan.start()
         self.built: list[Path] = []  # run directories of build_prefs, oldest first
         self.played = [Path(run).resolve() for run in self.config.buffer]  # whatever has verified successes

@@ -1,6 +1,6 @@
-"""The attempts of `evaluate` spread over Ray workers: they play and search, the driver logs.
+"""Attempts of `evaluate` on Ray workers: the workers play and search, the driver logs.
 
-A job is a task with the attempts at it that are left, so that they share prompts in one worker.
+An item is a task with its attempts that are left: they share prompts, so one worker plays them.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from offline_agent.envs.pool import EnvPool
 from offline_agent.evaluation import test_time
 from offline_agent.launch.ray import components
 from offline_agent.pipelines.stages.copy_check import trust_copies
-from offline_agent.pipelines.stages.ray_search import Forest, Wanted
-from offline_agent.pipelines.stages.searches import search_log, test_time_settings
+from offline_agent.pipelines.stages.ray_search import TaskRecords, WorkerSearches
+from offline_agent.pipelines.stages.search import search_log, test_time_settings
 from offline_agent.policies.base import Policy
 from offline_agent.records import Task, Verdict
-from offline_agent.rollouts.attempts import Attempt, Journal, from_record
-from offline_agent.rollouts.episodes import AttemptRequest, Episodes
+from offline_agent.rollouts.attempts import Attempt, AttemptRequest, Journal, from_record
+from offline_agent.rollouts.episodes import Episodes
 from offline_agent.runner.components import Parts
 from offline_agent.search.restore import RestoreCounts
 
 if TYPE_CHECKING:
-    from offline_agent.launch.ray.jobs import Crew, Feed, Send
+    from offline_agent.launch.ray.pool import WorkerPool
+    from offline_agent.launch.ray.worker import ItemFeed, Send
+    from offline_agent.pipelines.stages.attempts import EvaluationRun
 
 PLAY, SEARCH = "play", "search"
 _PLAYED = ("requests", "prompt_tokens_computed", "prompt_tokens_reused", "generation_seconds", "hung_calls")
 
 
 @dataclass(frozen=True, slots=True)
-class PlayerFactory:
-    """Makes a `Player` in a worker.
+class EvaluationExecutorFactory:
+    """Makes an `EvaluationExecutor` in a worker.
 
     Attributes:
-        recipe: Its configuration names the policy that plays.
+        recipe: Recipe of the components; its configuration names the policy that plays.
         label: `candidate` or `against`.
         answered_before: The policy has answered in an earlier session.
     """
@@ -47,22 +49,22 @@ class PlayerFactory:
     label: str
     answered_before: bool
 
-    def __call__(self) -> Player:
+    def __call__(self) -> EvaluationExecutor:
         """Return it."""
         config, parts, notes = self.recipe.make()
         assert isinstance(config, EvaluateConfig)
-        return Player(config, parts, self.label, self.answered_before, notes)
+        return EvaluationExecutor(config, parts, self.label, self.answered_before, notes)
 
 
-class Player:
-    """What does the work of `evaluate` in a worker; a `cluster.ray.Hand`.
+class EvaluationExecutor:
+    """The work of `evaluate` in a worker; see `Executor`.
 
     Args:
         config: The configuration.
         parts: Environment and policy.
         label: `candidate` or `against`.
         answered_before: See `Episodes`.
-        notes: See `Hand`.
+        notes: See `Executor`.
     """
 
     def __init__(
@@ -74,15 +76,15 @@ class Player:
         self._label = label
         self._engine = parts.policy.engine()
         self._pool = EnvPool(config.limits.workers, config.limits.step_seconds)
-        self._servers = components.Servers(parts.policy)
+        self._servers = components.ServerFigures(parts.policy)
         self._answered_before = answered_before
         self._episodes: Episodes | None = None
-        self._forest: Forest | None = None
+        self._searches: WorkerSearches | None = None
         self._busy = 0.0
         self._hung = 0
 
-    def work(self, phase: str, feed: Feed, send: Send, elapsed: float) -> None:
-        """See `Hand.work`."""
+    def work(self, phase: str, feed: ItemFeed, send: Send, elapsed: float) -> None:
+        """See `Executor.work`."""
         self._busy, self._hung = self._engine.busy_seconds, self._pool.hung
         if phase == PLAY:
             self._play(feed, send)
@@ -90,10 +92,10 @@ class Player:
             self._search(feed, send, elapsed)
 
     def figures(self, last: bool) -> dict[str, Any]:
-        """See `Hand.figures`."""
+        """See `Executor.figures`."""
         out: dict[str, Any] = {}
-        if self._forest is not None:
-            out = self._forest.figures()
+        if self._searches is not None:
+            out = self._searches.figures()
         elif self._episodes is not None:
             played = self._episodes
             numbers = (played.requests, played.prefilled, played.cached)
@@ -102,9 +104,9 @@ class Player:
         return {**out, **self._servers.figures(last)}
 
     def stop(self) -> None:
-        """Do nothing: what is over is logged, what is on its way is played anew."""
+        """Do nothing: finished attempts are logged, unfinished ones are played again."""
 
-    def _play(self, feed: Feed, send: Send) -> None:
+    def _play(self, feed: ItemFeed, send: Send) -> None:
         config, policy = self._config, self._parts.policy
         episodes = self._episodes = Episodes(
             self._parts.spec, self._engine, self._pool, policy=self._label, seed=config.seed,
@@ -112,7 +114,7 @@ class Player:
             in_flight=config.in_flight, reset_seconds=config.limits.reset_seconds,
             segment=None if policy.renderer is None else policy.renderer.segment, answered_before=self._answered_before,
         )  # fmt: skip
-        asks, shown = _Asks(feed), Journal(lambda record: send(number, "record", record), (), {})
+        asks, shown = _FeedAttempts(feed), Journal(lambda record: send(number, "record", record), (), {})
         while feed.wait():
             for attempt in episodes.play(asks):
                 number = asks.number[attempt.task.task_id]
@@ -122,27 +124,27 @@ class Player:
                 if not asks.left[number]:
                     send(number, "done", None)
 
-    def _search(self, feed: Feed, send: Send, elapsed: float) -> None:
+    def _search(self, feed: ItemFeed, send: Send, elapsed: float) -> None:
         settings = test_time_settings(self._config, self._parts)
-        self._forest = Forest(self._parts, self._config, settings, self._engine, self._pool)
-        self._forest.work(feed, send, elapsed, lambda tree: _records(test_time.best_branch(tree, self._label)))
+        self._searches = WorkerSearches(self._parts, self._config, settings, self._engine, self._pool)
+        self._searches.work(feed, send, elapsed, lambda tree: _records(test_time.best_branch(tree, self._label)))
 
 
-class _Asks:
-    """The attempts of the jobs of a feed; asked again after it had none, it may have more.
+class _FeedAttempts:
+    """The attempts of the items of a feed; like the feed, it can be iterated again when items arrive.
 
     Attributes:
-        number: Of the job that a task's attempts belong to.
-        left: How many of a job's attempts are not over.
+        number: Number of the item, by task.
+        left: Unfinished attempts, by number of the item.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: ItemFeed) -> None:
         self._feed = feed
         self._asks: deque[AttemptRequest] = deque()
         self.number: dict[str, int] = {}
         self.left: Counter[int] = Counter()
 
-    def __iter__(self) -> _Asks:
+    def __iter__(self) -> _FeedAttempts:
         return self
 
     def __next__(self) -> AttemptRequest:
@@ -155,7 +157,7 @@ class _Asks:
 
 
 def _records(attempt: Attempt) -> list[Any]:
-    """Return an attempt as `Journal` logs it, what it began with first."""
+    """Return the log records of an attempt, its opening first."""
     records: list[Any] = []
     Journal(records.append, (), {}).add(attempt)
     return records
@@ -164,22 +166,22 @@ def _records(attempt: Attempt) -> list[Any]:
 # -- the driver ----------------------------------------------------------------------------------------------------
 
 
-def play(one: Any, label: str, policy: Policy, wanted: Sequence[AttemptRequest]) -> None:
-    """Play and search in a cluster what is not there yet; see `evaluate.run`.
+def play(one: EvaluationRun, label: str, policy: Policy, wanted: Sequence[AttemptRequest]) -> None:
+    """Play and search on a cluster what is not logged yet; see `evaluate.run`.
 
     Args:
-        one: The evaluation under way (`evaluate._Run`).
+        one: The evaluation.
         label: `candidate` or `against`.
-        policy: The driver's; it answers nothing here.
+        policy: The driver's policy; the workers have their own.
         wanted: All attempts without a tree.
     """
-    prepared, config, known = one.prepared, one.session.config, one.journal.attempts
-    parts, started = prepared.parts, time.perf_counter()
+    inputs, config, known = one.inputs, one.session.config, one.journal.attempts
+    parts, started = inputs.parts, time.perf_counter()
     asks: dict[str, list[AttemptRequest]] = {}
     for ask in wanted:
         if (label, ask.mode, ask.task.task_id, ask.number) not in known:
             asks.setdefault(ask.task.task_id, []).append(ask)
-    left = [] if prepared.settings is None else [
+    left = [] if inputs.settings is None else [
         task for task in parts.tasks if (label, "mcts", task.task_id, 0) not in known
     ]  # fmt: skip
     one.measured[label] = dict.fromkeys(_PLAYED, 0)
@@ -190,70 +192,73 @@ def play(one: Any, label: str, policy: Policy, wanted: Sequence[AttemptRequest])
     if label != "candidate":
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"model": config.against.model})})
     recipe = components.Recipe.of(config, Parts(parts.spec, parts.tasks, policy, parts.reward))
-    factory = PlayerFactory(recipe, label, any(key[0] == label for key in known))
+    factory = EvaluationExecutorFactory(recipe, label, any(key[0] == label for key in known))
     each = max(1, math.ceil(len(wanted) / len(parts.tasks)))
     in_flight = max(config.search.trees_in_flight if left else 1, math.ceil(config.in_flight / each))
-    with components.crew(config, factory, max(len(asks), len(left)), in_flight, one.session, bool(known)) as crew:
+    most = max(len(asks), len(left))
+    with components.worker_pool(config, factory, most, in_flight, one.session, bool(known)) as pool:
         try:
-            _played(one, label, crew, asks)
+            _played(one, label, pool, asks)
             one.seconds[f"{label}_playing"] = time.perf_counter() - started
             if left:
                 started = time.perf_counter()
-                _searched(one, label, crew, left)
+                _searched(one, label, pool, left)
                 one.seconds[f"{label}_searching"] = time.perf_counter() - started
         finally:
-            _count(one, label, crew)
+            _count(one, label, pool)
 
 
-def _played(one: Any, label: str, crew: Crew, asks: dict[str, list[AttemptRequest]]) -> None:
-    from offline_agent.launch.ray.jobs import RECORD, Job
+def _played(one: EvaluationRun, label: str, pool: WorkerPool, asks: dict[str, list[AttemptRequest]]) -> None:
+    from offline_agent.launch.ray.work_items import WorkItem
+    from offline_agent.launch.ray.worker import RECORD
 
-    tasks = {task.task_id: task for task in one.prepared.parts.tasks}
+    tasks = {task.task_id: task for task in one.inputs.parts.tasks}
     openings: dict[str, tuple[str, Sequence[Any]]] = {}
-    jobs = (Job(name, some) for name, some in asks.items())
-    for job, kind, value in crew.run(PLAY, jobs, one.tick):
+    items = (WorkItem(name, some) for name, some in asks.items())
+    for item, kind, value in pool.run(PLAY, items, one.tick):
         if kind == RECORD and "attempt" not in value:
             openings[value["name"]] = (value["system"], value["tools"])
         elif kind == RECORD:
-            attempt = from_record(value, tasks[job.name], openings)
+            attempt = from_record(value, tasks[item.name], openings)
             one.added(attempt)
-            job.payload = [ask for ask in job.payload if (ask.mode, ask.number) != (attempt.mode, attempt.number)]
+            item.payload = [ask for ask in item.payload if (ask.mode, ask.number) != (attempt.mode, attempt.number)]
         elif kind == "lost":
-            for ask in job.payload:
+            for ask in item.payload:
                 one.added(_given_up(label, ask.mode, ask.task, ask.number, value))
 
 
-def _searched(one: Any, label: str, crew: Crew, left: Sequence[Task]) -> None:
-    from offline_agent.launch.ray.jobs import DONE, RECORD, Job
+def _searched(one: EvaluationRun, label: str, pool: WorkerPool, left: Sequence[Task]) -> None:
+    from offline_agent.launch.ray.work_items import WorkItem
+    from offline_agent.launch.ray.worker import DONE, RECORD
 
     log, logged = search_log(one.session, label, left)
-    jobs = (Job(task.task_id, Wanted(task, logged.pop(task.task_id, []))) for task in left)
-    for job, kind, value in crew.run(SEARCH, jobs, one.tick):
+    items = (WorkItem(task.task_id, TaskRecords(task, logged.pop(task.task_id, []))) for task in left)
+    for item, kind, value in pool.run(SEARCH, items, one.tick):
         if kind == RECORD:
             log.append(value)
-            job.payload.records.append(value)
+            item.payload.records.append(value)
         elif kind == DONE:
             openings = {record["name"]: (record["system"], record["tools"]) for record in value[:-1]}
-            one.added(from_record(value[-1], job.payload.task, openings))
+            one.added(from_record(value[-1], item.payload.task, openings))
         else:
-            one.added(_given_up(label, "mcts", job.payload.task, 0, value))
+            one.added(_given_up(label, "mcts", item.payload.task, 0, value))
 
 
 def _given_up(label: str, mode: str, task: Task, number: int, reason: str) -> Attempt:
-    """Return the unscored attempt at a task that workers died on."""
+    """Return the unscored attempt at a task that killed its workers."""
     verdict = Verdict(None, None, "evaluation", error=reason)
     return Attempt(label, mode, task, number, None, (), verdict, False, True, "fault")
 
 
-def _count(one: Any, label: str, crew: Crew) -> None:
-    """Add up what the workers counted."""
+def _count(one: EvaluationRun, label: str, pool: WorkerPool) -> None:
+    """Add up the counts of the workers."""
     measured = one.measured[label]
-    for part in components.counts(crew, PLAY, "played"):
+    for part in components.counts(pool, PLAY, "played"):
         for name, value in part.items():
             measured[name] = round(measured[name] + value, 2)
-    if components.counts(crew, SEARCH, "run"):
-        restored = components.added(RestoreCounts, components.counts(crew, SEARCH, "restored"))
+    if components.counts(pool, SEARCH, "run"):
+        restored = components.added(RestoreCounts, components.counts(pool, SEARCH, "restored"))
         measured["calls_executed"], measured["calls_replayed"] = restored.executed, restored.replayed
         measured["states_copied"] = restored.copies
-    measured["ray"] = {"workers": components.workers(crew, [PLAY, SEARCH]), "tasks_handed_again": crew.handed_again}
-    one.servers[label] = components.counts(crew, SEARCH, "servers") or components.counts(crew, PLAY, "servers")
+    measured["ray"] = {"workers": components.workers(pool, [PLAY, SEARCH]), "tasks_handed_again": pool.handed_again}
+    one.servers[label] = components.counts(pool, SEARCH, "servers") or components.counts(pool, PLAY, "servers")

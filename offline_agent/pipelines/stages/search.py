@@ -1,47 +1,41 @@
-"""The search of `build_prefs`: tasks in, trees in the run directory."""
+"""Searches of `build_prefs` and `evaluate`: their settings, their event logs, and the trees that they write."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
+from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.pool import EnvPool
+from offline_agent.errors import ConfigError, DataError
+from offline_agent.launch.shards import Shard, listed
 from offline_agent.pipelines.stages.copy_check import trust_copies, undoing_changes
-from offline_agent.pipelines.stages.searches import Searches, settings_of
 from offline_agent.policies.base import Engine
+from offline_agent.records import Task
 from offline_agent.report.build_prefs import Figures
-from offline_agent.runner.components import Parts
+from offline_agent.runner.components import Config, Parts, own_critic
 from offline_agent.runner.pipeline import Session
-from offline_agent.search.requests import RunCounts
+from offline_agent.search.critic import PolicyCritic
+from offline_agent.search.requests import Critic, RunCounts
+from offline_agent.search.restore import RestoreCounts, Restorer
+from offline_agent.search.scheduler import Scheduler
 from offline_agent.search.serialization import tree_to_json
+from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree_search import TreeSearch
-
-
-@dataclass
-class _Logs:
-    """What the event log knows of trees that are not written yet."""
-
-    records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, events: Iterator[dict[str, Any]], written: set[str]) -> _Logs:
-        logs = cls()
-        for record in events:
-            if record["tree"] not in written:
-                logs.records.setdefault(record["tree"], []).append(record)
-        return logs
+from offline_agent.store.events import EventLog
 
 
 def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
-    """Search every task that has no tree yet and write its tree.
+    """Search every task without a tree, and write its tree.
 
     Args:
-        parts: Environment, tasks, policy, reward.
-        session: The run; what its event log knows of unfinished trees is taken up.
-        engine: The policy's.
-        figures: Takes what the search cost.
+        parts: Environment, tasks, policy and reward.
+        session: The run; unfinished trees go on from its event log.
+        engine: The engine of the policy.
+        figures: Receives the costs of the search.
 
     Raises:
         PolicyError: The policy failed too often in a row.
@@ -50,7 +44,7 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
     config, run_dir = session.config, session.run
     written = run_dir.written(task.task_id for task in parts.tasks)
     log = run_dir.events()
-    logs = _Logs.read(log.read(without=written), written) if run_dir.resumed else _Logs()
+    records = _by_tree(log.read(without=written), lambda tree: tree not in written) if run_dir.resumed else {}
     left = [task for task in parts.tasks if task.task_id not in written]
     if not left:
         return
@@ -60,22 +54,22 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
     if config.launcher == "ray":
         from offline_agent.pipelines.stages import ray_search
 
-        ray_search.search(parts, session, engine, figures, left, logs.records)
+        ray_search.search(parts, session, engine, figures, left, records)
         return
-    made = Searches(parts, config, settings, engine)
+    factory = SearchFactory(parts, config, settings, engine)
     pool = EnvPool(config.limits.workers, config.limits.step_seconds)
     done = len(written)
 
     def searches() -> Iterator[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]:
         for task in left:
-            yield made.new(task, log.append), logs.records.pop(task.task_id, ())
+            yield factory.new(task, log.append), records.pop(task.task_id, ())
 
     def tick(now: RunCounts) -> None:
         look()
         rate = now.generated / now.seconds if now.seconds else 0
         session.progress.update(done, simulations=now.simulations, tokens=now.generated, per_second=f"{rate:.0f}")
 
-    scheduler = made.scheduler(pool, config.search.budget.seconds, tick)
+    scheduler = factory.scheduler(pool, config.search.budget.seconds, tick)
     try:
         with undoing_changes(session, parts.spec) as look:
             for one in scheduler.run(searches()):
@@ -84,4 +78,153 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
                 done += 1
     finally:
         pool.close()
-        figures.searched(scheduler.counts, made.counts, made.critic)
+        figures.searched(scheduler.counts, factory.counts, factory.critic)
+
+
+# -- settings and logs -------------------------------------------------------------------------------------------------
+
+
+def settings_of(
+    config: Config, tasks: int, action_tokens: int, deterministic_verifier: bool = True, **decided: Any
+) -> SearchSettings:
+    """Return the settings of the search.
+
+    Budgets of the run are divided evenly among its tasks, so that each tree depends on its seed and task alone.
+
+    Args:
+        config: The configuration.
+        tasks: Number of tasks.
+        action_tokens: Most tokens of one action.
+        deterministic_verifier: The environment judges a state always alike.
+        decided: Settings that replace those of the section `search`.
+    """
+    search, budget = config.search, config.search.budget
+    shared = {name: getattr(search, name) for name in SearchSettings.__slots__ if hasattr(search, name)}
+    shares: dict[str, Any] = {
+        f"budget_{name}": None if limit is None else limit // tasks
+        for name in ("tokens", "prefilled", "tool_calls")
+        for limit in [getattr(budget, name)]
+    }
+    return SearchSettings(
+        **{**shared, **decided}, **shares, temperature=config.policy.temperature, max_tokens=config.policy.max_tokens,
+        action_tokens=action_tokens, deterministic_verifier=deterministic_verifier,
+    )  # fmt: skip
+
+
+def test_time_settings(config: EvaluateConfig, parts: Parts) -> SearchSettings:
+    """Return the settings of the search at test time; raises ConfigError where its budget is too small."""
+    tasks = len(parts.tasks)
+    settings = settings_of(
+        config, tasks, parts.policy.max_tokens, parts.spec.deterministic_verifier, algorithm="mcts",
+        simulations=config.test_time.simulations, max_steps=config.max_steps,
+    )  # fmt: skip
+    if faults := settings.budget_faults(tasks):
+        raise ConfigError(faults)
+    return settings
+
+
+class SearchFactory:
+    """Makes the searches of a run's tasks.
+
+    Args:
+        parts: Environment, policy and reward.
+        config: The configuration.
+        settings: The settings of the search.
+        engine: The engine of the policy.
+
+    Attributes:
+        counts: Costs of restoring states, over all trees.
+        critic: Scores proposals; None = no critic.
+    """
+
+    def __init__(self, parts: Parts, config: Config, settings: SearchSettings, engine: Engine) -> None:
+        self.counts = RestoreCounts()
+        self.critic = critic_of(config, engine)
+        self._parts = parts
+        self._config = config
+        self._settings = settings
+        self._engine = engine
+
+    def new(self, task: Task, log: Callable[[dict[str, Any]], None]) -> TreeSearch:
+        """Return the search of a task; `log` receives a record for each simulation."""
+        parts, config = self._parts, self._config
+        segment = None if parts.policy.renderer is None else parts.policy.renderer.segment
+        return TreeSearch(
+            task, Restorer(parts.spec, task, config.search.state_cache, self.counts), self._settings, config.seed,
+            critic=self.critic is not None, reward=parts.reward, segment=segment, log=log,
+        )  # fmt: skip
+
+    def scheduler(
+        self, pool: EnvPool, seconds: float | None = None, tick: Callable[[RunCounts], None] | None = None
+    ) -> Scheduler:
+        """Return the scheduler that runs the searches; see `Scheduler`."""
+        config = self._config
+        return Scheduler(
+            self._engine, pool, self.critic, config.search.trees_in_flight, seconds,
+            reset_seconds=config.limits.reset_seconds, critic_seconds=config.limits.critic_seconds, tick=tick,
+        )  # fmt: skip
+
+
+def critic_of(config: Config, engine: Engine) -> Critic | None:
+    """Return the critic that scores proposals; None = no critic."""
+    name = config.search.critic
+    return PolicyCritic(engine, config.search.critic_ranking) if name == "policy" else own_critic(name)
+
+
+def search_log(
+    session: Session[EvaluateConfig], label: str, left: Sequence[Task]
+) -> tuple[EventLog, dict[str, list[Any]]]:
+    """Return the event log of a policy's searches, and its records of the tasks that are left."""
+    log = session.run.events("search" if label == "candidate" else f"search-{label}")
+    names = {task.task_id for task in left}
+    return log, _by_tree(log.read(), names.__contains__) if session.run.resumed else {}
+
+
+def _by_tree(records: Iterable[dict[str, Any]], wanted: Callable[[str], bool]) -> dict[str, list[dict[str, Any]]]:
+    """Return the records of the wanted trees, by tree."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        if wanted(record["tree"]):
+            found.setdefault(record["tree"], []).append(record)
+    return found
+
+
+# -- shards ------------------------------------------------------------------------------------------------------------
+
+
+def gather_trees(parts: Parts, session: Session[BuildPrefsConfig], shards: Sequence[Shard]) -> None:
+    """Link or copy the trees of all shards into the run directory; see `runner.pipeline.Spread.gather`.
+
+    Raises:
+        DataError: A shard lacks a tree, or the disk refused; no table is written then.
+    """
+    from offline_agent.store.files import disk_errors, safe_name, sync_folder
+
+    trees, done = session.run.path / "trees", 0
+    with disk_errors(trees, "gathering trees"):
+        trees.mkdir(exist_ok=True)
+        there = set(os.listdir(trees))
+        for shard in shards:
+            names = [f"{safe_name(task.task_id)}.json.gz" for task in parts.tasks[shard.start : shard.stop]]
+            theirs = set(os.listdir(shard.path / "trees"))
+            if missing := [n for n, name in enumerate(names, shard.start) if name not in theirs]:
+                raise DataError(
+                    f"{shard.path / 'trees'}: the trees of tasks number {listed(missing)} are missing, though the "
+                    f"shard is done. Remove {shard.path} and give the command with launcher=slurm again"
+                )
+            for name in names:
+                if name not in there:
+                    _place(shard.path / "trees" / name, trees / name)
+            done += len(names)
+            session.progress.update(done)
+        sync_folder(trees)
+
+
+def _place(source: Path, target: Path) -> None:
+    """Link a file, or copy it where the file system has no hard links. Trees are never changed in place."""
+    from offline_agent.store.files import write_atomic
+
+    try:
+        os.link(source, target)
+    except OSError:
+        write_atomic(target, source.read_bytes())

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from offline_agent.config.refine_grpo import WatchSection
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.training.collapse.checklist import checklist
 from offline_agent.training.collapse.history import History
@@ -22,6 +23,7 @@ __all__ = ["RULE_NAMES", "Finding", "Watch", "WatchSettings", "checklist"]
 RULE_NAMES = NAMES
 """Every rule a finding can be of, and `WatchSettings.stop` can name."""
 
+_KEYS = WatchSection()  # the defaults are declared there
 STOP = ("mask", "nothing_scored", "echo_trap", "collapse")
 
 
@@ -62,23 +64,23 @@ class WatchSettings:
         stop: Rules that stop the run, of `RULE_NAMES`.
     """
 
-    window: int = 5
-    patience: int = 3
-    entropy_floor: float = 0.3
-    entropy_factor: float = 3.0
-    spread_floor: float = 0.4
-    zero_spread_ceiling: float = 0.8
-    solved: float = 0.9
-    gradient_factor: float = 10.0
-    kl_ceiling: float = 1.0
-    length_factor: float = 3.0
-    truncation_ceiling: float = 0.5
-    invalid_ceiling: float = 0.3
-    repeat_ceiling: float = 0.5
-    tool_ceiling: float = 0.9
-    reward_drop: float = 0.4
-    mismatch_ceiling: float = 0.1
-    unscored_ceiling: float = 0.2
+    window: int = _KEYS.window
+    patience: int = _KEYS.patience
+    entropy_floor: float = _KEYS.entropy_floor
+    entropy_factor: float = _KEYS.entropy_factor
+    spread_floor: float = _KEYS.spread_floor
+    zero_spread_ceiling: float = _KEYS.zero_spread_ceiling
+    solved: float = _KEYS.solved
+    gradient_factor: float = _KEYS.gradient_factor
+    kl_ceiling: float = _KEYS.kl_ceiling
+    length_factor: float = _KEYS.length_factor
+    truncation_ceiling: float = _KEYS.truncation_ceiling
+    invalid_ceiling: float = _KEYS.invalid_ceiling
+    repeat_ceiling: float = _KEYS.repeat_ceiling
+    tool_ceiling: float = _KEYS.tool_ceiling
+    reward_drop: float = _KEYS.reward_drop
+    mismatch_ceiling: float = _KEYS.mismatch_ceiling
+    unscored_ceiling: float = _KEYS.unscored_ceiling
     stop: tuple[str, ...] = STOP
 
     def check(self) -> None:

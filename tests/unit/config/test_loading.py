@@ -11,7 +11,8 @@ from offline_agent.config.base import Plugged, Section, key
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.config.loading import free_keys, help_text, keys, load, to_yaml
+from offline_agent.config.keys import free_keys, keys
+from offline_agent.config.loading import load, to_yaml
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError
@@ -182,20 +183,6 @@ def test_printed_configuration_reads_back(tmp_path: Path) -> None:
     assert yaml.safe_load(to_yaml(config)) == config.resolved()
 
 
-def test_help_lists_every_key_with_its_meaning() -> None:
-    text = help_text(BuildPrefsConfig)
-    assert max(map(len, text.splitlines())) <= 120
-    for entry in keys(BuildPrefsConfig):
-        assert f"\n{entry.path} " in text and entry.about, entry
-    listed = {entry.path for entry in keys(BuildPrefsConfig)}
-    assert listed >= {
-        "run_dir", "seed", "env", "env.<argument>", "tasks.split", "tasks.n", "tasks.file", "policy", "policy.model",
-        "policy.url", "policy.temperature", "search.simulations", "search.proposals", "search.c_puct",
-        "search.leaves_in_flight", "search.max_steps", "search.budget.tokens", "search.budget.tool_calls",
-        "search.budget.seconds", "pairs.min_gap", "pairs.min_visits", "pairs.confidence", "tracking.uri", "launcher",
-    }  # fmt: skip
-
-
 def test_only_what_cannot_change_results_may_differ_on_resume() -> None:
     around = ("plan.", "ray.", "slurm.")  # where and at what cost it runs: nothing of that changes a result
     free = set(free_keys(BuildPrefsConfig))
@@ -260,17 +247,6 @@ def test_by_default_training_uses_what_was_measured_to_help() -> None:
     assert load(IterateConfig, None, []).dpo.kinds == load(TrainDpoConfig, None, []).data.kinds == ("step",)
     assert load(RefineGrpoConfig, None, []).critic.lam == OnlineSettings(1).lam == 1.0
     assert len(load(BuildPrefsConfig, None, []).pairs.kinds) == 4  # what is built can be looked at
-
-
-def test_the_watch_has_the_same_defaults_as_key_and_as_setting() -> None:
-    from dataclasses import asdict
-
-    from offline_agent.training.collapse.watch import WatchSettings
-
-    keys = RefineGrpoConfig().watch.model_dump()
-    settings = asdict(WatchSettings())
-    assert keys.pop("enabled") is True and keys.pop("stop") is None and settings.pop("stop")
-    assert keys == settings
 
 
 @pytest.mark.parametrize("model", [BuildPrefsConfig, EvaluateConfig, IterateConfig, RefineGrpoConfig, TrainDpoConfig])

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from offline_agent.config import loading as configuration
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.iterate import IterateConfig
+from offline_agent.config.loading import load
 from offline_agent.errors import DataError, TrainingError
-from offline_agent.launch.loop_stages import Model, Plan, place_model
+from offline_agent.launch.loop_stages import LoopStages, Model, place_model
 from offline_agent.launch.stages import Stage, is_done, portable, run_id, run_stage
 from tests.helpers.tiny_pipeline import Tiny
 
@@ -32,7 +32,7 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tiny(folder: Path, **keys: Any) -> Stage:
     folder.mkdir(exist_ok=True)
-    config = configuration.load(
+    config = load(
         Tiny, None, [f"{name}={value}" for name, value in {"tracking.uri": "null", **keys}.items()]
     )
     return Stage("count", "tiny", config.model_copy(update={"run_dir": str(folder / "count")}))
@@ -49,7 +49,7 @@ def test_a_stage_runs_tells_and_leaves_its_configuration(tmp_path: Path) -> None
     assert "counted 4" in log and "writing to" in log  # both outputs
     first, *_ = stage.file.read_text().splitlines()
     assert first == f"# python -m offline_agent.pipelines.tiny --config {stage.file}"
-    assert configuration.load(Tiny, stage.file) == stage.config
+    assert load(Tiny, stage.file) == stage.config
     assert run_id(stage) == json.loads((stage.path / "manifest.json").read_text())["run_id"]
 
 
@@ -165,17 +165,17 @@ def test_it_waits_for_one_that_still_works_there(tmp_path: Path) -> None:
 
 def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = ["env.api_key=very-secret", "tracking.uri=http://me:my-word@host:5000", "env.note='costs \\${5}'"]
-    config = configuration.load(BuildPrefsConfig, None, keys)
+    config = load(BuildPrefsConfig, None, keys)
     text, secrets = portable(config)
     assert "very-secret" not in text and "my-word" not in text and len(secrets) == 2
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "c.yaml").write_text(text)
-    assert configuration.load(BuildPrefsConfig, tmp_path / "c.yaml") == config
+    assert load(BuildPrefsConfig, tmp_path / "c.yaml") == config
 
 
-def plan(folder: Path, *keys: str) -> Plan:
-    return Plan(configuration.load(IterateConfig, None, keys), folder, "parent-id")
+def plan(folder: Path, *keys: str) -> LoopStages:
+    return LoopStages(load(IterateConfig, None, keys), folder, "parent-id")
 
 
 def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
         assert Path(config.run_dir or "").parent == tmp_path / "iteration-1" and 0 <= config.seed < 2**31
         again = tmp_path / "again.yaml"
         again.write_text(portable(config)[0])
-        assert configuration.load(type(config), again) == config
+        assert load(type(config), again) == config
 
 
 def test_seeds_differ_but_for_evaluations_of_one_iteration(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from offline_agent.config import loading as configuration
 from offline_agent.config.iterate import IterateConfig
+from offline_agent.config.loading import load
 from offline_agent.errors import TrainingError
 from offline_agent.launch import stages as _stages
 from offline_agent.launch.stages import Stage
@@ -358,4 +358,4 @@ def test_a_wrong_request_writes_nothing(
 
 
 def test_the_defaults_are_valid() -> None:
-    assert configuration.load(IterateConfig).held_out.split == "validation"
+    assert load(IterateConfig).held_out.split == "validation"

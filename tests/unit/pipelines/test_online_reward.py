@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from offline_agent.config import loading as configuration
+from offline_agent.config.loading import load
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.pipelines import refine_grpo
-from offline_agent.pipelines.stages.online_settings import turn_judge
+from offline_agent.pipelines.stages.online import turn_judge
 from offline_agent.records import Action, Trajectory
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.training.online.groups import Groups, GroupSettings
@@ -55,12 +55,12 @@ def test_an_episode_is_worth_what_the_composite_reward_says_of_it_also_where_it_
     ],
 )  # fmt: skip
 def test_what_contradicts_the_reward_is_refused(keys: list[str], says: str) -> None:
-    config = configuration.load(RefineGrpoConfig, None, keys)
+    config = load(RefineGrpoConfig, None, keys)
     (fault,) = refine_grpo.faults(config)
     assert says in fault
 
 
 def test_the_reward_and_the_judge_are_found() -> None:
     judged = "rollouts.turn_judge=tests.unit.pipelines.test_online_reward:generous"
-    config = configuration.load(RefineGrpoConfig, None, ["reward.format=0.1", judged, "rollouts.credit=turn_reward"])
+    config = load(RefineGrpoConfig, None, ["reward.format=0.1", judged, "rollouts.credit=turn_reward"])
     assert refine_grpo.faults(config) == [] and turn_judge(config) is not None

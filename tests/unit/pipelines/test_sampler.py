@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offline_agent.config import loading as configuration
+from offline_agent.config.loading import load
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.pipelines import refine_grpo
 from offline_agent.pipelines.stages import sampler as _sampler
@@ -18,7 +18,7 @@ from tests.helpers.training import model, settings
 
 
 def config(*keys: str) -> RefineGrpoConfig:
-    return configuration.load(RefineGrpoConfig, None, keys)
+    return load(RefineGrpoConfig, None, keys)
 
 
 class Near:

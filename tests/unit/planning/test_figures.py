@@ -11,19 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offline_agent.planning.figures import (
-    Estimate,
     Figure,
+    Forecast,
     amount,
     beside,
     exactly,
     grown,
     rows,
-    t_quantile,
     table,
     total,
     unknown,
 )
-from offline_agent.planning.tasks import Found, figures
+from offline_agent.planning.tasks import TaskCosts, figures
 
 NO_PLAN = {
     "tokens": None, "prompt_tokens": None, "cached": None, "tool_calls": None, "pairs": None, "generators": 1,
@@ -35,21 +34,16 @@ def config(workers: int = 1, **given: Any) -> Any:
     return SimpleNamespace(plan=SimpleNamespace(**{**NO_PLAN, **given}), limits=SimpleNamespace(workers=workers))
 
 
-def by_name(found: Found | None, tasks: int, workers: int = 1, **given: Any) -> dict[str, Figure]:
+def by_name(found: TaskCosts | None, tasks: int, workers: int = 1, **given: Any) -> dict[str, Figure]:
     made = figures(config(workers, **given), tasks, found, most_calls=100, most_tokens=1000)
     return {figure.name: figure for figure in made}
 
 
-FOUND = Found(
+FOUND = TaskCosts(
     tokens=[10.0, 20.0, 30.0, 40.0], prompts=[100.0, 200.0, 300.0, 400.0], calls=[1.0, 2.0, 3.0, 4.0],
     sizes=[1.0, 1.0, 1.0, 1.0], rows={"pairs": (8.0, [1.0, 2.0, 2.0, 3.0])}, size=4096.0, without_cache=5000.0,
     computed=1500.0, replayed=5.0, seconds=12.0, generation=8.0, tools=6.0, driver=2.0, threads=2,
 )  # fmt: skip
-
-
-@pytest.mark.parametrize(("freedom", "tabled"), [(1, 12.706), (4, 2.776), (5, 2.571), (9, 2.262), (19, 2.093)])
-def test_the_quantile_is_that_of_the_tables(freedom: int, tabled: float) -> None:
-    assert t_quantile(freedom) == pytest.approx(tabled, abs=5e-3)
 
 
 def test_tasks_that_were_seen_are_known_and_the_others_are_like_them() -> None:
@@ -96,20 +90,20 @@ def test_rows_that_were_seen_nowhere_may_be_there() -> None:
 
 
 def test_estimates_add_up_and_what_is_not_known_stays_so() -> None:
-    assert exactly(2).plus(Estimate(1, 0, 5)) == (3, 2, 7)
-    assert Estimate(1, 0, 5).plus(Estimate(1)) == (2, None, None)
-    assert Estimate(1, None, 5).times(2) == (2, None, 10)
+    assert exactly(2).plus(Forecast(1, 0, 5)) == (3, 2, 7)
+    assert Forecast(1, 0, 5).plus(Forecast(1)) == (2, None, None)
+    assert Forecast(1, None, 5).times(2) == (2, None, 10)
 
 
 def test_amounts_come_from_the_probe_and_time_from_its_longest_part() -> None:
     made = by_name(FOUND, 8)
-    assert made["tokens_sampled"].estimate.expected == 200
-    assert made["prompt_tokens_without_cache"].estimate.expected == 10000
-    assert made["prompt_tokens_computed"].estimate.expected == 3000
-    assert made["prompt_tokens_once"].estimate.expected == 2000
-    assert made["calls_replayed"].estimate.expected == 10
-    assert made["pairs"].estimate.expected == 16 and made["disk"].estimate.expected == 8192
-    expected, low, high = made["seconds_working"].estimate
+    assert made["tokens_sampled"].forecast.expected == 200
+    assert made["prompt_tokens_without_cache"].forecast.expected == 10000
+    assert made["prompt_tokens_computed"].forecast.expected == 3000
+    assert made["prompt_tokens_once"].forecast.expected == 2000
+    assert made["calls_replayed"].forecast.expected == 10
+    assert made["pairs"].forecast.expected == 16 and made["disk"].forecast.expected == 8192
+    expected, low, high = made["seconds_working"].forecast
     assert expected == pytest.approx(24)  # twice 8 s of generation, and twice the 4 s that nothing explains
     _, least, most = total(FOUND.tokens, 8)
     assert least is not None and most is not None
@@ -117,42 +111,42 @@ def test_amounts_come_from_the_probe_and_time_from_its_longest_part() -> None:
 
 
 def test_more_generators_help_until_something_else_is_longest() -> None:
-    seconds = [by_name(FOUND, 8, generators=n)["seconds_working"].estimate.expected for n in (1, 2, 4)]
+    seconds = [by_name(FOUND, 8, generators=n)["seconds_working"].forecast.expected for n in (1, 2, 4)]
     assert seconds == pytest.approx([24, 12 + 8, 12 + 8])  # 6 s of tools in one worker
-    assert by_name(FOUND, 8, 3, generators=8)["seconds_working"].estimate.expected == pytest.approx(4 + 8)
+    assert by_name(FOUND, 8, 3, generators=8)["seconds_working"].forecast.expected == pytest.approx(4 + 8)
 
 
 def test_given_rates_take_the_place_of_measured_ones() -> None:
     made = by_name(FOUND, 8, tokens_per_second=2.0, prompt_tokens_per_second=30.0, tool_seconds=0.0)
-    assert made["seconds_working"].estimate.expected == pytest.approx(200 / 2 + 3000 / 30 + 8)
+    assert made["seconds_working"].forecast.expected == pytest.approx(200 / 2 + 3000 / 30 + 8)
     made = by_name(FOUND, 8, tool_seconds=10.0, workers=4)
-    assert made["seconds_working"].estimate.expected == pytest.approx((20 + 10) * 10 / 4 + 8)
+    assert made["seconds_working"].forecast.expected == pytest.approx((20 + 10) * 10 / 4 + 8)
     made = by_name(FOUND, 8, cached=0.5, pairs=1.0)
-    assert made["prompt_tokens_computed"].estimate.expected == 5000 and made["pairs"].estimate.expected == 8
+    assert made["prompt_tokens_computed"].forecast.expected == 5000 and made["pairs"].forecast.expected == 8
 
 
 def test_without_a_probe_there_are_bounds_and_reasons() -> None:
     made = by_name(None, 8)
-    assert made["tokens_sampled"].estimate == (None, None, 8000)
-    assert made["tool_calls"].estimate == (None, None, 800)
+    assert made["tokens_sampled"].forecast == (None, None, 8000)
+    assert made["tool_calls"].forecast == (None, None, 800)
     for name in ("prompt_tokens_without_cache", "seconds_working", "disk", "pairs"):
-        assert made[name].estimate == (None, None, None) and "plan.probe" in made[name].note
+        assert made[name].forecast == (None, None, None) and "plan.probe" in made[name].note
     made = by_name(
         None, 10, tokens=100.0, prompt_tokens=1000.0, cached=0.75, tool_calls=5.0, pairs=3.0, generators=2,
         tokens_per_second=50.0, prompt_tokens_per_second=500.0, tool_seconds=0.1,
     )  # fmt: skip
-    assert made["tokens_sampled"].estimate.expected == 1000 and made["pairs"].estimate.expected == 30
-    assert made["prompt_tokens_computed"].estimate.expected == pytest.approx(2500)
-    assert made["seconds_working"].estimate.expected == pytest.approx((1000 / 50 + 2500 / 500) / 2)
+    assert made["tokens_sampled"].forecast.expected == 1000 and made["pairs"].forecast.expected == 30
+    assert made["prompt_tokens_computed"].forecast.expected == pytest.approx(2500)
+    assert made["seconds_working"].forecast.expected == pytest.approx((1000 / 50 + 2500 / 500) / 2)
 
 
 def test_expected_stands_beside_actual() -> None:
-    told = beside([Figure("pairs", Estimate(10, 5, 15), "rows"), unknown("disk", "bytes", "why")], {"pairs": 12})
+    told = beside([Figure("pairs", Forecast(10, 5, 15), "rows"), unknown("disk", "bytes", "why")], {"pairs": 12})
     assert told["pairs"] == {
         "expected": 10, "low": 5, "high": 15, "unit": "rows", "note": "", "actual": 12, "ratio": 1.2,
     }  # fmt: skip
     assert told["disk"]["actual"] is None and told["disk"]["ratio"] is None
-    assert Figure.from_json("pairs", told["pairs"]) == Figure("pairs", Estimate(10, 5, 15), "rows")
+    assert Figure.from_json("pairs", told["pairs"]) == Figure("pairs", Forecast(10, 5, 15), "rows")
     assert [column.header for column in table(told, "t").columns] == [
         "what", "expected", "95% between", "actual", "ratio", "note",
     ]  # fmt: skip

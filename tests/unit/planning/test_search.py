@@ -5,7 +5,7 @@ from __future__ import annotations
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.loading import load
-from offline_agent.pipelines.stages.searches import settings_of
+from offline_agent.pipelines.stages.search import settings_of
 from offline_agent.planning.search import BuildPrefs, Evaluate, fewer
 
 BUDGETS = ("budget_tokens", "budget_tool_calls", "budget_prefilled")

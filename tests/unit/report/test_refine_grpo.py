@@ -44,7 +44,8 @@ def tables(path: Path, chance: random.Random) -> list[bytes]:
             for task, number in chance.sample(ended, len(ended)):
                 log.add(played(task, number))
         said: list[str] = []
-        made = export(rows_kit.renderer(), Session(config, run, NullTracker(), Progress("kit"), said.append), log)
+        session = Session(config, run, NullTracker(), Progress("kit"), said.append)
+        made = export(rows_kit.renderer(), session, log.ordered(SIZE))
     assert made["attempts"] == ROUNDS * TASKS * SIZE
     rows = pq.read_table(path / "trajectories")
     assert rows.column("task_id").to_pylist() == [t.task_id for _ in range(ROUNDS) for t in tasks for _ in range(SIZE)]

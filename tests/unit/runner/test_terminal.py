@@ -11,7 +11,7 @@ from rich.table import Table
 
 from offline_agent.pipelines import show, status
 from offline_agent.runner import terminal as _terminal
-from offline_agent.runner.arguments import again
+from offline_agent.runner.arguments import resume_line
 from offline_agent.runner.progress import Progress
 
 HOSTILE = "red \x1b[31m, title \x1b]0;owned\x07, back \x08\x08, C1 \x9b2J, home \r"
@@ -51,10 +51,11 @@ def test_pairs_and_states_of_runs_are_shown_without_their_escapes(
 
 
 def test_the_command_to_go_on_with_shows_no_secret() -> None:
-    line = again("evaluate", ["policy=server", "policy.api_key=sk-1", "policy.url=http://me:pw@host/v1", "--plan"], "r")
+    arguments = ["policy=server", "policy.api_key=sk-1", "policy.url=http://me:pw@host/v1", "--plan"]
+    line = resume_line("evaluate", arguments, "r")
     assert "sk-1" not in line and "pw" not in line
     assert "policy.api_key" in line and "policy.url" in line and "run_dir=r" in line and "again" in line
-    assert again("evaluate", ["seed=1", "run_dir=old"], "r") == (
+    assert resume_line("evaluate", ["seed=1", "run_dir=old"], "r") == (
         "python -m offline_agent.pipelines.evaluate seed=1 run_dir=r"
     )
 

@@ -14,7 +14,7 @@ import pytest
 
 from offline_agent.errors import ConfigError
 from offline_agent.launch.slurm import batch as slurm
-from offline_agent.launch.slurm.batch import Job, Request, SlurmError, State
+from offline_agent.launch.slurm.batch import BatchJob, JobState, Request, SlurmError
 
 Program = Callable[[str, str], Path]
 
@@ -35,11 +35,11 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     return make
 
 
-def job(folder: Path, command: str = "true", **more: object) -> Job:
-    return Job("search-1", command, folder, Request(**more))  # type: ignore[arg-type]
+def job(folder: Path, command: str = "true", **more: object) -> BatchJob:
+    return BatchJob("search-1", command, folder, Request(**more))  # type: ignore[arg-type]
 
 
-def script(one: Job, folder: Path) -> Path:
+def script(one: BatchJob, folder: Path) -> Path:
     file = folder / "job.sh"
     file.write_text(slurm.render(one))
     return file
@@ -55,7 +55,7 @@ def test_a_script_asks_for_what_was_asked(tmp_path: Path) -> None:
         signal_seconds=90, setup=("module load cuda",), arguments=("--constraint=a b",),
     )  # fmt: skip
     folder = tmp_path / "50% of it"
-    text = slurm.render(Job("n", "run me", folder, request, (0, 1, 2, 5), 2, ("7", "8_1")))
+    text = slurm.render(BatchJob("n", "run me", folder, request, (0, 1, 2, 5), 2, ("7", "8_1")))
     for line in (
         "--partition=gpu", "--account=lab", "--qos=high", "--time=1:00:00", "--cpus-per-task=4", "--mem=8G",
         "--gpus-per-node=2", "--nodes=3", "--ntasks-per-node=1", "--signal=USR1@90", "--requeue",
@@ -181,8 +181,8 @@ def test_states_are_those_of_the_submissions_asked_for(program: Program) -> None
     called = program("squeue", f"cat <<'EOF'\n{os.linesep.join(lines)}\nEOF")
     found = slurm.states(["a", "b", "c"])
     assert found == {
-        "a": {0: State("17_0", "RUNNING"), 3: State("17_3", "PENDING", "(launch failed requeued held)")},
-        "b": {None: State("18", "COMPLETED")},
+        "a": {0: JobState("17_0", "RUNNING"), 3: JobState("17_3", "PENDING", "(launch failed requeued held)")},
+        "b": {None: JobState("18", "COMPLETED")},
     }
     assert "--name=a,b,c" in called.read_text() and "--states=all" in called.read_text()
     assert found["a"][0].runs and found["a"][3].waits and not found["b"][None].runs and not found["b"][None].waits
@@ -194,7 +194,8 @@ def test_states_are_those_of_the_submissions_asked_for(program: Program) -> None
 
 def test_accounting_is_asked_where_there_is_one(program: Program) -> None:
     program("sacct", "printf 'a|17_2|CANCELLED by 0\\nb|9|NODE_FAIL\\n'")
-    assert slurm.remembered(["a", "b"]) == {"a": {2: State("17_2", "CANCELLED")}, "b": {None: State("9", "NODE_FAIL")}}
+    ended = {"a": {2: JobState("17_2", "CANCELLED")}, "b": {None: JobState("9", "NODE_FAIL")}}
+    assert slurm.remembered(["a", "b"]) == ended
     program("sacct", "echo Slurm accounting storage is disabled >&2; exit 1")
     assert slurm.remembered(["a"]) == {}
 

@@ -13,8 +13,8 @@ import pytest
 from offline_agent.errors import ConfigError
 from offline_agent.launch.slurm import batch as slurm
 from offline_agent.launch.slurm import launcher as _slurm
-from offline_agent.launch.slurm.batch import Job, SlurmError, State
-from offline_agent.launch.slurm.jobs import Ledger, Standing, look, standing
+from offline_agent.launch.slurm.batch import BatchJob, JobState, SlurmError
+from offline_agent.launch.slurm.jobs import JobStatus, Ledger, look, standing
 from offline_agent.launch.slurm.resuming import resume_command
 from offline_agent.pipelines import build_prefs, status
 from offline_agent.pipelines.entry import main
@@ -27,7 +27,7 @@ class MadeUp:
     """A Slurm that keeps what was submitted, and says of it what it is told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[BatchJob] = []
         self.told: dict[str, slurm.States] = {}
         self.answers: list[Exception] = []
         monkeypatch.setattr(slurm, "check", lambda: None)
@@ -35,11 +35,11 @@ class MadeUp:
         monkeypatch.setattr(slurm, "states", self.states)
         monkeypatch.setattr(slurm, "remembered", lambda names: {})
 
-    def submit(self, job: Job, environment: Any = None) -> str:
+    def submit(self, job: BatchJob, environment: Any = None) -> str:
         self.jobs.append(job)
         number = len(self.jobs)
-        self.told[job.name] = {n: State(f"{number}_{n}", "PENDING", "Resources") for n in job.array} or {
-            None: State(str(number), "PENDING", "Dependency")
+        self.told[job.name] = {n: JobState(f"{number}_{n}", "PENDING", "Resources") for n in job.array} or {
+            None: JobState(str(number), "PENDING", "Dependency")
         }
         return str(number)
 
@@ -49,7 +49,7 @@ class MadeUp:
         return {name: dict(self.told[name]) for name in names if name in self.told}
 
     def say(self, name: str, word: str, number: int | None = None) -> None:
-        self.told[name][number] = State(self.told[name][number].id, word)
+        self.told[name][number] = JobState(self.told[name][number].id, word)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def submit(run: Path, *keys: str) -> int:
     return main(build_prefs.COMMAND, [*KEYS, *JOBS, f"run_dir={run}", *keys])
 
 
-def do(job: Job, run: Path) -> None:
+def do(job: BatchJob, run: Path) -> None:
     """Do what the jobs of a submission do."""
     for number in job.array:
         assert main(build_prefs.COMMAND, ["--shard", "--config", str(run / "shards" / f"{number:04}.yaml")]) == 0
@@ -99,15 +99,15 @@ def test_the_run_directory_and_slurm_together_say_what_became_of_a_job(
     tmp_path: Path, status: str | None, error: str | None, word: str | None, found: str, why: str
 ) -> None:
     path = run_dir(tmp_path / "run", status, error)
-    state = None if word is None else State("7_1", word)
+    state = None if word is None else JobState("7_1", word)
     one = standing(path, "build_prefs", state, submitted=True)
     assert (one.word, one.why) == (found, why)
     assert one.active == (found in ("running", "pending"))
 
 
 def test_what_was_never_submitted_is_new_and_what_is_held_says_why(tmp_path: Path) -> None:
-    assert standing(tmp_path, "build_prefs", None, submitted=False) == Standing("new")
-    held = standing(tmp_path, "build_prefs", State("7", "PENDING", "(launch failed requeued held)"), submitted=True)
+    assert standing(tmp_path, "build_prefs", None, submitted=False) == JobStatus("new")
+    held = standing(tmp_path, "build_prefs", JobState("7", "PENDING", "(launch failed requeued held)"), submitted=True)
     assert (held.word, held.why) == ("pending", "launch failed requeued held")
     assert standing(run_dir(tmp_path / "r", "running"), "x", None, True, "no answer").word == "unknown"
 
@@ -141,7 +141,7 @@ def test_only_what_is_not_done_is_submitted_again_and_the_whole_is_shown(
     run = tmp_path / "run"
     assert submit(run, "--submit") == 0
     array, merge = made_up.jobs
-    do(Job(array.name, "", run, array.request, (1,)), run)
+    do(BatchJob(array.name, "", run, array.request, (1,)), run)
     made_up.say(array.name, "COMPLETED", 1)
     made_up.say(array.name, "CANCELLED", 0)
     made_up.say(merge.name, "CANCELLED")
@@ -199,7 +199,7 @@ def test_jobs_of_another_name_with_the_same_numbers_are_nobodys(made_up: MadeUp,
     """A Slurm that lost its memory begins to count anew."""
     run = tmp_path / "run"
     assert submit(run, "--submit") == 0
-    made_up.told = {"somebody-else": {0: State("1_0", "RUNNING"), 1: State("1_1", "COMPLETED")}}
+    made_up.told = {"somebody-else": {0: JobState("1_0", "RUNNING"), 1: JobState("1_1", "COMPLETED")}}
     view = look(run, "build_prefs")
     assert view.count() == {"done": 0, "running": 0, "pending": 0, "failed": 0, "lost": 2, "new": 0}
     assert submit(run, "--submit") == 0 and [job.array for job in made_up.jobs] == [(0, 1), (), (0, 1), ()]
@@ -235,7 +235,7 @@ def test_status_tells_what_became_of_every_shard(
     run = tmp_path / "run"
     assert submit(run, "--submit") == 0
     array, merge = made_up.jobs
-    do(Job(array.name, "", run, array.request, (1,)), run)
+    do(BatchJob(array.name, "", run, array.request, (1,)), run)
     capsys.readouterr()
     assert status.main([f"run_dir={run}"]) == 0
     out = capsys.readouterr().out.splitlines()

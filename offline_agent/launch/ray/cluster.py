@@ -1,13 +1,4 @@
-"""Jobs spread over workers of a Ray cluster: bounded hand-out, streamed results, nothing lost when workers die.
-
-A crew knows nothing of what its jobs are. The driver hands each worker a bounded number of them, drawn lazily, and
-takes records and results back. When a worker dies, what it had goes to another one, as the driver knows it by then:
-repeated is at most what the dead worker had not sent. Workers keep nothing that the driver lacks.
-
-A job that kills whoever takes it is found by elimination: jobs that were with a worker when it died keep less company
-the next time, an eighth after the first death and none after the second or so, and one that was alone with a worker
-`deaths` times when it died is given up.
-"""
+"""Connection to a Ray cluster, or a Ray started on this machine for the duration of a command."""
 
 from __future__ import annotations
 
@@ -21,27 +12,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from offline_agent.errors import ConfigError
-from offline_agent.launch.ray.worker import DONE, RECORD, Feed, Hand, Handed, Place, Send, settle
-from offline_agent.launch.ray.workers import Crew, CrewError, Event, Job, Terms
+from offline_agent.launch.ray.work_items import PoolError
 
-__all__ = [
-    "DONE", "RECORD", "Crew", "CrewError", "Event", "Feed", "Hand", "Handed", "Job", "Place", "Send", "Terms", "check",
-    "connected", "fitting", "settle",
-]  # fmt: skip
-
-_OBJECT_STORE = 200 << 20  # bytes; what passes through it is small
+_OBJECT_STORE = 200 << 20  # bytes; items and messages are small
 _PROBE_SECONDS = 5.0
 _TRIES = 4
 
 
 def check(address: str | None) -> None:
-    """Look, without starting anything, whether Ray is installed and something answers at the address.
+    """Check that Ray is installed and that something answers at the address; start nothing.
 
     Args:
-        address: `host:port`, `auto`, or None for a Ray of one's own.
+        address: `host:port`, `auto`, or None for a Ray on this machine.
 
     Raises:
-        ConfigError: With what to do.
+        ConfigError: Ray is not installed, or nothing answers.
     """
     _ray()
     if address in (None, "auto"):
@@ -59,15 +44,15 @@ def check(address: str | None) -> None:
 
 @contextlib.contextmanager
 def connected(address: str | None, cpus: float = 1.0) -> Iterator[None]:
-    """Connect to a cluster, or start one on this machine and stop it in the end.
+    """Connect to a cluster, or start one on this machine and stop it at the end.
 
     Args:
         address: See `check`.
-        cpus: CPUs that one's own must offer at least; they are places, not processors.
+        cpus: Fewest CPUs that a Ray on this machine offers; Ray counts them and binds no processors.
 
     Raises:
         ConfigError: Ray is not installed.
-        CrewError: The cluster refused.
+        PoolError: The cluster refused.
     """
     ray = _ray()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -81,12 +66,12 @@ def connected(address: str | None, cpus: float = 1.0) -> Iterator[None]:
     try:
         with _handlers_kept():
             _init(ray, {**how, "log_to_driver": False, "logging_level": "ERROR"}, _TRIES if address is None else 1)
-    except Exception as error:  # Ray raises RuntimeError, ConnectionError, ValueError … for what is wrong there
+    except Exception as error:  # Ray raises RuntimeError, ConnectionError, ValueError …
         with contextlib.suppress(Exception):
             ray.shutdown()
         where = "could not be started on this machine" if address is None else f"at {address} refused"
         text = " ".join(str(error).split())
-        raise CrewError(
+        raise PoolError(
             f"Ray {where}: {type(error).__name__}: {text}. The command must be given on a machine of the cluster, with "
             "the same versions of Python and Ray"
         ) from error
@@ -98,7 +83,7 @@ def connected(address: str | None, cpus: float = 1.0) -> Iterator[None]:
 
 
 def _init(ray: Any, how: dict[str, Any], tries: int) -> None:
-    """Call `ray.init`; it gives a new Ray half a minute to start, which is too short on a busy machine."""
+    """Call `ray.init`, again after a time-out: Ray waits 30 s for its processes, too short on a busy machine."""
     for left in reversed(range(tries)):
         try:
             ray.init(**how)
@@ -111,15 +96,33 @@ def _init(ray: Any, how: dict[str, Any], tries: int) -> None:
 
 
 def fitting(cpus: float, gpus: float) -> int:
-    """Return how many workers of this size fit into the cluster when it is idle."""
+    """Return how many workers of this size fit into the idle cluster."""
     count = 0
-    for node in _ray().nodes():
-        if node["Alive"]:
-            has = node["Resources"]
-            count += min(
-                int(has.get("CPU", 0) // cpus) if cpus else 1 << 20, int(has.get("GPU", 0) // gpus) if gpus else 1 << 20
-            )
+    for has in _machines():
+        count += min(
+            int(has.get("CPU", 0) // cpus) if cpus else 1 << 20, int(has.get("GPU", 0) // gpus) if gpus else 1 << 20
+        )
     return min(count, 1 << 20)
+
+
+def fits(cpus: float, gpus: float) -> bool:
+    """Return whether a worker of this size fits on one machine of the idle cluster."""
+    return any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in _machines())
+
+
+def no_room(cpus: float, gpus: float) -> str:
+    """Return the message for a cluster without room for a worker of this size."""
+    has = "; ".join(f"{node.get('CPU', 0):g} CPUs, {node.get('GPU', 0):g} GPUs" for node in _machines()) or "no node"
+    free = _ray().available_resources()
+    return (
+        f"there is no room for a worker: each needs {cpus:g} CPUs and {gpus:g} GPUs on one machine, the cluster has "
+        f"{has} (free now: {free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs). Ask for less (ray.cpus, "
+        "ray.gpus; for training ray.command_cpus, ray.command_gpus), add machines, or wait until others are done"
+    )
+
+
+def _machines() -> list[dict[str, float]]:
+    return [node["Resources"] for node in _ray().nodes() if node["Alive"]]
 
 
 def _ray() -> Any:
@@ -134,16 +137,16 @@ def _ray() -> Any:
 
 
 def _quiet() -> None:
-    """Keep Ray from printing what its daemons say to stdout: what matters comes back as an exception."""
+    """Keep Ray from printing messages of its daemons to stdout; errors come back as exceptions."""
     import ray._private.worker as inner
 
-    if hasattr(inner, "_worker_logs_enabled"):  # no public switch for the daemons' own messages
+    if hasattr(inner, "_worker_logs_enabled"):  # there is no public switch
         inner._worker_logs_enabled = False
 
 
 @contextlib.contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Put signal handlers back that Ray replaces by its own, which end the process without a word."""
+    """Restore the signal handlers that Ray replaces; its own end the process without a message."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

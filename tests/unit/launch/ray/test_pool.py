@@ -1,4 +1,4 @@
-"""The crew on a Ray of threads: bounded hand-out, nothing lost or doubled when workers die, poison, errors."""
+"""The pool on a Ray of threads: bounded hand-out, nothing lost or doubled when workers die, poison, errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,18 @@ from typing import Any
 import pytest
 
 from offline_agent.errors import ConfigError, DataError, EnvironmentFault, PolicyError
-from offline_agent.launch.ray.worker import DONE, RECORD, Feed, Handed, Outbox, Send, Worker, here
-from offline_agent.launch.ray.workers import LOST, Crew, CrewError, Job, Terms
+from offline_agent.launch.ray.pool import WorkerPool
+from offline_agent.launch.ray.work_items import LOST, PoolError, PoolSettings, WorkItem
+from offline_agent.launch.ray.worker import (
+    DONE,
+    RECORD,
+    HandedItem,
+    ItemFeed,
+    MessageQueue,
+    RayWorker,
+    Send,
+    driver_context,
+)
 from tests.helpers.fake_ray import Actor, ActorDiedError, ActorUnavailableError, FakeRay
 
 STEPS = 5
@@ -48,8 +58,8 @@ class Stepper:
         self._bad = bad
         self.done = 0
 
-    def work(self, phase: str, feed: Feed, send: Send, elapsed: float) -> None:
-        actor = next(actor for actor in self._ray.actors if actor.instance._hand is self)
+    def work(self, phase: str, feed: ItemFeed, send: Send, elapsed: float) -> None:
+        actor = next(actor for actor in self._ray.actors if actor.instance._executor is self)
         while feed.wait():
             under_way: dict[int, tuple[str, int]] = {}
             while True:
@@ -83,19 +93,19 @@ class Stepper:
         pass
 
 
-def terms(**changes: Any) -> Terms:
-    return Terms(**{"workers": 3, "in_flight": 4, "start_seconds": 20.0, "silent_seconds": 20.0, **changes})
+def terms(**changes: Any) -> PoolSettings:
+    return PoolSettings(**{"workers": 3, "in_flight": 4, "start_seconds": 20.0, "silent_seconds": 20.0, **changes})
 
 
-def jobs(n: int) -> Iterator[Job]:
-    return (Job(f"job-{i}", (f"job-{i}", [])) for i in range(n))
+def jobs(n: int) -> Iterator[WorkItem]:
+    return (WorkItem(f"job-{i}", (f"job-{i}", [])) for i in range(n))
 
 
-def carry_out(crew: Crew, n: int) -> tuple[dict[str, str], dict[str, str]]:
+def carry_out(pool: WorkerPool, n: int) -> tuple[dict[str, str], dict[str, str]]:
     """Run the jobs and check what comes; return results, and reasons of those that were given up."""
     done: dict[str, str] = {}
     lost: dict[str, str] = {}
-    for job, kind, value in crew.run("steps", jobs(n)):
+    for job, kind, value in pool.run("steps", jobs(n)):
         assert job.name not in done and job.name not in lost
         if kind == RECORD:
             assert value == len(job.payload[1]), "a record is missing, doubled or out of order"
@@ -111,9 +121,9 @@ def carry_out(crew: Crew, n: int) -> tuple[dict[str, str], dict[str, str]]:
 
 def test_everything_is_done_once_and_no_worker_has_more_than_its_share(ray: FakeRay) -> None:
     counts, said = Counts(), []
-    with Crew(lambda: Stepper(counts, ray), terms(), said.append) as crew:
-        done, lost = carry_out(crew, 40)
-        figures = crew.figures("steps")
+    with WorkerPool(lambda: Stepper(counts, ray), terms(), said.append) as pool:
+        done, lost = carry_out(pool, 40)
+        figures = pool.figures("steps")
     assert done == {f"job-{i}": f"JOB-{i}" for i in range(40)} and not lost and not said
     assert set(counts.begun.values()) == set(counts.steps.values()) == {1} and counts.most <= 4
     counted = [part for one in figures for part in one["counts"]]
@@ -125,13 +135,13 @@ def test_everything_is_done_once_and_no_worker_has_more_than_its_share(ray: Fake
 def test_jobs_are_drawn_lazily(ray: FakeRay) -> None:
     counts, drawn = Counts(), []
 
-    def source() -> Iterator[Job]:
+    def source() -> Iterator[WorkItem]:
         for job in jobs(1000):
             drawn.append(job.name)
             yield job
 
-    with Crew(lambda: Stepper(counts, ray), terms(workers=2, in_flight=3), print) as crew:
-        events = crew.run("steps", source())
+    with WorkerPool(lambda: Stepper(counts, ray), terms(workers=2, in_flight=3), print) as pool:
+        events = pool.run("steps", source())
         finished = 0
         for job, kind, value in events:
             if kind == RECORD:
@@ -156,9 +166,9 @@ def test_workers_that_are_killed_lose_and_double_nothing(ray: FakeRay, seed: int
                 chance.choice(alive).die(kind("The actor died of a test"))
 
     killer = threading.Thread(target=kill)
-    with Crew(lambda: Stepper(counts, ray), terms(deaths=100), said.append) as crew:
+    with WorkerPool(lambda: Stepper(counts, ray), terms(deaths=100), said.append) as pool:
         killer.start()
-        done, lost = carry_out(crew, 120)
+        done, lost = carry_out(pool, 120)
         ended.set()
         killer.join()
     assert len(done) == 120 and not lost
@@ -176,8 +186,8 @@ def test_a_job_that_kills_its_workers_is_given_up_and_no_other(ray: FakeRay) -> 
             actor.die(ActorDiedError("The worker died: out of memory"))
             raise SystemExit
 
-    with Crew(lambda: Stepper(counts, ray, poison), terms(in_flight=16), said.append) as crew:
-        done, lost = carry_out(crew, 60)
+    with WorkerPool(lambda: Stepper(counts, ray, poison), terms(in_flight=16), said.append) as pool:
+        done, lost = carry_out(pool, 60)
     assert set(lost) == {"job-7"} and len(done) == 59
     assert "3 workers died while they had nothing else than this" in lost["job-7"] and "out of memory" in lost["job-7"]
     assert sum("died" in line for line in said) <= 5  # with all others, with an eighth, alone
@@ -190,10 +200,10 @@ def test_workers_that_die_on_everything_are_an_outage_not_poison(ray: FakeRay) -
 
     for n in (1, 40):
         with (
-            Crew(lambda: Stepper(Counts(), ray, poison), terms(in_flight=1, deaths=2), lambda _: None) as crew,
-            pytest.raises(CrewError, match="workers die on whatever they do .*no such library"),
+            WorkerPool(lambda: Stepper(Counts(), ray, poison), terms(in_flight=1, deaths=2), lambda _: None) as pool,
+            pytest.raises(PoolError, match="workers die on whatever they do .*no such library"),
         ):
-            carry_out(crew, n)
+            carry_out(pool, n)
 
 
 def test_the_last_job_may_be_poison_where_others_were_done_before(ray: FakeRay) -> None:
@@ -201,8 +211,8 @@ def test_the_last_job_may_be_poison_where_others_were_done_before(ray: FakeRay) 
         actor.die(ActorDiedError("The worker died"))
         raise SystemExit
 
-    with Crew(lambda: Stepper(Counts(), ray, poison), terms(deaths=2), lambda _: None, sound=True) as crew:
-        assert set(carry_out(crew, 1)[1]) == {"job-0"}
+    with WorkerPool(lambda: Stepper(Counts(), ray, poison), terms(deaths=2), lambda _: None, proven=True) as pool:
+        assert set(carry_out(pool, 1)[1]) == {"job-0"}
 
 
 def test_a_worker_that_dies_before_it_begins_is_left_out_then_the_run_ends(ray: FakeRay) -> None:
@@ -213,10 +223,10 @@ def test_a_worker_that_dies_before_it_begins_is_left_out_then_the_run_ends(ray: 
         raise RuntimeError("nobody hears this")
 
     with (
-        Crew(factory, terms(workers=1), said.append) as crew,
-        pytest.raises(CrewError, match="3 times in a row with nothing to do: .*illegal instruction"),
+        WorkerPool(factory, terms(workers=1), said.append) as pool,
+        pytest.raises(PoolError, match="3 times in a row with nothing to do: .*illegal instruction"),
     ):
-        carry_out(crew, 5)
+        carry_out(pool, 5)
 
 
 class Failing(Stepper):
@@ -225,7 +235,7 @@ class Failing(Stepper):
     error: Exception = PolicyError("the server is gone")
     times = 1
 
-    def work(self, phase: str, feed: Feed, send: Send, elapsed: float) -> None:
+    def work(self, phase: str, feed: ItemFeed, send: Send, elapsed: float) -> None:
         with self.counts.lock:
             self.counts.begun["hands"] += 1
             fails = self.counts.begun["hands"] <= self.times
@@ -243,55 +253,55 @@ def failing(error: Exception, times: int, counts: Counts, ray: FakeRay) -> Calla
 @pytest.mark.parametrize("error", [PolicyError("its card is broken"), EnvironmentFault("300 calls hung")])
 def test_what_one_worker_cannot_do_others_do(ray: FakeRay, error: Exception) -> None:
     said: list[str] = []
-    with Crew(failing(error, 1, Counts(), ray), terms(), said.append) as crew:
-        done, lost = carry_out(crew, 20)
+    with WorkerPool(failing(error, 1, Counts(), ray), terms(), said.append) as pool:
+        done, lost = carry_out(pool, 20)
     assert len(done) == 20 and not lost and any(f"gave up: {error}" in line for line in said)
 
 
 @pytest.mark.parametrize("error", [PolicyError("the server is gone"), EnvironmentFault("300 calls hung")])
 def test_what_no_worker_can_do_ends_the_run_with_the_same_error(ray: FakeRay, error: Exception) -> None:
     with (
-        Crew(failing(error, 1000, Counts(), ray), terms(), lambda _: None) as crew,
+        WorkerPool(failing(error, 1000, Counts(), ray), terms(), lambda _: None) as pool,
         pytest.raises(type(error), match=str(error)),
     ):
-        carry_out(crew, 20)
+        carry_out(pool, 20)
 
 
 @pytest.mark.parametrize("error", [DataError("the log belongs to another run"), ConfigError("policy.model: no such")])
 def test_what_every_worker_would_meet_ends_the_run_at_once(ray: FakeRay, error: Exception) -> None:
     counts = Counts()
     with (
-        Crew(failing(error, 1, counts, ray), terms(), lambda _: None) as crew,
+        WorkerPool(failing(error, 1, counts, ray), terms(), lambda _: None) as pool,
         pytest.raises(type(error), match=str(error)),
     ):
-        carry_out(crew, 20)
+        carry_out(pool, 20)
 
 
 def test_a_fault_of_the_program_ends_the_run_with_its_traceback(ray: FakeRay) -> None:
     with (
-        Crew(failing(ZeroDivisionError("a bug"), 1, Counts(), ray), terms(), lambda _: None) as crew,
+        WorkerPool(failing(ZeroDivisionError("a bug"), 1, Counts(), ray), terms(), lambda _: None) as pool,
         pytest.raises(RuntimeError, match="in work\n(.*\n)*ZeroDivisionError: a bug"),
     ):
-        carry_out(crew, 20)
+        carry_out(pool, 20)
 
 
 def test_a_worker_that_falls_silent_counts_as_dead(ray: FakeRay) -> None:
     counts, hang, said = Counts(), threading.Event(), []
 
-    class Mute(Worker):
+    class Mute(RayWorker):
         def exchange(self, *given: Any, **named: Any) -> Any:
             if self is ray.actors[0].instance:
                 hang.wait(60)
             return super().exchange(*given, **named)
 
-    import offline_agent.launch.ray.workers as module
+    import offline_agent.launch.ray.pool as module
 
-    before, module.Worker = module.Worker, Mute  # type: ignore[misc]
+    before, module.RayWorker = module.RayWorker, Mute  # type: ignore[misc]
     try:
-        with Crew(lambda: Stepper(counts, ray), terms(silent_seconds=1.0), said.append) as crew:
-            done, _ = carry_out(crew, 20)
+        with WorkerPool(lambda: Stepper(counts, ray), terms(silent_seconds=1.0), said.append) as pool:
+            done, _ = carry_out(pool, 20)
     finally:
-        module.Worker = before  # type: ignore[misc]
+        module.RayWorker = before  # type: ignore[misc]
         hang.set()
     assert len(done) == 20 and any("it said nothing for 1 s (ray.silent_seconds)" in line for line in said)
 
@@ -299,22 +309,22 @@ def test_a_worker_that_falls_silent_counts_as_dead(ray: FakeRay) -> None:
 def test_no_room_is_said_at_once_where_it_will_not_change_and_later_where_it_may(ray: FakeRay) -> None:
     words = "each needs 9 CPUs and 0 GPUs on one machine, the cluster has 8 CPUs, 0 GPUs"
     with (
-        Crew(lambda: Stepper(Counts(), ray), terms(cpus=9, fixed=True), print) as crew,
-        pytest.raises(CrewError, match=words),
+        WorkerPool(lambda: Stepper(Counts(), ray), terms(cpus=9, fixed=True), print) as pool,
+        pytest.raises(PoolError, match=words),
     ):
-        carry_out(crew, 1)
+        carry_out(pool, 1)
     ray.room = 0
     with (
-        Crew(lambda: Stepper(Counts(), ray), terms(cpus=9, start_seconds=0.2), print) as crew,
-        pytest.raises(CrewError, match=f"no worker was ready within 0.2 s .*{words}"),
+        WorkerPool(lambda: Stepper(Counts(), ray), terms(cpus=9, start_seconds=0.2), print) as pool,
+        pytest.raises(PoolError, match=f"no worker was ready within 0.2 s .*{words}"),
     ):
-        carry_out(crew, 1)
+        carry_out(pool, 1)
 
 
 def test_workers_without_room_are_not_waited_for(ray: FakeRay) -> None:
     ray.room, done = 1, 0
-    with Crew(lambda: Stepper(Counts(), ray), terms(start_seconds=1.0), print) as crew:
-        for job, kind, value in crew.run("steps", jobs(12)):
+    with WorkerPool(lambda: Stepper(Counts(), ray), terms(start_seconds=1.0), print) as pool:
+        for job, kind, value in pool.run("steps", jobs(12)):
             if kind == RECORD:
                 job.payload[1].append(value)
             if not done and kind == DONE:
@@ -325,10 +335,10 @@ def test_workers_without_room_are_not_waited_for(ray: FakeRay) -> None:
 
 def test_a_second_phase_has_the_same_workers_and_counts_anew(ray: FakeRay) -> None:
     counts = Counts()
-    with Crew(lambda: Stepper(counts, ray), terms(), print) as crew:
-        carry_out(crew, 10)
-        more = [event for event in crew.run("more", jobs(9)) if event.kind == DONE]
-        counted = [part for one in crew.figures("more") for part in one["counts"]]
+    with WorkerPool(lambda: Stepper(counts, ray), terms(), print) as pool:
+        carry_out(pool, 10)
+        more = [event for event in pool.run("more", jobs(9)) if event.kind == DONE]
+        counted = [part for one in pool.figures("more") for part in one["counts"]]
     assert len(more) == 9 and len(ray.actors) == 3 and 1 <= len(counted) <= 3
     assert sum(part["done"] for part in counted) <= 19  # a hand that counts from its beginning, not from the phase's
 
@@ -337,17 +347,17 @@ def test_a_second_phase_has_the_same_workers_and_counts_anew(ray: FakeRay) -> No
 
 
 def test_a_feed_ends_and_has_more_later() -> None:
-    feed = Feed()
-    feed.put([Handed(1, "a"), Handed(2, "b")])
+    feed = ItemFeed()
+    feed.put([HandedItem(1, "a"), HandedItem(2, "b")])
     assert feed.wait() and [job.number for job in feed] == [1, 2] and list(feed) == []
-    feed.put([Handed(3, "c")])
+    feed.put([HandedItem(3, "c")])
     assert [job.number for job in feed] == [3]
     feed.close()
     assert not feed.wait()
 
 
-def test_an_outbox_makes_its_sender_wait_for_a_slow_driver() -> None:
-    outbox, sent = Outbox(most=3), []
+def test_an_messages_makes_its_sender_wait_for_a_slow_driver() -> None:
+    outbox, sent = MessageQueue(most=3), []
 
     def send() -> None:
         for i in range(10):
@@ -367,8 +377,8 @@ def test_an_outbox_makes_its_sender_wait_for_a_slow_driver() -> None:
 
 
 def test_a_worker_says_what_broke_and_needs_the_drivers_folder(tmp_path: Any) -> None:
-    place = here()
-    answer = Worker().set_up(lambda: 1 / 0, place)  # type: ignore[arg-type, return-value]
+    place = driver_context()
+    answer = RayWorker().set_up(lambda: 1 / 0, place)  # type: ignore[arg-type, return-value]
     assert answer.kind == "ZeroDivisionError" and "Traceback" in answer.trace  # type: ignore[union-attr]
-    answer = Worker().set_up(lambda: None, place._replace(folder=str(tmp_path / "gone")))  # type: ignore[arg-type]
+    answer = RayWorker().set_up(lambda: None, place._replace(folder=str(tmp_path / "gone")))  # type: ignore[arg-type]
     assert answer.kind == "ConfigError" and "has no folder" in answer.text  # type: ignore[union-attr]

@@ -1,0 +1,183 @@
+"""The text of `--help` and the page docs/configuration.md, both written from the declared keys.
+
+`python -m offline_agent.config.documentation` prints the page; `make docs` writes it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from pydantic import BaseModel
+
+from offline_agent.config.build_prefs import BuildPrefsConfig, RunConfig
+from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.config.iterate import IterateConfig
+from offline_agent.config.keys import Key, keys, section_of
+from offline_agent.config.refine_grpo import RefineGrpoConfig
+from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
+from offline_agent.errors import ConfigError, did_you_mean
+
+COMMANDS: dict[str, type[RunConfig]] = {
+    "build_prefs": BuildPrefsConfig,
+    "train_sft": TrainSftConfig,
+    "train_dpo": TrainDpoConfig,
+    "evaluate": EvaluateConfig,
+    "iterate": IterateConfig,
+    "refine_grpo": RefineGrpoConfig,
+}
+
+_PAGE = """\
+# Configuration
+
+Written by `make docs` from the keys that the code declares (`offline_agent/config/`). Do not edit this page.
+
+Every command runs without a key. Keys are given on the command line as `key=value`, or in a YAML file
+(`--config FILE`); the command line takes precedence. An unknown key is an error, and all errors are reported at once.
+`--print-config` prints the resolved configuration, which `--config` reads back. A number without an upper bound below
+is at most 10^12. `null` means that the key is not set. In a file, a text that looks like another type is quoted.
+
+`python -m offline_agent.pipelines.<command> --help` shows the main keys of a command, `--help all` every key, and
+`--help <section>` the keys of one section. Keys marked with * do not change results, so they may differ when a run is
+resumed; any other difference is refused.
+"""
+
+
+def main_help(name: str, config: type[RunConfig], width: int = 120) -> str:
+    """Return the main keys of a command with examples; every key where the configuration names no main ones.
+
+    Args:
+        name: The name of the command.
+        config: Its configuration.
+        width: Characters of a line.
+    """
+    if not config.main_keys:
+        return key_table(keys(config), width)
+    known = {entry.path: entry for entry in keys(config)}
+    lines = ["Examples:"]
+    for arguments, about in config.examples:
+        lines += [f"  # {about}", f"  python -m offline_agent.pipelines.{name} {arguments}".rstrip()]
+    lines += ["", key_table([known[path] for path in config.main_keys], width), ""]
+    sections = ", ".join(name for name, field in config.model_fields.items() if section_of(field) is not None)
+    lines += textwrap.wrap(f"--help all shows all {len(known)} keys, --help SECTION those of one section: {sections}.",
+                           width)  # fmt: skip
+    return "\n".join(lines)
+
+
+def topic_help(config: type[RunConfig], topic: str, width: int = 120) -> str:
+    """Return the keys of a section, of a single key, or (`all`) of the whole configuration.
+
+    Args:
+        config: The configuration.
+        topic: `all`, or a dotted path.
+        width: Characters of a line.
+
+    Raises:
+        ConfigError: There is no such section or key.
+    """
+    every = keys(config)
+    found = [entry for entry in every if topic == "all" or f"{entry.path}.".startswith(f"{topic}.")]
+    if not found:
+        parts = [entry.path.split(".") for entry in every]
+        paths = dict.fromkeys(".".join(part[:depth]) for part in parts for depth in range(1, len(part) + 1))
+        raise ConfigError(f"--help: there is no section or key {topic!r}; --help all shows every key."
+                          f"{did_you_mean(topic, ['all', *paths])}")  # fmt: skip
+    return key_table(found, width)
+
+
+def key_table(entries: Sequence[Key], width: int = 120) -> str:
+    """Return a table of keys with type, default and meaning, `width` characters wide."""
+    rows = [("key", "type", "default", "meaning"), *((k.path, k.allowed, k.default, k.about) for k in entries)]
+    first = max(len(row[0]) for row in rows)
+    second = min(30, max(len(row[1]) for row in rows))
+    third = min(22, max(len(row[2]) for row in rows))
+    last = max(20, width - first - second - third - 6)
+    lines: list[str] = []
+    for row in rows:
+        sized = zip(row[1:], (second, third, last), strict=True)
+        columns = [[row[0]], *(textwrap.wrap(text, size) or [""] for text, size in sized)]
+        for line in range(max(map(len, columns))):
+            cells = [column[line] if line < len(column) else "" for column in columns]
+            lines.append(f"{cells[0]:{first}}  {cells[1]:{second}}  {cells[2]:{third}}  {cells[3]}".rstrip())
+    return "\n".join(lines)
+
+
+# -- docs/configuration.md ---------------------------------------------------------------------------------------------
+
+
+def page() -> str:
+    """Return docs/configuration.md: the commands with their main keys, then every section once."""
+    places = _places()
+    parts = [_PAGE]
+    for name, config in COMMANDS.items():
+        parts.append("\n".join(_command(name, config, places)))
+    parts.append("## Keys of every command\n\n" + _markdown(_own(RunConfig)))
+    parts.append("## Sections\n\nA section that several commands share is listed once.\n")
+    for model, paths in places.items():
+        used = "; ".join(f"`{path}` of {', '.join(commands)}" for path, commands in paths.items())
+        about = (model.__doc__ or "").strip().splitlines()[0]
+        parts.append(f"### {_title(model, places)}\n\n{about} Here: {used}.\n\n{_markdown(_own(model))}")
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _command(name: str, config: type[RunConfig], places: dict[type[BaseModel], dict[str, list[str]]]) -> Iterator[str]:
+    yield f"## {name}\n\n{config.about}\n\n```bash"
+    for arguments, about in config.examples:
+        yield f"# {about}\npython -m offline_agent.pipelines.{name} {arguments}".rstrip()
+    yield "```\n"
+    known = {entry.path: entry for entry in keys(config)}
+    yield _markdown([known[path] for path in config.main_keys])
+    sections = [section_of(field) for field in config.model_fields.values()]
+    links = ", ".join(_link(model, places) for model in sections if model is not None and model in places)
+    yield f"\nSections: {links}."
+
+
+def _places() -> dict[type[BaseModel], dict[str, list[str]]]:
+    """Return where each section class is used: its dotted paths, and for each path the commands."""
+    found: dict[type[BaseModel], dict[str, list[str]]] = {}
+
+    def walk(model: type[BaseModel], prefix: str, command: str) -> None:
+        for name, field in model.model_fields.items():
+            inner = section_of(field)
+            if inner is not None:
+                if _own(inner):
+                    found.setdefault(inner, {}).setdefault(prefix + name, []).append(command)
+                walk(inner, f"{prefix}{name}.", command)
+
+    for name, config in COMMANDS.items():
+        walk(config, "", name)
+    return found
+
+
+def _own(model: type[BaseModel]) -> list[Key]:
+    """Return the keys of a model without those of its sections."""
+    inner = {name for name, field in model.model_fields.items() if section_of(field) is not None}
+    return [entry for entry in keys(model) if entry.path.partition(".")[0] not in inner and entry.path]
+
+
+def _title(model: type[BaseModel], places: dict[type[BaseModel], dict[str, list[str]]]) -> str:
+    """Return the heading of a section: its path; with the first command where another section has the same path."""
+    path, commands = next(iter(places[model].items()))
+    same = [other for other, paths in places.items() if next(iter(paths)) == path]
+    return path if len(same) == 1 else f"{path} of {commands[0]}"
+
+
+def _link(model: type[BaseModel], places: dict[type[BaseModel], dict[str, list[str]]]) -> str:
+    title = _title(model, places)
+    return f"[{next(iter(places[model]))}](#{title.lower().replace('.', '').replace(' ', '-')})"
+
+
+def _markdown(entries: Iterable[Key]) -> str:
+    lines = ["| key | allowed | default | meaning |", "|---|---|---|---|"]
+    for entry in entries:
+        cells = (f"`{entry.path}`" + "*" * entry.free, entry.allowed, f"`{entry.default}`", entry.about)
+        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;") if not text.startswith("`") else text.replace("``", "")
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,186 @@
+"""Attempts of `evaluate`: which ones are played, and how this process plays and searches them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.envs.pool import EnvPool
+from offline_agent.errors import DataError
+from offline_agent.evaluation import test_time
+from offline_agent.launch.shards import Shard
+from offline_agent.pipelines.stages.copy_check import trust_copies
+from offline_agent.pipelines.stages.search import critic_of, search_log
+from offline_agent.policies.base import Engine, Policy
+from offline_agent.records import Task
+from offline_agent.report.earlier_evaluation import Earlier
+from offline_agent.report.evaluate import EXTRA
+from offline_agent.rollouts.attempts import Attempt, AttemptRequest, Journal, Key
+from offline_agent.rollouts.episodes import Episodes
+from offline_agent.runner.components import Parts
+from offline_agent.runner.pipeline import Session
+from offline_agent.search.restore import RestoreCounts
+from offline_agent.search.settings import SearchSettings
+
+
+@dataclass(frozen=True)
+class EvaluationInputs:
+    """The inputs of an evaluation, made from the configuration.
+
+    Attributes:
+        parts: Environment, tasks and the candidate.
+        other: A policy to compare with, played in this run; None = none.
+        earlier: An earlier evaluation to compare with; None = none.
+        settings: Settings of the search at test time; None = no MCTS.
+    """
+
+    parts: Parts
+    other: Policy | None
+    earlier: Earlier | None
+    settings: SearchSettings | None
+
+    def players(self) -> list[tuple[str, Policy]]:
+        """Return the policies that play, by label."""
+        return [("candidate", self.parts.policy), *([("against", self.other)] if self.other is not None else [])]
+
+
+@dataclass
+class EvaluationRun:
+    """An evaluation in progress.
+
+    Attributes:
+        inputs: Its inputs.
+        session: Its session.
+        journal: The attempts that are logged.
+        seconds: Seconds of each part, by label and part.
+        measured: Counts of this session, by label.
+        servers: Figures of model servers that other processes asked, by label.
+    """
+
+    inputs: EvaluationInputs
+    session: Session[EvaluateConfig]
+    journal: Journal
+    seconds: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
+    servers: dict[str, list[Any]] = field(default_factory=dict)
+
+    def added(self, attempt: Attempt) -> None:
+        """Log an attempt and update the progress."""
+        self.journal.add(attempt)
+        self.tick()
+
+    def figures(self) -> dict[str, Any]:
+        """Return seconds and counts for the summary."""
+        return {
+            "seconds": {name: round(value, 2) for name, value in self.seconds.items()},
+            "this_session": {"resumed": self.session.run.resumed, **self.measured},
+        }
+
+    def tick(self) -> None:
+        """Update the progress."""
+        done = self.journal.attempts.values()
+        # no success rate: successes end sooner than attempts that use up their steps, so it would be too high
+        self.session.progress.update(len(done), successes=sum(attempt.success is True for attempt in done))
+
+
+def asks(config: EvaluateConfig, tasks: Sequence[Task]) -> list[AttemptRequest]:
+    """Return every attempt that is played without a tree, by task: the attempts at a task share prompts."""
+    samples = config.test_time.simulations if config.test_time.algorithm == "best_of_n" else 0
+    out = []
+    for task in tasks:
+        if config.greedy:
+            out.append(AttemptRequest(task, "greedy", 0))
+        for number in range(max(config.attempts, samples)):
+            out.append(AttemptRequest(task, "sampled" if number < config.attempts else EXTRA, number))
+    return out
+
+
+def play(one: EvaluationRun, label: str, policy: Policy, engine: Engine, pool: EnvPool) -> None:
+    """Play every attempt that is not logged yet."""
+    config, done, started = one.session.config, one.journal.attempts, time.perf_counter()
+    wanted = asks(config, one.inputs.parts.tasks)
+    left = [ask for ask in wanted if (label, ask.mode, ask.task.task_id, ask.number) not in done]
+    episodes = Episodes(
+        one.inputs.parts.spec, engine, pool, policy=label, seed=config.seed, max_steps=config.max_steps,
+        temperature=config.policy.temperature, max_tokens=config.policy.max_tokens, in_flight=config.in_flight,
+        reset_seconds=config.limits.reset_seconds, segment=None if policy.renderer is None else policy.renderer.segment,
+        answered_before=len(left) < len(wanted), tick=one.tick,
+    )  # fmt: skip
+    for attempt in episodes.play(left):
+        one.added(attempt)
+    one.seconds[f"{label}_playing"] = time.perf_counter() - started
+    one.measured[label] = {
+        "requests": episodes.requests,
+        "prompt_tokens_computed": episodes.prefilled,
+        "prompt_tokens_reused": episodes.cached,
+        "generation_seconds": round(engine.busy_seconds, 2),
+        "hung_calls": pool.hung,
+    }
+
+
+def search(
+    one: EvaluationRun, label: str, policy: Policy, engine: Engine, pool: EnvPool, settings: SearchSettings
+) -> None:
+    """Search every task that has no searched attempt yet."""
+    config, parts, started = one.session.config, one.inputs.parts, time.perf_counter()
+    left = [task for task in parts.tasks if (label, "mcts", task.task_id, 0) not in one.journal.attempts]
+    if not left:
+        return
+    trust_copies(one.session, parts.spec, left)
+    log, logged = search_log(one.session, label, left)
+    counts, search = RestoreCounts(), config.search
+    for attempt in test_time.search_trees(
+        parts.spec, left, engine, pool, settings, policy=label, seed=config.seed, reward=parts.reward,
+        critic=critic_of(config, engine), segment=None if policy.renderer is None else policy.renderer.segment,
+        trees_in_flight=search.trees_in_flight, state_cache=search.state_cache,
+        reset_seconds=config.limits.reset_seconds, critic_seconds=config.limits.critic_seconds,
+        seconds=search.budget.seconds, log=log.append, logged=logged,
+        counts=counts, tick=lambda _: one.tick(),
+    ):  # fmt: skip
+        one.added(attempt)
+    one.seconds[f"{label}_searching"] = time.perf_counter() - started
+    one.measured[label] |= {
+        "calls_executed": counts.executed,
+        "calls_replayed": counts.replayed,
+        "states_copied": counts.copies,
+    }
+
+
+# -- shards ------------------------------------------------------------------------------------------------------------
+
+
+def gather_attempts(session: Session[EvaluateConfig], shards: Sequence[Shard], wanted: Iterable[Key]) -> None:
+    """Append the attempts of all shards to the event log of the run; see `runner.pipeline.Spread.gather`.
+
+    Args:
+        session: The run.
+        shards: Its shards.
+        wanted: Keys of all attempts that the shards must hold.
+
+    Raises:
+        DataError: An attempt is missing, a log is broken, or the disk is full.
+    """
+    from offline_agent.store.events import EventLog
+
+    log = session.run.events()
+    there = {_record_key(record) for record in log.read()}
+    for shard in shards:
+        for record in EventLog(shard.path / "events" / "0000.jsonl").read():
+            if _record_key(record) not in there:
+                log.append(record)
+                there.add(_record_key(record))
+        session.progress.update(shard.stop)
+    missing = [key for key in wanted if key not in there]
+    if missing:
+        raise DataError(
+            f"{len(missing)} attempts are in no shard, e.g. {'/'.join(map(str, missing[0]))}, though all are done. "
+            f"Remove {shards[0].path.parent} and give the command with launcher=slurm again"
+        )
+
+
+def _record_key(record: Mapping[str, Any]) -> Any:
+    """Return the key of an attempt's record, or the name of an opening's."""
+    return tuple(record["attempt"]) if "attempt" in record else record["name"]

@@ -1,0 +1,67 @@
+"""The text of `--help`, and that docs/configuration.md is what the keys say."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from offline_agent.config.build_prefs import BuildPrefsConfig
+from offline_agent.config.documentation import COMMANDS, main_help, page, topic_help
+from offline_agent.config.iterate import IterateConfig
+from offline_agent.config.keys import keys
+from offline_agent.config.loading import load
+from offline_agent.errors import ConfigError
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run make docs"
+
+
+def test_help_all_lists_every_key_with_its_meaning() -> None:
+    text = topic_help(BuildPrefsConfig, "all")
+    assert max(map(len, text.splitlines())) <= 120
+    for entry in keys(BuildPrefsConfig):
+        assert f"\n{entry.path} " in text and entry.about, entry
+    listed = {entry.path for entry in keys(BuildPrefsConfig)}
+    assert listed >= {
+        "run_dir", "seed", "env", "env.<argument>", "tasks.split", "tasks.n", "tasks.file", "policy", "policy.model",
+        "policy.url", "policy.temperature", "search.simulations", "search.proposals", "search.c_puct",
+        "search.leaves_in_flight", "search.max_steps", "search.budget.tokens", "search.budget.tool_calls",
+        "search.budget.seconds", "pairs.min_gap", "pairs.min_visits", "pairs.confidence", "tracking.uri", "launcher",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_the_main_keys_and_examples_that_load(name: str) -> None:
+    config = COMMANDS[name]
+    known = {entry.path for entry in keys(config)}
+    assert set(config.main_keys) <= known and 18 <= len(config.main_keys) <= 28 and config.about
+    text = main_help(name, config)
+    assert len(text.splitlines()) < 80
+    for path in config.main_keys:
+        assert f"\n{path} " in text
+    assert len(config.examples) >= 3
+    for arguments, about in config.examples:
+        load(config, None, shlex.split(arguments))
+        assert about and f"pipelines.{name} {arguments}".rstrip() in text
+
+
+def test_help_of_a_section_and_of_a_key() -> None:
+    text = topic_help(IterateConfig, "search")
+    assert "search.simulations " in text and "search.budget.tokens " in text and "pairs." not in text
+    assert len(topic_help(IterateConfig, "gate.margin").splitlines()) == 2
+    with pytest.raises(ConfigError, match="there is no section or key 'serch'.* Did you mean 'search'"):
+        topic_help(IterateConfig, "serch")
+
+
+def test_every_section_stands_once_on_the_page_and_links_lead_somewhere() -> None:
+    lines = page().splitlines()
+    headings = [line.removeprefix("### ") for line in lines if line.startswith("### ")]
+    assert len(headings) == len(set(headings)) > 30
+    anchors = {heading.replace(".", "").replace(" ", "-") for heading in headings}
+    linked = {part.split(")")[0] for line in lines if line.startswith("Sections: ") for part in line.split("(#")[1:]}
+    assert linked <= anchors
