@@ -66,7 +66,7 @@ class Plan:
     def build_prefs(self, iteration: int, model: Model, tasks: Path) -> Stage:
         """Return the search with a model on the tasks of a file."""
         loop = self.config
-        same = {name: getattr(loop, name) for name in ("env", "limits", "search", "reward", "pairs", "filtered")}
+        same = {name: getattr(loop, name) for name in ("env", "judge", "limits", "search", "reward", "pairs", "filtered")}
         config = BuildPrefsConfig(
             **same,
             **self._common(iteration, "build_prefs"),
@@ -126,6 +126,7 @@ class Plan:
             **self._common(iteration, "refine_grpo"),
             **self._training(model),
             env=self.config.env,
+            judge=self.config.judge,
             limits=self.config.limits,
             tasks=RefineTasks(n=None, file=str(tasks)),
             rounds=stage.rounds,
@@ -149,6 +150,7 @@ class Plan:
         config = EvaluateConfig(
             **self._common(iteration, name, seed=self.seed(iteration, "held_out")),
             env=self.config.env,
+            judge=self.config.judge,
             limits=self.config.limits,
             tasks=EvaluateTasks(split=held_out.split, n=None, file=str(tasks)),
             policy=self._policy(model),
