@@ -111,7 +111,7 @@ def make_judge(name: str, args: Mapping[str, Any], key: str = "judge") -> Judge 
     target = catalog.resolve("judge", name, key)
     if not callable(target):
         raise ConfigError(f"{key}: {name} is a {type(target).__name__}; a judge is called as judge(trajectory)")
-    function: Callable[[Trajectory], Any]
+    function: Any
     if hasattr(target, "verifier"):
         function = AnswerJudge(target, args, key)
     elif inspect.isclass(target):

@@ -85,6 +85,7 @@ class Plan:
             batch=stage.batch,
             data=SftDataSection(runs=tuple(map(str, runs)), per_task=stage.per_task),
             env=self.config.env,
+            judge=self.config.judge,
         )
         return Stage("train_sft", "train_sft", config)
 
