@@ -28,31 +28,49 @@ POLICIES: dict[str, str] = {
     "server": "offline_agent.policies.server.policy:ServerPolicy",
 }
 
-_TABLES: dict[str, dict[str, str]] = {"env": ENVIRONMENTS, "policy": POLICIES}
+JUDGES: dict[str, str] = {
+    "all_of": "offline_agent.judges.composition:all_of",
+    "any_of": "offline_agent.judges.composition:any_of",
+    "environment": "offline_agent.judges.composition:environment",
+    "exact_match": "offline_agent.judges.verifiers:exact_match",
+    "f1": "offline_agent.judges.verifiers:f1",
+    "goal_state": "offline_agent.judges.verifiers:goal_state",
+    "mean_of": "offline_agent.judges.composition:mean_of",
+    "purchase": "offline_agent.judges.verifiers:purchase",
+    "repository_tests": "offline_agent.judges.code:repository_tests",
+    "rows": "offline_agent.judges.verifiers:rows",
+    "sql": "offline_agent.judges.sql:sql",
+    "symbolic": "offline_agent.judges.verifiers:symbolic",
+    "unit_tests": "offline_agent.judges.code:unit_tests",
+}
 
-Kind = Literal["env", "policy"]
+TABLES: dict[str, dict[str, str]] = {"env": ENVIRONMENTS, "judge": JUDGES, "policy": POLICIES}
+
+Kind = Literal["env", "judge", "policy"]
 
 
-def resolve(kind: Kind, name: str) -> Any:
+def resolve(kind: Kind, name: str, key: str | None = None) -> Any:
     """Return the object that a short name, `module:Class` or `path/to/file.py:Class` stands for.
 
     Args:
-        kind: Which table short names are looked up in; also the key that messages name.
+        kind: Which table short names are looked up in.
         name: What the user wrote. Modules are looked for in the current directory too.
+        key: The configuration key that messages name; None = the kind.
 
     Raises:
         ConfigError: No such short name, module or attribute, or the module raised while being imported; says which.
     """
-    table = _TABLES[kind]
-    path = table.get(name)
-    if path is None:
-        if ":" not in name:
-            raise ConfigError(
-                f"{kind}: got {name!r}, allowed: {', '.join(sorted(table))}, or module:Class for your own."
-                f"{did_you_mean(name, table)}"
-            )
-        path = name
-    return load(kind, path)
+    table = TABLES[kind]
+    if name not in table and ":" not in name:
+        raise ConfigError(unknown(kind, name, key))
+    return load(key or kind, table.get(name, name))
+
+
+def unknown(kind: Kind, name: str, key: str | None = None) -> str:
+    """Return what is wrong with a name that is neither a short name nor a path."""
+    table, own = TABLES[kind], "callable" if kind == "judge" else "Class"
+    allowed = f"{', '.join(sorted(table))}, or module:{own} for your own"
+    return f"{key or kind}: got {name!r}, allowed: {allowed}.{did_you_mean(name, table)}"
 
 
 def load(key: str, path: str) -> Any:

@@ -10,19 +10,14 @@ from pydantic import ConfigDict, field_validator, model_validator
 from offline_agent.config.base import Plugged, Section, key, masked, section
 from offline_agent.config.launch import RaySection, SlurmSection
 from offline_agent.config.plan import PlanSection
-from offline_agent.errors import did_you_mean
 
 
-def known_name(kind: Literal["env", "policy"], name: str) -> str:
+def known_name(kind: Literal["env", "judge", "policy"], name: str) -> str:
     """Return a name that the catalog knows, or a path to a class; raises ValueError for any other."""
     from offline_agent import catalog
 
-    table = catalog.ENVIRONMENTS if kind == "env" else catalog.POLICIES
-    if ":" not in name and name not in table:
-        raise ValueError(
-            f"{kind}: got {name!r}, allowed: {', '.join(sorted(table))}, or module:Class for your own."
-            f"{did_you_mean(name, table)}"
-        )
+    if ":" not in name and name not in catalog.TABLES[kind]:
+        raise ValueError(catalog.unknown(kind, name))
     return name
 
 
@@ -36,6 +31,18 @@ class EnvSection(Plugged):
         "auto", "process = environments run in processes of their own, where a crash costs one branch and a snapshot "
         "is a fork; auto = where a search finds that copies are no snapshots and forks are cheaper than replays, or "
         "that the environment changes the process it runs in", free=True,
+    )  # fmt: skip
+
+
+class JudgeSection(Plugged):
+    """Who gives the verdicts."""
+
+    argument_note: ClassVar[str] = "any argument of the judge, e.g. judge.threshold=0.8 with judge=f1"
+    _known = field_validator("name")(lambda name: known_name("judge", name))
+    name: str = key(
+        "environment", "environment = the environment's own get_reward; all_of, any_of, exact_match, f1, goal_state, "
+        "mean_of, purchase, repository_tests, rows, sql, symbolic, unit_tests, or module:callable of your own, whose "
+        "verdicts then take its place everywhere (docs/verifiers.md)",
     )  # fmt: skip
 
 
@@ -152,7 +159,10 @@ class SearchSection(Section):
 
 
 class RewardSection(Section):
-    """Weights of the composite reward."""
+    """Weights of the composite reward: the value that a search backs up, and the reward of an online episode.
+
+    Pairs and evaluations compare the verdicts themselves: shaping shall not make a pair, nor a figure.
+    """
 
     model_config = ConfigDict(extra="allow")
     argument_note: ClassVar[str] = "any argument of the composite reward, e.g. reward.format=0.2"
@@ -287,10 +297,11 @@ class BuildPrefsConfig(RunConfig):
     )  # fmt: skip
 
     env: EnvSection = section(EnvSection, "the environment")
+    judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
     limits: LimitsSection = section(LimitsSection, "what an environment may take")
     tasks: TasksSection = section(TasksSection, "which tasks")
     policy: PolicySection = section(PolicySection, "the policy that proposes actions")
     search: SearchSection = section(SearchSection, "the search")
-    reward: RewardSection = section(RewardSection, "weights of the composite reward")
+    reward: RewardSection = section(RewardSection, "weights of the composite reward that the search backs up")
     pairs: PairsSection = section(PairsSection, "which preference pairs are built")
     filtered: FilteredSection = section(FilteredSection, "trajectories for rejection fine-tuning")

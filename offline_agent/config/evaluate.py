@@ -9,6 +9,7 @@ from pydantic import model_validator
 from offline_agent.config.base import Section, key, section
 from offline_agent.config.build_prefs import (
     EnvSection,
+    JudgeSection,
     LimitsSection,
     PolicySection,
     RewardSection,
@@ -69,6 +70,7 @@ class EvaluateConfig(RunConfig):
     )
 
     env: EnvSection = section(EnvSection, "the environment")
+    judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
     limits: LimitsSection = section(LimitsSection, "what an environment may take")
     tasks: EvaluateTasks = section(EvaluateTasks, "which tasks")
     policy: PolicySection = section(PolicySection, "the policy that is evaluated")

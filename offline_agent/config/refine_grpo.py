@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from offline_agent.config.base import Section, key, section
-from offline_agent.config.build_prefs import EnvSection, LimitsSection, RewardSection, TasksSection
+from offline_agent.config.build_prefs import EnvSection, JudgeSection, LimitsSection, RewardSection, TasksSection
 from offline_agent.config.training import AdamWSection, PassSection, TrainableConfig
 
 CORRECTIONS = Literal["off", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask"]
@@ -211,6 +211,7 @@ class RefineGrpoConfig(TrainableConfig):
     )
 
     env: EnvSection = section(EnvSection, "the environment")
+    judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
     limits: LimitsSection = section(LimitsSection, "what an environment may take")
     tasks: RefineTasks = section(RefineTasks, "which tasks")
     rounds: int = key(8, "batches of roll-outs, each played with one version of the weights", ge=1)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import field_validator, model_validator
 
 from offline_agent.config.base import Section, key, section
-from offline_agent.config.build_prefs import EnvSection, PairKinds, RunConfig, TasksSection
+from offline_agent.config.build_prefs import EnvSection, JudgeSection, PairKinds, RunConfig, TasksSection
 
 Paths = tuple[str, ...]
 
@@ -177,6 +177,7 @@ class TrainSftConfig(TrainConfig):
 
     data: SftDataSection = section(SftDataSection, "what is learnt from")
     env: EnvSection = section(EnvSection, "the environment that demonstrations are of")
+    judge: JudgeSection = section(JudgeSection, "who gives the verdicts on demonstrations")
     tasks: SftTasks = section(SftTasks, "the tasks that are demonstrated")
     demonstrations: DemonstrationsSection = section(DemonstrationsSection, "demonstrations by the scripted expert")
     scratch: ScratchSection = section(ScratchSection, "a new model in place of model.path")

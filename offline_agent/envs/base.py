@@ -25,12 +25,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from offline_agent import catalog
 from offline_agent.envs.episode import Episode, StepResult, ToolError
+from offline_agent.envs.judged import JudgedEpisode
 from offline_agent.envs.tools import ToolSet
 from offline_agent.errors import ConfigError, EnvironmentFault, did_you_mean, ends_the_run, in_words
 from offline_agent.records import Task, Verdict
 
 if TYPE_CHECKING:
     from offline_agent.envs.isolation.client import EpisodeServer
+    from offline_agent.judges.judge import Judge
 
 __all__ = ["EnvSpec", "Environment", "Episode", "StepResult", "ToolError", "ToolSet"]
 
@@ -67,6 +69,7 @@ class EnvSpec:
         max_observation_chars: Longer observations are cut, with a note that says so.
         isolated: Open environments in processes of their own (`envs.isolation`).
         most_processes: Number of processes above which each tree keeps only its last one.
+        judge: Gives the verdicts; None = the class's own `get_reward`.
 
     Attributes:
         path: Name under which another process loads the class.
@@ -89,8 +92,10 @@ class EnvSpec:
         max_observation_chars: int = 8000,
         isolated: bool = False,
         most_processes: int = 256,
+        judge: Judge | None = None,
     ) -> None:
         self.cls = cls
+        self.judge = judge
         self.path = f"{cls.__module__}:{cls.__qualname__}" if inspect.isclass(cls) else ""
         self.isolated = isolated
         self.most_processes = most_processes
@@ -115,7 +120,8 @@ class EnvSpec:
         self.system_prompt: str = prompt if isinstance(prompt, str) else ""
         self.irreversible = frozenset(getattr(cls, "irreversible", ()))
         self.replay_only = bool(getattr(cls, "replay_only", False))
-        self.deterministic_verifier = bool(getattr(cls, "deterministic_verifier", True))
+        own = bool(getattr(cls, "deterministic_verifier", True))
+        self.deterministic_verifier = own and (judge is None or judge.deterministic)
         self.turn_rewards = inspect.getattr_static(cls, "turn_reward", self) is not self
         self.demonstrate: Callable[..., Any] | None = getattr(cls, "demonstrate", None)
         for tool in sorted(self.irreversible - set(self.tools.names)):
@@ -131,7 +137,7 @@ class EnvSpec:
         Args:
             name_or_path: A short name of the catalog, `module:Class`, or `path/to/file.py:Class`.
             args: Keyword arguments of the environment's constructor.
-            options: `sandboxed`, `max_observation_chars`, `isolated`, `most_processes`; see the class.
+            options: `sandboxed`, `max_observation_chars`, `isolated`, `most_processes`, `judge`; see the class.
 
         Raises:
             ConfigError: There is no such environment, or it does not meet the contract.
@@ -145,7 +151,8 @@ class EnvSpec:
     def identity(self) -> dict[str, Any]:
         """JSON-serialisable facts for the manifest."""
         path = f"{self.cls.__module__}:{self.cls.__qualname__}"
-        return {"name": self.name, "version": self.version, "class": path, "args": self.args}
+        judge = {} if self.judge is None else {"judge": self.judge.identity}
+        return {"name": self.name, "version": self.version, "class": path, "args": self.args, **judge}
 
     def tasks(self, split: str) -> Iterator[Task]:
         """Yield the tasks of a split, in the environment's order.
@@ -201,6 +208,10 @@ class EnvSpec:
             EnvironmentFault: The constructor raised.
             ConfigError: It is to be isolated, and its process cannot load it.
         """
+        episode = self._open()
+        return episode if self.judge is None else JudgedEpisode(self, episode, self.judge)
+
+    def _open(self) -> Episode:
         if self.isolated:
             from offline_agent.envs.isolation.client import EpisodeServer
 

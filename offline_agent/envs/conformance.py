@@ -20,6 +20,7 @@ from offline_agent.envs.base import SPLITS, EnvSpec, Episode
 from offline_agent.envs.isolation.waiting import Call
 from offline_agent.envs.scripted_play import ScriptedPlayer, call, draw, facts, faulty
 from offline_agent.errors import ConfigError, OfflineAgentError, in_words
+from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.records import Action, Context, Task
 
 MAX_LISTED = 2_000
@@ -67,9 +68,9 @@ class _NotApplicable(Exception):
     """The environment has no member that the check is for."""
 
 
-def check(name_or_path: str, args: Mapping[str, Any] | None = None) -> Report:
-    """Load an environment, check it and print the report; see `check_environment`."""
-    report = check_environment(EnvSpec.load(name_or_path, args))
+def check(name_or_path: str, args: Mapping[str, Any] | None = None, judge: Judge | None = None) -> Report:
+    """Load an environment, check it, with a judge in place of its `get_reward` where one is given; print the report."""
+    report = check_environment(EnvSpec.load(name_or_path, args, judge=judge))
     print(report)
     return report
 
@@ -337,18 +338,32 @@ def main(arguments: Sequence[str]) -> int:
     import sys
 
     sys.path.insert(0, "")  # the caller's environments lie in the current directory
-    usage = "usage: python -m offline_agent.envs.conformance NAME|module:Class ..."
+    usage = "usage: python -m offline_agent.envs.conformance NAME|module:Class ... [judge=NAME judge.ARGUMENT=...]"
     if "--help" in arguments or "-h" in arguments:
         print(f"{usage}\n\n{__doc__}")
         return 0
-    if not arguments:
+    names = [argument for argument in arguments if "=" not in argument]
+    if not names:
         print(usage, file=sys.stderr)
         return 2
     try:
-        return int(not all([check(name).passed for name in arguments]))
+        judge = _judge([argument for argument in arguments if "=" in argument])
+        return int(not all([check(name, judge=judge).passed for name in names]))
     except ConfigError as error:
         print(f"conformance: {error}", file=sys.stderr)
         return 2
+
+
+def _judge(keys: Sequence[str]) -> Judge | None:
+    from offline_agent.config.base import section
+    from offline_agent.config.build_prefs import JudgeSection, Section
+    from offline_agent.config.loading import load
+
+    class Keys(Section):
+        judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
+
+    chosen = load(Keys, overrides=keys).judge
+    return make_judge(chosen.name, chosen.model_extra or {})
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from offline_agent import crash_notes
 from offline_agent.envs.tools import ToolSet
 from offline_agent.envs.validation import clean_text
 from offline_agent.errors import EnvironmentFault, ends_the_run, in_words
+from offline_agent.judges.judge import as_verdict
 from offline_agent.records import Action, Role, Task, Verdict
 
 if TYPE_CHECKING:
@@ -137,18 +138,9 @@ class Episode:
         if not hasattr(self._env, "get_reward"):
             return Verdict(None, None, name, version, error="the environment has no get_reward()")
         try:
-            reward = self._call("get_reward", {})
-            if isinstance(reward, Verdict):
-                evidence = json.loads(json.dumps(dict(reward.evidence), default=str))
-                return Verdict(reward.score, reward.success, reward.verifier, reward.version, evidence, reward.error)
-            if reward is None:
-                return Verdict(None, None, name, version, error="get_reward() returned None: it cannot be judged")
-            score = float(reward)
+            return as_verdict(self._call("get_reward", {}), name, version, "get_reward()")
         except (EnvironmentFault, ValueError, TypeError, RecursionError) as error:
             return Verdict(None, None, name, version, error=self._reason(error))
-        if not math.isfinite(score) or not 0.0 <= score <= 1.0:
-            return Verdict(None, None, name, version, error=f"get_reward() returned {score!r}; it must be in [0, 1]")
-        return Verdict(score, score == 1.0, name, version)
 
     def copy(self) -> Episode:
         """Return an independent episode in the same state.

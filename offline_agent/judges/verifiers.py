@@ -21,19 +21,6 @@ from offline_agent.records import Verdict
 
 P = ParamSpec("P")
 
-VERIFIERS: dict[str, str] = {
-    "exact": "offline_agent.judges.verifiers:exact",
-    "f1": "offline_agent.judges.verifiers:f1",
-    "goal_state": "offline_agent.judges.verifiers:goal_state",
-    "purchase": "offline_agent.judges.verifiers:purchase",
-    "repository_tests": "offline_agent.judges.code:repository_tests",
-    "rows": "offline_agent.judges.verifiers:rows",
-    "sql": "offline_agent.judges.sql:sql",
-    "symbolic": "offline_agent.judges.verifiers:symbolic",
-    "unit_tests": "offline_agent.judges.code:unit_tests",
-}
-"""Short name → module:function; each returns a `Verdict`."""
-
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _SHOWN = 20
 
@@ -43,7 +30,11 @@ class Unscorable(Exception):
 
 
 def verifier(version: str) -> Callable[[Callable[P, tuple[float, bool, dict[str, Any]]]], Callable[P, Verdict]]:
-    """Return a decorator that turns a function giving (score, success, evidence) into a verifier that never raises."""
+    """Return a decorator that turns a function giving (score, success, evidence) into a verifier that never raises.
+
+    The verifier's attributes `verifier` and `version` are the name and the version of its verdicts. Its first parameter
+    is what was produced, so that `judge=` can name it (`answers.AnswerJudge`).
+    """
 
     def wrap(function: Callable[P, tuple[float, bool, dict[str, Any]]]) -> Callable[P, Verdict]:
         name = function.__name__
@@ -60,6 +51,7 @@ def verifier(version: str) -> Callable[[Callable[P, tuple[float, bool, dict[str,
                 return Verdict(None, None, name, version, error=f"{name} raised {type(error).__name__}: {error}")
 
         judge.__annotations__["return"] = Verdict
+        judge.verifier, judge.version = name, version  # type: ignore[attr-defined]
         return judge
 
     return wrap
@@ -73,7 +65,7 @@ def normalise(text: str) -> str:
 
 
 @verifier("1")
-def exact(answer: str, gold: str | Sequence[str], normalised: bool = True) -> tuple[float, bool, dict[str, Any]]:
+def exact_match(answer: str, gold: str | Sequence[str], normalised: bool = True) -> tuple[float, bool, dict[str, Any]]:
     """Judge an answer by equality with one of the accepted ones.
 
     Args:
@@ -163,7 +155,7 @@ def goal_state(
     """
     have, want = _leaves(state, ignore), _leaves(goal, ignore)
     missing = {path: value for path, value in want.items() if path not in have}
-    changed = {path: [have[path], want[path]] for path in want if path in have and not _same(have[path], want[path])}
+    changed = {path: [have[path], want[path]] for path in want if path in have and not _equal(have[path], want[path])}
     extra = {} if subset else {path: value for path, value in have.items() if path not in want}
     success = not missing and not changed and not extra
     total = len(want) + len(extra)
@@ -179,32 +171,52 @@ def goal_state(
 
 @verifier("1")
 def purchase(bought: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> tuple[float, bool, dict[str, Any]]:
-    """Judge a purchase by WebShop's reward (Yao et al. 2022, eq. 1): type × matched attributes, options and price.
+    """Judge a purchase by WebShop's reward; see `purchase_reward`.
 
     Args:
-        bought: `type`, `attributes`, `options` (name → chosen value), `price`; None where nothing was bought.
-        wanted: `type`, `attributes`, `options`, `max_price`; of several types allowed, a list.
+        bought: What was bought; None where nothing was.
+        wanted: What was asked for.
     """
     if bought is None:
         return 0.0, False, {"bought": None}
-    attributes = [normalise(str(a)) for a in wanted["attributes"]]
-    options = {str(k): normalise(str(v)) for k, v in dict(wanted["options"]).items()}
-    has = {normalise(str(a)) for a in bought["attributes"]}
-    chosen = {str(k): normalise(str(v)) for k, v in dict(bought["options"]).items()}
-    matched = [a for a in attributes if a in has]
-    fulfilled = [k for k, v in options.items() if chosen.get(k) == v]
-    cheap = float(bought["price"]) <= float(wanted["max_price"])
-    kind = _type_score(str(bought["type"]), wanted["type"])
-    score = kind * (len(matched) + len(fulfilled) + cheap) / (len(attributes) + len(options) + 1)
-    evidence = {"type": kind, "attributes": matched, "options": fulfilled, "price_ok": cheap, "bought": dict(bought)}
-    return score, score == 1.0, evidence
+    score, evidence = purchase_reward(bought, wanted)
+    return score, score == 1.0, {**evidence, "bought": dict(bought)}
 
 
-def _type_score(bought: str, wanted: str | Sequence[str]) -> float:
-    """WebShop's r_type by the share of the wanted type's words: all 1, more than a fifth 0.5, some 0.1, none 0."""
-    best = 0.0
-    for kind in _golds(wanted):
-        words, got = set(normalise(kind).split()), set(normalise(bought).split())
+def purchase_reward(bought: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+    """Return WebShop's reward in [0, 1] (Yao et al. 2022, eq. 1) and the facts it rests on.
+
+    r = r_type · (|attributes matched| + |options matched| + [price ≤ limit]) / (|U_att| + |U_opt| + 1).
+
+    Args:
+        bought: `type`, `attributes`, `options` (name → chosen value), `price`, perhaps `category`.
+        wanted: `type`, `attributes`, `options`, `max_price`, perhaps `category`; of several types allowed, a list.
+
+    Returns:
+        The reward, and `type` (r_type), `attributes` and `options` (those that match), `price_ok`.
+    """
+    has = {normalise(str(word)) for word in bought["attributes"]}
+    chosen = {str(name): normalise(str(value)) for name, value in dict(bought["options"]).items()}
+    options = dict(wanted["options"])
+    attributes = [word for word in wanted["attributes"] if normalise(str(word)) in has]
+    matched = {name: value for name, value in options.items() if chosen.get(str(name)) == normalise(str(value))}
+    price_ok = float(bought["price"]) <= float(wanted["max_price"])
+    kind = _type_reward(bought, wanted)
+    score = kind * (len(attributes) + len(matched) + price_ok) / (len(wanted["attributes"]) + len(options) + 1)
+    return score, {"type": kind, "attributes": attributes, "options": matched, "price_ok": price_ok}
+
+
+def _type_reward(bought: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
+    """Return WebShop's r_type: 1 for the type, 0.5 where more than a fifth of its words match, 0.1 where any does.
+
+    WebShop (eq. 2) compares query, category and the nouns of long titles. Here the words of the type stand for the
+    nouns; the same category alone, where both sides name one, is worth 0.1.
+    """
+    category = bought.get("category")
+    best = 0.1 if category is not None and category == wanted.get("category") else 0.0
+    got = set(normalise(str(bought["type"])).split())
+    for kind in _golds(wanted["type"]):
+        words = set(normalise(kind).split())
         share = len(words & got) / len(words) if words else 0.0
         best = max(best, 1.0 if share == 1.0 else 0.5 if share > 0.2 else 0.1 if share > 0 else 0.0)
     return best
@@ -259,7 +271,7 @@ def _leaves(value: Any, ignore: Collection[str], path: str = "") -> dict[str, An
     return out
 
 
-def _same(a: Any, b: Any) -> bool:
+def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, bool) != isinstance(b, bool):
         return False
     if isinstance(a, float) or isinstance(b, float):

@@ -66,7 +66,8 @@ class LoopStages:
     def build_prefs(self, iteration: int, model: Model, tasks: Path) -> Stage:
         """Return the stage that searches the tasks of a file with a model."""
         loop = self.config
-        same = {name: getattr(loop, name) for name in ("env", "limits", "search", "reward", "pairs", "filtered")}
+        sections = ("env", "judge", "limits", "search", "reward", "pairs", "filtered")
+        same = {name: getattr(loop, name) for name in sections}
         config = BuildPrefsConfig(
             **same,
             **self._common(iteration, "build_prefs"),
@@ -85,6 +86,7 @@ class LoopStages:
             batch=stage.batch,
             data=SftDataSection(runs=tuple(map(str, runs)), per_task=stage.per_task),
             env=self.config.env,
+            judge=self.config.judge,
         )
         return Stage("train_sft", "train_sft", config)
 
@@ -125,6 +127,7 @@ class LoopStages:
             **self._common(iteration, "refine_grpo"),
             **self._training(model),
             env=self.config.env,
+            judge=self.config.judge,
             limits=self.config.limits,
             tasks=RefineTasks(n=None, file=str(tasks)),
             rounds=stage.rounds,
@@ -148,6 +151,7 @@ class LoopStages:
         config = EvaluateConfig(
             **self._common(iteration, name, seed=self.seed(iteration, "held_out")),
             env=self.config.env,
+            judge=self.config.judge,
             limits=self.config.limits,
             tasks=EvaluateTasks(split=held_out.split, n=None, file=str(tasks)),
             policy=self._policy(model),

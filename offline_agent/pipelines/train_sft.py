@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.training import TrainSftConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
+from offline_agent.judges.judge import make_judge
 from offline_agent.pipelines.entry import main
 from offline_agent.records import Task
 from offline_agent.runner import training
@@ -104,7 +105,8 @@ def _faults(config: TrainSftConfig, given: bool) -> list[str]:
 def _demonstrable(config: TrainSftConfig, faults: list[str]) -> tuple[EnvSpec | None, list[Task]]:
     try:
         arguments, isolated = dict(config.env.model_extra or {}), config.env.isolate == "process"
-        spec = EnvSpec.load(config.env.name, arguments, isolated=isolated)
+        judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
+        spec = EnvSpec.load(config.env.name, arguments, isolated=isolated, judge=judge)
         if spec.demonstrate is None:
             raise ConfigError(
                 f"env: {spec.name} has no scripted expert to learn from; give it a class method "

@@ -34,7 +34,7 @@ _SAMPLE = 0.25  # of the successes are judged again where each costs a replay fr
 
 
 @dataclass(slots=True)
-class Mined:
+class MinedTree:
     """What one tree gave.
 
     Attributes:
@@ -120,12 +120,12 @@ class Miner:
         self._replay_budget = replay_budget
         self._replayer = Replayer(spec, step_seconds, reset_seconds, live_states)
 
-    def mine(self, tree: SearchTree) -> Mined:
+    def mine(self, tree: SearchTree) -> MinedTree:
         """Return everything one tree gives. A tree in quarantine gives one refusal and nothing else.
 
         A tree whose verdicts do not repeat is put in quarantine: its attribute `quarantined` is set.
         """
-        mined = Mined()
+        mined = MinedTree()
         replayer = self._replayer
         replays, calls = replayer.count, replayer.tool_calls
         asked, left_out = replayer.asked, replayer.left_out
@@ -139,7 +139,7 @@ class Miner:
         mined.asked, mined.left_out = replayer.asked - asked, replayer.left_out - left_out
         return mined
 
-    def _mine(self, tree: SearchTree, mined: Mined) -> None:
+    def _mine(self, tree: SearchTree, mined: MinedTree) -> None:
         relabels = "hindsight" in self.kinds and self.hindsight is not None
         deletes = bool(self._successes(tree)) and ("minimal" in self.kinds or self._deletion)
         if tree.quarantined is None and self._rejudge:
@@ -170,7 +170,7 @@ class Miner:
         """Close what is kept for replays."""
         self._replayer.close()
 
-    def _shorten(self, tree: SearchTree, mined: Mined) -> None:
+    def _shorten(self, tree: SearchTree, mined: MinedTree) -> None:
         """Measure the criticality of the shortest successes and add their shorter versions and minimal pairs."""
         for end in self._successes(tree):
             success = trajectory(tree, end)
@@ -196,7 +196,7 @@ class Miner:
         ]
         return sorted(ends, key=lambda end: (end.depth, end.id))[: self.minimal.per_tree]
 
-    def _add_shorter(self, tree: SearchTree, end: Node, success: Trajectory, pruned: Pruned, mined: Mined) -> None:
+    def _add_shorter(self, tree: SearchTree, end: Node, success: Trajectory, pruned: Pruned, mined: MinedTree) -> None:
         if "minimal" not in self.kinds:
             return
         shorter = pruned_trajectory(pruned)
@@ -208,21 +208,21 @@ class Miner:
             mined.pairs.append(pair)
 
     @staticmethod
-    def _annotate(mined: Mined, success: Trajectory, criticality: tuple[float | None, ...]) -> None:
+    def _annotate(mined: MinedTree, success: Trajectory, criticality: tuple[float | None, ...]) -> None:
         for i, known in enumerate(mined.trajectories):
             if known.context is success.context:
                 mined.trajectories[i] = replace(known, criticality=criticality)
                 return
 
     @staticmethod
-    def _quarantined_branches(tree: SearchTree, mined: Mined) -> None:
+    def _quarantined_branches(tree: SearchTree, mined: MinedTree) -> None:
         for edge in tree.edges:
             if edge.quarantined is not None:
                 name = f"{tree.tree_id}/edge {edge.id}"
                 mined.refusals.append(Refusal("branch", name, edge.quarantined, {"action": edge.key}))
 
 
-def _add(mined: Mined, pairs: list[PreferencePair], refusals: list[Refusal]) -> None:
+def _add(mined: MinedTree, pairs: list[PreferencePair], refusals: list[Refusal]) -> None:
     mined.pairs += pairs
     mined.refusals += refusals
 

@@ -16,6 +16,7 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, OfflineAgentError
+from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.policies.base import Policy
 from offline_agent.records import Task
@@ -65,13 +66,24 @@ def _collect(faults: list[str], make: Callable[[], Any]) -> Any:
 
 
 def make_environment(config: Config | RefineGrpoConfig) -> EnvSpec:
-    """Return the environment; raises ConfigError."""
+    """Return the environment, with the judge that gives its verdicts; raises ConfigError with the faults of both."""
+    faults: list[str] = []
+    judge = _collect(faults, lambda: make_judge(config.judge.name, dict(config.judge.model_extra or {})))
+    spec = _collect(faults, lambda: _load_environment(config, judge))
+    if faults:
+        raise ConfigError(faults)
+    found: EnvSpec = spec
+    return found
+
+
+def _load_environment(config: Config | RefineGrpoConfig, judge: Judge | None) -> EnvSpec:
     return EnvSpec.load(
         config.env.name,
         dict(config.env.model_extra or {}),
         max_observation_chars=config.limits.max_observation_chars,
         isolated=config.env.isolate == "process",
         most_processes=config.limits.processes,
+        judge=judge,
     )
 
 
@@ -120,6 +132,8 @@ def _make_tasks(spec: EnvSpec, section: TasksSection, make: Callable[[Iterable[T
             f"tasks: none left: {spec.name} has no {section.split} task from number {section.offset} on; "
             "lower tasks.offset or name another tasks.split"
         )
+    if spec.judge is not None:
+        spec.judge.check(tasks[0])
     return tasks
 
 

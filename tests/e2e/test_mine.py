@@ -17,11 +17,11 @@ KEYS = ["tasks.n=4", "search.simulations=12"]
 
 KILLED = """
 import itertools, os, signal, sys
-from offline_agent.pipelines import _mine, _mined, build_prefs
+from offline_agent.pipelines import build_prefs
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages.miners import TreeMiner
+from offline_agent.pipelines.stages import mining
 from offline_agent.preferences.dataset.balance import Balance
-from offline_agent.preferences.dataset.candidate_files import PairShelf
+from offline_agent.preferences.dataset.candidates import CandidateStore
 
 phase, *arguments = sys.argv[1:]
 count = itertools.count()
@@ -38,30 +38,30 @@ def after(owner, name, number, last=None):
         return real(*args, **kwargs)
     setattr(owner, name, call)
 
-def tear(shelf, *rest):
-    spill = shelf._pairs
+def tear(store, *rest):
+    spill = store._rows
     spill._file.flush()
     os.truncate(spill.path, spill.path.stat().st_size - 5)
 
 if phase == "trees":
-    after(PairShelf, "add", 3, tear)
+    after(CandidateStore, "add", 3, tear)
 elif phase == "filtered":
-    after(TreeMiner, "filtered", 1)
+    after(mining, "unpack", 1)
 elif phase == "choosing":
     after(Balance, "choose", 0)
 elif phase == "refusing":
-    real = _mine._Refused.append
+    real = mining.RefusalLog.append
     def append(self, refusal):
         real(self, refusal)
         if refusal.kind == "pair" and next(count) == 2:
             die()
-    _mine._Refused.append = append
+    mining.RefusalLog.append = append
 elif phase == "preferences":
-    after(TreeMiner, "pairs", 1)
+    after(mining, "reweighted", 70)
 elif phase == "keeping":
-    after(_mined, "keep", 0)
+    after(mining, "keep_figures", 0)
 elif phase == "mining at all":
-    after(_mine, "_mine", 0)
+    after(mining, "write_tables", 0)
 sys.exit(main(build_prefs.COMMAND, arguments))
 """
 
@@ -85,9 +85,8 @@ def test_killed_in_every_phase_it_ends_the_same(whole: Path, tmp_path: Path) -> 
         assert killed(run_dir, phase) == -signal.SIGKILL, phase
         left[phase] = sorted({file.name.split(".")[1] for file in run_dir.rglob(".*.tmp")})
         assert not (run_dir / "mined.json").exists()
-    assert left["trees"] == ["0000", "filtered", "names", "pairs"] and left["preferences"] == [
-        "0000", "multiturn_preferences", "names", "pairs",
-    ]  # fmt: skip
+    assert left["trees"] == ["0000", "filtered", "names", "pairs"]
+    assert left["preferences"] == ["0000", "names", "pairs"]
     assert left["keeping"] == []
     built(run_dir, *KEYS)
     assert not list(run_dir.rglob(".*.tmp")) and (run_dir / "mined.json").exists()

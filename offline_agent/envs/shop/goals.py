@@ -17,6 +17,7 @@ from offline_agent.envs.shop.catalogue import (
     Product,
     catalogue,
 )
+from offline_agent.judges.verifiers import purchase_reward
 from offline_agent.seeding import derive_seed
 
 SPLITS = {"train": 10000, "validation": 400, "test": 400}
@@ -83,39 +84,26 @@ class Goal:
         return all(value in item.options.get(name, ()) for name, value in self.options.items())
 
 
-def type_reward(wanted: str, bought: str) -> float:
-    """Return WebShop's r_type: 1, 0.5, 0.1 or 0 by how much the types have in common.
-
-    WebShop (Yao et al. 2022, eq. 2) compares query, category and the nouns of long titles. Names are two words here,
-    so its thresholds on the share of common nouns become: the same type 1, a common noun 0.5, the same department 0.1.
-    """
-    if wanted == bought:
-        return 1.0
-    if set(wanted.split()) & set(bought.split()):
-        return 0.5
-    return 0.1 if DEPARTMENT_OF.get(wanted) == DEPARTMENT_OF.get(bought) else 0.0
-
-
 def reward(goal: Goal, item: Product, chosen: Mapping[str, str]) -> tuple[float, dict[str, Any]]:
-    """Return WebShop's reward in [0, 1] of buying `item` with the options `chosen`, and the facts it rests on.
-
-    r = r_type · (|attributes matched| + |options matched| + [price ≤ limit]) / (|U_att| + |U_opt| + 1)
-    (WebShop, Yao et al. 2022, eq. 1).
-    """
-    kind = type_reward(goal.kind, item.kind)
-    attributes = [word for word in goal.attributes if word in item.attributes]
-    options = {name: value for name, value in goal.options.items() if chosen.get(name) == value}
-    price_ok = item.price <= goal.max_price
-    score = kind * (len(attributes) + len(options) + price_ok) / (len(goal.attributes) + len(goal.options) + 1)
+    """Return WebShop's reward in [0, 1] of buying `item` with the options `chosen`, and the facts it rests on."""
+    bought = {
+        "type": item.kind, "category": DEPARTMENT_OF.get(item.kind), "attributes": item.attributes, "options": chosen,
+        "price": item.price,
+    }  # fmt: skip
+    wanted = {
+        "type": goal.kind, "category": DEPARTMENT_OF.get(goal.kind), "attributes": goal.attributes,
+        "options": goal.options, "max_price": goal.max_price,
+    }  # fmt: skip
+    score, matched = purchase_reward(bought, wanted)
     evidence = {
         "bought": item.number,
         "title": item.title,
         "price": item.price,
-        "price_ok": price_ok,
+        "price_ok": matched["price_ok"],
         "chosen": dict(chosen),
-        "type_reward": kind,
-        "attributes_matched": attributes,
-        "options_matched": options,
+        "type_reward": matched["type"],
+        "attributes_matched": matched["attributes"],
+        "options_matched": matched["options"],
     }
     return score, evidence
 

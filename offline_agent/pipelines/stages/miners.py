@@ -1,7 +1,4 @@
-"""One tree in, what is written of it out: in this process, or in others beside it, to the same bytes.
-
-Knows how a tree becomes rows; nothing of tables, and nothing of what trees have to do with each other.
-"""
+"""Miners: from one tree to the rows that are written of it, in this process or in several, to the same bytes."""
 
 from __future__ import annotations
 
@@ -18,30 +15,36 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import DataError, OfflineAgentError
 from offline_agent.policies.base import Engine
+from offline_agent.preferences.dataset import packed_rows
 from offline_agent.preferences.dataset.balance import Balance
-from offline_agent.preferences.dataset.candidate_files import Kept, Same, kept_of, pack, unpack
-from offline_agent.preferences.dataset.candidates import FactMaker, PairFacts
-from offline_agent.preferences.dataset.export import pair_rows, trajectory_rows
+from offline_agent.preferences.dataset.candidates import FactMaker, fact_batch
+from offline_agent.preferences.dataset.export import Row, accepted, pair_row_or_refusal, trajectory_row_or_refusal
 from offline_agent.preferences.dataset.filters import RejectionFilter
-from offline_agent.preferences.mining import Mined, Miner
-from offline_agent.preferences.pairs.hindsight import Hindsight, evaluation_tasks
+from offline_agent.preferences.mining import MinedTree, Miner
+from offline_agent.preferences.pairs.goals import evaluation_tasks
+from offline_agent.preferences.pairs.hindsight import Hindsight
 from offline_agent.preferences.pairs.minimal import MinimalPairs, Rollout
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.report.build_prefs import Row, TreeFigures, figures_of
+from offline_agent.report.build_prefs import TreeFigures, figures_of
 from offline_agent.rollouts.episodes import Episodes, continuations
 from offline_agent.runner.components import make_environment
 from offline_agent.search.serialization import tree_from_json
+from offline_agent.store import schemas
+from offline_agent.store.columns import PREFERENCES, stored
 from offline_agent.store.run_directory import read_tree, tree_path
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _AHEAD = 4  # trees for each process that wait for it, or for those before them
 _GRACE = 10.0  # seconds that idle processes may take to end
@@ -54,28 +57,25 @@ class TreeRows:
     Attributes:
         figures: Of the tree.
         mining: What mining it cost and left out, counts that are added up.
-        facts: Of its pairs, for balancing.
-        pairs, filtered: Both as `shelf.pack` packs them.
+        candidates: Facts of its pairs, for balancing; a batch of `candidates.fact_schema`.
+        pairs: Their rows, packed, all of weight 1.
+        filtered: Rows of the trajectories kept for fine-tuning, packed.
         trajectories: Rows.
-        refusals: What was refused of it, rows included, in that order.
+        refusals: What was refused of it, trajectories without a row included, in that order.
     """
 
     figures: TreeFigures
     mining: Mapping[str, int]
-    facts: list[PairFacts]
+    candidates: pa.RecordBatch
     pairs: bytes
     filtered: bytes
     trajectories: Sequence[Row]
     refusals: list[Refusal]
 
 
-Made = tuple[Sequence[Row], list[Refusal]]
-"""Rows, and the refusals of those that could not be made."""
-
-
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """What mining needs; can be handed to another process, its engine excepted.
+class MinerSettings:
+    """What mining needs; can be handed to another process.
 
     Attributes:
         config: The command's.
@@ -98,59 +98,54 @@ class TreeMiner:
     """Makes rows of trees, one tree at a time.
 
     Args:
-        setup: What it needs.
+        settings: What it needs.
         spec: The environment; None = made from the configuration.
         engine: The policy's, for counterfactual roll-outs.
     """
 
-    def __init__(self, setup: Setup, spec: EnvSpec | None = None, engine: Engine | None = None) -> None:
+    def __init__(self, settings: MinerSettings, spec: EnvSpec | None = None, engine: Engine | None = None) -> None:
         if spec is None:
-            spec = make_environment(setup.config)
-            spec.replay_only, spec.isolated = setup.replay_only, setup.isolated
-        self._setup = setup
+            spec = make_environment(settings.config)
+            spec.replay_only, spec.isolated = settings.replay_only, settings.isolated
+        self._settings = settings
         self._pool: EnvPool | None = None
         rollout = None
-        if asks_policy(config := setup.config):
+        if asks_policy(config := settings.config):
             assert engine is not None  # `pairs.miners` is refused then
             self._pool = EnvPool(config.limits.workers, config.limits.step_seconds)
             rollout = partial(continuations, _episodes(config, spec, engine, self._pool))
         self._miner = miner_of(config, spec, rollout)
-        self._maker = FactMaker()
-        self._same = Same()
+        self._tools: deque[Sequence[Mapping[str, Any]]] = deque(maxlen=4)  # those of the latest trees
 
-    def tree(self, task_id: str) -> TreeRows:
+    def mine(self, task_id: str) -> TreeRows:
         """Return what a tree of the run gave. Raises DataError where its file is broken."""
-        setup = self._setup
-        tree = tree_from_json(read_tree(tree_path(setup.path, task_id)))
+        settings = self._settings
+        tree = tree_from_json(read_tree(tree_path(settings.path, task_id)))
         for node in tree.nodes:
-            node.context.tools = self._same.of(node.context.tools)
+            node.context.tools = self._shared(node.context.tools)
         mined = self._miner.mine(tree)
-        refusals = list(mined.refusals)
-        rows = list(trajectory_rows(mined.trajectories, setup.renderer, refusals, setup.model))
-        facts = [self._maker.facts_of(pair) for pair in mined.pairs]
-        self._maker.forget()
+        rows = {
+            id(one): trajectory_row_or_refusal(one, settings.renderer, settings.model) for one in mined.trajectories
+        }
+        # Most of the filtered ones are among the trajectories; refusals of requests are not.
+        filtered = [
+            rows.get(id(one)) or trajectory_row_or_refusal(one, settings.renderer, settings.model)
+            for one in mined.filtered
+        ]
+        made = (pair_row_or_refusal(pair, settings.renderer, settings.model) for pair in mined.pairs)
+        # Candidates have the names of one table, whichever they will stand in.
+        pairs = [one if isinstance(one, Refusal) else stored(one, PREFERENCES) for one in made]
+        maker, refusals = FactMaker(), list(mined.refusals)
+        trajectories = list(accepted(rows.values(), refusals))
         return TreeRows(
-            figures_of(tree), _cost(mined), facts, pack(mined.pairs), pack(mined.filtered), rows,
+            figures_of(tree), _cost(mined), fact_batch(map(maker.facts_of, mined.pairs)),
+            packed_rows.pack(pairs, schemas.PREFERENCES), packed_rows.pack(filtered, schemas.FILTERED), trajectories,
             refusals,
         )  # fmt: skip
 
-    def filtered(self, packed: bytes) -> Made:
-        """Return the rows of packed trajectories."""
-        refusals: list[Refusal] = []
-        rows = trajectory_rows(unpack(packed, self._same), self._setup.renderer, refusals, self._setup.model)
-        return list(rows), refusals
-
-    def pairs(self, packed: bytes, kept: Kept) -> Made:
-        """Return the rows of those of a tree's packed pairs that are kept."""
-        refusals: list[Refusal] = []
-        pairs = kept_of(unpack(packed, self._same), kept)
-        return list(pair_rows(pairs, self._setup.renderer, refusals, self._setup.model)), refusals
-
-    def map(self, what: str, jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """Yield what a method of this class makes of each job's arguments, in order; raises as it."""
-        method = getattr(self, what)
-        for job in jobs:
-            yield method(*job)
+    def map(self, task_ids: Iterable[str]) -> Iterator[TreeRows]:
+        """Yield what each tree gave, in order; raises as `mine`."""
+        return map(self.mine, task_ids)
 
     def close(self) -> None:
         """Close the environment that was kept for replays, and end the threads of counterfactual roll-outs."""
@@ -158,8 +153,16 @@ class TreeMiner:
         if self._pool is not None:
             self._pool.close()
 
+    def _shared(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Return the equal schemas of an earlier tree: a renderer keeps what it made of schemas by their identity."""
+        for known in self._tools:
+            if known is tools or (type(known) is type(tools) and known == tools):
+                return known
+        self._tools.append(tools)
+        return tools
 
-def _cost(mined: Mined) -> dict[str, int]:
+
+def _cost(mined: MinedTree) -> dict[str, int]:
     again = mined.rejudged
     return {
         "replays": mined.replays,
@@ -228,26 +231,26 @@ def miner_of(config: BuildPrefsConfig, spec: EnvSpec, rollout: Rollout | None) -
 
 
 class MinerProcesses:
-    """Tree miners in processes of their own; a bounded number of jobs is with them.
+    """Tree miners in processes of their own; a bounded number of trees is with them.
 
     Args:
-        setup: What each needs.
+        settings: What each needs.
         processes: How many.
     """
 
-    def __init__(self, setup: Setup, processes: int) -> None:
+    def __init__(self, settings: MinerSettings, processes: int) -> None:
         self._ahead = _AHEAD * processes
-        self._waiting: deque[Future[Any]] = deque()
-        config = type(setup.config), json.dumps(setup.config.model_dump(mode="json"))
-        rest = (str(setup.path), setup.replay_only, setup.isolated, setup.renderer, setup.model)
+        self._waiting: deque[Future[TreeRows]] = deque()
+        config = type(settings.config), json.dumps(settings.config.model_dump(mode="json"))
+        rest = (str(settings.path), settings.replay_only, settings.isolated, settings.renderer, settings.model)
         context = multiprocessing.get_context("spawn")  # threads and open files do not survive a fork
         self._pool = ProcessPoolExecutor(processes, context, _begin, (*config, *rest))
 
-    def map(self, what: str, jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+    def map(self, task_ids: Iterable[str]) -> Iterator[TreeRows]:
         """See `TreeMiner.map`. Raises DataError where a process dies."""
         try:
-            for job in jobs:
-                self._waiting.append(self._pool.submit(_carry_out, what, job))
+            for task_id in task_ids:
+                self._waiting.append(self._pool.submit(_mine, task_id))
                 if len(self._waiting) >= self._ahead:
                     yield self._waiting.popleft().result()
             while self._waiting:
@@ -268,22 +271,22 @@ class MinerProcesses:
             process.terminate()
 
 
-_here: TreeMiner | OfflineAgentError | None = None
-"""A process's own, or why it has none."""
+_miner: TreeMiner | OfflineAgentError | None = None
+"""The miner of a process of `MinerProcesses`, or why it has none."""
 
 
 def _begin(
     kind: type[BuildPrefsConfig], config: str, path: str, replay_only: bool, isolated: bool,
     renderer: Renderer | None, model: str | None,
 ) -> None:  # fmt: skip
-    global _here
+    global _miner
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the command ends its processes itself
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    setup = Setup(kind.model_validate(json.loads(config)), Path(path), replay_only, isolated, renderer, model)
+    validated = kind.model_validate(json.loads(config))
     try:
-        _here = TreeMiner(setup)
+        _miner = TreeMiner(MinerSettings(validated, Path(path), replay_only, isolated, renderer, model))
     except OfflineAgentError as error:
-        _here = error
+        _miner = error
 
 
 def _end_with_parent() -> None:
@@ -293,7 +296,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _carry_out(what: str, job: tuple[Any, ...]) -> Any:
-    if not isinstance(_here, TreeMiner):
-        raise _here or RuntimeError("this process was not begun")
-    return getattr(_here, what)(*job)
+def _mine(task_id: str) -> TreeRows:
+    if not isinstance(_miner, TreeMiner):
+        raise _miner or RuntimeError("this process was not begun")
+    return _miner.mine(task_id)

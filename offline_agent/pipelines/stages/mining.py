@@ -1,30 +1,45 @@
-"""The mining of `build_prefs`: trees in the run directory in, its tables out."""
+"""The mining of `build_prefs`: from the trees of the run directory to its tables, in one direction.
+
+Each tree gives rows and candidate pairs; the balance chooses among the candidates of all trees; what it kept is
+written. Figures of mining that is done are kept in `mined.json`, so that it is not done again while code, trees and
+tables are as they were.
+"""
 
 from __future__ import annotations
 
-import pickle
+import hashlib
+import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
-from offline_agent.pipelines.stages import mining_record
+from offline_agent.errors import DataError
 from offline_agent.pipelines.stages.copy_check import trust_copies, undoing_changes
-from offline_agent.pipelines.stages.miners import MinerProcesses, Setup, TreeMiner, rules_of
+from offline_agent.pipelines.stages.miners import MinerProcesses, MinerSettings, TreeMiner, rules_of
 from offline_agent.policies.base import Engine
-from offline_agent.preferences.dataset.candidate_files import PairShelf
+from offline_agent.preferences.dataset.balance import WeightedPairs
+from offline_agent.preferences.dataset.candidates import CandidateStore
+from offline_agent.preferences.dataset.export import Row, accepted, reweighted
+from offline_agent.preferences.dataset.packed_rows import unpack
 from offline_agent.preferences.refusals import Refusal
-from offline_agent.report.build_prefs import Figures, Row
+from offline_agent.records import SCHEMA_VERSION
+from offline_agent.report.build_prefs import Figures
 from offline_agent.runner.components import Parts
 from offline_agent.runner.pipeline import Session
 from offline_agent.store import schemas
-from offline_agent.store.columns import MULTITURN, PREFERENCES, table_of
+from offline_agent.store.columns import MULTITURN, PAIR_TABLES, PREFERENCES, table_of
+from offline_agent.store.files import disk_errors, read_json, write_json
 from offline_agent.store.run_directory import RunDirectory
 from offline_agent.store.scratch_files import Spill
 
+FIGURES_FILE = "mined.json"
+_WRITTEN = (*PAIR_TABLES, "trajectories", "filtered", "quarantine.jsonl")
 
-class _Refused:
+
+class RefusalLog:
     """Writes each refusal to the quarantine at once, and counts it."""
 
     def __init__(self, run: RunDirectory, figures: Figures) -> None:
@@ -42,8 +57,8 @@ def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figur
 
     Where an earlier session did so from the same trees with the same code, its figures are taken over instead.
 
-    Trees are read one by one. What is not written at once (pairs, until all are known and balanced; filtered
-    trajectories, until their table's turn comes) waits in temporary files in the run directory.
+    Trees are read one by one. What cannot be written at once (candidate pairs, until all are known and balanced;
+    filtered trajectories, until their table's turn comes) waits in temporary files in the run directory.
 
     Args:
         parts: Environment, tasks, policy.
@@ -52,67 +67,107 @@ def mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figur
         figures: Takes what was found.
     """
     started = time.perf_counter()
-    kept = mining_record.known(session.run)
-    if kept is None or not figures.take_over(kept):
+    known = kept_figures(session.run)
+    if known is None or not figures.take_over(known):
         with undoing_changes(session, parts.spec):
-            _mine(parts, session, engine, figures)
-        mining_record.keep(session.run, figures.of_trees())
+            write_tables(parts, session, engine, figures)
+        keep_figures(session.run, figures.of_trees())
     figures.seconds["judging"] = time.perf_counter() - started
 
 
-def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
-    config, run_dir = session.config, session.run
-    refused = _Refused(run_dir, figures)
+def write_tables(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figures: Figures) -> None:
+    """Mine every tree and write the tables; arguments as of `mine`."""
+    run = session.run
+    refused = RefusalLog(run, figures)
     trust_copies(session, parts.spec, parts.tasks)  # a run whose trees were all there has not tried yet
     session.progress.start(len(parts.tasks), "building pairs")
     with ExitStack() as stack:
-        pairs = stack.enter_context(closing(PairShelf(run_dir.path)))
-        filtered = stack.enter_context(closing(Spill(run_dir.path, "filtered")))
+        candidates = stack.enter_context(closing(CandidateStore(run.path, schemas.PREFERENCES)))
+        filtered = stack.enter_context(closing(Spill(run.path, "filtered")))
         miner = stack.enter_context(closing(_miner(parts, session, engine)))
 
-        def rows(what: str, jobs: Iterable[tuple[Any, ...]]) -> Iterator[Row]:
-            for made, refusals in miner.map(what, jobs):
-                for refusal in refusals:
-                    refused.append(refusal)
-                yield from made
-
         def trajectories() -> Iterator[Row]:
-            for number, one in enumerate(miner.map("tree", ((task.task_id,) for task in parts.tasks)), 1):
-                figures.tree(one.figures, one.mining)
-                pairs.add(one.facts, one.pairs)
-                if one.filtered:
-                    filtered.add(one.filtered)
-                for refusal in one.refusals:
+            for number, tree in enumerate(miner.map(task.task_id for task in parts.tasks), 1):
+                figures.tree(tree.figures, tree.mining)
+                candidates.add(tree.candidates, tree.pairs)
+                if tree.filtered:
+                    filtered.add(tree.filtered)
+                for refusal in tree.refusals:
                     refused.append(refusal)
-                yield from one.trajectories
-                session.progress.update(number, pairs=len(pairs))
+                yield from tree.trajectories
+                session.progress.update(number, pairs=len(candidates))
 
-        run_dir.write_rows("trajectories", figures.count("trajectories", trajectories()), schemas.TRAJECTORIES)
-        found = rows("filtered", ((packed,) for packed in filtered.read()))
-        run_dir.write_rows("filtered", figures.count("filtered", found), schemas.FILTERED)
+        run.write_rows("trajectories", figures.count("trajectories", trajectories()), schemas.TRAJECTORIES)
+        successes = accepted((row for packed in filtered.read() for row in unpack(packed, schemas.FILTERED)), refused)
+        run.write_rows("filtered", figures.count("filtered", successes), schemas.FILTERED)
         filtered.close()
-        found = rows("pairs", pairs.choose(rules_of(config), refused.append))
-        several = stack.enter_context(closing(Spill(run_dir.path, MULTITURN)))
-        run_dir.write_rows(PREFERENCES, _single(figures.count_pairs(found), several), schemas.PREFERENCES)
-        run_dir.write_rows(MULTITURN, map(pickle.loads, several.read()), schemas.MULTITURN)
+        chosen = rules_of(session.config).choose(candidates.facts, refused.append)
+        pairs = figures.count_pairs(_pairs(candidates, chosen, refused))
+        single = (reweighted(row) for row in pairs if table_of(row) == PREFERENCES)
+        run.write_rows(PREFERENCES, single, schemas.PREFERENCES)
+        # A table is written in one stream, so the kept pairs are read once more for the other; all are counted above.
+        others = (reweighted(row) for row in _pairs(candidates, chosen, []) if table_of(row) == MULTITURN)
+        run.write_rows(MULTITURN, others, schemas.MULTITURN)
 
 
-def _single(rows: Iterable[Row], several: Spill) -> Iterator[Row]:
-    """Yield the rows of pairs whose sides are one turn each; put the others by, for the table that comes next."""
-    for row in rows:
-        if table_of(row) == PREFERENCES:
-            yield row
-        else:
-            several.add(pickle.dumps(row, pickle.HIGHEST_PROTOCOL))
+def _pairs(candidates: CandidateStore, chosen: WeightedPairs, refused: RefusalLog | list[Refusal]) -> Iterator[Row]:
+    """Yield the rows of the pairs that are kept, with their weights; their certificates still say weight 1."""
+    rows = zip(candidates.rows(chosen.kept), chosen.weights.tolist(), strict=True)
+    return accepted((row if isinstance(row, Refusal) else {**row, "weight": weight} for row, weight in rows), refused)
 
 
 def _miner(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine) -> TreeMiner | MinerProcesses:
     """Return what mines: this process, or others."""
-    known = parts.policy.identity.get("model_hash")
-    model = None if known is None else str(known)
-    spec = parts.spec
-    setup = Setup(
-        session.config, session.run.path, spec.replay_only, spec.isolated, parts.policy.renderer, model
+    model = parts.policy.identity.get("model_hash")
+    settings = MinerSettings(
+        session.config, session.run.path, parts.spec.replay_only, parts.spec.isolated, parts.policy.renderer,
+        None if model is None else str(model),
     )  # fmt: skip
     count = min(session.config.pairs.miners, len(parts.tasks))
-    return MinerProcesses(setup, count) if count > 1 else TreeMiner(setup, spec, engine)
+    return MinerProcesses(settings, count) if count > 1 else TreeMiner(settings, parts.spec, engine)
+
+
+# -- mining that is done ---------------------------------------------------------------------------------------------
+
+
+def kept_figures(run: RunDirectory) -> Mapping[str, Any] | None:
+    """Return the figures that were kept; None where there are none, or where code, trees or tables differ since."""
+    path = run.path / FIGURES_FILE
+    if not path.exists():
+        return None
+    try:
+        kept = read_json(path, "")
+        sound = kept["schema_version"] == SCHEMA_VERSION and kept["of"] == _state(run)
+        return dict(kept["figures"]) if sound else None
+    except (DataError, KeyError, TypeError, ValueError):
+        return None  # it only saves work
+
+
+def keep_figures(run: RunDirectory, figures: Mapping[str, Any]) -> None:
+    """Keep the figures of mining that is done, with what they hold for. Raises DataError where the disk refused."""
+    run.quarantined.close()  # what follows notes its time of change
+    write_json(run.path / FIGURES_FILE, {"schema_version": SCHEMA_VERSION, "of": _state(run), "figures": figures})
+
+
+def _state(run: RunDirectory) -> dict[str, Any]:
+    """Return what mining depends on and what it wrote: the code, and names, sizes and times of change of the files."""
+    resumed = run.manifest.get("resumed")
+    code = resumed[-1]["code"] if resumed else run.manifest["hashes"]["code"]
+    return {"code": code, "trees": _digest(run.path / "trees"), **{name: _digest(run.path / name) for name in _WRITTEN}}
+
+
+def _digest(path: Path) -> str:
+    """Return a hash of the names, sizes and times of change of a file, or of those in a folder; "" for none."""
+    if not path.exists():
+        return ""
+    with disk_errors(path, "looking at it"):
+        files = [("", path.stat())] if path.is_file() else _files(path)
+    total = hashlib.blake2b(digest_size=16)
+    for name, stat in sorted(files, key=lambda file: file[0]):
+        total.update(f"{name}/{stat.st_size}/{stat.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+    return total.hexdigest()
+
+
+def _files(folder: Path) -> list[tuple[str, os.stat_result]]:
+    with os.scandir(folder) as entries:
+        return [(entry.name, entry.stat()) for entry in entries]

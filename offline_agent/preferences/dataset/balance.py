@@ -1,6 +1,7 @@
-"""What pairs are kept of all that were found: no doubles, no contradictions, no task, depth or length too heavy.
+"""Balance: the rules that hold for all pairs together, against doubles, contradictions, and tasks that weigh too much.
 
-All of it works on the columns of a `FactTable`, so that the pairs themselves can wait on disk.
+All of it works on the columns of a `FactTable`, so that the pairs themselves can wait on disk. docs/pairs.md has the
+rules.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from offline_agent.preferences.dataset.candidates import KINDS, FactTable, PairF
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import PreferencePair
 
-__all__ = ["Balance", "Choice", "PairFacts", "Selection", "balance", "facts_of", "mean_length_gap"]
+__all__ = ["Balance", "PairFacts", "Selection", "WeightedPairs", "balance", "facts_of", "mean_length_gap"]
 
 Ints = NDArray[np.int64]
 Refuse = Callable[[Refusal], object]
@@ -28,7 +29,7 @@ _AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which pairs are kept.
+    """The pairs of a list that are kept, and why the others are not.
 
     Attributes:
         kept: int [k], positions in the list given, ascending.
@@ -42,8 +43,8 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Which pairs of a table are kept.
+class WeightedPairs:
+    """The pairs of a table that are kept, and their weights.
 
     Attributes:
         kept: int [k], positions in the table, ascending.
@@ -55,7 +56,7 @@ class Choice:
 
 
 class Balance:
-    """The rules that hold for all pairs together (algorithms.md section 4, last paragraph).
+    """The rules that hold for all pairs together (docs/pairs.md, "Balance").
 
     Args:
         per_task: Most pairs of one task; the kinds take turns, so that none crowds the others out.
@@ -90,7 +91,7 @@ class Balance:
         choice = self.choose(FactTable.of(pairs), refusals.append)
         return Selection(tuple(choice.kept.tolist()), tuple(choice.weights.tolist()), tuple(refusals))
 
-    def choose(self, table: FactTable, refuse: Refuse) -> Choice:
+    def choose(self, table: FactTable, refuse: Refuse) -> WeightedPairs:
         """Return which pairs are kept: doubles, contradictions, caps and lengths, in this order.
 
         Args:
@@ -103,9 +104,9 @@ class Balance:
         left = self._capped(table, left, refuse)
         left = self._length_matched(table, left, refuse)
         if not self.weighted:
-            return Choice(left, np.ones(len(left)))
+            return WeightedPairs(left, np.ones(len(left)))
         _, group, counts = np.unique(table.column("group", left), return_inverse=True, return_counts=True)
-        return Choice(left, 1 / np.sqrt(counts[group.reshape(-1)]))
+        return WeightedPairs(left, 1 / np.sqrt(counts[group.reshape(-1)]))
 
     def _once(self, table: FactTable, refuse: Refuse) -> Ints:
         """Keep the surest of those that say the same, the first one among equals."""
@@ -240,7 +241,7 @@ def _refusal(table: FactTable, i: int, reason: str, **facts: object) -> Refusal:
 
 
 def _among(table: FactTable, left: Ints) -> NDArray[np.bool_]:
-    """Return of which of these pairs the opposite is said by one of them; bool [n]."""
+    """Tell of each of these pairs whether another of them says the opposite; bool [n]."""
     backward = table.key("backward", 0)[left]
     # By the first half of the keys almost all are sorted out; the whole is compared of the few that are left.
     known = np.sort(table.key("forward", 0)[left])
@@ -252,10 +253,12 @@ def _among(table: FactTable, left: Ints) -> NDArray[np.bool_]:
     found = np.flatnonzero(maybe)
     if len(found):
         wanted = np.unique(backward[found])
-        forward = table.column("forward", left)
-        at = np.minimum(np.searchsorted(wanted, forward[:, 0]), len(wanted) - 1)
-        said = set(map(tuple, forward[wanted[at] == forward[:, 0]].tolist()))
-        maybe[found] = [tuple(key) in said for key in table.column("backward", left[found]).tolist()]
+        forward = table.key("forward", 0)[left]
+        at = np.minimum(np.searchsorted(wanted, forward), len(wanted) - 1)
+        near = np.flatnonzero(wanted[at] == forward)
+        said = set(zip(forward[near].tolist(), table.key("forward", 1)[left[near]].tolist(), strict=True))
+        ends = table.key("backward", 1)[left[found]]
+        maybe[found] = [key in said for key in zip(backward[found].tolist(), ends.tolist(), strict=True)]
     return maybe
 
 

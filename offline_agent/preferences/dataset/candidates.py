@@ -1,43 +1,59 @@
-"""What balancing needs to know of a pair, one pair at a time or a million of them in columns."""
+"""Candidate pairs as an Arrow table: what balancing reads of them in memory, their rows and names on disk.
+
+The pairs of one tree are one record batch of `fact_schema`, and as many rows in the same order. Batches are added tree
+by tree; `balance.Balance` chooses by columns; the rows of those that are kept are read back in the same order.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_agent.preferences.dataset.packed_rows import Row, unpack
+from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import Context, PairKind, PreferencePair, Step
+from offline_agent.store.scratch_files import Spill, Texts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 KINDS: tuple[PairKind, ...] = ("step", "trajectory", "hindsight", "minimal")
 
+KEYS = ("digest", "forward", "backward")
 _DIGEST = 16
-_BLOCK = 1 << 12
-_KEYS = np.dtype([("digest", np.uint64, (2,)), ("forward", np.uint64, (2,)), ("backward", np.uint64, (2,))])
-_FIGURES = np.dtype(
-    [
-        ("kind", np.uint8),
-        ("group", np.uint64),  # of the group's name
-        ("depth", np.int32),
-        ("chosen_length", np.int32),
-        ("rejected_length", np.int32),
-        ("confidence", np.float64),
-        ("gap", np.float64),
-    ]
-)
+_BATCH = 1 << 12
+
+
+@cache
+def fact_schema() -> pa.Schema:
+    """Return the columns of `PairFacts`; `kind` as its number in `KINDS`, `group` as 64 bits of a hash of its name.
+
+    Two of a million groups have the same hash once in 40 million runs.
+    """
+    import pyarrow as pa
+
+    numbers = {"chosen_length": pa.int32(), "rejected_length": pa.int32(), "confidence": pa.float64()}
+    keys = dict.fromkeys(KEYS, pa.binary(_DIGEST))
+    kinds = {"kind": pa.uint8(), "group": pa.uint64(), "depth": pa.int32(), **keys, **numbers, "gap": pa.float64()}
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in {"name": pa.binary(), **kinds}.items()])
 
 
 @dataclass(frozen=True, slots=True)
 class PairFacts:
-    """The few figures of a pair that balancing needs, so that the pair itself can wait on disk.
+    """The few figures of a pair that balancing needs, so that the pair's row can wait on disk.
 
     Attributes:
         name: For refusals.
-        kind: Which rule made it.
+        kind: The rule that made it.
         group: The tree it is from, else its task: what the caps per task count.
         depth: Number of actions in the shared history.
         digest: Of (prompt, chosen, rejected) as token ids, or as text where there are none; at most 16 bytes.
@@ -65,10 +81,26 @@ class PairFacts:
         return self.chosen_length - self.rejected_length
 
 
+def fact_batch(pairs: Iterable[PairFacts]) -> pa.RecordBatch:
+    """Return the facts of some pairs as a record batch of `fact_schema`.
+
+    Raises:
+        ValueError: A digest is longer than 16 bytes.
+    """
+    import pyarrow as pa
+
+    rows = []
+    for pair in pairs:
+        if len(pair.digest) > _DIGEST:
+            raise ValueError(f"a digest has at most {_DIGEST} bytes, got {len(pair.digest)}")
+        keys = {name: getattr(pair, name).ljust(_DIGEST, b"\0") for name in KEYS}
+        name = pair.name.encode("utf-8", "surrogatepass")
+        rows.append({**asdict(pair), **keys, "name": name, "kind": KINDS.index(pair.kind), "group": _group(pair.group)})
+    return pa.RecordBatch.from_pylist(rows, schema=fact_schema())
+
+
 class FactTable:
     """The facts of many pairs in columns: 85 bytes a pair, whatever the pairs hold. Names are kept elsewhere.
-
-    Groups are told apart by 64 bits of a hash of their names: two of a million meet once in 40 million runs.
 
     Args:
         name: Returns the name of pair i, for refusals; asked only for pairs that are refused, and their twins.
@@ -76,47 +108,48 @@ class FactTable:
 
     def __init__(self, name: Callable[[int], str]) -> None:
         self.name = name
-        self._keys: list[NDArray[Any]] = []  # in blocks, so that growing copies nothing
-        self._figures: list[NDArray[Any]] = []
-        self._count = 0
-        self._group: tuple[str, int] = ("", _group(""))
+        self._batches: list[pa.RecordBatch] = []
+        self._new: list[pa.RecordBatch] = []  # small ones, which cost more memory than what they hold
+        self._count = self._waiting = 0
 
     def __len__(self) -> int:
         """Return the number of pairs."""
         return self._count
 
-    def add(self, facts: PairFacts) -> None:
-        """Add one pair's facts, its name excepted."""
-        at = self._count % _BLOCK
-        if not at:
-            self._keys.append(np.zeros(_BLOCK, _KEYS))
-            self._figures.append(np.zeros(_BLOCK, _FIGURES))
-        if facts.group != self._group[0]:  # pairs come tree by tree
-            self._group = (facts.group, _group(facts.group))
-        self._keys[-1][at] = _words(facts.digest), _words(facts.forward), _words(facts.backward)
-        self._figures[-1][at] = (
-            KINDS.index(facts.kind), self._group[1], facts.depth, facts.chosen_length, facts.rejected_length,
-            facts.confidence, facts.gap,
-        )  # fmt: skip
-        self._count += 1
+    def add(self, facts: pa.RecordBatch) -> None:
+        """Add pairs: a batch of `fact_schema`, of which the names are left out."""
+        self._new.append(facts.drop_columns(["name"]))
+        self._count += len(facts)
+        self._waiting += len(facts)
+        if self._waiting >= _BATCH:
+            self._gather()
 
     def kind(self, i: int) -> PairKind:
-        """Return which rule made pair i."""
-        return KINDS[int(self._figures[i // _BLOCK]["kind"][i % _BLOCK])]
+        """Return the rule that made pair i."""
+        self._gather()
+        for batch in self._batches:
+            if i < len(batch):
+                return KINDS[batch.column("kind")[i].as_py()]
+            i -= len(batch)
+        raise IndexError(i)
 
     def column(self, name: str, at: NDArray[np.int64] | None = None) -> NDArray[Any]:
-        """Return a copy of a column, a field of `PairFacts`, of all pairs or of those at the positions given."""
-        kind, blocks = (_KEYS, self._keys) if name in (_KEYS.names or ()) else (_FIGURES, self._figures)
-        column = np.concatenate([block[name] for block in blocks] or [np.empty(0, kind)[name]])[: self._count]
+        """Return a copy of a column, but of no key, of all pairs or of those at the positions given."""
+        self._gather()
+        empty = np.empty(0, fact_schema().field(name).type.to_pandas_dtype())
+        column = np.concatenate([empty, *(batch.column(name).to_numpy() for batch in self._batches)])
         return column if at is None else column[at]
 
     def key(self, name: str, word: int) -> NDArray[np.uint64]:
-        """Return a copy of the first (0) or second (1) 64 bits of `digest`, `forward` or `backward` of all pairs."""
-        return np.concatenate([block[name][:, word] for block in self._keys] or [np.empty(0, np.uint64)])[: self._count]
+        """Return the first (0) or second (1) 64 bits of `digest`, `forward` or `backward` of all pairs."""
+        self._gather()
+        words = [_words(batch.column(name))[:, word] for batch in self._batches]
+        return np.concatenate([np.empty(0, np.uint64), *words])
 
     def let_go_of_keys(self) -> None:
         """Free `digest`, `forward` and `backward`, more than half of the memory; they cannot be asked for again."""
-        self._keys.clear()
+        self._gather()
+        self._batches = [batch.drop_columns(list(KEYS)) for batch in self._batches]
 
     def delta(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how much longer the chosen side of each of these pairs is; int [n]."""
@@ -127,23 +160,82 @@ class FactTable:
     def of(cls, pairs: Sequence[PairFacts]) -> FactTable:
         """Return the table of pairs whose facts are all in memory."""
         table = cls(lambda i: pairs[i].name)
-        for facts in pairs:
-            table.add(facts)
+        table.add(fact_batch(pairs))
         return table
+
+    def _gather(self) -> None:
+        """Make one batch of those that were added one by one."""
+        if self._new:
+            import pyarrow as pa
+
+            self._batches += pa.Table.from_batches(self._new).combine_chunks().to_batches()
+            self._new, self._waiting = [], 0
+
+
+class CandidateStore:
+    """The candidate pairs of all trees: their facts in memory, their rows and names in temporary files.
+
+    Args:
+        folder: The run directory; the files in it are removed by `close`, or when the run directory is opened again.
+        schema: Of the rows.
+    """
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self._rows = Spill(folder, "pairs")
+        self._schema = schema
+        self._names = Texts(folder, "names")
+        self.facts = FactTable(self._names.__getitem__)
+        self._counts = array("L")  # pairs of each tree that has any
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self.facts)
+
+    def add(self, facts: pa.RecordBatch, rows: bytes) -> None:
+        """Add the pairs of one tree.
+
+        Args:
+            facts: A batch of `fact_schema`.
+            rows: As many rows, in the same order, as `packed_rows.pack` packs them.
+
+        Raises:
+            DataError: The disk refused.
+        """
+        if not len(facts):
+            return
+        for name in facts.column("name").to_pylist():
+            self._names.add(name.decode("utf-8", "surrogatepass"))
+        self.facts.add(facts)
+        self._counts.append(len(facts))
+        self._rows.add(rows)
+
+    def rows(self, kept: NDArray[np.int64]) -> Iterator[Row | Refusal]:
+        """Yield the rows of the pairs at these positions (ascending), in order; a refusal where one could not be made.
+
+        Raises:
+            DataError: What was written is not there any more.
+        """
+        start = at = 0
+        for count, packed in zip(self._counts, self._rows.read(), strict=True):
+            end = at + int(np.searchsorted(kept[at:], start + count))
+            if end > at:
+                yield from unpack(packed, self._schema, [int(i) - start for i in kept[at:end]])
+            start, at = start + count, end
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._rows.close()
+        self._names.close()
 
 
 class FactMaker:
     """Makes facts of pairs; what pairs of one tree share (tools, histories) is digested once for all of them.
 
-    Call `forget` between trees: what is remembered hangs on objects of the tree.
+    Use one for each tree: what is remembered hangs on objects of the tree.
     """
 
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[Context, str]] = {}
-
-    def forget(self) -> None:
-        """Let go of the histories seen so far."""
-        self._prompts.clear()
 
     def facts_of(self, pair: PreferencePair) -> PairFacts:
         """Return the figures of a pair that balancing needs."""
@@ -193,11 +285,10 @@ def mean_length_gap(pairs: Iterable[PairFacts]) -> float:
     return abs(sum(pair.delta for pair in pairs)) / length if length else 0.0
 
 
-def _words(digest: bytes) -> tuple[int, int]:
-    if len(digest) > _DIGEST:
-        raise ValueError(f"a digest has at most {_DIGEST} bytes, got {len(digest)}")
-    whole = digest.ljust(_DIGEST, b"\0")
-    return int.from_bytes(whole[:8], "big"), int.from_bytes(whole[8:], "big")
+def _words(keys: pa.Array) -> NDArray[np.uint64]:
+    """Return keys of 16 bytes as two big-endian numbers each; uint64 [n, 2]."""
+    words = np.frombuffer(keys.buffers()[1], ">u8", 2 * len(keys), _DIGEST * keys.offset)
+    return words.reshape(-1, 2).astype(np.uint64)
 
 
 def _group(name: str) -> int:
@@ -205,7 +296,7 @@ def _group(name: str) -> int:
 
 
 def _content(steps: Sequence[Step]) -> list[object]:
-    """What a trainer sees of a side: the turns, and the answers between them."""
+    """Return what a trainer sees of a side: the turns, and the answers between them."""
     turns = [list(s.action.token_ids) if s.action.token_ids is not None else s.action.text for s in steps]
     answers = [step.observation for step in steps[:-1]]
     return [turns, answers]

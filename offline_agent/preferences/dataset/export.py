@@ -18,7 +18,7 @@ from offline_agent.preferences.replay import extend
 from offline_agent.records import Message, PreferencePair, Trajectory, Verdict
 from offline_agent.rendering import certificate
 from offline_agent.rendering.columns import check_row
-from offline_agent.store.columns import stored, table_of
+from offline_agent.store.columns import known, stored, table_of
 
 if TYPE_CHECKING:
     from offline_agent.rendering.renderer import Renderer
@@ -136,12 +136,7 @@ def pair_rows(
     model_hash: str | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of the pairs; one that fails its certificate goes to `refusals` instead."""
-    for pair in pairs:
-        try:
-            yield pair_row(pair, renderer, model_hash)
-        except DataError as error:
-            facts = {"pair_kind": pair.kind, "tree_id": pair.tree_id, "node_id": pair.node_id}
-            refusals.append(Refusal("row", f"{pair.prefix.task.task_id}/{pair.kind}", str(error), facts))
+    yield from accepted((pair_row_or_refusal(pair, renderer, model_hash) for pair in pairs), refusals)
 
 
 def trajectory_rows(
@@ -151,12 +146,45 @@ def trajectory_rows(
     model_hash: str | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of the trajectories; one that fails its certificate goes to `refusals` instead."""
-    for trajectory in trajectories:
-        try:
-            yield trajectory_row(trajectory, renderer, model_hash)
-        except DataError as error:
-            name = f"{trajectory.task.task_id}/{trajectory.origin}"
-            refusals.append(Refusal("row", name, str(error), {"steps": len(trajectory.steps)}))
+    yield from accepted((trajectory_row_or_refusal(one, renderer, model_hash) for one in trajectories), refusals)
+
+
+def pair_row_or_refusal(
+    pair: PreferencePair, renderer: Renderer | None, model_hash: str | None = None
+) -> Row | Refusal:
+    """Return the row of a pair, or why there is none; see `pair_row`."""
+    try:
+        return pair_row(pair, renderer, model_hash)
+    except DataError as error:
+        facts = {"pair_kind": pair.kind, "tree_id": pair.tree_id, "node_id": pair.node_id}
+        return Refusal("row", f"{pair.prefix.task.task_id}/{pair.kind}", str(error), facts)
+
+
+def trajectory_row_or_refusal(
+    trajectory: Trajectory, renderer: Renderer | None, model_hash: str | None = None
+) -> Row | Refusal:
+    """Return the row of a trajectory, or why there is none; see `trajectory_row`."""
+    try:
+        return trajectory_row(trajectory, renderer, model_hash)
+    except DataError as error:
+        name = f"{trajectory.task.task_id}/{trajectory.origin}"
+        return Refusal("row", name, str(error), {"steps": len(trajectory.steps)})
+
+
+def accepted(rows: Iterable[Row | Refusal], refusals: Refusals) -> Iterator[Row]:
+    """Yield the rows among rows and refusals; the others go to `refusals`."""
+    for row in rows:
+        if isinstance(row, Refusal):
+            refusals.append(row)
+        else:
+            yield row
+
+
+def reweighted(row: Mapping[str, Any]) -> Row:
+    """Return a row of `pair_row` whose weight was changed, with a certificate of that, named as its table's columns."""
+    row = known(row)
+    row["certificate"] = certificate.resealed(row["certificate"], {"weight": row["weight"]})
+    return stored(row, table_of(row))
 
 
 def storable(messages: Sequence[Message]) -> list[Message]:
@@ -228,8 +256,8 @@ _written: deque[tuple[Sequence[Mapping[str, Any]], str]] = deque(maxlen=4)
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
     """Return tool schemas as JSON; written once for rows in a row that share them."""
-    for known, text in _written:
-        if known is tools:
+    for schemas, text in _written:
+        if schemas is tools:
             return text
     text = _json(list(tools))
     _written.append((tools, text))

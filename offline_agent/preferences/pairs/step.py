@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from offline_agent.errors import ConfigError
 from offline_agent.preferences.pairs.siblings import Comparison, Siblings, Side, rollouts
-from offline_agent.preferences.pairs.trajectory import Mined, TrajectoryPairs, trajectories, trajectory
+from offline_agent.preferences.pairs.trajectory import PairsAndRefusals, TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.statistics import PRIOR
 from offline_agent.records import PreferencePair
@@ -85,7 +85,7 @@ class StepPairs:
             prior, second_opinion, value, exact_terminals, value_source == "mixed", critic_alpha
         ).of
 
-    def mine(self, tree: SearchTree, compared: Siblings | None = None) -> Mined:
+    def mine(self, tree: SearchTree, compared: Siblings | None = None) -> PairsAndRefusals:
         """Return the step pairs of a tree in the order of its nodes, and what was refused: one entry per rule.
 
         Args:

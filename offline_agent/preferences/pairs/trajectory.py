@@ -13,7 +13,7 @@ from offline_agent.records import PreferencePair, Trajectory, cut_verdict
 if TYPE_CHECKING:
     from offline_agent.search.tree import Edge, Node, SearchTree
 
-Mined = tuple[list[PreferencePair], list[Refusal]]
+PairsAndRefusals = tuple[list[PreferencePair], list[Refusal]]
 
 
 class TrajectoryPairs:
@@ -41,7 +41,7 @@ class TrajectoryPairs:
         self.certain = certain
         self.cut_failures = cut_failures
 
-    def mine(self, tree: SearchTree) -> Mined:
+    def mine(self, tree: SearchTree) -> PairsAndRefusals:
         """Return the trajectory pairs of a tree in the order of the nodes where they diverge."""
         below = _ends_below(tree, self.cut_failures)
         pairs: list[PreferencePair] = []

@@ -8,7 +8,7 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.shop import Shop
 from offline_agent.envs.shop.catalogue import DEPARTMENTS, catalogue
 from offline_agent.envs.shop.demonstrate import decide
-from offline_agent.envs.shop.goals import MAX_LOOKS, SPLITS, Goal, goals, reward, split_of, type_reward
+from offline_agent.envs.shop.goals import MAX_LOOKS, SPLITS, Goal, goals, reward, split_of
 from offline_agent.records import Action, Task, ToolCall
 
 TOOLS = {"search", "open", "next", "previous", "back", "choose", "buy"}
@@ -155,7 +155,7 @@ def test_reward_is_webshops():
     assert reward(Goal("shirt", (), {}, 99), item, {})[0] == pytest.approx(0.1)
     assert reward(Goal("mug", (), {}, 99), item, {})[0] == 0.0
     assert reward(Goal("rain jacket", (), {}, item.price - 1), item, {})[0] == 0.0
-    assert type_reward("no such thing", "mug") == 0.0
+    assert reward(Goal("no such thing", (), {}, 99), item, {})[0] == 0.0
 
 
 def test_achieved_goal_is_a_task_the_same_purchase_fulfils():

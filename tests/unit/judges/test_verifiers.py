@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from offline_agent.judges.sql import sql
-from offline_agent.judges.verifiers import exact, f1, goal_state, normalise, purchase, rows, symbolic
+from offline_agent.judges.verifiers import exact_match, f1, goal_state, normalise, purchase, rows, symbolic
 
 
 def test_normalise() -> None:
@@ -20,16 +20,16 @@ def test_normalise() -> None:
     [("The cat.", "cat", True), ("dog", ["cat", "Dog"], True), ("cats", "cat", False), ("", "the", True)],
 )
 def test_exact(answer: str, gold: Any, success: bool) -> None:
-    verdict = exact(answer, gold)
+    verdict = exact_match(answer, gold)
     assert verdict.success is success and verdict.score == float(success) and verdict.evidence["answer"] == answer
 
 
 def test_exact_as_written() -> None:
-    assert exact("Cat", "cat", normalised=False).success is False
+    assert exact_match("Cat", "cat", normalised=False).success is False
 
 
 def test_no_accepted_answer_is_no_score() -> None:
-    verdict = exact("cat", [])
+    verdict = exact_match("cat", [])
     assert verdict.score is None and verdict.success is None and "no accepted answer" in (verdict.error or "")
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from offline_agent.pipelines import build_prefs
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages import mining_record as _mined
+from offline_agent.pipelines.stages import mining
 from offline_agent.preferences.dataset.balance import Balance
-from offline_agent.preferences.mining import Mined, Miner
+from offline_agent.preferences.mining import MinedTree, Miner
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import PreferencePair, Trajectory
 from offline_agent.search.tree import SearchTree
@@ -43,7 +43,7 @@ def test_nothing_of_earlier_trees_stays_in_memory(tmp_path: Path, monkeypatch: p
         alive.append(Counter(type(thing) for thing in gc.get_objects()))
         return choose(self, *rest)
 
-    def counting(self: Miner, tree: SearchTree) -> Mined:
+    def counting(self: Miner, tree: SearchTree) -> MinedTree:
         mined = mine(self, tree)
         found.update({PreferencePair: len(mined.pairs), Trajectory: len(mined.trajectories), SearchTree: 1})
         found[Refusal] += len(mined.refusals)
@@ -91,4 +91,4 @@ def test_what_was_mined_is_not_mined_again_while_all_is_as_it_was(
         assert without_session(summary) == without_session(first) and tables(run_dir) == made
         run(run_dir, "tasks.n=4")
         assert len(mined) == 4 + 4 * number
-    assert (run_dir / _mined.FILE).exists()
+    assert (run_dir / mining.FIGURES_FILE).exists()

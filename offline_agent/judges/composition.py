@@ -1,0 +1,115 @@
+"""Judges made of other judges: all of them, any of them, or their weighted mean.
+
+The others are named as in a configuration: `judges: [environment, {name: f1, threshold: 0.8}]`. A composition has no
+score where one of its members has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from offline_agent.errors import ConfigError
+from offline_agent.judges.judge import ENVIRONMENT, Judge, make_judge
+from offline_agent.records import Task, Trajectory, Verdict
+
+
+def environment(trajectory: Trajectory) -> Verdict | None:
+    """Return what the environment's own `get_reward` says."""
+    return trajectory.verdict
+
+
+class _Composition:
+    """The verdicts of several judges as one.
+
+    Args:
+        judges: Their names, or mappings of `name` and arguments.
+
+    Raises:
+        ConfigError: There is none, or one of them cannot be made: every fault.
+    """
+
+    version = "1"
+
+    def __init__(self, judges: Sequence[Any]) -> None:
+        faults: list[str] = []
+        self._judges: list[Judge] = []
+        for number, entry in enumerate(judges):
+            key = f"judge.judges.{number}"
+            given = {"name": entry} if isinstance(entry, str) else entry
+            if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+                faults.append(f"{key}: got {entry!r}, allowed: a judge's name, or {{name: NAME, argument: value}}")
+                continue
+            args = {name: value for name, value in given.items() if name != "name"}
+            try:
+                made = make_judge(given["name"], args, key)
+                self._judges.append(Judge(environment, ENVIRONMENT, {}) if made is None else made)
+            except ConfigError as error:
+                faults.extend(error.faults)
+        if not judges:
+            faults.append("judge.judges: got none, allowed: at least one judge")
+        if faults:
+            raise ConfigError(faults)
+        self.deterministic = all(judge.deterministic for judge in self._judges)
+
+    def __call__(self, trajectory: Trajectory) -> Verdict:
+        """Return the verdict; those of the members are its evidence."""
+        verdicts = [judge(trajectory) for judge in self._judges]
+        name = type(self).__name__
+        evidence = {"judges": [verdict.to_json() for verdict in verdicts]}
+        scores = [verdict.score for verdict in verdicts if verdict.score is not None]
+        if len(scores) < len(verdicts):
+            error = next(f"{one.verifier}: {one.error}" for one in verdicts if one.score is None)
+            return Verdict(None, None, name, self.version, evidence, error)
+        score, success = self._sum(scores, [bool(verdict.success) for verdict in verdicts])
+        return Verdict(min(1.0, max(0.0, score)), success, name, self.version, evidence)
+
+    def check(self, task: Task) -> None:
+        """Raise ConfigError where a member needs something that a task does not have."""
+        for judge in self._judges:
+            judge.check(task)
+
+    def _sum(self, scores: Sequence[float], successes: Sequence[bool]) -> tuple[float, bool]:
+        raise NotImplementedError
+
+
+class all_of(_Composition):  # noqa: N801  # its name in a configuration, and in verdicts
+    """A success where every judge says so; the score is the lowest."""
+
+    def _sum(self, scores: Sequence[float], successes: Sequence[bool]) -> tuple[float, bool]:
+        return min(scores), all(successes)
+
+
+class any_of(_Composition):  # noqa: N801
+    """A success where one judge says so; the score is the highest."""
+
+    def _sum(self, scores: Sequence[float], successes: Sequence[bool]) -> tuple[float, bool]:
+        return max(scores), any(successes)
+
+
+class mean_of(_Composition):  # noqa: N801
+    """A rubric: the weighted mean of the scores.
+
+    Args:
+        judges: As of the others.
+        weights: float [judges], at least 0, with a sum above 0; None = all alike.
+        threshold: Least mean that is a success.
+
+    Raises:
+        ConfigError: As of the others, or the weights do not fit.
+    """
+
+    def __init__(
+        self, judges: Sequence[Any], weights: Sequence[float] | None = None, threshold: float = 1.0
+    ) -> None:
+        super().__init__(judges)
+        self.weights = [1.0] * len(judges) if weights is None else list(weights)
+        if len(self.weights) != len(judges) or min(self.weights) < 0 or sum(self.weights) <= 0:
+            raise ConfigError(
+                f"judge.weights: got {weights!r}, allowed: {len(judges)} numbers of at least 0, not all of them 0"
+            )
+        self.threshold = threshold
+
+    def _sum(self, scores: Sequence[float], successes: Sequence[bool]) -> tuple[float, bool]:
+        mean = sum(w * score for w, score in zip(self.weights, scores, strict=True)) / sum(self.weights)
+        return mean, mean >= self.threshold - 1e-12  # weights such as 0.1 do not add up exactly
