@@ -20,13 +20,7 @@ settings.load_profile("project")
 
 
 SLOW = frozenset(
-    """
-    contract/test_judges property/test_hf_invariance property/test_prefix_sharing property/test_rendering
-    unit/envs/test_isolation unit/envs/test_textworld unit/judges/test_verifiers unit/launch unit/pipelines
-    unit/policies/hf unit/policies/server unit/policies/vllm unit/preferences/pairs/test_inflation
-    unit/rendering/test_plain_tokenizer unit/search/test_isolated_search unit/search/test_outage unit/tools
-    unit/tracking unit/training
-    """.split()
+    ["contract/test_judges", "property/test_hf_invariance", "property/test_prefix_sharing", "property/test_rendering", "unit/envs/test_isolation", "unit/envs/test_textworld", "unit/judges/test_verifiers", "unit/launch", "unit/pipelines", "unit/policies/hf", "unit/policies/server", "unit/policies/vllm", "unit/preferences/pairs/test_inflation", "unit/rendering/test_plain_tokenizer", "unit/search/test_isolated_search", "unit/search/test_outage", "unit/tools", "unit/tracking", "unit/training"]
 )
 """Folders and files that start processes, engines or trainings: `make test-fast` leaves them out."""
 FAST = frozenset({"data", "test_advantages.py", "test_branches.py", "test_objectives.py", "test_trie.py"})

@@ -207,7 +207,7 @@ def model_folder(path_or_name: str | None) -> Path:
     Raises:
         ConfigError: It is neither a folder, nor in the cache, nor on the hub.
     """
-    from offline_agent.policies.hf.policy import DEFAULT_MODEL
+    from offline_agent.policies.base import DEFAULT_MODEL
 
     if path_or_name is None:
         return DEFAULT_MODEL
@@ -229,10 +229,10 @@ def model_folder(path_or_name: str | None) -> Path:
 
 def template_text(named: str) -> str:
     """Return a chat template's text from a ready-made one's name, a file, or the text itself."""
-    from offline_agent.rendering.styles import TEMPLATES, ready_made
+    from offline_agent.rendering.styles import TEMPLATES, template_text
 
     if named in TEMPLATES:
-        return ready_made(named)
+        return template_text(named)
     return named if "{" in named else Path(named).read_text(encoding="utf-8")
 
 

@@ -36,7 +36,7 @@ from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.provenance import hash_json
 from offline_agent.training.collapse.checklist import checklist
 from offline_agent.training.collapse.watch import Finding, Watch, WatchSettings
-from offline_agent.training.online.groups import Groups, GroupSettings
+from offline_agent.training.online.groups import GroupSettings, RoundSampler
 from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from offline_agent.rollouts.episodes import Episodes
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.online.objectives import Objective
-    from offline_agent.training.online.trainer import Played
+    from offline_agent.training.online.trainer import PlayedRound
 
 
 @dataclass
@@ -166,7 +166,7 @@ def run(parts: Parts, session: Session[RefineGrpoConfig]) -> Mapping[str, Any]:
             reset_seconds=config.limits.reset_seconds,
         )  # fmt: skip
         player = _rounds.Player(episodes, log, parts.groups.size, first)
-        groups = Groups(parts.tasks, parts.groups, parts.objective, player, config.seed, parts.reward)
+        groups = RoundSampler(parts.tasks, parts.groups, parts.objective, player, config.seed, parts.reward)
         steps = _rounds.remember(groups, log, first)
         stage = _Stage(parts, session, tokenizer, groups, episodes, pool, player, log, steps)
         result = train_online(
@@ -208,7 +208,7 @@ class _Stage:
     parts: Parts
     session: Session[RefineGrpoConfig]
     tokenizer: Any
-    groups: Groups
+    groups: RoundSampler
     episodes: Episodes
     pool: EnvPool
     player: _rounds.Player
@@ -230,10 +230,10 @@ class _Stage:
         """What the watch said of the run, those sessions included that were stopped."""
         return [finding for update in sorted(self._told) for finding in self._told[update]]
 
-    def play(self, number: int, model: Any) -> Played:
+    def play(self, number: int, model: Any) -> PlayedRound:
         """Play a round with the model's weights, and say what is trained on; see `online.Rounds`."""
-        from offline_agent.training.online.samples import Credit, sample
-        from offline_agent.training.online.trainer import Played
+        from offline_agent.training.online.samples import CreditAssignment, sample
+        from offline_agent.training.online.trainer import PlayedRound
 
         assert self.parts.sampler is not None
         give = partial(self.parts.sampler.give, model, self.tokenizer, self.session.run.path)
@@ -252,7 +252,7 @@ class _Stage:
             parts.trainable[2],
             parts.objective,
             max_length=_training.max_length(config, parts.trainable[0]),
-            credit=Credit(
+            credit=CreditAssignment(
                 config.rollouts.credit, config.rollouts.turn_discount, config.rollouts.outcome, turn_judge(config)
             ),
             refused=refused,
@@ -273,7 +273,7 @@ class _Stage:
         if samples:
             whole = sum(len(s.input_ids) for s in samples)
             figures["trained_share"] = sum(s.tokens for s in samples) / whole
-        return Played(samples, made.temperature, figures)
+        return PlayedRound(samples, made.temperature, figures)
 
     def _why_unscored(self, attempt: Attempt) -> str:
         done = attempt.episode()

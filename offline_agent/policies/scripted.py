@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import ConfigError, PolicyError, ends_the_run, in_words
-from offline_agent.policies.arguments import Seen, argument_values
-from offline_agent.policies.base import Answer, Engine, InlineEngine, Proposals, ProposeRequest
+from offline_agent.policies.arguments import SeenWords, argument_values
+from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
+from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Context, Message, ToolCall
 from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
@@ -177,7 +178,7 @@ class RandomPolicy(ScriptedPolicy):
         self.identity["answer_probability"] = answer_probability
 
     def _act(self, context: Context, rng: random.Random) -> Action:
-        seen = Seen.of(context)
+        seen = SeenWords.of(context)
         if not context.tools or rng.random() < self._answer_probability:
             return self._write(seen.words(rng), None)
         schema = context.tools[rng.randrange(len(context.tools))]

@@ -33,7 +33,7 @@ class Probe(NamedTuple):
     tolerance: float = 0.01
 
 
-class Taken(NamedTuple):
+class WeightUpdate(NamedTuple):
     """What an update of the weights was like.
 
     Attributes:
@@ -51,7 +51,7 @@ class Taken(NamedTuple):
     shift: float | None = None
 
 
-class Gate:
+class WeightsLock:
     """Any number of answers at once, or one change of the weights. A change that waits keeps new answers waiting."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ def probe_of(model: Any, ids: Sequence[int], tolerance: float = 0.01) -> Probe:
 
 
 def probe_gap(probe: Probe, found: Sequence[float], before: Sequence[float] | None) -> tuple[float, float | None]:
-    """Return `Taken.gap` and `Taken.shift`.
+    """Return `WeightUpdate.gap` and `WeightUpdate.shift`.
 
     Args:
         probe: What must be.

@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any
 
 from offline_agent.envs.pool import EnvPool, attempt
-from offline_agent.policies.base import Engine, InlineEngine
+from offline_agent.policies.base import Engine
+from offline_agent.policies.engines import InlineEngine
 from offline_agent.search.direct import Direct
 from offline_agent.search.in_flight import EMPTY, Ticket
 from offline_agent.search.requests import Critic, Desk, RunCounts, Sent

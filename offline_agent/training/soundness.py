@@ -14,10 +14,10 @@ from offline_agent.policies.hf.loading import not_finite
 from offline_agent.training import checkpoints
 from offline_agent.training.data.updates import Unit, Update
 from offline_agent.training.guard import Guard
-from offline_agent.training.sharding import Sharded
+from offline_agent.training.sharding import ShardedWeights
 
 
-class Sound(Sharded):
+class CheckedWeights(ShardedWeights):
     """The checks; it comes before a trainer of transformers in the order of bases.
 
     Attributes:

@@ -18,12 +18,12 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import align_special_tokens
 
 from offline_agent.training import checkpoints
-from offline_agent.training.data.updates import Plan, Unit, Update, fill
+from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, fill
 from offline_agent.training.guard import Guard
 from offline_agent.training.models import quiet
 from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
 from offline_agent.training.settings import TrainResult, TrainSettings
-from offline_agent.training.soundness import Sound
+from offline_agent.training.soundness import CheckedWeights
 
 Sums = dict[str, Tensor]
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
@@ -62,7 +62,7 @@ def arguments(settings: TrainSettings, folder: Path, updates: int) -> dict[str, 
     }
 
 
-class PackedTrainer(Sound):
+class PackedTrainer(CheckedWeights):
     """Goes in front of a TRL trainer in the order of bases.
 
     Gradients are those of the whole update's loss for any number of packs and processes: what the loss is divided by
@@ -91,7 +91,7 @@ class PackedTrainer(Sound):
         model: Any,
         tokenizer: Any,
         config: Any,
-        plan: Plan,
+        plan: UpdateSchedule,
         settings: TrainSettings,
         log: Callable[[dict[str, Any]], None],
         **more: Any,
@@ -109,7 +109,7 @@ class PackedTrainer(Sound):
             **({"data_collator": _only} if self.collates else {}),
             train_dataset=Dataset.from_dict({"update": range(len(plan))}),
             processing_class=tokenizer,
-            callbacks=[_Every(int(config.save_steps))],
+            callbacks=[_SaveInterval(int(config.save_steps))],
             **more,
         )  # type: ignore[call-arg]
         plain = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
@@ -332,7 +332,7 @@ def _add_up(sums: Sums, parameters: Sequence[Tensor], device: torch.device) -> S
     return dict(zip(sums, values.unbind(), strict=True))
 
 
-class _Every(TrainerCallback):
+class _SaveInterval(TrainerCallback):
     """Keeps to the present `checkpoints.every` where a checkpoint has brought an old one."""
 
     def __init__(self, every: int) -> None:

@@ -21,7 +21,7 @@ from offline_agent.runner.pipeline import Session
 from offline_agent.store import schemas
 from offline_agent.store.columns import MULTITURN, PREFERENCES, table_of
 from offline_agent.store.run_directory import RunDirectory
-from offline_agent.store.scratch_files import Spill
+from offline_agent.store.scratch_files import PieceFile
 
 
 class _Refused:
@@ -67,7 +67,7 @@ def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figu
     session.progress.start(len(parts.tasks), "building pairs")
     with ExitStack() as stack:
         pairs = stack.enter_context(closing(PairShelf(run_dir.path)))
-        filtered = stack.enter_context(closing(Spill(run_dir.path, "filtered")))
+        filtered = stack.enter_context(closing(PieceFile(run_dir.path, "filtered")))
         miner = stack.enter_context(closing(_miner(parts, session, engine)))
 
         def rows(what: str, jobs: Iterable[tuple[Any, ...]]) -> Iterator[Row]:
@@ -92,12 +92,12 @@ def _mine(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figu
         run_dir.write_rows("filtered", figures.count("filtered", found), schemas.FILTERED)
         filtered.close()
         found = rows("pairs", pairs.choose(rules_of(config), refused.append))
-        several = stack.enter_context(closing(Spill(run_dir.path, MULTITURN)))
+        several = stack.enter_context(closing(PieceFile(run_dir.path, MULTITURN)))
         run_dir.write_rows(PREFERENCES, _single(figures.count_pairs(found), several), schemas.PREFERENCES)
         run_dir.write_rows(MULTITURN, map(pickle.loads, several.read()), schemas.MULTITURN)
 
 
-def _single(rows: Iterable[Row], several: Spill) -> Iterator[Row]:
+def _single(rows: Iterable[Row], several: PieceFile) -> Iterator[Row]:
     """Yield the rows of pairs whose sides are one turn each; put the others by, for the table that comes next."""
     for row in rows:
         if table_of(row) == PREFERENCES:

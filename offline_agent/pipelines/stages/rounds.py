@@ -16,11 +16,11 @@ from offline_agent.rollouts.playing import Ask
 from offline_agent.store import schemas
 from offline_agent.store.events import EventLog
 from offline_agent.store.run_directory import RunDirectory
-from offline_agent.training.online.groups import Groups, Round
+from offline_agent.training.online.groups import Round, RoundSampler
 
 if TYPE_CHECKING:
     from offline_agent.config.refine_grpo import RefineGrpoConfig
-    from offline_agent.policies.weights import Taken
+    from offline_agent.policies.weights import WeightUpdate
     from offline_agent.preferences.refusals import Refusal
     from offline_agent.records import Trajectory
     from offline_agent.rendering.renderer import Renderer
@@ -148,7 +148,7 @@ class Player:
             left = [ask for ask in left if (ask.task.task_id, ask.number) not in over]
 
 
-def remember(groups: Groups, log: RoundLog, first: int) -> int:
+def remember(groups: RoundSampler, log: RoundLog, first: int) -> int:
     """Tell what rounds before `first` came to, and return how many steps of the environment they took.
 
     Raises:
@@ -222,7 +222,7 @@ def figures(made: Round, env_steps: int, seconds: float) -> dict[str, Any]:
     return out
 
 
-def figures_of_sampler(prefilled: int, cached: int, handed: Taken | None) -> dict[str, float]:
+def figures_of_sampler(prefilled: int, cached: int, handed: WeightUpdate | None) -> dict[str, float]:
     """Return figures of who sampled a round, for the records of its updates; what nobody can say is left out.
 
     Args:

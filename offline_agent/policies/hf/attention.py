@@ -38,7 +38,7 @@ def round_up(size: int, step: int) -> int:
 
 
 @dataclass(frozen=True)
-class Shape:
+class CacheShape:
     """Of a model's keys and values.
 
     Attributes:
@@ -72,7 +72,7 @@ class SlotCache:
         data: [layers, 2, slots, kv_heads, capacity, width].
     """
 
-    def __init__(self, slots: int, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, slots: int, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
         self.slots = slots
         self.shape = shape
         self.capacity = 3 * RUN
@@ -118,7 +118,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Row:
+class DecodingRow:
     """Tokens of a decoding slot in the packed batch: `count` of them, at most the shape's span, from `start` on."""
 
     slot: int
@@ -126,7 +126,7 @@ class Row:
     count: int
 
 
-class Plan:
+class SlotPlan:
     """Where the tokens of one packed batch belong.
 
     Args:
@@ -135,7 +135,7 @@ class Plan:
         pieces: The tokens after them.
     """
 
-    def __init__(self, cache: SlotCache, rows: list[Row], pieces: list[Piece]) -> None:
+    def __init__(self, cache: SlotCache, rows: list[DecodingRow], pieces: list[Piece]) -> None:
         self.cache = cache
         self.pieces = pieces
         self.rows = max((row.slot for row in rows), default=-1) + 1
@@ -295,6 +295,6 @@ def slot_attention(
     for option in ("softcap", "s_aux"):
         if options.get(option) is not None:
             raise PolicyError(f"the hf policy cannot run this model: its attention uses {option!r}; use policy=server")
-    plan: Plan = options["slot_plan"]
+    plan: SlotPlan = options["slot_plan"]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return plan.attend(module.layer_idx, query, key, value, scale, options.get("sliding_window")), None

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 import torch
 
 from offline_agent.errors import ConfigError, PolicyError
-from offline_agent.policies.hf.attention import NAME, ROW_STEP, Piece, Plan, Row, SlotCache, round_up
+from offline_agent.policies.hf.attention import NAME, ROW_STEP, DecodingRow, Piece, SlotCache, SlotPlan, round_up
 from offline_agent.policies.hf.sampling import sample
 
 T = TypeVar("T")
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # of the largest logit
 
 
-class Runner:
+class ModelRunner:
     """Calls the model on packed batches.
 
     Args:
@@ -39,7 +39,7 @@ class Runner:
             if before != self._threads:
                 torch.set_num_threads(before)
 
-    def logits(self, ids: torch.Tensor, positions: torch.Tensor, plan: Plan, keep: torch.Tensor) -> torch.Tensor:
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor, plan: SlotPlan, keep: torch.Tensor) -> torch.Tensor:
         """Return [len(keep), vocabulary], the logits after the packed tokens `keep`."""
         out = self.model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, slot_plan=plan)
         return out.logits[0]
@@ -63,7 +63,7 @@ class Runner:
             positions.extend(range(start, start + len(tokens)))
         extra = [0] * (round_up(len(ids), ROW_STEP) - len(ids))
         device = cache.data.device
-        plan = Plan(cache, [Row(slot, start, len(t)) for slot, start, t in rows], packed[len(rows) :])
+        plan = SlotPlan(cache, [DecodingRow(slot, start, len(t)) for slot, start, t in rows], packed[len(rows) :])
         keep = torch.arange(len(ids) + len(extra), device=device)
         logits = self.logits(
             torch.tensor([ids + extra], device=device), torch.tensor([positions + extra], device=device), plan, keep
@@ -71,7 +71,7 @@ class Runner:
         return logits[: len(ids)]
 
 
-def check_supported(model: Any, runner: Runner, cache: SlotCache) -> None:
+def check_supported(model: Any, runner: ModelRunner, cache: SlotCache) -> None:
     """Compare the slot attention with the model's own on a random prompt.
 
     Raises:
@@ -117,7 +117,7 @@ def check_supported(model: Any, runner: Runner, cache: SlotCache) -> None:
         )
 
 
-def verify_batch_invariance(runner: Runner, cache: SlotCache) -> bool:
+def verify_batch_invariance(runner: ModelRunner, cache: SlotCache) -> bool:
     """Return whether one history gives the same bits whole and in pieces, alone and in company, filled and decoded."""
     config = runner.model.config.get_text_config()
     longest = min(getattr(config, "max_position_embeddings", cache.capacity), cache.capacity)
@@ -126,7 +126,7 @@ def verify_batch_invariance(runner: Runner, cache: SlotCache) -> bool:
     return runner.guarded(lambda: _routes_agree(runner, cache, ids, others))
 
 
-def _routes_agree(runner: Runner, cache: SlotCache, ids: list[int], others: list[list[int]]) -> bool:
+def _routes_agree(runner: ModelRunner, cache: SlotCache, ids: list[int], others: list[list[int]]) -> bool:
     size, last = len(ids), cache.slots - 1
     whole = runner.packed(cache, [], [(0, 0, ids)])
     known = cache.read(0, 0, size)

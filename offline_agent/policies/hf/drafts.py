@@ -12,7 +12,7 @@ from collections.abc import Sequence
 MOST_PAIRS = 200_000
 
 
-class Drafts:
+class DraftTable:
     """Which id followed two others the last time an action was sampled."""
 
     def __init__(self) -> None:

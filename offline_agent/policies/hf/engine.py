@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from offline_agent.errors import PolicyError
-from offline_agent.policies.hf.attention import ROW_STEP, Piece, Plan, Row, SlotCache
-from offline_agent.policies.hf.drafts import Drafts
-from offline_agent.policies.hf.requests import Counts, Job, Lane
+from offline_agent.policies.hf.attention import ROW_STEP, DecodingRow, Piece, SlotCache, SlotPlan
+from offline_agent.policies.hf.drafts import DraftTable
+from offline_agent.policies.hf.requests import EngineCounts, PromptRequest, RunningSample
 from offline_agent.policies.hf.sampling import sample, token_logps
 from offline_agent.policies.hf.trie import KVTrie, common_prefix, copy_path
 
@@ -22,7 +22,7 @@ WAIT_FOR = 4  # ids another prompt in flight must share beyond what is cached fo
 
 
 @dataclass
-class Batch:
+class PackedBatch:
     """A packed batch before it becomes tensors.
 
     Attributes:
@@ -33,10 +33,10 @@ class Batch:
         wanted: Tokens whose logits are wanted: all of `decoding`, the last of each prompt that ends, all of `forced`.
     """
 
-    decoding: list[Lane]
-    fills: list[tuple[Job, int]] = field(default_factory=list)
-    forced: list[Lane] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    decoding: list[RunningSample]
+    fills: list[tuple[PromptRequest, int]] = field(default_factory=list)
+    forced: list[RunningSample] = field(default_factory=list)
+    rows: list[DecodingRow] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Batch:
         return piece
 
 
-class Core:
+class BatchingEngine:
     """The model, its slots and its trie. `submit` is safe from any thread, everything else from one at a time.
 
     Args:
@@ -64,7 +64,7 @@ class Core:
 
     def __init__(
         self,
-        forward: Callable[[torch.Tensor, torch.Tensor, Plan, torch.Tensor], torch.Tensor],
+        forward: Callable[[torch.Tensor, torch.Tensor, SlotPlan, torch.Tensor], torch.Tensor],
         cache: SlotCache,
         trie: KVTrie,
         stop_ids: Iterable[int],
@@ -77,26 +77,26 @@ class Core:
         self._stop = frozenset(stop_ids)
         self._piece_tokens = piece_tokens
         self._draft_tokens = draft_tokens
-        self._drafts = Drafts()
-        self.counts = Counts()
-        self._inbox: deque[Job] = deque()
-        self._waiting: deque[Job] = deque()
-        self._filling: list[Job] = []
-        self._started: list[Job] = []
-        self._lanes: list[Lane] = []
+        self._drafts = DraftTable()
+        self.counts = EngineCounts()
+        self._inbox: deque[PromptRequest] = deque()
+        self._waiting: deque[PromptRequest] = deque()
+        self._filling: list[PromptRequest] = []
+        self._started: list[PromptRequest] = []
+        self._lanes: list[RunningSample] = []
         self._free = list(range(cache.slots))
-        self._finished: list[Job] = []
+        self._finished: list[PromptRequest] = []
 
     @property
     def busy(self) -> bool:
         """Whether there is anything to do."""
         return bool(self._inbox or self._waiting or self._filling or self._started or self._lanes or self._finished)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: PromptRequest) -> None:
         """Queue a job."""
         self._inbox.append(job)
 
-    def cancel(self, owner: object, error: PolicyError) -> list[Job]:
+    def cancel(self, owner: object, error: PolicyError) -> list[PromptRequest]:
         """Drop the unfinished jobs of `owner` and return them, with `error` set."""
         self._take()
         dropped = [job for job in self._alive() if job.owner is owner]
@@ -105,7 +105,7 @@ class Core:
         finished, self._finished = self._finished, []
         return finished
 
-    def step(self) -> list[Job]:
+    def step(self) -> list[PromptRequest]:
         """Do one forward pass and return the jobs that are finished."""
         self._take()
         self._place()
@@ -127,11 +127,11 @@ class Core:
             else:
                 self._finished.append(job)
 
-    def _alive(self) -> list[Job]:
+    def _alive(self) -> list[PromptRequest]:
         jobs = (*self._waiting, *self._filling, *self._started, *(lane.job for lane in self._lanes))
         return list({id(job): job for job in jobs}.values())
 
-    def _drop(self, job: Job, error: PolicyError) -> None:
+    def _drop(self, job: PromptRequest, error: PolicyError) -> None:
         job.error = error
         if job in self._waiting:
             self._waiting.remove(job)
@@ -155,7 +155,7 @@ class Core:
             if not self._free:
                 return
             self._fork(job)
-        put_off: list[Job] = []
+        put_off: list[PromptRequest] = []
         while self._waiting and self._free:
             job = self._waiting.popleft()
             try:
@@ -165,7 +165,7 @@ class Core:
                 self._drop(job, error)
         self._waiting.extendleft(reversed(put_off))
 
-    def _begin(self, job: Job) -> bool:
+    def _begin(self, job: PromptRequest) -> bool:
         """Start a prompt in a free slot; False where another one is computing what it needs."""
         size = len(job.prompt)
         room = max(job.limit, *map(len, job.forced or ((),)))
@@ -188,7 +188,7 @@ class Core:
         self._filling.append(job)
         return True
 
-    def _fork(self, job: Job) -> None:
+    def _fork(self, job: PromptRequest) -> None:
         """Start as many of a job's samples as there are free slots, each with a copy of the prompt."""
         size = len(job.prompt)
         while job.begun < len(job.results) and self._free:
@@ -206,8 +206,8 @@ class Core:
         if job in self._started and (job.begun == len(job.results) or job.logits is None):
             self._started.remove(job)
 
-    def _open(self, job: Job, slot: int) -> None:
-        lane = Lane(job, job.begun, slot)
+    def _open(self, job: PromptRequest, slot: int) -> None:
+        lane = RunningSample(job, job.begun, slot)
         job.begun += 1
         job.lanes.append(lane)
         self._lanes.append(lane)
@@ -230,16 +230,16 @@ class Core:
         self._score(batch.forced, logits, at)
         self._draw(batch.decoding, logits)
 
-    def _pack(self) -> Batch:
+    def _pack(self) -> PackedBatch:
         """Lay out the packed batch: decoding samples, pieces of prompts, given ids."""
-        batch = Batch([lane for lane in self._lanes if not lane.fresh])
+        batch = PackedBatch([lane for lane in self._lanes if not lane.fresh])
         spare = self._draft_tokens - len(batch.decoding)
         for lane in batch.decoding:
             left = lane.job.limit - len(lane.ids) - 1
             lane.drafts = self._drafts.guess(lane.ids, min(self.cache.shape.span - 1, left, spare))
             spare -= len(lane.drafts)
             piece = batch.add(lane.slot, lane.position, [lane.ids[-1], *lane.drafts])
-            batch.rows.append(Row(piece.slot, piece.start, piece.count))
+            batch.rows.append(DecodingRow(piece.slot, piece.start, piece.count))
         batch.wanted.extend(range(len(batch.tokens)))
         budget = self._piece_tokens
         for job in self._filling:
@@ -262,16 +262,16 @@ class Core:
                 batch.wanted.extend(range(piece.first, piece.first + piece.count))
         return batch
 
-    def _run(self, batch: Batch) -> torch.Tensor:
+    def _run(self, batch: PackedBatch) -> torch.Tensor:
         device = self.cache.data.device
-        plan = Plan(self.cache, batch.rows, batch.pieces)
+        plan = SlotPlan(self.cache, batch.rows, batch.pieces)
         extra = [0] * (-len(batch.tokens) % ROW_STEP)
         ids = torch.tensor([batch.tokens + extra], device=device)
         places = torch.tensor([batch.positions + extra], device=device)
         keep = torch.tensor(batch.wanted + [0] * (-len(batch.wanted) % ROW_STEP), dtype=torch.long, device=device)
         return self._forward(ids, places, plan, keep)
 
-    def _filled(self, job: Job, logits: torch.Tensor) -> None:
+    def _filled(self, job: PromptRequest, logits: torch.Tensor) -> None:
         """A prompt is computed: keep it, and begin its samples, the first one where it lies."""
         self._filling.remove(job)
         job.logits = logits.clone()
@@ -283,7 +283,7 @@ class Core:
         self._started.append(job)
         self._fork(job)
 
-    def _score(self, lanes: list[Lane], logits: Any, at: int) -> None:
+    def _score(self, lanes: list[RunningSample], logits: Any, at: int) -> None:
         """Finish given ids: the first one's comes from the prompt's logits, the others' from row `at` on."""
         for lane in lanes:
             lane.logps = token_logps(lane.job.logits[None], lane.ids[:1])
@@ -293,7 +293,7 @@ class Core:
                 at += count
             self._close(lane)
 
-    def _draw(self, decoding: list[Lane], logits: Any) -> None:
+    def _draw(self, decoding: list[RunningSample], logits: Any) -> None:
         """Draw the next ids of every sample, as far as what was guessed comes true, and finish those that end."""
         fresh = [lane for lane in self._lanes if lane.fresh and lane.job.forced is None]
         lanes = [lane for lane in decoding for _ in range(1 + len(lane.drafts))] + fresh
@@ -316,7 +316,7 @@ class Core:
                 self._accept(lane, ids[at : at + count], logps[at : at + count])
             at += count
 
-    def _accept(self, lane: Lane, ids: list[int], logps: list[float]) -> None:
+    def _accept(self, lane: RunningSample, ids: list[int], logps: list[float]) -> None:
         """Append drawn ids: each one's logits hold only while those before it were guessed right."""
         lane.fresh = False
         drafts, lane.drafts = lane.drafts, []
@@ -335,7 +335,7 @@ class Core:
                 return
             self.counts.confirmed += 1
 
-    def _close(self, lane: Lane) -> None:
+    def _close(self, lane: RunningSample) -> None:
         """A sample is finished: keep its keys and values (the last id has none yet) and free its slot."""
         job = lane.job
         if len(lane.ids) > 1:

@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
 from offline_agent.errors import ConfigError, PolicyError, did_you_mean
-from offline_agent.policies.hf.attention import NAME, Shape, slot_attention
+from offline_agent.policies.hf.attention import NAME, CacheShape, slot_attention
 from offline_agent.store import integrity
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -196,10 +196,10 @@ def plain_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield plain, weights
 
 
-def shape(model: Any) -> Shape:
+def shape(model: Any) -> CacheShape:
     """Return the shape of a model's keys and values."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return Shape(config.num_hidden_layers, heads, kv_heads, width, next(model.parameters()).device.type == "cpu")
+    return CacheShape(config.num_hidden_layers, heads, kv_heads, width, next(model.parameters()).device.type == "cpu")

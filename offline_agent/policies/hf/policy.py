@@ -20,8 +20,8 @@ from offline_agent.records import Context
 from offline_agent.rendering.renderer import Renderer
 
 if TYPE_CHECKING:
-    from offline_agent.policies.hf.requests import Counts, Job
-    from offline_agent.policies.hf.trie import Node
+    from offline_agent.policies.hf.requests import EngineCounts, PromptRequest
+    from offline_agent.policies.hf.trie import TrieNode
 
 DEFAULT_MODEL = Path(__file__).parents[2] / "assets" / "default_model"
 SMALL = 50_000_000  # parameters below which one thread is faster than several, and whose sums then never change
@@ -78,7 +78,7 @@ class HFPolicy:
         from offline_agent.policies.hf import checks as hf_checks
         from offline_agent.policies.hf import loading as hf_loading
         from offline_agent.policies.hf.attention import ROW_STEP, SlotCache
-        from offline_agent.policies.hf.engine import Core
+        from offline_agent.policies.hf.engine import BatchingEngine
         from offline_agent.policies.hf.trie import KVTrie
 
         if model is None and not DEFAULT_MODEL.is_dir():
@@ -102,8 +102,8 @@ class HFPolicy:
         self._threads = threads or (1 if small else torch.get_num_threads())
         self._lock = threading.Lock()
         self._closed = False
-        self._runner = hf_checks.Runner(self.model, self._threads)
-        self._core = Core(
+        self._runner = hf_checks.ModelRunner(self.model, self._threads)
+        self._core = BatchingEngine(
             self._runner.logits,
             SlotCache(slots, hf_loading.shape(self.model), number_format, where),
             KVTrie(_share_of_memory() if cache_bytes is None else cache_bytes),
@@ -129,7 +129,7 @@ class HFPolicy:
         }
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> EngineCounts:
         """What was computed so far, over all requests."""
         return self._core.counts
 
@@ -197,14 +197,14 @@ class HFPolicy:
     def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         """See `Policy.score`. An empty sequence scores an empty tuple."""
         from offline_agent.policies.hf.checks import check_ids
-        from offline_agent.policies.hf.requests import Job
+        from offline_agent.policies.hf.requests import PromptRequest
 
         wanted = [tuple(ids) for ids in actions]
         for ids in wanted:
             check_ids(ids, self.model.config.get_text_config().vocab_size)
         prompt = self._prompt(context, max(map(len, wanted), default=0))
-        ended: list[Job] = []
-        self._core.submit(Job(prompt, (), 0.0, 0, [ids for ids in wanted if ids], None, ended.append))
+        ended: list[PromptRequest] = []
+        self._core.submit(PromptRequest(prompt, (), 0.0, 0, [ids for ids in wanted if ids], None, ended.append))
         self._run_until(lambda: bool(ended))
         job = ended[0]
         if job.error is not None:
@@ -214,7 +214,7 @@ class HFPolicy:
 
     def submit(self, request: ProposeRequest, done: Done, owner: object) -> None:
         """Queue a request without running anything; used by `propose` and by the engine."""
-        from offline_agent.policies.hf.requests import Job
+        from offline_agent.policies.hf.requests import PromptRequest
 
         temperature = self.temperature if request.temperature is None else request.temperature
         limit = self.max_tokens if request.max_tokens is None else request.max_tokens
@@ -229,12 +229,12 @@ class HFPolicy:
             return
         context = request.context
 
-        def finish(job: Job) -> None:
+        def finish(job: PromptRequest) -> None:
             if job.node is not None:
                 context.cache = (self._core.trie, job.node, len(prompt))
             done(self._answer(job))
 
-        self._core.submit(Job(prompt, request.seeds, temperature, limit, None, owner, finish, self._anchor(context)))
+        self._core.submit(PromptRequest(prompt, request.seeds, temperature, limit, None, owner, finish, self._anchor(context)))
 
     def pump(self) -> bool:
         """Do one step and hand out what it finished; False where there was nothing to do."""
@@ -255,7 +255,7 @@ class HFPolicy:
 
     def engine(self) -> Engine:
         """Return a running engine; requests of all engines and of `propose` share the batches."""
-        from offline_agent.policies.hf.thread import HFEngine
+        from offline_agent.policies.engines import HFEngine
 
         return HFEngine(self)
 
@@ -278,14 +278,14 @@ class HFPolicy:
             )
         return prompt
 
-    def _anchor(self, context: Context) -> tuple[Node | None, int]:
+    def _anchor(self, context: Context) -> tuple[TrieNode | None, int]:
         """Return where the trie may be entered for a history: at its own end, or its parent's."""
         for known in (context.cache, context.parent.cache if context.parent is not None else None):
             if type(known) is tuple and known[0] is self._core.trie:
                 return known[1], known[2]
         return None, 0
 
-    def _answer(self, job: Job) -> Answer:
+    def _answer(self, job: PromptRequest) -> Answer:
         if job.error is not None:
             return job.error
         try:
@@ -300,7 +300,7 @@ class HFPolicy:
             self.pump()
 
     @staticmethod
-    def _hand_out(jobs: Sequence[Job]) -> None:
+    def _hand_out(jobs: Sequence[PromptRequest]) -> None:
         raised: Exception | None = None
         for job in jobs:
             try:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from offline_agent.errors import PolicyError
-    from offline_agent.policies.hf.trie import Node
+    from offline_agent.policies.hf.trie import TrieNode
 
 
-class Job:
+class PromptRequest:
     """One prompt and what is wanted after it: samples, or the log-probabilities of given ids.
 
     Args:
@@ -48,8 +48,8 @@ class Job:
         limit: int,
         forced: Sequence[tuple[int, ...]] | None = None,
         owner: object = None,
-        finish: Callable[[Job], None] | None = None,
-        anchor: tuple[Node | None, int] = (None, 0),
+        finish: Callable[[PromptRequest], None] | None = None,
+        anchor: tuple[TrieNode | None, int] = (None, 0),
     ) -> None:
         self.prompt = prompt
         self.seeds = seeds
@@ -63,16 +63,16 @@ class Job:
         self.results: list[tuple[list[int], list[float]] | None] = [None] * count
         self.computed = 0
         self.error: PolicyError | None = None
-        self.node: Node | None = None
+        self.node: TrieNode | None = None
         self.logits: Any = None
         self.slot = -1
         self.filled = 0
         self.begun = 0
         self.left = count
-        self.lanes: list[Lane] = []
+        self.lanes: list[RunningSample] = []
 
 
-class Lane:
+class RunningSample:
     """One sample while it holds a slot.
 
     Attributes:
@@ -82,7 +82,7 @@ class Lane:
 
     __slots__ = ("job", "index", "slot", "ids", "logps", "fresh", "drafts")
 
-    def __init__(self, job: Job, index: int, slot: int) -> None:
+    def __init__(self, job: PromptRequest, index: int, slot: int) -> None:
         self.job = job
         self.index = index
         self.slot = slot
@@ -98,7 +98,7 @@ class Lane:
 
 
 @dataclass
-class Counts:
+class EngineCounts:
     """What the core did so far.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-class Node:
+class TrieNode:
     """A run of ids after its parent's.
 
     Attributes:
@@ -22,12 +22,12 @@ class Node:
 
     __slots__ = ("ids", "kv", "logits", "parent", "children", "stamp")
 
-    def __init__(self, ids: tuple[int, ...], kv: Any, parent: Node | None) -> None:
+    def __init__(self, ids: tuple[int, ...], kv: Any, parent: TrieNode | None) -> None:
         self.ids = ids
         self.kv = kv
         self.logits: Any = None
         self.parent = parent
-        self.children: dict[int, Node] = {}
+        self.children: dict[int, TrieNode] = {}
         self.stamp = 0
 
     @property
@@ -46,15 +46,15 @@ class KVTrie:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.root = Node((), None, None)
+        self.root = TrieNode((), None, None)
         self.bytes = 0
         self.tokens = 0
         self.evicted_tokens = 0
         self._clock = 0
 
     def match(
-        self, ids: tuple[int, ...], anchor: Node | None = None, done: int = 0
-    ) -> tuple[list[tuple[Node, int]], int]:
+        self, ids: tuple[int, ...], anchor: TrieNode | None = None, done: int = 0
+    ) -> tuple[list[tuple[TrieNode, int]], int]:
         """Return the nodes that spell the longest known prefix of `ids`, how much of each counts, and its length.
 
         Args:
@@ -63,7 +63,7 @@ class KVTrie:
             done: See `anchor`.
         """
         self._clock += 1
-        path: list[tuple[Node, int]] = []
+        path: list[tuple[TrieNode, int]] = []
         if anchor is None or anchor.kv is None:
             node, done = self.root, 0
         else:
@@ -93,9 +93,9 @@ class KVTrie:
         ids: tuple[int, ...],
         read: Callable[[int, int], Any],
         logits: Any = None,
-        anchor: Node | None = None,
+        anchor: TrieNode | None = None,
         done: int = 0,
-    ) -> Node:
+    ) -> TrieNode:
         """Keep the keys and values of `ids` and return the node that ends them.
 
         Args:
@@ -111,7 +111,7 @@ class KVTrie:
             if used < len(node.ids):
                 node = self._split(node, used)
         if known < len(ids):
-            child = Node(ids[known:], read(known, len(ids)), node)
+            child = TrieNode(ids[known:], read(known, len(ids)), node)
             child.stamp = self._clock
             node.children[ids[known]] = child
             self.tokens += len(child.ids)
@@ -128,14 +128,14 @@ class KVTrie:
         """Throw everything away."""
         for node in self._nodes():
             node.parent = node.kv = node.logits = None
-        self.root = Node((), None, None)
+        self.root = TrieNode((), None, None)
         self.bytes = self.tokens = 0
 
-    def _split(self, node: Node, size: int) -> Node:
+    def _split(self, node: TrieNode, size: int) -> TrieNode:
         """Cut a node in two after `size` ids and return the upper part; the lower keeps identity and children."""
         parent = node.parent
         assert parent is not None  # the root has no ids to cut
-        upper = Node(node.ids[:size], node.kv[..., :size, :].clone(), parent)
+        upper = TrieNode(node.ids[:size], node.kv[..., :size, :].clone(), parent)
         upper.stamp = node.stamp
         parent.children[node.ids[0]] = upper
         node.ids, node.kv, node.parent = node.ids[size:], node.kv[..., size:, :].clone(), upper
@@ -160,11 +160,11 @@ class KVTrie:
                 if self.bytes <= goal:
                     return
 
-    def _leaves(self) -> list[Node]:
+    def _leaves(self) -> list[TrieNode]:
         return [node for node in self._nodes() if not node.children]
 
-    def _nodes(self) -> list[Node]:
-        found: list[Node] = []
+    def _nodes(self) -> list[TrieNode]:
+        found: list[TrieNode] = []
         todo = [*self.root.children.values()]
         while todo:
             node = todo.pop()
@@ -188,7 +188,7 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return low
 
 
-def copy_path(path: Sequence[tuple[Node, int]], target: torch.Tensor) -> None:
+def copy_path(path: Sequence[tuple[TrieNode, int]], target: torch.Tensor) -> None:
     """Write the keys and values of a matched path to `target` [layers, 2, kv_heads, ≥ matched, head_dim]."""
     done = 0
     for node, used in path:

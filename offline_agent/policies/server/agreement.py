@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from offline_agent.errors import PolicyError
-from offline_agent.policies.server.client import Served
+from offline_agent.policies.server.client import ModelServer
 from offline_agent.records import Action, Context, Task
 from offline_agent.rendering.renderer import Renderer
 
 QUESTION, ANSWER = "How many days are there in three weeks?", "Three weeks have 21 days: a week has 7, and 3 * 7 = 21."
 
 
-class Said(NamedTuple):
+class ProbeScore(NamedTuple):
     """What a server says of the fixed text: float [n] log-probs at T = 1, or why it gives none."""
 
     logps: tuple[float, ...] | None
@@ -41,16 +41,16 @@ class Agreement:
         self._lock = threading.Lock()
         self._agreed: tuple[float, ...] | None = None
 
-    def ask(self, served: Served) -> Said:
+    def ask(self, served: ModelServer) -> ProbeScore:
         """Return what a server says, now."""
         if self._text is None:
-            return Said(None)
+            return ProbeScore(None)
         try:
-            return Said(served.logps(served.model, *self._text))
+            return ProbeScore(served.logps(served.model, *self._text))
         except PolicyError as error:
-            return Said(None, f"{served.url} cannot be compared with the other servers: {error}")
+            return ProbeScore(None, f"{served.url} cannot be compared with the other servers: {error}")
 
-    def vote(self, said: Mapping[str, Said]) -> dict[str, str]:
+    def vote(self, said: Mapping[str, ProbeScore]) -> dict[str, str]:
         """Settle what counts: what most servers say; of equally many, those that come first.
 
         Where no server can be asked, nothing is settled.
@@ -70,7 +70,7 @@ class Agreement:
             self._agreed = voices[max(voices, key=lambda name: followers[name])] if voices else None
         return {name: why for name, one in said.items() if (why := self._objection(name, one)) is not None}
 
-    def check(self, served: Served) -> None:
+    def check(self, served: ModelServer) -> None:
         """Check that a server says what was agreed on; where nothing was, what it says counts from now on.
 
         Raises:
@@ -84,7 +84,7 @@ class Agreement:
         if why is not None:
             raise PolicyError(why)
 
-    def _objection(self, name: str, said: Said) -> str | None:
+    def _objection(self, name: str, said: ProbeScore) -> str | None:
         agreed = self._agreed
         if agreed is None:
             return None

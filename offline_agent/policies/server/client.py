@@ -15,9 +15,9 @@ from offline_agent.config.base import masked
 from offline_agent.errors import PolicyError
 from offline_agent.policies.base import Usage
 from offline_agent.policies.server.chat import chat_action
-from offline_agent.policies.server.endpoint import Endpoint, Json, Refused, TimedOut
-from offline_agent.policies.server.weights import ServedWeights
-from offline_agent.policies.weights import Probe, Taken
+from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused, ServerTimeout
+from offline_agent.policies.server.weights import ServerWeights
+from offline_agent.policies.weights import Probe, WeightUpdate
 from offline_agent.records import Action
 from offline_agent.rendering.renderer import Renderer
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Tally:
+class ServerCounts:
     """What a server was asked and cost in this session.
 
     Attributes:
@@ -56,7 +56,7 @@ class Tally:
     last_error: str | None = None
 
 
-class Served:
+class ModelServer:
     """One server. Thread-safe.
 
     Args:
@@ -69,9 +69,9 @@ class Served:
     def __init__(self, endpoint: Endpoint, renderer: Renderer | None, strict: bool = False) -> None:
         self.endpoint = endpoint
         self.url = endpoint.url
-        self.weights = ServedWeights(endpoint, lambda prompt, ids: self.logps(self.model, list(prompt), list(ids)))
+        self.weights = ServerWeights(endpoint, lambda prompt, ids: self.logps(self.model, list(prompt), list(ids)))
         self.model = ""
-        self.tally = Tally()
+        self.tally = ServerCounts()
         self._renderer = renderer
         self._strict = strict
         self._quirks: set[str] = set()
@@ -150,10 +150,10 @@ class Served:
             yield
         except PolicyError as error:
             with self._lock:
-                refused = isinstance(error, Refused) and not error.by_this_server_alone
+                refused = isinstance(error, RequestRefused) and not error.by_this_server_alone
                 self.tally.refused += refused
                 self.tally.errors += not refused
-                self.tally.timeouts += isinstance(error, TimedOut)
+                self.tally.timeouts += isinstance(error, ServerTimeout)
                 self.tally.last_error = str(error)
             raise
 
@@ -162,7 +162,7 @@ class Served:
             quirks = frozenset(self._quirks)
             try:
                 return self.endpoint.post(path, _adapted(body, quirks))
-            except Refused as error:
+            except RequestRefused as error:
                 new = {quirk for words, quirk in QUIRKS.items() if words in error.said} - quirks
                 if path != CHAT or not new:
                     raise
@@ -212,18 +212,18 @@ class Served:
         return renderer.parse(ids, [min(0.0, float(p)) for p in logps or ()] if known else None)
 
 
-class Alone:
+class SingleServer:
     """One server is all there is: it is asked, and its failures are the request's.
 
     Args:
         served: The server.
     """
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ModelServer) -> None:
         self._served = served
         served.look_at_cache()
 
-    def run(self, key: str, job: Callable[[Served], T]) -> T:
+    def run(self, key: str, job: Callable[[ModelServer], T]) -> T:
         """Return the job's result."""
         return job(self._served)
 
@@ -231,7 +231,7 @@ class Alone:
         """See `ServerPolicy.check_takes_weights`."""
         self._served.weights.check()
 
-    def take_weights(self, folder: str | Path, probe: Probe | None, timeout: float) -> Taken:
+    def take_weights(self, folder: str | Path, probe: Probe | None, timeout: float) -> WeightUpdate:
         """See `ServerPolicy.take_weights`."""
         return self._served.weights.take(folder, probe, timeout)
 

@@ -19,7 +19,7 @@ TOO_LONG = re.compile(
 """What vLLM, SGLang, llama.cpp and OpenAI say of a prompt that is longer than the model's context."""
 
 
-class Refused(PolicyError):
+class RequestRefused(PolicyError):
     """The server refused a request (4xx) that would be refused again.
 
     Args:
@@ -39,15 +39,15 @@ class Refused(PolicyError):
         return self.status in (401, 403, 404, 405, 410)
 
 
-class TooLong(Refused, ContextFull):
+class PromptTooLong(RequestRefused, ContextFull):
     """The server refused a request whose prompt, with room for the answer, is longer than the model's context."""
 
 
-class TimedOut(PolicyError):
+class ServerTimeout(PolicyError):
     """The server gave no answer in time."""
 
 
-class Unreachable(PolicyError):
+class ServerUnreachable(PolicyError):
     """The connection to the server could not be made, or was lost.
 
     Args:
@@ -126,7 +126,7 @@ class Endpoint:
         """
         try:
             answer = self.get("/models", timeout)
-        except Refused:
+        except RequestRefused:
             return None
         except PolicyError as error:
             raise ConfigError(f"policy.url: {error}") from error
@@ -154,12 +154,12 @@ class Endpoint:
         try:
             return send()
         except openai.APITimeoutError as error:
-            raise TimedOut(
+            raise ServerTimeout(
                 f"{self.url} gave no answer within {timeout or self._timeout:g} s ({self._tries} tries). Raise "
                 "policy.timeout, or lower policy.concurrency or policy.max_tokens."
             ) from error
         except openai.APIConnectionError as error:
-            raise Unreachable(
+            raise ServerUnreachable(
                 f"no server answers at {self.url} ({error.__cause__ or error}). Is it up? Start one (e.g. "
                 "`python -m vllm.entrypoints.openai.api_server --model MODEL`) or set policy.url.",
                 made=type(error.__cause__).__name__ != "ConnectError",  # httpx's, which is openai's affair
@@ -177,18 +177,18 @@ class Endpoint:
         said = _said(error)
         place = f"{self.url}{path} answered {error.status_code}: {said}"
         if error.status_code in (401, 403):
-            return Refused(error.status_code, said, f"{place}. Set OPENAI_API_KEY (or policy.api_key).")
+            return RequestRefused(error.status_code, said, f"{place}. Set OPENAI_API_KEY (or policy.api_key).")
         if error.status_code == 404:
             hint = "Is policy.url the endpoint itself (it usually ends in /v1), and policy.model a served name?"
-            return Refused(404, said, f"{place}. {hint}")
+            return RequestRefused(404, said, f"{place}. {hint}")
         if error.status_code in (400, 413, 422) and TOO_LONG.search(said):
-            return TooLong(error.status_code, said, place)
+            return PromptTooLong(error.status_code, said, place)
         if error.status_code == 429 or error.status_code >= 500:
             return PolicyError(f"{place} ({self._tries} tries). Look at the server's log, or lower policy.concurrency.")
-        return Refused(error.status_code, said, place)
+        return RequestRefused(error.status_code, said, place)
 
 
-def served_model(endpoint: Endpoint, wanted: str | None, timeout: float | None = None) -> str:
+def model_name(endpoint: Endpoint, wanted: str | None, timeout: float | None = None) -> str:
     """Return the name to ask for: `wanted`, or the only one the server has.
 
     Args:

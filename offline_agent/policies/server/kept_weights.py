@@ -16,7 +16,7 @@ Stamp = tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Update:
+class KeptCheckpoint:
     """Weights that every server must have.
 
     Attributes:
@@ -34,12 +34,12 @@ class Update:
     stamp: Stamp
 
 
-def keep(folder: Path, probe: Probe | None, timeout: float, but: Update | None) -> Update:
+def keep(folder: Path, probe: Probe | None, timeout: float, but: KeptCheckpoint | None) -> KeptCheckpoint:
     """Copy a checkpoint beside itself, by hard links where the file system has them.
 
     Args:
         folder: The checkpoint; it may be deleted afterwards, but not written over in place.
-        probe, timeout: See `Update`.
+        probe, timeout: See `KeptCheckpoint`.
         but: The copy that is still wanted; others of this folder, which a killed run left behind, are deleted.
 
     Raises:
@@ -59,10 +59,10 @@ def keep(folder: Path, probe: Probe | None, timeout: float, but: Update | None) 
             f"weights: {str(folder)!r} cannot be copied to {copy.name} beside it ({error}), which servers that come "
             "back need; give a folder that can be written beside"
         ) from error
-    return Update(version, copy, probe, timeout, _stamp(copy))
+    return KeptCheckpoint(version, copy, probe, timeout, _stamp(copy))
 
 
-def unchanged(update: Update) -> None:
+def unchanged(update: KeptCheckpoint) -> None:
     """Check that a copy is as it was made; raises DataError."""
     if _stamp(update.folder) != update.stamp:
         raise DataError(
@@ -70,7 +70,7 @@ def unchanged(update: Update) -> None:
         )
 
 
-def forget(update: Update) -> None:
+def forget(update: KeptCheckpoint) -> None:
     """Delete a copy."""
     shutil.rmtree(update.folder, ignore_errors=True)
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.base import Answer, Engine, ProposeRequest, Usage
+from offline_agent.policies.engines import PoolEngine, propose
 from offline_agent.policies.server.agreement import Agreement
 from offline_agent.policies.server.chat import chat_messages
-from offline_agent.policies.server.client import CHAT, COMPLETIONS, Alone, Served
-from offline_agent.policies.server.endpoint import Endpoint, Json, served_model
+from offline_agent.policies.server.client import CHAT, COMPLETIONS, ModelServer, SingleServer
+from offline_agent.policies.server.endpoint import Endpoint, Json, model_name
 from offline_agent.policies.server.pool import ServerPool
 from offline_agent.policies.server.queue import AHEAD
-from offline_agent.policies.thread_pool import PoolEngine, propose
-from offline_agent.policies.weights import Probe, Taken
+from offline_agent.policies.weights import Probe, WeightUpdate
 from offline_agent.records import Action, Context
 from offline_agent.rendering.renderer import Renderer
 
@@ -88,14 +88,14 @@ class ServerPolicy:
             raise ConfigError("policy=server needs policy.url, e.g. policy.url=http://localhost:8000/v1")
         urls = addresses(url)
         self.renderer = Renderer.load(tokenizer, chat_template) if tokenizer is not None else None
-        self._servers: Alone | ServerPool
+        self._servers: SingleServer | ServerPool
         if isinstance(urls, str):
-            served = Served(Endpoint(urls, timeout, retries, api_key), self.renderer)
-            self.model = served.model = served_model(served.endpoint, model)
-            self._servers, self._weights = Alone(served), served.weights
+            served = ModelServer(Endpoint(urls, timeout, retries, api_key), self.renderer)
+            self.model = served.model = model_name(served.endpoint, model)
+            self._servers, self._weights = SingleServer(served), served.weights
         else:
             self._servers = ServerPool(
-                [Served(Endpoint(each, timeout, 0, api_key), self.renderer, strict=True) for each in urls],
+                [ModelServer(Endpoint(each, timeout, 0, api_key), self.renderer, strict=True) for each in urls],
                 model, self.renderer, retries=retries, concurrency=concurrency, patience=patience, bound=bound,
                 backoff=backoff, tolerance=probe_tolerance,
             )  # fmt: skip
@@ -169,7 +169,7 @@ class ServerPolicy:
         """
         self._servers.check_takes_weights()
 
-    def take_weights(self, folder: str | Path, probe: Probe | None = None, *, timeout: float = 600.0) -> Taken:
+    def take_weights(self, folder: str | Path, probe: Probe | None = None, *, timeout: float = 600.0) -> WeightUpdate:
         """Let every server read new weights; no answer that begins after this is from the old ones.
 
         Waits until no request is being answered: those under way end with the old weights, and those that come in

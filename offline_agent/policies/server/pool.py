@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 from offline_agent.config.base import masked
 from offline_agent.errors import ConfigError, DataError, PolicyError
-from offline_agent.policies.server.agreement import Agreement, Said
-from offline_agent.policies.server.client import Served
-from offline_agent.policies.server.endpoint import Refused, Unreachable, served_model
-from offline_agent.policies.server.kept_weights import Update, forget, keep, unchanged
-from offline_agent.policies.server.queue import Line, Waiter
+from offline_agent.policies.server.agreement import Agreement, ProbeScore
+from offline_agent.policies.server.client import ModelServer
+from offline_agent.policies.server.endpoint import RequestRefused, ServerUnreachable, model_name
+from offline_agent.policies.server.kept_weights import KeptCheckpoint, forget, keep, unchanged
+from offline_agent.policies.server.queue import RequestQueue, WaitingRequest
 from offline_agent.policies.server.router import Router
-from offline_agent.policies.weights import Gate, Probe, Shapes, Taken, check_same_model, tensor_shapes
+from offline_agent.policies.weights import Probe, Shapes, WeightsLock, WeightUpdate, check_same_model, tensor_shapes
 from offline_agent.rendering.renderer import Renderer
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class ServerPool:
 
     def __init__(
         self,
-        servers: Sequence[Served],
+        servers: Sequence[ModelServer],
         model: str | None,
         renderer: Renderer | None,
         *,
@@ -71,19 +71,19 @@ class ServerPool:
             raise ConfigError(f"policy.bound, policy.backoff, policy.concurrency: {error}") from error
         self._retries, self._patience = retries, patience
         self._agreement = Agreement(renderer, tolerance)
-        self._line = Line(self._router)
+        self._line = RequestQueue(self._router)
         self._condition = threading.Condition()  # of the router, the line, the reasons and the update
         self._closing = threading.Event()
-        self._gate = Gate()
+        self._gate = WeightsLock()
         self._reasons: dict[str, str] = {}
-        self._update: Update | None = None
+        self._update: KeptCheckpoint | None = None
         self._shapes: Shapes | None = None
         self.model = ""
         self._begin(model)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def run(self, key: str, job: Callable[[Served], T]) -> T:
+    def run(self, key: str, job: Callable[[ModelServer], T]) -> T:
         """Return the result of a job on one of the servers.
 
         Args:
@@ -105,10 +105,10 @@ class ServerPool:
                         try:
                             return self._ask(name, began, job)
                         except PolicyError as error:
-                            if isinstance(error, Refused) and not error.by_this_server_alone:
+                            if isinstance(error, RequestRefused) and not error.by_this_server_alone:
                                 raise
                             failures[name] = str(error)
-                            failed += not isinstance(error, Unreachable) or error.made
+                            failed += not isinstance(error, ServerUnreachable) or error.made
                             if failed > self._retries:
                                 raise PolicyError(f"a request failed {failed} times: {_listed(failures)}") from error
                 if name is None:
@@ -118,7 +118,7 @@ class ServerPool:
                 self._line.leave(waiter)
                 self._call_next()
 
-    def _choose(self, waiter: Waiter) -> tuple[str | None, int]:
+    def _choose(self, waiter: WaitingRequest) -> tuple[str | None, int]:
         with self._condition:
             self._check_open()
             self._line.join(waiter)
@@ -139,7 +139,7 @@ class ServerPool:
         for waiter in self._line.everybody():
             waiter.turn.set()
 
-    def _ask(self, name: str, began: int, job: Callable[[Served], T]) -> T:
+    def _ask(self, name: str, began: int, job: Callable[[ModelServer], T]) -> T:
         started, why = time.monotonic(), ""
         seconds: float | None = None
         try:
@@ -147,7 +147,7 @@ class ServerPool:
             seconds = time.monotonic() - started
             return result
         except PolicyError as error:
-            why = "" if isinstance(error, Refused) and not error.by_this_server_alone else str(error) or "failed"
+            why = "" if isinstance(error, RequestRefused) and not error.by_this_server_alone else str(error) or "failed"
             raise
         except ConfigError as error:  # it was started anew, and cannot take weights any more
             why = str(error)
@@ -158,7 +158,7 @@ class ServerPool:
                     self._fell(name, why)
                 self._call_next()
 
-    def _wait(self, waiter: Waiter, waited: float) -> float:
+    def _wait(self, waiter: WaitingRequest, waited: float) -> float:
         """Wait for a change; return the seconds in which all servers were out."""
         with self._condition:
             self._check_open()
@@ -215,7 +215,7 @@ class ServerPool:
                 break
         _log.warning("server %s is back", masked(name))
 
-    def _restore(self, name: str, update: Update | None) -> bool:
+    def _restore(self, name: str, update: KeptCheckpoint | None) -> bool:
         """Take a server back; return whether the weights that it has are still the newest."""
         with self._condition:
             if self._update is not update:
@@ -224,9 +224,9 @@ class ServerPool:
             self._call_all()
             return True
 
-    def _look(self, served: Served, update: Update | None) -> None:
+    def _look(self, served: ModelServer, update: KeptCheckpoint | None) -> None:
         """Check that a server is sound, and has the weights of the update, which it is given where it has not."""
-        served.model = served_model(served.endpoint, self.model, LOOK)
+        served.model = model_name(served.endpoint, self.model, LOOK)
         if update is not None and not served.weights.holds(update.version):
             unchanged(update)
             served.weights.take(update.folder, update.probe, update.timeout, update.version)
@@ -236,7 +236,7 @@ class ServerPool:
 
     def _begin(self, wanted: str | None) -> None:
         """Find out what the servers serve; take those out that are not there, or are not what the others are."""
-        found = self._each(list(self._servers), lambda served: served_model(served.endpoint, wanted, LOOK))
+        found = self._each(list(self._servers), lambda served: model_name(served.endpoint, wanted, LOOK))
         names = Counter(name for name in found.values() if isinstance(name, str))
         if not names:
             raise ConfigError([str(fault) for fault in found.values()])
@@ -255,10 +255,10 @@ class ServerPool:
             self._eject(url, why)
 
     def _vote(self, names: Sequence[str]) -> dict[str, str]:
-        said: dict[str, Said] = self._each(names, self._agreement.ask)
+        said: dict[str, ProbeScore] = self._each(names, self._agreement.ask)
         return self._agreement.vote(said)
 
-    def _each(self, names: Sequence[str], job: Callable[[Served], Any]) -> dict[str, Any]:
+    def _each(self, names: Sequence[str], job: Callable[[ModelServer], Any]) -> dict[str, Any]:
         """Do a job with several servers at once; return each one's result, or its error."""
 
         def guarded(name: str) -> Any:
@@ -284,7 +284,7 @@ class ServerPool:
         if faults and len(faults) == len(names):
             raise faults[0]
 
-    def take_weights(self, folder: str | Path, probe: Probe | None, timeout: float) -> Taken:
+    def take_weights(self, folder: str | Path, probe: Probe | None, timeout: float) -> WeightUpdate:
         """See `ServerPolicy.take_weights`."""
         started = time.perf_counter()
         path = Path(folder).expanduser().resolve()
@@ -300,9 +300,9 @@ class ServerPool:
         gaps = [one.gap for one in taken if one.gap is not None]
         shifts = [one.shift for one in taken if one.shift is not None]
         seconds = time.perf_counter() - started
-        return Taken(update.version, seconds, waited, max(gaps, default=None), max(shifts, default=None))
+        return WeightUpdate(update.version, seconds, waited, max(gaps, default=None), max(shifts, default=None))
 
-    def _give(self, update: Update) -> list[Taken]:
+    def _give(self, update: KeptCheckpoint) -> list[WeightUpdate]:
         """Have the servers that are in read the weights (all of them where none is); who fails is out until it has."""
         with self._condition:
             before, self._update = self._update, update
@@ -315,7 +315,7 @@ class ServerPool:
                 self._update = before
             forget(update)
             raise ConfigError([str(error) for error in results.values()])
-        took = [name for name in names if isinstance(results[name], Taken)]
+        took = [name for name in names if isinstance(results[name], WeightUpdate)]
         faults = {name: str(results[name]) for name in names if name not in took}
         for name, why in (faults | self._vote(took)).items():
             self._eject(name, why)

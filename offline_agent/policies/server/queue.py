@@ -17,7 +17,7 @@ from offline_agent.policies.server.router import Router
 AHEAD = 4  # for each server: how far is looked ahead, and how often a request can be overtaken at most
 
 
-class Waiter:
+class WaitingRequest:
     """A request that waits.
 
     Attributes:
@@ -42,7 +42,7 @@ class Waiter:
         self.known = (-1, -1)
 
 
-class Line:
+class RequestQueue:
     """See the module. Not thread-safe.
 
     Args:
@@ -55,30 +55,30 @@ class Line:
     def __init__(self, router: Router, ahead: int | None = None) -> None:
         self._router = router
         self._ahead = AHEAD * len(router.names) if ahead is None else ahead
-        self._waiting: list[Waiter] = []
+        self._waiting: list[WaitingRequest] = []
         self._numbers = itertools.count()
 
-    def waiter(self, key: str, avoid: Collection[str] = ()) -> Waiter:
+    def waiter(self, key: str, avoid: Collection[str] = ()) -> WaitingRequest:
         """Return a request that has come now."""
-        return Waiter(next(self._numbers), key, avoid)
+        return WaitingRequest(next(self._numbers), key, avoid)
 
-    def join(self, waiter: Waiter) -> None:
+    def join(self, waiter: WaitingRequest) -> None:
         """Let a request wait, at the place that it came at; nothing happens where it waits already."""
         at = bisect.bisect_left(self._waiting, waiter.number, key=lambda each: each.number)
         if self._waiting[at : at + 1] != [waiter]:
             self._waiting.insert(at, waiter)
 
-    def leave(self, waiter: Waiter) -> None:
+    def leave(self, waiter: WaitingRequest) -> None:
         """Let a request wait no longer; nothing happens where it does not."""
         if waiter in self._waiting:
             self._waiting.remove(waiter)
 
-    def next(self) -> Waiter | None:
+    def next(self) -> WaitingRequest | None:
         """Return whose turn it is; None where nobody waits, or nobody who waits can go."""
         room = set(self._router.room()) if self._waiting else set()
         if not room:
             return None
-        first: Waiter | None = None
+        first: WaitingRequest | None = None
         for waiter in self._waiting[: self._ahead]:
             if waiter.overtaken >= self._ahead or self._home(waiter) in room:
                 return waiter
@@ -86,14 +86,14 @@ class Line:
                 first = waiter
         return first
 
-    def _home(self, waiter: Waiter) -> str | None:
+    def _home(self, waiter: WaitingRequest) -> str | None:
         """Return a request's home; looked up once, since many are asked about for each that goes."""
         known = (self._router.changes, len(waiter.avoid))
         if waiter.known != known:
             waiter.home, waiter.known = self._router.home(waiter.key, waiter.avoid), known
         return waiter.home
 
-    def take(self, waiter: Waiter) -> str | None:
+    def take(self, waiter: WaitingRequest) -> str | None:
         """Return the server for a request whose turn it is, which then waits no longer; None = it is not its turn."""
         if self.next() is not waiter:
             return None
@@ -104,6 +104,6 @@ class Line:
         self.leave(waiter)
         return self._router.route(waiter.key, waiter.avoid) or self._router.route(waiter.key)
 
-    def everybody(self) -> tuple[Waiter, ...]:
+    def everybody(self) -> tuple[WaitingRequest, ...]:
         """Return who waits, in order."""
         return tuple(self._waiting)

@@ -22,7 +22,7 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass(slots=True)
-class _State:
+class _ServerState:
     """What is known of one server.
 
     Attributes:
@@ -82,7 +82,7 @@ class Router:
         self._backoff = backoff
         self._longest = max(longest, backoff)
         self._clock = clock
-        self._states = {name: _State(_hash(name)) for name in names}
+        self._states = {name: _ServerState(_hash(name)) for name in names}
         self._order = lru_cache(4096)(self._ordered)
         self.changes = 0
 

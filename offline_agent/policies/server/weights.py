@@ -16,8 +16,16 @@ from pathlib import Path
 from time import perf_counter
 
 from offline_agent.errors import ConfigError, PolicyError
-from offline_agent.policies.server.endpoint import Endpoint, Json, Refused
-from offline_agent.policies.weights import Gate, Probe, Shapes, Taken, check_same_model, probe_gap, tensor_shapes
+from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused
+from offline_agent.policies.weights import (
+    Probe,
+    Shapes,
+    WeightsLock,
+    WeightUpdate,
+    check_same_model,
+    probe_gap,
+    tensor_shapes,
+)
 
 START = "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL"
 EXTENSION = "offline_agent.policies.vllm.worker.CheckpointWorker"
@@ -29,7 +37,7 @@ FIGURE = re.compile(r"^vllm:prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})?
 Score = Callable[[Sequence[int], Sequence[int]], Sequence[float]]
 
 
-class ServedWeights:
+class ServerWeights:
     """The weights of one server, as this client knows them. Thread-safe.
 
     Args:
@@ -41,7 +49,7 @@ class ServedWeights:
         self._url = endpoint.url
         self._server = endpoint.beside()
         self._score = score
-        self._gate = Gate()
+        self._gate = WeightsLock()
         self._asking = threading.Lock()
         self._asked = 0.0
         self._version: str | None = None  # None: never changed by us, whatever it serves is right
@@ -92,7 +100,7 @@ class ServedWeights:
         """
         return self._fault is None and self._version == version and self._named() == version
 
-    def take(self, folder: str | Path, probe: Probe | None, timeout: float, version: str | None = None) -> Taken:
+    def take(self, folder: str | Path, probe: Probe | None, timeout: float, version: str | None = None) -> WeightUpdate:
         """See `ServerPolicy.take_weights`; `version` is the name to give the weights, None = a new one."""
         started = perf_counter()
         path = Path(folder).expanduser().resolve()
@@ -117,13 +125,13 @@ class ServedWeights:
             except (PolicyError, ConfigError) as error:
                 raise self._failed(path, error) from error
             self._fault, self._shapes = None, shapes
-            return Taken(version, perf_counter() - started, waited, gap, shift)
+            return WeightUpdate(version, perf_counter() - started, waited, gap, shift)
 
     def cache_figures(self, timeout: float | None = None) -> dict[str, int] | None:
         """See `ServerPolicy.cache_figures`."""
         try:
             text = self._server.text("/metrics", timeout)
-        except Refused:
+        except RequestRefused:
             return None
         found = {"queries": 0, "hits": 0}
         figures = FIGURE.findall(text)
@@ -201,7 +209,7 @@ class ServedWeights:
     def _reached(self, send: Callable[[], Json], path: str) -> Json:
         try:
             return send()
-        except Refused as error:
+        except RequestRefused as error:
             if error.status not in NO_SUCH_ROUTE:
                 raise
             raise ConfigError(

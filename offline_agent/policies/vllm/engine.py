@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from offline_agent.errors import ConfigError, did_you_mean
-from offline_agent.policies.vllm.loop import Ask, Reply
+from offline_agent.policies.vllm.loop import SequenceRequest, SequenceResult
 
 DTYPES = ("float32", "bfloat16", "float16")
 EXTENSION = "offline_agent.policies.vllm.worker.CheckpointWorker"
@@ -109,7 +109,7 @@ class VLLMCore:
             "max_context": self._engine.model_config.max_model_len,
         }
 
-    def add(self, name: str, ask: Ask) -> None:
+    def add(self, name: str, ask: SequenceRequest) -> None:
         """See `Core.add`."""
         from vllm import SamplingParams, TokensPrompt  # type: ignore[import-not-found]
         from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
@@ -129,7 +129,7 @@ class VLLMCore:
         )
         self._engine.add_request(name, TokensPrompt(prompt_token_ids=list(ask.prompt)), params)
 
-    def step(self) -> Sequence[tuple[str, Reply]]:
+    def step(self) -> Sequence[tuple[str, SequenceResult]]:
         """See `Core.step`."""
         return [(output.request_id, _reply(output)) for output in self._engine.step() if output.finished]
 
@@ -157,16 +157,16 @@ class VLLMCore:
         self._engine.engine_core.shutdown()
 
 
-def _reply(output: Any) -> Reply:
+def _reply(output: Any) -> SequenceResult:
     """Return ids and log-probs of a finished request."""
     cached = output.num_cached_tokens or 0
     if output.prompt_logprobs is not None:
         pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-        return Reply((), tuple(min(0.0, float(entry[token].logprob)) for token, entry in pairs), cached)
+        return SequenceResult((), tuple(min(0.0, float(entry[token].logprob)) for token, entry in pairs), cached)
     sampled = output.outputs[0]
     ids = tuple(map(int, sampled.token_ids))
     pairs = zip(ids, sampled.logprobs, strict=True)
-    return Reply(ids, tuple(min(0.0, float(entry[token].logprob)) for token, entry in pairs), cached)
+    return SequenceResult(ids, tuple(min(0.0, float(entry[token].logprob)) for token, entry in pairs), cached)
 
 
 @contextlib.contextmanager

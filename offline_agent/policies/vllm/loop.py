@@ -12,7 +12,7 @@ from offline_agent.errors import PolicyError
 T = TypeVar("T")
 
 
-class Ask(NamedTuple):
+class SequenceRequest(NamedTuple):
     """One sequence to sample, or to score.
 
     Attributes:
@@ -32,8 +32,8 @@ class Ask(NamedTuple):
     score: bool = False
 
 
-class Reply(NamedTuple):
-    """What came of an `Ask`.
+class SequenceResult(NamedTuple):
+    """What came of an `SequenceRequest`.
 
     Attributes:
         ids: int [m], sampled, the one that ended it included.
@@ -46,14 +46,14 @@ class Reply(NamedTuple):
     cached: int = 0
 
 
-class Core(Protocol):
+class EngineCore(Protocol):
     """The engine. Made and called by one thread alone."""
 
-    def add(self, name: str, ask: Ask) -> None:
+    def add(self, name: str, ask: SequenceRequest) -> None:
         """Let a sequence join the batch."""
         ...
 
-    def step(self) -> Sequence[tuple[str, Reply]]:
+    def step(self) -> Sequence[tuple[str, SequenceResult]]:
         """Compute one step for the whole batch; return what it finished."""
         ...
 
@@ -74,20 +74,20 @@ class EngineLoop:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._condition = threading.Condition()
-        self._queue: list[tuple[Ask | Callable[[Any], Any], Future[Any]]] = []
+        self._queue: list[tuple[SequenceRequest | Callable[[Any], Any], Future[Any]]] = []
         self._closed: str | None = None
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._work, args=(make, ready), name="colocated-engine", daemon=True)
         self._thread.start()
         ready.result()
 
-    def ask(self, ask: Ask) -> Reply:
+    def ask(self, ask: SequenceRequest) -> SequenceResult:
         """Return what comes of it.
 
         Raises:
             PolicyError: The engine failed, refused it, or is closed.
         """
-        reply: Reply = self._put(ask)
+        reply: SequenceResult = self._put(ask)
         return reply
 
     def run(self, action: Callable[[Any], T]) -> T:
@@ -103,7 +103,7 @@ class EngineLoop:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _put(self, item: Ask | Callable[[Any], Any]) -> Any:
+    def _put(self, item: SequenceRequest | Callable[[Any], Any]) -> Any:
         future: Future[Any] = Future()
         with self._condition:
             if self._closed is not None:
@@ -144,7 +144,7 @@ class EngineLoop:
             for item, future in items:
                 count += 1
                 try:
-                    if isinstance(item, Ask):
+                    if isinstance(item, SequenceRequest):
                         core.add(str(count), item)
                         batch[str(count)] = future
                     else:

@@ -15,9 +15,9 @@ from typing import Any
 
 from offline_agent.errors import ConfigError, ContextFull, DataError, PolicyError
 from offline_agent.policies.base import Answer, Engine, ProposeRequest, Usage, as_policy_error
-from offline_agent.policies.thread_pool import PoolEngine, propose
-from offline_agent.policies.vllm.loop import Ask, EngineLoop, Reply
-from offline_agent.policies.weights import Gate, Probe, Taken, probe_gap
+from offline_agent.policies.engines import PoolEngine, propose
+from offline_agent.policies.vllm.loop import EngineLoop, SequenceRequest, SequenceResult
+from offline_agent.policies.weights import Probe, WeightsLock, WeightUpdate, probe_gap
 from offline_agent.records import Action, Context
 from offline_agent.rendering.renderer import Renderer
 
@@ -78,7 +78,7 @@ class ColocatedPolicy:
         self.temperature = float(temperature)
         self.max_tokens = max_tokens
         self.batch_invariant = False
-        self._gate = Gate()
+        self._gate = WeightsLock()
         self._fault: str | None = None
         self._level = sleep
         self._asleep = False
@@ -133,11 +133,11 @@ class ColocatedPolicy:
                 f"allowed: {self.max_context}; shorten the episodes, or raise policy.max_context where the model allows"
             )
         stop = tuple(sorted(self.renderer.eos_ids))
-        reply = self._ask(Ask(prompt, temperature, limit, seed, stop))
+        reply = self._ask(SequenceRequest(prompt, temperature, limit, seed, stop))
         action = self.renderer.parse(list(reply.ids), list(reply.logps))
         return action, Usage(len(reply.ids), len(prompt) - reply.cached, reply.cached)
 
-    def take_weights(self, source: Any, probe: Probe | None = None) -> Taken:
+    def take_weights(self, source: Any, probe: Probe | None = None) -> WeightUpdate:
         """Sample with new weights; no answer that begins after this is from the old ones.
 
         Waits until no request is being answered: those under way end with the old weights, and those that come in
@@ -173,7 +173,7 @@ class ColocatedPolicy:
                 self._fault = f"the weights are not known: {fault} Call take_weights again."
                 raise PolicyError(f"new weights: {fault}") from error
             self._fault = None
-            return Taken(uuid.uuid4().hex[:12], perf_counter() - started, waited, gap, shift)
+            return WeightUpdate(uuid.uuid4().hex[:12], perf_counter() - started, waited, gap, shift)
 
     def sleep(self) -> None:
         """Give memory back (see `Args`) until `wake` or `take_weights`; waits until no request is being answered."""
@@ -205,7 +205,7 @@ class ColocatedPolicy:
             self._loop.run(lambda core: core.wake(part))
             self._asleep = part is not None
 
-    def _ask(self, ask: Ask) -> Reply:
+    def _ask(self, ask: SequenceRequest) -> SequenceResult:
         with self._gate.answering():
             if self._fault is not None:
                 raise PolicyError(self._fault)
@@ -221,10 +221,10 @@ class ColocatedPolicy:
         whole = (*prompt, *ids)
         if len(whole) >= self.max_context:
             raise PolicyError(f"there are {len(whole)} ids to score, allowed: fewer than {self.max_context}")
-        return self._ask(Ask(whole, 0.0, 1, 0, (), True)).logps[len(prompt) - 1 :]
+        return self._ask(SequenceRequest(whole, 0.0, 1, 0, (), True)).logps[len(prompt) - 1 :]
 
     def _probed(self, probe: Probe) -> Sequence[float]:
-        return self._loop.ask(Ask(tuple(probe.ids), 0.0, 1, 0, (), True)).logps
+        return self._loop.ask(SequenceRequest(tuple(probe.ids), 0.0, 1, 0, (), True)).logps
 
 
 def _put(core: Any, source: Any) -> None:

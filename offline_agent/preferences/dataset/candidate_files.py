@@ -14,7 +14,7 @@ from typing import Any, cast
 from offline_agent.preferences.dataset.balance import Balance, Refuse
 from offline_agent.preferences.dataset.candidates import FactTable, PairFacts
 from offline_agent.records import Context, PreferencePair, Trajectory
-from offline_agent.store.scratch_files import Spill, Texts
+from offline_agent.store.scratch_files import PieceFile, TextFile
 
 
 class Same:
@@ -44,8 +44,8 @@ class PairShelf:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._pairs = Spill(folder, "pairs")
-        self._names = Texts(folder, "names")
+        self._pairs = PieceFile(folder, "pairs")
+        self._names = TextFile(folder, "names")
         self._facts = FactTable(self._names.__getitem__)
         self._counts = array("L")  # pairs of each tree that has any
 

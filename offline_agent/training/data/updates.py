@@ -52,7 +52,7 @@ class Update:
     anchors: tuple[Unit, ...]
 
 
-class Plan(Sequence[Update]):
+class UpdateSchedule(Sequence[Update]):
     """All updates of a run, made when they are asked for.
 
     In every epoch each row is seen once. Rows of one tree share their history, so they go together in blocks of at most

@@ -13,9 +13,8 @@ from torch import Tensor
 from trl import DPOConfig, DPOTrainer
 
 from offline_agent.errors import ConfigError
-from offline_agent.training.data.updates import Plan, Unit, Update
-from offline_agent.training.offline.losses import Sums as PairSums
-from offline_agent.training.offline.losses import preference_loss, segment_sums, turn_weights
+from offline_agent.training.data.updates import Unit, Update, UpdateSchedule
+from offline_agent.training.offline.losses import PairSums, preference_loss, segment_sums, turn_weights
 from offline_agent.training.offline.reference import Reference, Sides, reference
 from offline_agent.training.offline.sft import trajectory_units
 from offline_agent.training.offline.trl_batch import as_trl_sees
@@ -101,7 +100,7 @@ def train_dpo(
     dpo.check()
     if not rows:
         raise ConfigError("there are no pairs to train on")
-    plan = Plan(
+    plan = UpdateSchedule(
         pair_units(rows),
         trajectory_units(anchors, anchor=True),
         size=settings.rows,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-class Sums(NamedTuple):
+class PairSums(NamedTuple):
     """What a preference loss sees of B pairs; all tensors [B]."""
 
     chosen: Tensor
@@ -25,7 +25,7 @@ class Sums(NamedTuple):
     rejected_tokens: Tensor
 
 
-def preference_loss(name: str, sums: Sums, beta: float, noise: Tensor | None = None) -> Tensor:
+def preference_loss(name: str, sums: PairSums, beta: float, noise: Tensor | None = None) -> Tensor:
     """Return the loss of each pair [B].
 
     sigmoid: DPO (Rafailov et al. 2023, eq. 7) with label noise e in [0, 1] (cDPO, Mitchell 2023):

@@ -10,7 +10,7 @@ import torch
 from trl import SFTConfig, SFTTrainer
 
 from offline_agent.errors import ConfigError
-from offline_agent.training.data.updates import Plan, Unit, Update
+from offline_agent.training.data.updates import Unit, Update, UpdateSchedule
 from offline_agent.training.offline.losses import segment_sums
 from offline_agent.training.settings import TrainResult, TrainSettings
 from offline_agent.training.trainer import PackedTrainer, Sums, arguments
@@ -64,7 +64,7 @@ def train_sft(
     """
     if not rows:
         raise ConfigError("there are no trajectories to train on")
-    plan = Plan(
+    plan = UpdateSchedule(
         trajectory_units(rows),
         size=settings.rows,
         epochs=settings.epochs,

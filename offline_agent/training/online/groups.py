@@ -176,7 +176,7 @@ class Round:
 
 
 @dataclass
-class Groups:
+class RoundSampler:
     """Makes the rounds.
 
     Args:

@@ -199,7 +199,7 @@ def token_weights(counts: Sequence[int], objective: Objective) -> list[float]:
     return [1 / (number * objective.budget) if count else 0.0 for count in counts]
 
 
-class Terms(NamedTuple):
+class LossTerms(NamedTuple):
     """A part's share of an update.
 
     Attributes:
@@ -222,7 +222,7 @@ def policy_loss(
     ref: Tensor | None = None,
     correction: Tensor | None = None,
     total: int,
-) -> Terms:
+) -> LossTerms:
     """Return a part's share of the loss, sum_t w_t (kl K3_t - c_t S_t), to be minimised.
 
     S is the surrogate (see `Objective`); K3 = exp(D) - D - 1 with D = log pi_ref - log pi (Schulman 2020; Shao et al.
@@ -278,7 +278,7 @@ def policy_loss(
         each["kl"] = k3
         if objective.kl:
             loss = loss + objective.kl * (pull * k3).sum()
-    return Terms(loss, {name: value.detach().to(logps.dtype).sum() / max(total, 1) for name, value in each.items()})
+    return LossTerms(loss, {name: value.detach().to(logps.dtype).sum() / max(total, 1) for name, value in each.items()})
 
 
 def correction_weights(

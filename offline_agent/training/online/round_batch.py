@@ -17,11 +17,11 @@ from offline_agent.training.online.objectives import Objective
 from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
-    from offline_agent.training.online.samples import Sampled
+    from offline_agent.training.online.samples import TrainingSample
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedRound:
     """What a round gave.
 
     Attributes:
@@ -30,13 +30,13 @@ class Played:
         figures: Of the round, for the record of each of its updates.
     """
 
-    samples: Sequence[Sampled]
+    samples: Sequence[TrainingSample]
     temperature: float
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
-class Batch:
+class RoundBatch:
     """A round under training; every list is by the samples' places.
 
     Attributes:
@@ -49,7 +49,7 @@ class Batch:
         values, returns: The critic's, and what it learns; empty without one.
     """
 
-    played: Played
+    played: PlayedRound
     units: list[Unit]
     advantages: list[Tensor] = field(default_factory=list)
     old: list[Tensor] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Batch:
         ])  # fmt: skip
 
 
-def _tensor(advantages_of: Any, sample: Sampled) -> Tensor:
+def _tensor(advantages_of: Any, sample: TrainingSample) -> Tensor:
     """Return a sample's advantages as float32 [n], each times the factor of its turn."""
     found = torch.tensor(advantages_of, dtype=torch.float32)
     if sample.factors is None:
@@ -103,7 +103,7 @@ def _tensor(advantages_of: Any, sample: Sampled) -> Tensor:
     return found * torch.tensor(advantages.over_tokens(sample.factors, sample.turns), dtype=torch.float32)
 
 
-def unit_of(sample: Sampled, place: int) -> Unit:
+def unit_of(sample: TrainingSample, place: int) -> Unit:
     """Return a sample as a unit of an update.
 
     Raises:

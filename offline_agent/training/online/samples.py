@@ -24,7 +24,7 @@ from offline_agent.training.online.objectives import Objective
 
 
 @dataclass(frozen=True)
-class Sampled:
+class TrainingSample:
     """One trajectory of a round.
 
     Attributes:
@@ -40,7 +40,7 @@ class Sampled:
         advantages: float [n]; None where a critic has to be asked first.
         earned: float, one for each of `turns`: what it earned by itself, the outcome's share with the last; of a turn
             that is not among them, with the one before it. None = only the whole has a reward.
-        factors: float, one for each of `turns`, by which its advantage is multiplied; None = 1. See `_Row.factors`.
+        factors: float, one for each of `turns`, by which its advantage is multiplied; None = 1. See `_JudgedAttempt.factors`.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _JudgedAttempt:
     """A judged attempt; without ids where nothing can be learnt from it, and it only is in its group's mean."""
 
     group: Group
@@ -100,7 +100,7 @@ class _Row:
 
     @property
     def own_earned(self) -> tuple[float, ...] | None:
-        """`Sampled.earned`."""
+        """`TrainingSample.earned`."""
         if self.earned is None:
             return None
         found, numbers = [0.0] * len(self.numbers), self.numbers
@@ -111,7 +111,7 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class Credit:
+class CreditAssignment:
     """How a trajectory's reward becomes its tokens' advantages.
 
     Attributes:
@@ -131,7 +131,7 @@ class Credit:
     judge: Callable[[Trajectory], Sequence[float]] | None = None
 
 
-TRAJECTORY = Credit()
+TRAJECTORY = CreditAssignment()
 
 
 def sample(
@@ -140,9 +140,9 @@ def sample(
     objective: Objective,
     *,
     max_length: int,
-    credit: Credit = TRAJECTORY,
+    credit: CreditAssignment = TRAJECTORY,
     refused: list[tuple[str, str]] | None = None,
-) -> list[Sampled]:
+) -> list[TrainingSample]:
     """Return what is trained on: the judged attempts of the groups that are kept, in their order.
 
     Unscored attempts are in no mean and in no loss. Those whose row fails its certificate, is longer than the model
@@ -180,7 +180,7 @@ def sample(
     # without a token of its own (refused, filtered, all drawn, or empty) a row is in its group's mean alone
     spoken = [(row, given) for row, given in zip(counted, credits, strict=True) if any(row.mask)]
     return [
-        Sampled(
+        TrainingSample(
             name=_name(row.group.attempts[row.place], made.number),
             task_id=row.group.task.task_id,
             input_ids=row.ids,
@@ -202,9 +202,9 @@ def _rows(
     renderer: Renderer,
     objective: Objective,
     max_length: int,
-    credit: Credit,
+    credit: CreditAssignment,
     refused: list[tuple[str, str]],
-) -> list[_Row]:
+) -> list[_JudgedAttempt]:
     rows = []
     for place, (attempt, reward) in enumerate(zip(group.attempts, group.rewards, strict=True)):
         if reward is None:
@@ -223,7 +223,7 @@ def _rows(
             ids, mask, logps = (), (), None
         mask = _without(mask, attempt)
         own = None if logps is None else tuple(x for x, kept in zip(logps, mask, strict=True) if kept)
-        rows.append(_Row(group, place, ids, mask, own, reward + shaping, earned))
+        rows.append(_JudgedAttempt(group, place, ids, mask, own, reward + shaping, earned))
     return rows
 
 
@@ -243,7 +243,7 @@ def _row(attempt: Attempt, renderer: Renderer, most: int) -> tuple[Ids, Ids, Seq
     return ids, mask, row["logps"], f"it has {len(ids)} tokens, allowed: {most}" if len(ids) > most else None
 
 
-def _told(attempt: Attempt, credit: Credit) -> tuple[tuple[float, ...] | None, str | None]:
+def _told(attempt: Attempt, credit: CreditAssignment) -> tuple[tuple[float, ...] | None, str | None]:
     """Return what each turn earned, as the judge or the environment says; or None and why nobody says it."""
     if credit.judge is None:
         given = [step.reward for step in attempt.steps]
@@ -282,7 +282,7 @@ def _own(attempt: Attempt, turn: int) -> bool:
     return turn not in attempt.explored and (attempt.branch is None or turn >= attempt.branch[1])
 
 
-def _by_turn(rows: Sequence[_Row], objective: Objective) -> list[list[float] | None]:
+def _by_turn(rows: Sequence[_JudgedAttempt], objective: Objective) -> list[list[float] | None]:
     """Return A(h, a) of each row's turns, divided as the objective divides; see `branching.branch_advantages`.
 
     Values and deviations are of the same attempts: all that were judged, those with nothing to learn from included.
@@ -301,7 +301,7 @@ def _by_turn(rows: Sequence[_Row], objective: Objective) -> list[list[float] | N
     return out
 
 
-def _by_earned(rows: Sequence[_Row], objective: Objective, credit: Credit) -> list[list[float] | None]:
+def _by_earned(rows: Sequence[_JudgedAttempt], objective: Objective, credit: CreditAssignment) -> list[list[float] | None]:
     """Return `advantages.turn_advantages` of each row's turns; drawn ones count in returns and means."""
     owners = [row.group.task.task_id for row in rows]
     branched = [row.branched for row in rows]

@@ -20,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from offline_agent.seeding import derive_seed
 from offline_agent.training import checkpoints, sharding
-from offline_agent.training.data.updates import Plan, Unit, Update, fill
+from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, fill
 from offline_agent.training.offline.sft import trajectory_units
 from offline_agent.training.online.critic import Critic
 from offline_agent.training.online.objectives import (
@@ -30,7 +30,7 @@ from offline_agent.training.online.objectives import (
     token_weights,
     value_loss,
 )
-from offline_agent.training.online.round_batch import Batch, Played, unit_of
+from offline_agent.training.online.round_batch import PlayedRound, RoundBatch, unit_of
 from offline_agent.training.settings import OnlineSettings, TrainResult, TrainSettings
 from offline_agent.training.trainer import PackedTrainer, Sums, arguments, still
 
@@ -44,7 +44,7 @@ _OF_ROWS = ("policy", "entropy", "kl", "clip_low_fraction", "clip_high_fraction"
 _SUMMED = ("loss", *_OF_ROWS, "anchor")
 
 
-Rounds = Callable[[int, Any], Played]
+Rounds = Callable[[int, Any], PlayedRound]
 """Plays a round, by its number, with the weights of the model it is given."""
 
 Watch = Callable[[Mapping[str, Any]], int | None]
@@ -90,7 +90,7 @@ def train_online(
             good before is untouched.
     """
     updates = online.rounds * online.per_round
-    plan = OnlinePlan(updates, online.per_round)
+    plan = RoundSchedule(updates, online.per_round)
     config = GRPOConfig(
         **{name: value for name, value in arguments(settings, folder, updates).items() if name != "max_length"}
         | {
@@ -112,7 +112,7 @@ def train_online(
     return trainer.result(done, warnings=tuple(trainer.warnings))
 
 
-class OnlinePlan(Plan):
+class RoundSchedule(UpdateSchedule):
     """Numbers of updates; what is in them is known when they are played."""
 
     def __init__(self, total: int, per_round: int) -> None:
@@ -149,11 +149,11 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         self.warnings: list[str] = []
         self.sound: int | None = None
         self._anchors = (
-            Plan(trajectory_units(anchors, anchor=True), size=online.anchor_rows, seed=more[3].seed)
+            UpdateSchedule(trajectory_units(anchors, anchor=True), size=online.anchor_rows, seed=more[3].seed)
             if (anchors and online.anchor_rows)
             else None
         )
-        self._batch: Batch | None = None
+        self._batch: RoundBatch | None = None
         self._number = -1
         self._temperature = 1.0
         self._adapted = hasattr(model, "disable_adapter")
@@ -192,11 +192,11 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._round_figures()
         return loss
 
-    def _begin(self, model: Any, number: int) -> Batch:
+    def _begin(self, model: Any, number: int) -> RoundBatch:
         """Play a round and compute what its updates compare with."""
         played = self._played(number)
         self._temperature = played.temperature
-        batch = Batch(played, [unit_of(sample, place) for place, sample in enumerate(played.samples)])
+        batch = RoundBatch(played, [unit_of(sample, place) for place, sample in enumerate(played.samples)])
         if not batch.units:
             return batch
         if self.critic is not None or self.online.per_round > 1:  # else the weights are those that played
@@ -209,13 +209,13 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         batch.credit(self.objective, self.online)
         return batch
 
-    def _played(self, number: int) -> Played:
+    def _played(self, number: int) -> PlayedRound:
         """Have the first process play, with the weights as they are, and all of them see what it played."""
         model = self.whole()
         if self.accelerator.num_processes == 1:
             return self.rounds(number, model)
         found = [self.rounds(number, model) if self.accelerator.is_main_process else None]
-        played: Played = broadcast_object_list(found)[0]
+        played: PlayedRound = broadcast_object_list(found)[0]
         return played
 
     def _look(self, model: Any, units: Sequence[Unit], values: bool = False) -> tuple[list[Tensor], list[Tensor]]:

@@ -13,7 +13,7 @@ from offline_agent.errors import ConfigError, TrainingError
 from offline_agent.training.data.rows import PairRow, TrajectoryRow
 from offline_agent.training.models import add_adapters
 from offline_agent.training.offline.dpo import label_noise, train_dpo
-from offline_agent.training.offline.losses import Sums, preference_loss, turn_weights
+from offline_agent.training.offline.losses import PairSums, preference_loss, turn_weights
 from offline_agent.training.settings import OWN_LOSSES, TRL_LOSSES, DpoSettings
 from tests.helpers.rendering import qwen
 from tests.helpers.training import (
@@ -80,7 +80,7 @@ def by_hand(
         now = [total(values, row, name) for values, name in zip(sides, ("chosen", "rejected"), strict=True)]
         counts = [torch.tensor([len(values)]) for values in sides]
         noise = torch.tensor([1 - row.confidence]) if dpo.soft_labels else None
-        sums = Sums(*(value.reshape(1) for value in (*now, *ref)), *counts)
+        sums = PairSums(*(value.reshape(1) for value in (*now, *ref)), *counts)
         losses.append(preference_loss(dpo.loss, sums, dpo.beta, noise)[0])
         weights.append(row.weight if dpo.weights else 1.0)
         likelihood, tokens = likelihood - sides[0].sum(), tokens + len(sides[0])
