@@ -49,7 +49,7 @@ class TrainingError(OfflineAgentError):
 
 
 class Interruption(BaseException):
-    """The run itself is being ended by a signal; boundaries around user code must not treat it as an error of that code.
+    """The run is being ended by a signal; boundaries around user code must not take it for an error of that code.
 
     A `BaseException`, so that `except Exception` does not catch it.
     """

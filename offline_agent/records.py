@@ -133,7 +133,7 @@ class Verdict:
 class Context:
     """One history as the policy sees it; immutable. A context shares everything before its last turn with its parent.
 
-    The contexts of a search tree form a trie of conversations; rendering and key-value caches are attached to its nodes.
+    The contexts of a search tree form a trie of conversations; rendering and key-value caches use its nodes.
 
     Attributes:
         task: The task.

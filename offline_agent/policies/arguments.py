@@ -1,4 +1,4 @@
-"""Random arguments that fit a JSON schema, made of words and numbers seen in a conversation."""
+"""Random arguments that match a JSON schema, from words and numbers of a conversation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SPREAD = 10
 
 
 class SeenWords:
-    """The words and numbers of a conversation, one link per context, so that a turn reads its own text only.
+    """The words and numbers of a conversation, linked to those of its parent, so that each text is read once.
 
     Args:
-        text: What the context added.
+        text: The text that the context added.
         parent: The conversation before; None at its start.
     """
 
@@ -38,7 +38,7 @@ class SeenWords:
 
     @classmethod
     def of(cls, context: Context) -> SeenWords:
-        """Return what was seen up to `context`; kept in `context.cache`."""
+        """Return the words and numbers up to `context`; cached in `context.cache`."""
         missing: list[Context] = []
         node: Context | None = context
         while node is not None and not isinstance(node.cache, SeenWords):
@@ -52,14 +52,14 @@ class SeenWords:
         return seen
 
     def words(self, rng: random.Random) -> str:
-        """Return one to three words that followed one another."""
+        """Return one to three consecutive words."""
         if not self.words_seen:
             return "x"
         node, at = self._find("words", rng.randrange(self.words_seen))
         return " ".join(node._own_words[at : at + rng.choice((1, 1, 2, 3))])
 
     def number(self, rng: random.Random) -> float | int | None:
-        """Return a number that was seen; None where there was none."""
+        """Return a number of the conversation; None where there is none."""
         if not self.numbers_seen:
             return None
         node, at = self._find("numbers", rng.randrange(self.numbers_seen))
@@ -77,12 +77,12 @@ class SeenWords:
 
 
 def argument_values(schema: Mapping[str, Any], rng: random.Random, seen: SeenWords) -> dict[str, Any]:
-    """Return arguments for a tool: all that are required, each other one half of the time.
+    """Return arguments for a tool: all required ones, and each optional one with probability one half.
 
     Args:
         schema: The JSON schema of the arguments, an object.
-        rng: Chance.
-        seen: Where words and numbers come from.
+        rng: Random generator.
+        seen: Source of words and numbers.
     """
     value = _object(schema, rng, seen, 0)
     return value if isinstance(value, dict) else {}

@@ -178,7 +178,7 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 
 
 
 def byte_level_splitter(pieces: Sequence[str]) -> Any:
-    """Return a pre-tokenizer that splits texts by the first of these regular expressions that matches, then into bytes."""
+    """Return a pre-tokenizer that splits texts by the first regular expression that matches, then into bytes."""
     from tokenizers import Regex, pre_tokenizers
 
     return pre_tokenizers.Sequence(

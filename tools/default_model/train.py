@@ -84,7 +84,9 @@ def build_model(config: TrainingConfig, tokenizer: Any) -> Any:
     )
 
 
-def batches(stream: Iterator[Demonstration], config: TrainingConfig, reading_steps: int) -> Iterator[list[Demonstration]]:
+def batches(
+    stream: Iterator[Demonstration], config: TrainingConfig, reading_steps: int
+) -> Iterator[list[Demonstration]]:
     """Yield the rows of one update after another: similar lengths together, `batch_tokens` tokens with padding."""
     pool: list[Demonstration] = []
     step = 0
@@ -172,7 +174,12 @@ def train(
 
 
 def _updates(
-    model: Any, stream: Iterator[list[Demonstration]], config: TrainingConfig, part: TrainingRound, pad: int, log_every: int
+    model: Any,
+    stream: Iterator[list[Demonstration]],
+    config: TrainingConfig,
+    part: TrainingRound,
+    pad: int,
+    log_every: int,
 ) -> Iterator[int]:
     """Make the updates of a round, yielding how many were made."""
     import torch

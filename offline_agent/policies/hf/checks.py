@@ -1,4 +1,4 @@
-"""Is this model one the slots can run, and does an answer here depend on the batch? Both are tried, not assumed."""
+"""Checks by experiment: whether slots support a model, and whether answers are independent of the batch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ModelRunner:
     """Calls the model on packed batches.
 
     Args:
-        model: With the slot attention.
-        threads: Of torch, while it runs.
+        model: A model with the slot attention.
+        threads: Number of torch's threads while it runs.
     """
 
     def __init__(self, model: Any, threads: int) -> None:
@@ -28,7 +28,7 @@ class ModelRunner:
         self._threads = threads
 
     def guarded(self, work: Callable[[], T]) -> T:
-        """Return `work()`, done without gradients and with the policy's own number of threads."""
+        """Return `work()`, executed without gradients and with the policy's number of threads."""
         before = torch.get_num_threads()
         if before != self._threads:
             torch.set_num_threads(self._threads)
@@ -47,7 +47,7 @@ class ModelRunner:
     def packed(
         self, cache: SlotCache, rows: list[tuple[int, int, list[int]]], pieces: list[tuple[int, int, list[int]]]
     ) -> torch.Tensor:
-        """Return the logits after every token of a batch, for checks.
+        """Return the logits after every token of a batch; used by the checks.
 
         Args:
             cache: The slots.
@@ -75,7 +75,7 @@ def check_supported(model: Any, runner: ModelRunner, cache: SlotCache) -> None:
     """Compare the slot attention with the model's own on a random prompt.
 
     Raises:
-        ConfigError: The model does something else than causal attention over positions; says what to do.
+        ConfigError: The model does not use causal attention over positions; names the remedy.
     """
     kind = getattr(model.config, "model_type", type(model).__name__)
     config = model.config.get_text_config()
@@ -98,7 +98,7 @@ def check_supported(model: Any, runner: ModelRunner, cache: SlotCache) -> None:
 
     try:
         ours, theirs = runner.guarded(both)
-    except Exception as error:  # whatever a foreign architecture stumbles over
+    except Exception as error:  # an unsupported architecture may raise errors of any class
         raise ConfigError(
             f"policy.model: a model of type {kind!r} cannot be run by the hf policy ({type(error).__name__}: {error}); "
             "serve it and use policy=server"
@@ -118,7 +118,7 @@ def check_supported(model: Any, runner: ModelRunner, cache: SlotCache) -> None:
 
 
 def verify_batch_invariance(runner: ModelRunner, cache: SlotCache) -> bool:
-    """Return whether one history gives the same bits whole and in pieces, alone and in company, filled and decoded."""
+    """Return whether one history gives the same bits at once and in pieces, in any batch, prefilled and decoded."""
     config = runner.model.config.get_text_config()
     longest = min(getattr(config, "max_position_embeddings", cache.capacity), cache.capacity)
     ids = _random_ids(config.vocab_size, min(331, longest), 2)
@@ -162,10 +162,10 @@ def _random_ids(vocabulary: int, count: int, seed: int) -> list[int]:
 
 
 def check_ids(ids: Sequence[int], vocabulary: int) -> None:
-    """Refuse ids the model does not have.
+    """Check that ids are in the model's vocabulary.
 
     Raises:
-        PolicyError: Names the first of them.
+        PolicyError: An id is not; names the first.
     """
     for token in ids:
         if not 0 <= token < vocabulary:

@@ -1,4 +1,4 @@
-"""Keys and values of every history seen, in a trie of token ids, oldest thrown away first."""
+"""Trie of token ids with the keys and values of earlier histories; the least recently used are evicted."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class TrieNode:
 
     Attributes:
         ids: int [n], n ≥ 1; empty for the root alone.
-        kv: [layers, 2, kv_heads, n, head_dim]: keys and values of the run; None for the root, and once thrown away.
+        kv: [layers, 2, kv_heads, n, head_dim]: keys and values of the run; None for the root, and after eviction.
         logits: [vocabulary] after the last id of the run, where a prompt ended there; else None.
-        parent: None for the root, and for a node that was thrown away.
-        children: By first id.
-        stamp: When it was last asked for.
+        parent: None for the root, and after eviction.
+        children: Child nodes by their first id.
+        stamp: Time of the last use, by the trie's own counter.
     """
 
     __slots__ = ("ids", "kv", "logits", "parent", "children", "stamp")
@@ -32,7 +32,7 @@ class TrieNode:
 
     @property
     def bytes(self) -> int:
-        """What the node holds."""
+        """Memory of the node's tensors."""
         size = 0 if self.kv is None else self.kv.numel() * self.kv.element_size()
         return size + (0 if self.logits is None else self.logits.numel() * self.logits.element_size())
 
@@ -41,7 +41,7 @@ class KVTrie:
     """A radix tree over token ids. Not thread-safe.
 
     Args:
-        budget: Bytes it may hold; beyond, the least recently used leaves are thrown away.
+        budget: Most bytes; beyond, the least recently used leaves are evicted.
     """
 
     def __init__(self, budget: int) -> None:
@@ -55,11 +55,11 @@ class KVTrie:
     def match(
         self, ids: tuple[int, ...], anchor: TrieNode | None = None, done: int = 0
     ) -> tuple[list[tuple[TrieNode, int]], int]:
-        """Return the nodes that spell the longest known prefix of `ids`, how much of each counts, and its length.
+        """Return the path of the longest known prefix of `ids`, as (node, number of its ids used), and its length.
 
         Args:
             ids: int [n].
-            anchor: A node that is known to end `ids[:done]`, to begin at; one that was thrown away counts for nothing.
+            anchor: A node known to end `ids[:done]`, where the search starts; an evicted node is ignored.
             done: See `anchor`.
         """
         self._clock += 1
@@ -96,7 +96,7 @@ class KVTrie:
         anchor: TrieNode | None = None,
         done: int = 0,
     ) -> TrieNode:
-        """Keep the keys and values of `ids` and return the node that ends them.
+        """Store the keys and values of `ids` and return the node at their end.
 
         Args:
             ids: int [n], n ≥ 1.
@@ -125,7 +125,7 @@ class KVTrie:
         return node
 
     def clear(self) -> None:
-        """Throw everything away."""
+        """Remove everything."""
         for node in self._nodes():
             node.parent = node.kv = node.logits = None
         self.root = TrieNode((), None, None)
@@ -143,7 +143,7 @@ class KVTrie:
         return upper
 
     def _evict(self) -> None:
-        """Throw leaves away, least recently used first, down to nine tenths of the budget."""
+        """Remove leaves, least recently used first, down to nine tenths of the budget."""
         goal = self.budget * 9 // 10
         while self.bytes > goal:
             leaves = sorted(self._leaves(), key=lambda node: node.stamp)
@@ -154,7 +154,7 @@ class KVTrie:
                 assert parent is not None  # leaves are never the root
                 del parent.children[leaf.ids[0]]
                 self.bytes -= leaf.bytes
-                leaf.parent = leaf.kv = leaf.logits = None  # whoever still points here sees that it is gone
+                leaf.parent = leaf.kv = leaf.logits = None  # contexts may still refer to it: `match` checks `kv`
                 self.tokens -= len(leaf.ids)
                 self.evicted_tokens += len(leaf.ids)
                 if self.bytes <= goal:
@@ -174,7 +174,7 @@ class KVTrie:
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the number of ids that both begin with."""
+    """Return the length of the common prefix of two sequences."""
     size = min(len(left), len(right))
     if left[:size] == right[:size]:
         return size

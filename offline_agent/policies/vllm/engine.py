@@ -1,4 +1,4 @@
-"""The one place that imports vLLM: its engine in this process, as `colocated_loop` wants it."""
+"""vLLM's engine in this process, as an `EngineCore`; the only module that imports vLLM."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class VLLMCore:
 
     Args:
         model: A folder or hub name.
-        slots: Sequences that are worked on at once.
+        slots: Number of sequences computed at once.
         dtype: `float32`, `bfloat16` or `float16`; None = float32 on a CPU, bfloat16 elsewhere.
         memory: Share of the GPU's memory.
-        cache_bytes: Memory for keys and values; None = what is left of `memory`, on a CPU 1 GiB.
-        sleeps: Whether it must be able to give memory back.
-        max_context: Most ids of a sequence; None = what the model was made for.
-        eager: No compiled graphs.
+        cache_bytes: Memory for keys and values; None = the rest of `memory`, on a CPU 1 GiB.
+        sleeps: Whether it must be able to release memory.
+        max_context: Most ids of a sequence; None = the model's limit.
+        eager: Whether to run without compiled graphs.
 
     Attributes:
-        facts: For manifests: vllm, dtype, device, max_context.
+        facts: Entries for manifests: vllm, dtype, device, max_context.
 
     Raises:
-        ConfigError: vLLM is not installed, or cannot run the model so.
+        ConfigError: vLLM is not installed, or cannot run the model with these settings.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class VLLMCore:
 
         cpu = current_platform.is_cpu()
         if sleeps and not current_platform.is_sleep_mode_available():
-            raise ConfigError("policy.sleep: this device cannot give memory back (vLLM does it on GPUs); set it to 0")
+            raise ConfigError("policy.sleep: this device cannot release memory (vLLM does it on GPUs); set it to 0")
         settings: dict[str, Any] = {
             "model": model,
             "skip_tokenizer_init": True,  # ids in, ids out
@@ -97,7 +97,7 @@ class VLLMCore:
         try:
             with _undisturbed():
                 self._engine = LLMEngine.from_engine_args(EngineArgs(**settings))
-        except Exception as error:  # vLLM raises nearly every class there is
+        except Exception as error:  # vLLM raises errors of many classes
             raise ConfigError(
                 f"policy=colocated: vLLM {vllm.__version__} cannot run {model!r} so ({type(error).__name__}: {error}); "
                 "look at its log (VLLM_LOGGING_LEVEL=INFO), at policy.memory and policy.max_context"
@@ -114,7 +114,7 @@ class VLLMCore:
         from vllm import SamplingParams, TokensPrompt  # type: ignore[import-not-found]
         from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
 
-        # vLLM's log-probs are those before the temperature unless logprobs_mode says otherwise.
+        # vLLM's log-probs are at temperature 1, before sampling parameters, unless logprobs_mode is set.
         wanted: dict[str, Any] = {"prompt_logprobs": 0} if ask.score else {"logprobs": 0}
         if ask.temperature > 0:
             wanted["seed"] = ask.seed
@@ -122,7 +122,7 @@ class VLLMCore:
             temperature=ask.temperature,
             max_tokens=ask.max_tokens,
             stop_token_ids=list(ask.stop),
-            ignore_eos=True,  # what ends a turn is the renderer's to say
+            ignore_eos=True,  # `stop_token_ids` has the renderer's end-of-turn ids
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             **wanted,
@@ -135,21 +135,21 @@ class VLLMCore:
 
     def take(self, method: str, weights: Any) -> None:
         """Call a method of `vllm_worker.CheckpointWorker` while nothing is being computed."""
-        _synchronize()  # what the trainer has queued on the device comes first
+        _synchronize()  # the trainer's queued work on the weights must be finished
         self._engine.collective_rpc(method, args=(weights,))
         _synchronize()
 
     def forget(self) -> bool:
-        """Throw the prefix cache away; return whether that was done."""
+        """Clear the prefix cache and return whether vLLM did it."""
         return bool(self._engine.reset_prefix_cache())
 
     def sleep(self, level: int) -> None:
-        """Give memory back; see `ColocatedPolicy`."""
+        """Release memory; see `ColocatedPolicy`."""
         self.forget()
         self._engine.sleep(level)
 
     def wake(self, part: str | None) -> None:
-        """Take it again: all of it, or `weights` alone."""
+        """Allocate the memory again: all of it, or only that of the `weights`."""
         self._engine.wake_up(None if part is None else [part])
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ def _reply(output: Any) -> SequenceResult:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep the trainer's random states and threads: vLLM seeds everything, and on a CPU sets threads for good."""
+    """Restore the trainer's random states and threads after the block: vLLM seeds all generators and sets threads."""
     import numpy
     import torch
 

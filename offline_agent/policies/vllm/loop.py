@@ -1,4 +1,4 @@
-"""One thread that owns an engine: requests join the running batch at any time, everything else waits for its turn."""
+"""Loop of the thread that owns an engine: requests join the running batch, other calls run between two steps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class SequenceRequest(NamedTuple):
         prompt: int [n], n ≥ 1.
         temperature: 0 = greedy.
         max_tokens: Most ids to sample, at least 1.
-        seed: Of the sample.
+        seed: Seed of the sample.
         stop: Ids that end it.
-        score: Give the log-probs of the prompt instead of sampling.
+        score: Whether to return the log-probs of the prompt instead of sampling.
     """
 
     prompt: tuple[int, ...]
@@ -33,12 +33,12 @@ class SequenceRequest(NamedTuple):
 
 
 class SequenceResult(NamedTuple):
-    """What came of an `SequenceRequest`.
+    """The result of a `SequenceRequest`.
 
     Attributes:
-        ids: int [m], sampled, the one that ended it included.
-        logps: float [m], at temperature 1; where the prompt was scored [n - 1], of its ids but the first.
-        cached: Ids of the prompt that were not computed anew.
+        ids: int [m], the sampled ids, stop id included.
+        logps: float [m], at temperature 1; of a scored prompt [n - 1], for all ids but the first.
+        cached: Number of prompt ids reused from the prefix cache.
     """
 
     ids: tuple[int, ...]
@@ -47,14 +47,14 @@ class SequenceResult(NamedTuple):
 
 
 class EngineCore(Protocol):
-    """The engine. Made and called by one thread alone."""
+    """The interface of an engine; created and called by one thread alone."""
 
     def add(self, name: str, ask: SequenceRequest) -> None:
-        """Let a sequence join the batch."""
+        """Add a sequence to the batch."""
         ...
 
     def step(self) -> Sequence[tuple[str, SequenceResult]]:
-        """Compute one step for the whole batch; return what it finished."""
+        """Compute one step for the whole batch and return the finished sequences."""
         ...
 
     def close(self) -> None:
@@ -63,13 +63,13 @@ class EngineCore(Protocol):
 
 
 class EngineLoop:
-    """The thread.
+    """The thread of an engine.
 
     Args:
-        make: Makes the engine, in the thread.
+        make: Creates the engine, in the thread.
 
     Raises:
-        Exception: What `make` raised.
+        Exception: Any error of `make`.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -82,7 +82,7 @@ class EngineLoop:
         ready.result()
 
     def ask(self, ask: SequenceRequest) -> SequenceResult:
-        """Return what comes of it.
+        """Return the result of a request.
 
         Raises:
             PolicyError: The engine failed, refused it, or is closed.
@@ -91,12 +91,12 @@ class EngineLoop:
         return reply
 
     def run(self, action: Callable[[Any], T]) -> T:
-        """Return what `action` makes of the engine, between two steps. Raises what it raises."""
+        """Return `action(engine)`, called between two steps. Raises what it raises."""
         result: T = self._put(action)
         return result
 
     def close(self) -> None:
-        """End the thread; whoever still waits gets a `PolicyError`."""
+        """End the thread; waiting callers get a `PolicyError`."""
         with self._condition:
             self._closed = self._closed or "the policy is closed"
             self._condition.notify()
@@ -122,7 +122,7 @@ class EngineLoop:
         batch: dict[str, Future[Any]] = {}
         try:
             self._serve(core, batch)
-        except Exception as error:  # the engine broke: it may have lost any sequence, so all of them are lost
+        except Exception as error:  # the engine broke and may have lost any sequence: all of them fail
             with self._condition:
                 self._closed = f"the engine broke: {type(error).__name__}: {error}. Look at vLLM's log; start anew"
         with self._condition:

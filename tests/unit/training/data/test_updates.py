@@ -39,7 +39,7 @@ def test_the_seed_and_the_epoch_decide_the_order() -> None:
     assert orders(1)[0] != orders(1)[1]
     assert orders(1) != orders(2)
     again = UpdateSchedule(units, size=8, epochs=2, seed=1)
-    assert names(again[4].rows) == names(UpdateSchedule(units, size=8, epochs=2, seed=1)[4].rows)  # in any order of asking
+    assert names(again[4].rows) == names(UpdateSchedule(units, size=8, epochs=2, seed=1)[4].rows)
 
 
 def test_rows_of_a_tree_go_together_and_several_trees_meet() -> None:

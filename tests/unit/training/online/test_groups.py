@@ -46,7 +46,9 @@ class Table:
             yield attempt(ask, float(random.Random(f"{ask.task.task_id} {path}").random() < rate), texts)
 
 
-def groups(table: Table, name: str = "grpo", pool: Sequence[Task] = POOL, seed: int = 0, **settings: object) -> RoundSampler:
+def groups(
+    table: Table, name: str = "grpo", pool: Sequence[Task] = POOL, seed: int = 0, **settings: object
+) -> RoundSampler:
     chosen = GroupSettings(**{"tasks": 3, "size": 4, **settings})  # type: ignore[arg-type]
     chosen.check()
     return RoundSampler(pool, chosen, objective(name), table, seed)

@@ -19,6 +19,8 @@ from offline_agent.training.online.samples import CreditAssignment, sample
 from offline_agent.training.settings import OnlineSettings
 from tests.helpers.rendering import qwen, root
 
+TURN_REWARD = CreditAssignment("turn_reward", outcome=0.0)
+
 
 @cache
 def renderer() -> Renderer:
@@ -187,7 +189,7 @@ def test_credit_is_divided_by_the_deviation_of_the_same_attempts() -> None:
 
 def test_credit_by_turn_rewards_is_what_the_turn_and_later_ones_earned() -> None:
     made = round_of(attempt(0, 1.0, earned=(0.5, 0.25)), attempt(1, 0.0, ("red", "hats", "caps"), (0.0, 0.75, 0.5)))
-    one, two = sample(made, renderer(), PLAIN, max_length=999, credit=CreditAssignment("turn_reward", outcome=0.0))
+    one, two = sample(made, renderer(), PLAIN, max_length=999, credit=TURN_REWARD)
     assert one.earned == (0.5, 0.25) and two.earned == (0.0, 0.75, 0.5)
     # returns 0.75, 0.25 and 1.25, 1.25, 0.5: the third turn has nothing to be compared with
     assert one.advantages == (-0.25,) * one.turns[0] + (-0.5,) * one.turns[1]
@@ -199,11 +201,11 @@ def test_credit_by_turn_rewards_is_what_the_turn_and_later_ones_earned() -> None
 
 def test_turn_rewards_of_drawn_turns_count_but_nothing_is_learnt_there() -> None:
     members = (attempt(0, 1.0, earned=(0.5, 0.25), explored=(1,)), attempt(1, 0.0, earned=(0.0, 1.0), explored=(0,)))
-    one, two = sample(round_of(*members), renderer(), PLAIN, max_length=999, credit=CreditAssignment("turn_reward", outcome=0.0))
+    one, two = sample(round_of(*members), renderer(), PLAIN, max_length=999, credit=TURN_REWARD)
     assert one.earned == (0.75,) and one.advantages == (-0.125,) * one.turns[0]
     assert two.earned == (1.0,) and two.advantages == (0.375,) * two.turns[0]
     three = attempt(0, 1.0, ("red", "hats", "caps"), (0.5, 0.25, 0.125), explored=(1,))
-    (one,) = sample(round_of(three), renderer(), PLAIN, max_length=999, credit=CreditAssignment("turn_reward", outcome=0.0))
+    (one,) = sample(round_of(three), renderer(), PLAIN, max_length=999, credit=TURN_REWARD)
     assert one.earned == (0.75, 0.125) and len(one.turns) == 2  # what a drawn turn earned stands with the one before it
 
 
@@ -220,7 +222,7 @@ def test_a_trajectory_of_which_a_turn_is_not_rewarded_is_left_out_and_not_scored
 
 def test_a_critic_learns_what_turns_earned() -> None:
     made = round_of(attempt(0, 1.0, earned=(0.5, 0.25)), attempt(1, 0.0, earned=(0.0, 0.0)))
-    found = sample(made, renderer(), objective("ppo"), max_length=999, credit=CreditAssignment("turn_reward", outcome=0.0))
+    found = sample(made, renderer(), objective("ppo"), max_length=999, credit=TURN_REWARD)
     assert [one.advantages for one in found] == [None, None]
     batch = RoundBatch(PlayedRound(found, 1.0), [], values=[torch.zeros(one.tokens) for one in found])
     batch.credit(objective("ppo", scale="none"), OnlineSettings(1, lam=1.0))
