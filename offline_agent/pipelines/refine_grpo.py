@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from offline_agent.rollouts.episodes import Episodes
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.online.objectives import Objective
-    from offline_agent.training.online.trainer import PlayedRound
+    from offline_agent.training.online.round_batch import PlayedRound
 
 
 @dataclass
@@ -232,8 +232,9 @@ class _Stage:
 
     def play(self, number: int, model: Any) -> PlayedRound:
         """Play a round with the model's weights, and say what is trained on; see `online.Rounds`."""
-        from offline_agent.training.online.samples import CreditAssignment, sample
-        from offline_agent.training.online.trainer import PlayedRound
+        from offline_agent.training.online.credit import CreditAssignment
+        from offline_agent.training.online.round_batch import PlayedRound
+        from offline_agent.training.online.samples import sample
 
         assert self.parts.sampler is not None
         give = partial(self.parts.sampler.give, model, self.tokenizer, self.session.run.path)

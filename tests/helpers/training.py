@@ -12,9 +12,8 @@ import torch
 from torch.nn import functional as F
 
 from offline_agent.training.data.rows import PairRow, TrajectoryRow
-from offline_agent.training.data.updates import UpdateSchedule
-from offline_agent.training.offline.dpo import SharedDPOTrainer, pair_units
-from offline_agent.training.offline.sft import trajectory_units
+from offline_agent.training.data.updates import UpdateSchedule, pair_units, trajectory_units
+from offline_agent.training.offline.dpo import SharedDPOTrainer
 from offline_agent.training.settings import DpoSettings, TrainSettings
 from offline_agent.training.trainer import arguments
 from tests.helpers.rendering import qwen

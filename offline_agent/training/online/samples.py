@@ -6,19 +6,18 @@ Knows rendering and rewards, not tensors.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
 
 from offline_agent.errors import DataError
 from offline_agent.preferences.dataset.export import trajectory_row
-from offline_agent.records import POLICY_CUTS, Trajectory
+from offline_agent.records import POLICY_CUTS
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.store.columns import known
 from offline_agent.training.online import advantages
-from offline_agent.training.online.branching import branch_advantages
+from offline_agent.training.online.credit import TRAJECTORY, CreditAssignment, branch_advantages, turn_rewards
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import Objective
 
@@ -110,30 +109,6 @@ class _JudgedAttempt:
         return tuple(found)
 
 
-@dataclass(frozen=True)
-class CreditAssignment:
-    """How a trajectory's reward becomes its tokens' advantages.
-
-    Attributes:
-        by: trajectory: one advantage for all of it. turn: one for each turn, from the branches of its group.
-            turn_reward: one for each turn, from what the environment says that single calls earned; with a critic, what
-            it learns.
-        discount: Of what later turns earned, a turn; turn_reward without a critic.
-        outcome: The share of the whole's reward that is added to what the last turn earned; turn_reward. 0 where the
-            environment's rewards of single calls already add up to it.
-        judge: Says of a trajectory what each turn earned, in [0, 1], in place of the environment; turn_reward. A turn
-            gets this divided by the number of turns: all together earn 1 at most.
-    """
-
-    by: Literal["trajectory", "turn", "turn_reward"] = "trajectory"
-    discount: float = 1.0
-    outcome: float = 1.0
-    judge: Callable[[Trajectory], Sequence[float]] | None = None
-
-
-TRAJECTORY = CreditAssignment()
-
-
 def sample(
     made: Round,
     renderer: Renderer,
@@ -213,7 +188,7 @@ def _rows(
         tokens = sum(mask) if mask else sum(len(step.action.token_ids or ()) for step in attempt.steps)
         shaping, earned = advantages.overlong(tokens, objective), None
         if credit.by == "turn_reward" and attempt.steps:
-            told, lacking = _told(attempt, credit)
+            told, lacking = turn_rewards(attempt, credit)
             why = why or lacking
             if told is not None:
                 earned = (*told[:-1], told[-1] + credit.outcome * reward + shaping)
@@ -243,26 +218,6 @@ def _row(attempt: Attempt, renderer: Renderer, most: int) -> tuple[Ids, Ids, Seq
     return ids, mask, row["logps"], f"it has {len(ids)} tokens, allowed: {most}" if len(ids) > most else None
 
 
-def _told(attempt: Attempt, credit: CreditAssignment) -> tuple[tuple[float, ...] | None, str | None]:
-    """Return what each turn earned, as the judge or the environment says; or None and why nobody says it."""
-    if credit.judge is None:
-        given = [step.reward for step in attempt.steps]
-        said = tuple(one for one in given if one is not None)
-        if len(said) == len(given):
-            return said, None
-        return None, f"the environment does not say what turn {given.index(None)} of {len(given)} earned"
-    trajectory = attempt.trajectory()
-    assert trajectory is not None  # it has steps
-    try:
-        told = [float(one) for one in credit.judge(trajectory)]
-    except Exception as error:  # the user's own
-        return None, f"the judge of turns failed: {type(error).__name__}: {error}"
-    if len(told) != len(attempt.steps) or not all(0 <= one <= 1 for one in told):
-        shown = ", ".join(f"{one:g}" for one in told)
-        return None, f"the judge of turns gave [{shown}]; allowed: {len(attempt.steps)} numbers in [0, 1]"
-    return tuple(one / len(told) for one in told), None
-
-
 def _spoken(attempt: Attempt) -> list[int]:
     """Return the turns of which a token was sampled: not even an end is possible, and leaves nothing in the mask."""
     return [number for number, step in enumerate(attempt.steps) if step.action.token_ids != ()]
@@ -283,7 +238,7 @@ def _own(attempt: Attempt, turn: int) -> bool:
 
 
 def _by_turn(rows: Sequence[_JudgedAttempt], objective: Objective) -> list[list[float] | None]:
-    """Return A(h, a) of each row's turns, divided as the objective divides; see `branching.branch_advantages`.
+    """Return A(h, a) of each row's turns, divided as the objective divides; see `credit.branch_advantages`.
 
     Values and deviations are of the same attempts: all that were judged, those with nothing to learn from included.
     """

@@ -6,9 +6,7 @@ from collections import Counter
 
 import pytest
 
-from offline_agent.training.data.updates import Unit, UpdateSchedule, fill
-from offline_agent.training.offline.dpo import pair_units
-from offline_agent.training.offline.sft import trajectory_units
+from offline_agent.training.data.updates import Unit, UpdateSchedule, fill, pair_units, trajectory_units
 from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
 from tests.helpers.training import pairs, trajectories
 

@@ -11,9 +11,9 @@ import torch
 
 from offline_agent.errors import ConfigError
 from offline_agent.training.data.rows import TrajectoryRow
-from offline_agent.training.data.updates import UpdateSchedule
+from offline_agent.training.data.updates import UpdateSchedule, trajectory_units
 from offline_agent.training.models import add_adapters
-from offline_agent.training.offline.sft import SharedSFTTrainer, train_sft, trajectory_units
+from offline_agent.training.offline.sft import SharedSFTTrainer, train_sft
 from offline_agent.training.trainer import arguments
 from tests.helpers.rendering import qwen
 from tests.helpers.training import VOCABULARY, exact, far, model, plain_logps, settings, step, trajectories

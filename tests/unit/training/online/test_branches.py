@@ -17,11 +17,11 @@ import pytest
 from offline_agent.records import Action, Step, Verdict
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.training.online.branching import branch_advantages
+from offline_agent.training.online.credit import CreditAssignment, branch_advantages
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import Objective, objective
 from offline_agent.training.online.round_batch import PlayedRound, RoundBatch
-from offline_agent.training.online.samples import CreditAssignment, sample
+from offline_agent.training.online.samples import sample
 from offline_agent.training.settings import OnlineSettings
 from tests.helpers.rendering import qwen, root
 

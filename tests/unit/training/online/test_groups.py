@@ -11,7 +11,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.records import Action, Context, Step, Task, Verdict
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.rollouts.playing import Ask
-from offline_agent.training.online.branching import branch_advantages
+from offline_agent.training.online.credit import branch_advantages
 from offline_agent.training.online.groups import Group, GroupSettings, RoundSampler
 from offline_agent.training.online.objectives import objective
 

@@ -12,10 +12,11 @@ import torch
 from offline_agent.records import Action, Context, Step, ToolCall, Verdict
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
+from offline_agent.training.online.credit import CreditAssignment
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import objective
 from offline_agent.training.online.round_batch import PlayedRound, RoundBatch
-from offline_agent.training.online.samples import CreditAssignment, sample
+from offline_agent.training.online.samples import sample
 from offline_agent.training.settings import OnlineSettings
 from tests.helpers.rendering import qwen, root
 
