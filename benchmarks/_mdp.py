@@ -9,7 +9,8 @@ from functools import cache
 from typing import Any
 
 from offline_agent.envs.pool import EnvPool
-from offline_agent.policies.base import InlineEngine, Proposals, ProposeRequest
+from offline_agent.policies.base import Proposals, ProposeRequest
+from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Context, Task, ToolCall, Verdict
 from offline_agent.search.restore import Opening, Outcome
 from offline_agent.search.scheduler import Scheduler

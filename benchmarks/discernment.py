@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from offline_agent.envs.shop import Shop
 from offline_agent.envs.tools import ToolSet
-from offline_agent.training.tokenizer import MARKS
 from tools.default_model.demonstrations import conversation
+from tools.default_model.tokenizer import MARKS
 
 BACK = {"type": "function", "function": {"name": "back", "arguments": {}}}
 

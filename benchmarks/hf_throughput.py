@@ -18,8 +18,8 @@ from _common import write_result
 from transformers import AutoModelForCausalLM
 
 from offline_agent.envs.base import EnvSpec, Episode
-from offline_agent.policies.base import Proposals, ProposeRequest
-from offline_agent.policies.hf.policy import DEFAULT_MODEL, HFPolicy
+from offline_agent.policies.base import DEFAULT_MODEL, Proposals, ProposeRequest
+from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.records import Action, Context
 from offline_agent.seeding import derive_seed
 

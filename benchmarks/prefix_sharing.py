@@ -33,7 +33,7 @@ from _common import machine, write_result
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase
 
-from offline_agent.policies.hf.policy import DEFAULT_MODEL
+from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.store.columns import PAIR_TABLES, known
 from offline_agent.training.prefix_sharing.log_probabilities import Scorer
 from offline_agent.training.prefix_sharing.trie import Sequence, pack

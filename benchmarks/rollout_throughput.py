@@ -38,7 +38,8 @@ from trl.chat_template_utils import qwen3_template
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
 from offline_agent.envs.shop import Shop
-from offline_agent.policies.hf.policy import DEFAULT_MODEL, HFPolicy
+from offline_agent.policies.base import DEFAULT_MODEL
+from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.records import Action, Context, Task
 from offline_agent.rollouts.episodes import AttemptRequest, Episodes
 

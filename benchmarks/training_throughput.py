@@ -30,7 +30,7 @@ import torch
 from _common import write_result
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from offline_agent.policies.hf.policy import DEFAULT_MODEL
+from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES, known_name
 from offline_agent.training.data.rows import load_pairs, load_trajectories

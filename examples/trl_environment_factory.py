@@ -16,7 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 
 from offline_agent.envs.shop import Shop
-from offline_agent.policies.hf.policy import DEFAULT_MODEL
+from offline_agent.policies.base import DEFAULT_MODEL
 
 
 def trainer(folder, **changes):

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.policies.hf.policy import DEFAULT_MODEL, HFPolicy
+from offline_agent.policies.base import DEFAULT_MODEL
+from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.training.integrations.trl_rollout import prompts, reward, rollout_func
 
 

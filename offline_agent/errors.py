@@ -1,4 +1,4 @@
-"""One error class per boundary; a foreign error is wrapped once, with its cause."""
+"""One error class per boundary; errors of other libraries are wrapped once, with their cause."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class OfflineAgentError(Exception):
 
 
 class ConfigError(OfflineAgentError):
-    """A request that cannot be carried out as written. Carries every fault found, not just the first.
+    """A request that cannot be executed as written. It lists every fault found, not only the first.
 
     Args:
-        faults: One readable line per fault: what, got, allowed, how to mend.
+        faults: One readable line per fault: the key, the value, the allowed values, and how to correct it.
     """
 
     def __init__(self, faults: str | Sequence[str]) -> None:
@@ -25,7 +25,7 @@ class ConfigError(OfflineAgentError):
 
 
 class EnvironmentFault(OfflineAgentError):
-    """The environment broke (raised, hung, answered differently on replay); says nothing of the policy."""
+    """The environment broke (raised, hung, answered differently on replay); it is no evidence about the policy."""
 
 
 class PolicyError(OfflineAgentError):
@@ -33,7 +33,7 @@ class PolicyError(OfflineAgentError):
 
 
 class ContextFull(PolicyError):
-    """A history leaves no room for another action in the model's context: a limit of the policy, and no outage."""
+    """A history leaves no room for another action in the model's context: a limit of the policy, not an outage."""
 
 
 class JudgeError(OfflineAgentError):
@@ -41,21 +41,24 @@ class JudgeError(OfflineAgentError):
 
 
 class DataError(OfflineAgentError):
-    """An artifact is missing, torn, corrupted, from another version, or fails its certificate."""
+    """An artifact is missing, incomplete, corrupted, of another version, or fails its certificate."""
 
 
 class TrainingError(OfflineAgentError):
-    """Training cannot go on without doing damage."""
+    """Training cannot continue without damage to the model."""
 
 
 class Interruption(BaseException):
-    """The run itself is being ended (a signal): no boundary around foreign code takes it for that code's fault."""
+    """The run is being ended by a signal; boundaries around user code must not take it for an error of that code.
+
+    A `BaseException`, so that `except Exception` does not catch it.
+    """
 
 
 def ends_the_run(error: BaseException) -> bool:
-    """Tell whether an error ends the run, as opposed to one that foreign code raised.
+    """Return whether an error ends the run, as opposed to an error raised by user code.
 
-    A KeyboardInterrupt is the user's only in the main thread, and only while Python's own handler is in place.
+    A KeyboardInterrupt comes from the user only in the main thread, and only while Python's own handler is installed.
     """
     if isinstance(error, KeyboardInterrupt):
         main = threading.current_thread() is threading.main_thread()
@@ -64,7 +67,7 @@ def ends_the_run(error: BaseException) -> bool:
 
 
 def in_words(error: BaseException) -> str:
-    """Return class and message of an error; foreign code may have made one that cannot say its message."""
+    """Return class and message of an error; the `__str__` of an error class of user code may itself raise."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception as worse:

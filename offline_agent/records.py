@@ -1,4 +1,7 @@
-"""The words of the project as frozen records. Knows no environment, policy, tokenizer or file."""
+"""Records that all packages share: tasks, actions, verdicts, contexts, trajectories and preference pairs.
+
+They depend on no environment, policy, tokenizer or file.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ PairKind = Literal["step", "trajectory", "hindsight", "minimal"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to do in an environment.
+    """One task of an environment.
 
     Attributes:
         task_id: Unique within the environment; stable across runs and machines.
@@ -41,15 +44,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What the policy emitted in one turn: a thought and one tool call, or a final answer.
+    """The policy's output in one turn: a thought and one tool call, or a final answer.
 
     Attributes:
         text: The decoded turn, without the end-of-turn token.
         thought: The part of `text` before the call; the whole of it for a final answer.
         call: The parsed call. None for a final answer, and None when `fault` is set.
-        fault: None, or the class of what is wrong with the turn itself: `invalid_json`, `bad_call`
-            (JSON of the wrong shape), `several_calls`, `empty`, `no_end` (cut by the token limit).
-        detail: A sentence for the policy that says what is wrong and how to mend it; None when `fault` is.
+        fault: None, or the class of the error in the turn itself: `invalid_json`, `bad_call` (JSON of the wrong
+            shape), `several_calls`, `empty`, `no_end` (cut by the token limit).
+        detail: A sentence for the policy that explains the fault and how to avoid it; None where `fault` is None.
         token_ids: int [n], the sampled ids, end-of-turn token included where it was sampled.
             None where the policy has no tokenizer.
         logps: float [n], natural-log probability of each id under the policy at temperature 1.
@@ -81,12 +84,12 @@ class Verdict:
     """A scorer's output.
 
     Attributes:
-        score: In [0, 1]; None = could not be scored, and `error` says why.
+        score: In [0, 1]; None = could not be scored, and `error` gives the reason.
         success: Whether the task was achieved; None exactly when `score` is None.
         verifier: The scorer's name.
         version: The scorer's version; part of every row it judged.
-        evidence: JSON-serialisable facts the score rests on.
-        error: Why there is no score; None when there is one.
+        evidence: JSON-serialisable facts that support the score.
+        error: The reason why there is no score; None where there is one.
     """
 
     score: float | None
@@ -105,7 +108,7 @@ class Verdict:
             raise ValueError(f"Verdict: score must be in [0, 1], got {self.score!r}")
 
     def __float__(self) -> float:
-        """Return the score; NaN where there is none, which TRL leaves out as it does None."""
+        """Return the score; NaN where there is none: TRL ignores it as it ignores None."""
         return float("nan") if self.score is None else float(self.score)
 
     def to_json(self) -> dict[str, Any]:
@@ -128,9 +131,9 @@ class Verdict:
 
 
 class Context:
-    """One history as the policy sees it; immutable, and shares everything before its last turn with its parent.
+    """One history as the policy sees it; immutable. A context shares everything before its last turn with its parent.
 
-    A tree of contexts is the trie of the conversations: rendering and key-value caches hang on these nodes.
+    The contexts of a search tree form a trie of conversations; rendering and key-value caches use its nodes.
 
     Attributes:
         task: The task.
@@ -138,12 +141,12 @@ class Context:
         tools: JSON schemas of the tools, one per tool.
         parent: The history before the last turn; None at the start of an episode.
         action: The last turn; None at the start of an episode.
-        observation: What answered it; None when the episode ended with the action.
+        observation: The reply to the action; None where the episode ended with the action.
         role: Role of the observation: `tool`, or `user` where a scripted user speaks.
         depth: Number of actions taken.
         segment: int [m], ids that this context adds to its parent's (the action's sampled ids, the observation,
-            the next role header); filled by `rendering.Renderer`, None before.
-        cache: A place for a policy's own cache; nobody else reads it.
+            the next role header); set by `rendering.renderer.Renderer`, None before.
+        cache: A place for the policy's own cache; nothing else reads it.
     """
 
     __slots__ = (
@@ -173,7 +176,7 @@ class Context:
         self.cache: Any = None
 
     def child(self, action: Action, observation: str | None, role: Role = "tool") -> Context:
-        """Return this history extended by one action and what answered it."""
+        """Return this history extended by one action and the observation that follows it."""
         return Context(self.task, self.system, self.tools, observation, self, action, role)
 
     def lineage(self) -> list[Context]:
@@ -212,14 +215,14 @@ class Step:
     """One transition.
 
     Attributes:
-        action: What the policy emitted.
-        key: The canonical key of the action (`envs.base.ToolSet.canonical_key`).
-        observation: What answered it; None when the episode ended with the action.
+        action: The policy's output.
+        key: The canonical key of the action (`envs.tools.ToolSet.canonical_key`).
+        observation: The reply to the action; None where the episode ended with the action.
         role: Role of the observation.
-        fault: Class of the error the policy was told of (`unknown_tool`, `bad_arguments`, `tool_error`, or the
-            action's own fault); None when the call went through.
-        reward: What the environment says that the action earned by itself, in [0, 1]; None where it says nothing, and
-            in search trees, which do not ask.
+        fault: Class of the error that was reported to the policy (`unknown_tool`, `bad_arguments`, `tool_error`, or
+            the action's own fault); None where the call was executed without an error.
+        reward: The environment's reward of this action alone, in [0, 1]; None where the environment gives none, and
+            in search trees, which do not ask for it.
     """
 
     action: Action
@@ -231,16 +234,16 @@ class Step:
 
 
 POLICY_CUTS = ("max_steps", "tokens", "context")
-"""Ends that a limit of the policy's own puts to an episode: its steps are used up, a turn never ended (token limit), or
-the history is longer than its context. The task was not solved: such an end is a failure worth 0."""
+"""Limits of the policy that end an episode: steps, tokens of one turn, or tokens of the whole history. The task is not
+solved: such an end is a failure with reward 0."""
 
 
 def cut_verdict(cut: str, **evidence: Any) -> Verdict:
-    """Return the verdict on an episode that ended by one of `POLICY_CUTS`.
+    """Return the verdict on an episode that was ended by one of `POLICY_CUTS`.
 
     Args:
-        cut: Which.
-        evidence: What else is known of the end.
+        cut: The limit.
+        evidence: Further facts about the end.
     """
     return Verdict(0.0, False, cut, evidence={"truncated": True, **evidence})
 
@@ -252,12 +255,13 @@ class Trajectory:
     Attributes:
         context: The last context; holds task, system prompt, tools, first observation and every turn.
         steps: One per action, first to last.
-        verdict: The end state's verdict; None when nobody was asked.
+        verdict: The end state's verdict; None where no scorer was asked.
         terminated: The task ended by itself.
-        truncated: It was cut: by a limit of the policy's own, a time-out or a fault.
-        origin: Where it comes from.
+        truncated: The episode was cut: by a limit of the policy, a time-out or a fault.
+        origin: The kind of run that produced it.
         cut_by: None, or one of `POLICY_CUTS`, `time` or `fault` where `truncated`.
-        criticality: float [len(steps)] or None; see algorithms.md section 3.
+        criticality: float [len(steps)] or None: for each step the value with its action less the expected value with
+            another action (docs/pairs.md, minimal pairs); None inside where a step was not measured.
     """
 
     context: Context
@@ -271,30 +275,30 @@ class Trajectory:
 
     @property
     def task(self) -> Task:
-        """The task that was tried."""
+        """The task of the episode."""
         return self.context.task
 
 
 @dataclass(frozen=True, slots=True)
 class PreferencePair:
-    """Two continuations of one history, of which one is better, and why.
+    """Two continuations of one history, one better than the other, and the evidence.
 
     Attributes:
-        kind: Which rule made it.
+        kind: The rule that made it.
         prefix: The shared history; its messages are the prompt.
         chosen: The better continuation, at least one step.
         rejected: The worse continuation, at least one step.
         q_chosen, q_rejected: Values in [0, 1]: estimates of the two actions for step pairs, else the ends' scores.
         visits_chosen, visits_rejected: Number of judged rollouts behind each value.
         confidence: P(Q_w > Q_l) of the first actions in which the two differ, under the policy; None where the tree
-            has no rollouts to tell it from.
+            has no rollouts to estimate it from.
         verdict_chosen, verdict_rejected: The evidence for each side; None only for step pairs, whose evidence is
             the counts.
-        tree_id, node_id, chosen_edge, rejected_edge: Where in which tree; None where it is from no tree.
+        tree_id, node_id, chosen_edge, rejected_edge: The place in a search tree; None where it is from no tree.
         weight: 1/sqrt(pairs of the task) unless configured otherwise.
-        rest_confidence: How sure it is that the whole rest of the chosen side is the better one, by the verdicts on
-            both ends; None for step pairs, which claim nothing of it. docs/pairs.md says what each kind claims.
-        reason: One readable sentence: why this is a pair.
+        rest_confidence: Probability that the whole rest of the chosen side is the better one, by the verdicts on both
+            ends; None for step pairs, which make no such claim. docs/pairs.md lists the claim of each kind.
+        reason: One readable sentence that explains the pair.
     """
 
     kind: PairKind

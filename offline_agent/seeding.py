@@ -1,4 +1,4 @@
-"""Seeds by name: the same names give the same seed on every machine, in any order of asking."""
+"""Seeds by name: the same names give the same seed on every machine, whatever the order of the calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def derive_seed(run: int, *names: object) -> int:
 
     Args:
         run: The run's seed.
-        names: What the seed is for, e.g. `("task", task_id, node_key, sample)`. Compared by `str()`.
+        names: The purpose of the seed, e.g. `("task", task_id, node_key, sample)`. Compared by `str()`.
     """
     text = "\x1f".join([str(run), *map(str, names)])
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
@@ -26,10 +26,10 @@ def mix(seed: int, index: int) -> int:
 
 
 def child_seed(seed: int, key: str) -> int:
-    """Return the seed in [0, 2**63) of what follows `key` under `seed`; for seeds made by the million.
+    """Return the seed in [0, 2**63) of the child `key` of `seed`; fast, for millions of seeds.
 
-    The middle bits of a product, where every bit of the key's CRC has its say: two keys of one parent share a seed
-    only if their CRCs agree.
+    It takes the middle bits of a product, which depend on every bit of the key's CRC-32: two keys of one parent share a
+    seed only if their CRCs are equal.
     """
     return ((seed ^ crc32(key.encode("utf-8", "surrogatepass"))) * 0xBF58476D1CE4E5B9 >> 32) & 0x7FFFFFFFFFFFFFFF
 

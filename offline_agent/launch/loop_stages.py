@@ -210,7 +210,7 @@ def model_folder(path_or_name: str | None) -> Path:
     Raises:
         ConfigError: There is no such folder, and no such model in the cache or on the hub.
     """
-    from offline_agent.policies.hf.policy import DEFAULT_MODEL
+    from offline_agent.policies.base import DEFAULT_MODEL
 
     if path_or_name is None:
         return DEFAULT_MODEL
@@ -232,7 +232,8 @@ def model_folder(path_or_name: str | None) -> Path:
 
 def template_text(named: str) -> str:
     """Return the text of a chat template, given its name, its file or the text itself."""
-    from offline_agent.rendering.styles import TEMPLATES, ready_made
+    from offline_agent.rendering.styles import TEMPLATES
+    from offline_agent.rendering.styles import template_text as ready_made
 
     if named in TEMPLATES:
         return ready_made(named)

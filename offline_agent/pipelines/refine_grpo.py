@@ -33,7 +33,7 @@ from offline_agent.runner.components import make_environment, make_reward, make_
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.provenance import hash_json
 from offline_agent.training.collapse.checklist import checklist
-from offline_agent.training.online.groups import Groups
+from offline_agent.training.online.groups import RoundSampler
 
 
 def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
@@ -125,7 +125,7 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
             reset_seconds=config.limits.reset_seconds,
         )  # fmt: skip
         player = rounds.RoundPlayer(episodes, log, inputs.groups.size, first)
-        groups = Groups(inputs.tasks, inputs.groups, inputs.objective, player, config.seed, inputs.reward)
+        groups = RoundSampler(inputs.tasks, inputs.groups, inputs.objective, player, config.seed, inputs.reward)
         steps = rounds.remember(groups, log, first)
         online = OnlineRun(inputs, session, tokenizer, groups, episodes, pool, player, log, steps)
         result = train_online(

@@ -1,4 +1,4 @@
-"""Random arguments that fit a JSON schema, made of words and numbers seen in a conversation."""
+"""Random arguments that match a JSON schema, from words and numbers of a conversation."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ OPTIONAL = 0.5
 SPREAD = 10
 
 
-class Seen:
-    """The words and numbers of a conversation, one link per context, so that a turn reads its own text only.
+class SeenWords:
+    """The words and numbers of a conversation, linked to those of its parent, so that each text is read once.
 
     Args:
-        text: What the context added.
+        text: The text that the context added.
         parent: The conversation before; None at its start.
     """
 
     __slots__ = ("_own_numbers", "_own_words", "_parent", "numbers_seen", "words_seen")
 
-    def __init__(self, text: str, parent: Seen | None) -> None:
+    def __init__(self, text: str, parent: SeenWords | None) -> None:
         words = (word.rstrip(".") for word in _WORD.findall(text))
         self._own_words = [word for word in words if word][:MAX_WORDS]
         self._own_numbers = _NUMBER.findall(text)[:MAX_WORDS]
@@ -37,11 +37,11 @@ class Seen:
         self.numbers_seen: int = len(self._own_numbers) + (parent.numbers_seen if parent else 0)
 
     @classmethod
-    def of(cls, context: Context) -> Seen:
-        """Return what was seen up to `context`; kept in `context.cache`."""
+    def of(cls, context: Context) -> SeenWords:
+        """Return the words and numbers up to `context`; cached in `context.cache`."""
         missing: list[Context] = []
         node: Context | None = context
-        while node is not None and not isinstance(node.cache, Seen):
+        while node is not None and not isinstance(node.cache, SeenWords):
             missing.append(node)
             node = node.parent
         seen = node.cache if node is not None else None
@@ -52,21 +52,21 @@ class Seen:
         return seen
 
     def words(self, rng: random.Random) -> str:
-        """Return one to three words that followed one another."""
+        """Return one to three consecutive words."""
         if not self.words_seen:
             return "x"
         node, at = self._find("words", rng.randrange(self.words_seen))
         return " ".join(node._own_words[at : at + rng.choice((1, 1, 2, 3))])
 
     def number(self, rng: random.Random) -> float | int | None:
-        """Return a number that was seen; None where there was none."""
+        """Return a number of the conversation; None where there is none."""
         if not self.numbers_seen:
             return None
         node, at = self._find("numbers", rng.randrange(self.numbers_seen))
         text = node._own_numbers[at]
         return float(text) if "." in text else int(text)
 
-    def _find(self, kind: str, index: int) -> tuple[Seen, int]:
+    def _find(self, kind: str, index: int) -> tuple[SeenWords, int]:
         node = self
         while node._parent is not None:
             before = node._parent.words_seen if kind == "words" else node._parent.numbers_seen
@@ -76,19 +76,19 @@ class Seen:
         return node, index
 
 
-def argument_values(schema: Mapping[str, Any], rng: random.Random, seen: Seen) -> dict[str, Any]:
-    """Return arguments for a tool: all that are required, each other one half of the time.
+def argument_values(schema: Mapping[str, Any], rng: random.Random, seen: SeenWords) -> dict[str, Any]:
+    """Return arguments for a tool: all required ones, and each optional one with probability one half.
 
     Args:
         schema: The JSON schema of the arguments, an object.
-        rng: Chance.
-        seen: Where words and numbers come from.
+        rng: Random generator.
+        seen: Source of words and numbers.
     """
     value = _object(schema, rng, seen, 0)
     return value if isinstance(value, dict) else {}
 
 
-def _value(schema: Any, rng: random.Random, seen: Seen, depth: int) -> Any:
+def _value(schema: Any, rng: random.Random, seen: SeenWords, depth: int) -> Any:
     if not isinstance(schema, Mapping):
         return seen.words(rng)
     if "const" in schema:
@@ -107,14 +107,14 @@ def _value(schema: Any, rng: random.Random, seen: Seen, depth: int) -> Any:
     return make(schema, rng, seen, depth)
 
 
-def _string(schema: Mapping[str, Any], rng: random.Random, seen: Seen, depth: int) -> str:
+def _string(schema: Mapping[str, Any], rng: random.Random, seen: SeenWords, depth: int) -> str:
     text = seen.words(rng)
     while len(text) < schema.get("minLength", 0):
         text += " " + seen.words(rng)
     return text[: schema["maxLength"]] if "maxLength" in schema else text
 
 
-def _integer(schema: Mapping[str, Any], rng: random.Random, seen: Seen, depth: int) -> int:
+def _integer(schema: Mapping[str, Any], rng: random.Random, seen: SeenWords, depth: int) -> int:
     low, high = _bounds(schema)
     step = schema.get("multipleOf", 1)
     step = int(step) if step and step >= 1 else 1
@@ -134,7 +134,7 @@ def _integer(schema: Mapping[str, Any], rng: random.Random, seen: Seen, depth: i
     return rng.randint(first, max(first, last)) * step
 
 
-def _number(schema: Mapping[str, Any], rng: random.Random, seen: Seen, depth: int) -> float | int:
+def _number(schema: Mapping[str, Any], rng: random.Random, seen: SeenWords, depth: int) -> float | int:
     low, high = _bounds(schema)
     found = seen.number(rng)
     fits = found is not None and (low is None or found > low) and (high is None or found < high)
@@ -148,22 +148,22 @@ def _number(schema: Mapping[str, Any], rng: random.Random, seen: Seen, depth: in
     return value if low < value < high else (low + high) / 2
 
 
-def _boolean(schema: Mapping[str, Any], rng: random.Random, seen: Seen, depth: int) -> bool:
+def _boolean(schema: Mapping[str, Any], rng: random.Random, seen: SeenWords, depth: int) -> bool:
     return rng.random() < 0.5
 
 
-def _null(schema: Mapping[str, Any], rng: random.Random, seen: Seen, depth: int) -> None:
+def _null(schema: Mapping[str, Any], rng: random.Random, seen: SeenWords, depth: int) -> None:
     return None
 
 
-def _array(schema: Mapping[str, Any], rng: random.Random, seen: Seen, depth: int) -> list[Any]:
+def _array(schema: Mapping[str, Any], rng: random.Random, seen: SeenWords, depth: int) -> list[Any]:
     least = schema.get("minItems", 0)
     most = max(least, min(schema.get("maxItems", 3), least + 3))
     size = least if depth >= MAX_DEPTH else rng.randint(min(max(least, 1), most), most)
     return [_value(schema.get("items"), rng, seen, depth + 1) for _ in range(size)]
 
 
-def _object(schema: Mapping[str, Any], rng: random.Random, seen: Seen, depth: int) -> dict[str, Any]:
+def _object(schema: Mapping[str, Any], rng: random.Random, seen: SeenWords, depth: int) -> dict[str, Any]:
     required = schema.get("required") or ()
     out = {}
     for name, entry in (schema.get("properties") or {}).items():

@@ -1,4 +1,4 @@
-"""What every policy must do, checked: `check_policy(policy, contexts)` returns what it does not."""
+"""Conformance suite of policies: `check_policy(policy, contexts)` returns the breaches of the contract."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ WAIT = 120.0
 def check_policy(
     policy: Policy, contexts: Sequence[Context], temperature: float = 0.7, tolerance: float = 1e-3
 ) -> list[str]:
-    """Return one line per way in which a policy breaks its contract; an empty list is a pass.
+    """Return one line per breach of the contract; an empty list is a pass.
 
     Args:
         policy: The policy.
-        contexts: At least two histories; one that extends another makes the check sharper.
-        temperature: For the sampled checks.
-        tolerance: How far `score` may be from the log-probs of the proposals, per token.
+        contexts: At least two histories; one that extends another makes the check stricter.
+        temperature: Temperature of the sampled requests.
+        tolerance: Largest difference between `score` and the log-probs of the proposals, per token.
     """
     checks: list[Callable[[], Iterator[str]]] = [
         lambda: _shapes(policy, contexts, temperature),
@@ -39,7 +39,7 @@ def check_policy(
     for check in checks:
         try:
             faults += check()
-        except Exception as error:  # a policy's own code; whatever it raises is a finding
+        except Exception as error:  # raised by the policy's own code: a breach
             faults.append(f"raised {type(error).__name__}: {error}")
     return faults
 
@@ -133,7 +133,7 @@ def _scores(policy: Policy, contexts: Sequence[Context], temperature: float, tol
 
 
 def _engine(policy: Policy, contexts: Sequence[Context], temperature: float) -> Iterator[str]:
-    """Submit one request per context from here, and one that cannot be answered among them."""
+    """Check the engine with one request per context and one request that cannot be answered."""
     wanted = [ProposeRequest(context, SEEDS[:1], temperature) for context in contexts]
     broken = ProposeRequest(None, SEEDS[:1], temperature)  # type: ignore[arg-type]
     answers: dict[int, list[Answer]] = {index: [] for index in range(len(wanted) + 1)}

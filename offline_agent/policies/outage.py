@@ -1,9 +1,9 @@
-"""Tells an outage of a policy from a request that it cannot answer.
+"""Detection of policy outages: an outage must not be taken for a request that the policy cannot answer.
 
-A failure may be handed to whoever asked only where the policy has answered something else since the request was sent.
-Until then it is held back; where nothing else is under way, what is held back is to be sent again, beside a request
-that the policy has answered before. So an outage either passes, and has changed nothing, or it ends the run before
-anything of it is in the results.
+A failure is reported to its caller only if the policy has answered another request since the failed one was sent. Until
+then it is held back. If no other request is in flight, the held requests are sent again, together with a request that
+the policy has answered before. So an outage either ends without any effect on the results, or it ends the run before
+any failure gets into the results.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class Outage(Generic[T]):
-    """What is known of whether a policy answers, and what is held back. For one thread; sends nothing itself.
+    """Failures in a row, and failures that are held back. Used by one thread; it sends no request itself.
 
     Args:
-        most: Failures in a row after which the policy is given up.
+        most: Failures in a row after which an error is raised.
 
     Attributes:
-        answers: How many answers have come; who sends a request notes this number with it.
-        known: A request that the policy answers, or is expected to; None as long as there is none.
+        answers: Number of answers so far; the sender of a request notes it with the request.
+        known: A request that the policy has answered, or should be able to answer; None where there is none yet.
     """
 
     def __init__(self, most: int) -> None:
@@ -36,25 +36,25 @@ class Outage(Generic[T]):
         self._held: list[T] = []
 
     def expect(self, request: ProposeRequest) -> None:
-        """Take a request for one that the policy can answer, as long as it has not answered any."""
+        """Use a request as `known` while the policy has not answered any request."""
         if self.known is None:
             self.known = request
 
     def __len__(self) -> int:
-        """Return how many failures are held back."""
+        """Return the number of failures that are held back."""
         return len(self._held)
 
     def answered(self, request: ProposeRequest) -> list[T]:
-        """Note that the policy answered; return what was held back, which may be handed on now."""
+        """Record an answer and return the held failures, which may be reported now."""
         self.answers += 1
         self._failures, self.known = 0, request
         return self.release()
 
     def failed(self, fault: object) -> None:
-        """Note that the policy failed.
+        """Record a failure.
 
         Raises:
-            PolicyError: It did so too often in a row.
+            PolicyError: The policy failed too often in a row.
         """
         self._failures += 1
         if self._failures >= self._most:
@@ -64,21 +64,21 @@ class Outage(Generic[T]):
             )
 
     def holds(self, failure: T, answers: int) -> bool:
-        """Return whether a failure is held back: whether nothing was answered since `answers` was noted."""
+        """Hold a failure back if no request was answered since `answers` was noted; return whether it is held."""
         if answers == self.answers:
             self._held.append(failure)
         return answers == self.answers
 
     def release(self) -> list[T]:
-        """Return what was held back; it no longer is."""
+        """Return the held failures and hold them no longer."""
         held, self._held = self._held, []
         return held
 
     def probe(self) -> ProposeRequest | None:
-        """Return `known`, with another seed after each failure: a policy that is there answers it."""
+        """Return `known` with a new seed after each failure; a policy that works answers it."""
         known = self.known
         return known and known._replace(seeds=(mix(known.seeds[0], self._failures),))
 
     def forget(self) -> None:
-        """Drop what is held back, and the count of failures."""
+        """Drop the held failures and the count of failures."""
         self._held, self._failures = [], 0

@@ -1,4 +1,4 @@
-"""Policies without a model: an environment's own demonstrator, careful or careless, and pure chance."""
+"""Policies without a model: an environment's demonstrator, with or without noise, and random calls."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import ConfigError, PolicyError, ends_the_run, in_words
-from offline_agent.policies.arguments import Seen, argument_values
-from offline_agent.policies.base import Answer, Engine, InlineEngine, Proposals, ProposeRequest
+from offline_agent.policies.arguments import SeenWords, argument_values
+from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
+from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Context, Message, ToolCall
 from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.seeding import derive_seed
 
 Demonstrate = Callable[[Mapping[str, Any], Sequence[Message], random.Random, float], Message]
-"""An environment's scripted expert: (reset's arguments, conversation, chance, noise) to the next assistant message."""
+"""An environment's scripted expert: maps (reset's arguments, conversation, random generator, noise) to the next message
+of the assistant."""
 
 
 class ScriptedPolicy:
-    """What scripted policies share: no tokens, no log-probs, answers at once, each sample from its own seed.
+    """Base of the scripted policies: no tokens, no log-probs, immediate answers, each sample from its own seed.
 
-    At temperature 0 a sample depends on the history alone; at any other, on the history and its seed.
+    At temperature 0 a sample depends on the history alone; at any other temperature, on the history and its seed.
 
     Args:
-        renderer: Writes the turns in its template's format and gives stored rows their token columns (with
-            `"sampled": false` in the certificate); None leaves the columns null.
-        tokenizer: A folder or hub name to make the renderer of, where none is given.
+        renderer: Writes the turns in its template's format and makes the token columns of stored rows (with
+            `"sampled": false` in the certificate); with None these columns are null.
+        tokenizer: A folder or hub name to load the renderer from, where none is given.
 
     Raises:
-        ConfigError: The tokenizer cannot be rendered with.
+        ConfigError: The tokenizer cannot be used for rendering.
     """
 
     name: str = "scripted"
@@ -57,7 +59,7 @@ class ScriptedPolicy:
         return InlineEngine(self)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: the policy holds no resources."""
 
     def _answer(self, request: ProposeRequest) -> Answer:
         context = request.context
@@ -67,7 +69,7 @@ class ScriptedPolicy:
             return Proposals(tuple(self._act(context, random.Random(seed)) for seed in request.seeds))
         except PolicyError as error:
             return error
-        except BaseException as error:  # the demonstrator is an environment's own code
+        except BaseException as error:  # raised by the demonstrator, which is code of the environment
             if ends_the_run(error):
                 raise
             fault = PolicyError(f"the {self.name} policy raised {in_words(error)}")
@@ -87,11 +89,11 @@ class ScriptedPolicy:
 
 
 class NoisyPolicy(ScriptedPolicy):
-    """The environment's demonstrator, competent with the tools and careless in its decisions.
+    """The environment's demonstrator with noise: its calls are valid, its decisions are sometimes wrong.
 
     Args:
         demonstrate: The environment's hook (`EnvSpec.demonstrate`).
-        noise: 0 = the oracle; 0.3 is usual; 1 = nothing but carelessness.
+        noise: Level of noise, in [0, 1]: 0 = the oracle, 0.3 = the default, 1 = every decision is noise.
         renderer, tokenizer: See `ScriptedPolicy`.
 
     Raises:
@@ -152,13 +154,13 @@ class OraclePolicy(NoisyPolicy):
 
 
 class RandomPolicy(ScriptedPolicy):
-    """Chance, for any environment at all: tools drawn evenly, arguments from their schemas.
+    """Random calls for any environment: tools drawn uniformly, arguments from their schemas.
 
-    Bounds and enumerations are kept to; other values are words and numbers seen in the conversation.
+    Arguments respect bounds and enumerations; other values are words and numbers of the conversation.
 
     Args:
-        answer_probability: How often a turn is a final answer (a few words seen) instead of a call. An environment
-            without tools is answered always.
+        answer_probability: Probability that a turn is a final answer (a few words of the conversation) instead of a
+            call. In an environment without tools every turn is an answer.
         renderer, tokenizer: See `ScriptedPolicy`.
 
     Raises:
@@ -177,7 +179,7 @@ class RandomPolicy(ScriptedPolicy):
         self.identity["answer_probability"] = answer_probability
 
     def _act(self, context: Context, rng: random.Random) -> Action:
-        seen = Seen.of(context)
+        seen = SeenWords.of(context)
         if not context.tools or rng.random() < self._answer_probability:
             return self._write(seen.words(rng), None)
         schema = context.tools[rng.randrange(len(context.tools))]
@@ -187,6 +189,6 @@ class RandomPolicy(ScriptedPolicy):
 
 
 def _seed_of(context: Context) -> int:
-    """Return a seed that is the history's own."""
+    """Return a seed that depends on the history alone."""
     action = context.action.text if context.action is not None else ""
     return derive_seed(0, context.task.task_id, context.depth, action, context.observation)

@@ -1,4 +1,4 @@
-"""What back ends that take new weights share: checkpoints looked at first, a probe, and nobody answering meanwhile."""
+"""New weights for a running policy: checkpoint checks, a probe of log-probabilities, and a lock against answers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 
 from offline_agent.errors import DataError, PolicyError
 
-HEADER_LIMIT = 100_000_000  # bytes; the format's own limit of a header
-TIED = "lm_head.weight"  # a checkpoint of a model with tied embeddings may leave it out
+HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own limit of a header
+TIED = "lm_head.weight"  # optional in checkpoints of models with tied embeddings
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 class Probe(NamedTuple):
-    """What the new weights must say of a few tokens, found with the trainer's own copy of them.
+    """Expected log-probabilities of a few tokens under the new weights, computed with the trainer's own copy of them.
 
     Attributes:
-        ids: int [n], n ≥ 2: any token ids, best a prompt and an answer of the task at hand.
+        ids: int [n], n ≥ 2: any token ids, preferably a prompt and an answer of the current task.
         logps: float [n - 1], log-probability (natural, temperature 1) of ids[1:] under the new weights.
-        tolerance: Largest |difference| of any token. Two back ends in float32 differ by about 1e-5; in bfloat16 by
-            0.01 to 0.1, and updates of that size cannot be told from none.
+        tolerance: Largest |difference| of any token. Two back ends in float32 differ by about 1e-5, in bfloat16 by
+            0.01 to 0.1; an update that changes log-probabilities by less than that cannot be detected.
     """
 
     ids: tuple[int, ...]
@@ -33,15 +33,15 @@ class Probe(NamedTuple):
     tolerance: float = 0.01
 
 
-class Taken(NamedTuple):
-    """What an update of the weights was like.
+class WeightUpdate(NamedTuple):
+    """Figures of one update of a back end's weights.
 
     Attributes:
-        version: The name that the back end now has for its weights.
-        seconds: How long it took in all.
-        waited: How much of it went by until no request was being answered.
+        version: The back end's name of its weights after the update.
+        seconds: Duration of the update.
+        waited: The part of `seconds` spent waiting until no request was being answered.
         gap: Largest |log-prob − expected| over the probe's tokens, nats; None without a probe.
-        shift: Largest |log-prob after − before| over them; None without a probe. 0: the same weights as before.
+        shift: Largest |log-prob after − before| over them; None without a probe. 0 = the weights did not change.
     """
 
     version: str
@@ -51,8 +51,11 @@ class Taken(NamedTuple):
     shift: float | None = None
 
 
-class Gate:
-    """Any number of answers at once, or one change of the weights. A change that waits keeps new answers waiting."""
+class WeightsLock:
+    """A readers-writer lock: many answers at once, or one change of weights. A waiting change blocks new answers.
+
+    So no answer starts with old weights after a change was requested, and a change cannot wait forever.
+    """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -61,7 +64,7 @@ class Gate:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Wait while the weights change, then keep them from changing."""
+        """Wait while the weights change; inside the block they do not change."""
         with self._condition:
             while self._changing:
                 self._condition.wait()
@@ -75,7 +78,7 @@ class Gate:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Wait until nobody answers any more, and let nobody begin."""
+        """Wait until no request is being answered; inside the block none starts."""
         with self._condition:
             while self._changing:
                 self._condition.wait()
@@ -91,10 +94,10 @@ class Gate:
 
 
 def probe_of(model: Any, ids: Sequence[int], tolerance: float = 0.01) -> Probe:
-    """Return a probe of a transformers model (or a peft one around it), which is left as it was.
+    """Return a probe of a transformers model, or of a peft model around one; the model is not changed.
 
     Args:
-        model: Any causal language model of transformers' kind.
+        model: A causal language model of transformers.
         ids: int [n], n ≥ 2.
         tolerance: See `Probe`.
     """
@@ -113,12 +116,12 @@ def probe_of(model: Any, ids: Sequence[int], tolerance: float = 0.01) -> Probe:
 
 
 def probe_gap(probe: Probe, found: Sequence[float], before: Sequence[float] | None) -> tuple[float, float | None]:
-    """Return `Taken.gap` and `Taken.shift`.
+    """Return `WeightUpdate.gap` and `WeightUpdate.shift`.
 
     Args:
-        probe: What must be.
+        probe: The expected log-probs.
         found: float [n - 1], the back end's log-probs now.
-        before: float [n - 1], those before the update; None where they are not known.
+        before: float [n - 1], its log-probs before the update; None where not known.
 
     Raises:
         PolicyError: They differ by more than the probe's tolerance: the weights are not those of the probe.
@@ -129,7 +132,7 @@ def probe_gap(probe: Probe, found: Sequence[float], before: Sequence[float] | No
         moved = f"moved them by up to {shift:.3g}" if shift else "had no effect"
         effect = "" if shift is None else f"; the update {moved}"
         raise PolicyError(
-            f"the new weights did not arrive as they are: log-probs of the probe differ by up to {gap:.3g}, allowed: "
+            f"the back end does not have the new weights: log-probs of the probe differ by up to {gap:.3g}, allowed: "
             f"{probe.tolerance:g}{effect}. Is it the same model, in a number format as fine as the tolerance asks for?"
         )
     return gap, shift
@@ -139,10 +142,10 @@ def tensor_shapes(folder: str | Path) -> Shapes:
     """Return the shape of every tensor in a checkpoint, from the headers of its files.
 
     Args:
-        folder: What transformers' `save_pretrained` wrote.
+        folder: A folder written by transformers' `save_pretrained`.
 
     Raises:
-        DataError: It is no such folder, or a file of it is missing, torn or not one; says which.
+        DataError: It is not such a folder, or one of its files is missing, incomplete or invalid; names the file.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
@@ -164,14 +167,14 @@ def tensor_shapes(folder: str | Path) -> Shapes:
 
 
 def check_same_model(expected: Mapping[str, tuple[int, ...]], got: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that tensors are those of the model that is being served.
+    """Check that tensors have the names and shapes of the model that is being served.
 
     Args:
-        expected: Names and shapes of the tensors that it has. A tied output layer may be there or not.
-        got: Those that are to replace them.
+        expected: Names and shapes of the model's tensors. A tied output layer is optional.
+        got: Names and shapes of the tensors that will replace them.
 
     Raises:
-        DataError: One is missing, too many, or of another shape; names the first.
+        DataError: A tensor is missing, unknown, or of another shape; names the first.
     """
     names = [name for name in sorted({*expected, *got}) if name != TIED or (name in expected and name in got)]
     for name in names:
@@ -184,7 +187,7 @@ def check_same_model(expected: Mapping[str, tuple[int, ...]], got: Mapping[str, 
 
 
 def _header(file: Path) -> Shapes:
-    """Return names and shapes; the format: 8 bytes of length, that many of JSON, then the numbers."""
+    """Return names and shapes from a safetensors file: 8 bytes of length, a JSON header of that length, the data."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

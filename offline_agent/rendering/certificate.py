@@ -1,7 +1,8 @@
-"""Certificates: what a row's masks and other columns claim, in numbers that a loader can check again.
+"""Certificates: hashes and spans that let a loader check the masks and other columns of a row again.
 
-A certificate has the hash of each id sequence and the spans of its masks, the value or the hash of every other
-column, and a digest of all that. It finds what changed by accident or by a careless edit; it is no signature.
+A certificate holds the hash of each id sequence and the spans of its masks, the value or the hash of every other
+column, and a digest of the whole. It detects accidental changes and careless edits; it is not a signature.
+docs/masks.md lists its fields.
 """
 
 from __future__ import annotations
@@ -9,43 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import DataError
+from offline_agent.rendering.hashing import canonical, floats_hash, ids_hash, text_hash
 from offline_agent.store.columns import LOGPS, SEQUENCES
 
 SCHEMA = 2
 READABLE = (1, 2)
-"""Schemas that are read; 1 covers ids and masks alone."""
+"""Schemas that can be read; schema 1 covers ids and masks alone."""
 
-_UNCOVERED = {*SEQUENCES, "certificate"}  # ids and masks are covered by the entries of their sequences
-
-
-def text_hash(text: str) -> str:
-    """Return 16 hex digits that stand for an action's text."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-_MOST_DIGITS = 1 << 20
-_digits = [str(number) for number in range(1 << 12)]
-
-
-def ids_hash(ids: Sequence[int]) -> str:
-    """Return 16 hex digits that stand for a sequence of ids."""
-    return hashlib.sha256(" ".join(map(_text_of(ids), ids)).encode()).hexdigest()[:16]
-
-
-def _text_of(ids: Sequence[int]) -> Callable[[int], str]:
-    """Return what writes these ids: a table where it can, which is quicker than writing each anew."""
-    top = max(ids, default=0)
-    if top >= _MOST_DIGITS or min(ids, default=0) < 0:
-        return str
-    while top >= len(_digits):
-        _digits.extend(map(str, range(len(_digits), 2 * len(_digits))))
-    return _digits.__getitem__
+_UNCOVERED = {*SEQUENCES, "certificate"}  # ids and masks are covered by the entry of their sequence
 
 
 def mask_of(spans: Sequence[Sequence[int]], length: int) -> list[int]:
@@ -88,10 +64,11 @@ def write(
 
     Args:
         sides: `sequence`, or `prompt`, `chosen` and `rejected`.
-        template_hash: The chat template's.
-        tokenizer_hash: The tokenizer's.
+        template_hash: Hash of the chat template.
+        tokenizer_hash: Hash of the tokenizer.
         sampled: True where a policy sampled every masked id; False where a demonstrator's turns were encoded.
-        model_hash: Of the model whose log-probabilities the row stores; None where it stores none, or nobody knows.
+        model_hash: Hash of the model whose log-probabilities the row stores; None where it stores none, or the model is
+            unknown.
     """
     return json.dumps(
         {
@@ -112,7 +89,7 @@ def seal(text: str | None, row: Mapping[str, Any]) -> str:
 
     Args:
         text: The certificate of its token columns; None where it has none.
-        row: Its columns, by the program's own names.
+        row: Its columns, by known names (`store.columns`).
     """
     data = {"schema": SCHEMA} if text is None else json.loads(text)
     data["columns"] = {name: _fact(name, value) for name, value in row.items() if name not in _UNCOVERED}
@@ -137,7 +114,7 @@ def parse(text: object) -> dict[str, Any]:
     """Return a certificate's content.
 
     Raises:
-        DataError: It is missing, broken or changed, or of another schema.
+        DataError: It is missing, broken, changed, or of another schema.
     """
     try:
         data = json.loads(text) if isinstance(text, str) else None
@@ -155,7 +132,7 @@ def parse(text: object) -> dict[str, Any]:
 
 
 def of_tokens(data: Mapping[str, Any]) -> bool:
-    """Tell whether a certificate is of a row with token columns."""
+    """Return whether a certificate belongs to a row with token columns."""
     return "sequence" in data or "prompt" in data
 
 
@@ -163,14 +140,14 @@ def read(text: object, template_hash: str, tokenizer_hash: str) -> dict[str, Any
     """Return the content of a certificate of token columns.
 
     Raises:
-        DataError: As `parse`; or it is of another tokenizer or template.
+        DataError: As `parse`; or it belongs to another tokenizer or template.
     """
     data = parse(text)
     for name, want in (("template_hash", template_hash), ("tokenizer_hash", tokenizer_hash)):
         if data.get(name) != want:
             raise DataError(
                 f"its {name} is {str(data.get(name))[:16]}, this tokenizer's is {want[:16]}: the ids were made with "
-                "another tokenizer or chat template; load the one they were made with"
+                "another tokenizer or chat template; load that one"
             )
     if data.get("round_trip") is not True:
         raise DataError("its certificate says that the round trip failed")
@@ -178,12 +155,12 @@ def read(text: object, template_hash: str, tokenizer_hash: str) -> dict[str, Any
 
 
 def check_columns(data: Mapping[str, Any], row: Mapping[str, Any], whole: bool) -> None:
-    """Compare the columns of a row with what its certificate says of them.
+    """Compare the columns of a row with its certificate.
 
     Args:
-        data: The certificate's content; one of schema 1 says nothing of them.
-        row: The columns, by the program's own names.
-        whole: Whether every certified column must be there, as in the tables of a run.
+        data: The certificate's content; a certificate of schema 1 covers no column here.
+        row: The columns, by known names.
+        whole: Whether every certified column must be present, as in the tables of a run.
 
     Raises:
         DataError: A column differs or is missing; the message names it, with both values where they are numbers.
@@ -208,42 +185,13 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def _fact(name: str, value: Any) -> Any:
-    """Return what a certificate says of a value: a number, a truth value or None itself, else a hash."""
+    """Return the certificate's entry for a value: the value itself for numbers, booleans and None, else a hash."""
     if name in LOGPS and value is not None:
-        return _floats_hash(value)
-    value = _canonical(value)
+        return floats_hash(value)
+    value = canonical(value)
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return text_hash(json.dumps(value, sort_keys=True))
-
-
-def _floats_hash(values: Any) -> str:
-    """Return 16 hex digits that stand for numbers in single precision, in which tables keep them."""
-    try:
-        numbers = array("f", values)
-    except TypeError:
-        raise DataError("its log-probs are not a list of numbers") from None
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return hashlib.sha256(numbers.tobytes()).hexdigest()[:16]
-
-
-def _canonical(value: Any) -> Any:
-    """Return what is the same for every reader: JSON text parsed, absent and null members alike, 3.0 as 3."""
-    if isinstance(value, str):
-        if value[:1] in ("{", "["):
-            try:
-                return _canonical(json.loads(value))
-            except (ValueError, RecursionError):
-                return value
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _canonical(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [_canonical(item) for item in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
 
 
 def check_side(
@@ -255,22 +203,22 @@ def check_side(
     vocab_size: int,
     decode: Callable[[Sequence[int]], str],
 ) -> list[list[int]]:
-    """Check one id sequence against its entry.
+    """Check one id sequence against its entry in the certificate.
 
     Args:
-        name: What to call it in messages.
+        name: Name of the sequence, for messages.
         entry: The certificate's entry.
         ids: int [n].
         mask: int [n], 0 or 1; None where the sequence has no mask (a prompt).
         logps: float [n] or None.
-        vocab_size: Ids are below it.
-        decode: From a span's ids to the action's text, end-of-turn token left out.
+        vocab_size: Every id must be below it.
+        decode: Maps the ids of a span to the action's text, without the end-of-turn token.
 
     Returns:
         The ids of each span.
 
     Raises:
-        DataError: Something disagrees; the message says what.
+        DataError: The first difference found.
     """
     if not isinstance(entry, dict):
         raise DataError(f"its certificate has no entry for {name}")
@@ -286,7 +234,7 @@ def check_side(
     if mask is not None:
         mask = _ints(f"{name} mask", mask)
         if mask != mask_of(spans, len(ids)):
-            raise DataError(f"its {name} mask ({sum(mask)} of {len(mask)} set) is not what its spans say")
+            raise DataError(f"its {name} mask ({sum(mask)} of {len(mask)} set) does not match its spans")
         if sum(mask) != entry.get("trainable"):
             raise DataError(f"its {name} mask sets {sum(mask)} tokens, the certificate {entry.get('trainable')}")
     if logps is not None and not hasattr(logps, "__len__"):

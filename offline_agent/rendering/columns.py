@@ -1,4 +1,4 @@
-"""Token columns of stored rows: made from contexts, and checked against certificates and messages when read."""
+"""Token columns of stored rows: built from contexts, and checked against certificates and messages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.errors import DataError
 from offline_agent.records import Action, Context
 from offline_agent.rendering import certificate, ranges
+from offline_agent.store.columns import PAIR, TRAJECTORY, names
 
 if TYPE_CHECKING:
     from offline_agent.rendering.renderer import Renderer
 
 Span = tuple[int, int]
 
-_TRAJECTORY = ("input_ids", "action_mask")
-_PAIR = ("prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_mask")
+_TRAJECTORY = names(TRAJECTORY, "ids", "mask")
+_PAIR = names(PAIR, "ids", "mask")
 
 
 def trajectory_columns(renderer: Renderer, context: Context, model_hash: str | None) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def pair_columns(
 
 
 def check_row(renderer: Renderer | None, row: Mapping[str, Any]) -> None:
-    """See `Renderer.check_row`; without a renderer a row of token columns is refused."""
+    """See `Renderer.check_row`; without a renderer a row with token columns is refused."""
     try:
         check_columns(row, sealed=False)
         check_tokens(renderer, row)
@@ -70,24 +71,28 @@ def check_columns(row: Mapping[str, Any], own: bool = True, sealed: bool = True)
     """Check the ranges of a row's numbers, and every column but ids and masks against its certificate.
 
     Args:
-        row: Its columns, by the program's own names.
-        own: It is of a run's table: ranges are this program's, and what was certified must be there.
-        sealed: It must have a certificate that covers its columns.
+        row: Its columns, by known names (`store.columns`).
+        own: Whether it is from a table of a run: then the program's own ranges apply, and every certified column must
+            be present.
+        sealed: Whether it must have a certificate that covers its columns.
 
     Raises:
-        DataError: The message says which column, what it holds and what is allowed.
+        DataError: The message names the column, its value and the allowed values.
     """
     ranges.check(row, own)
     if row.get("certificate") is None and not sealed:
         return
     data = certificate.parse(row.get("certificate"))
     if sealed and "columns" not in data:
-        raise DataError("its certificate does not cover its columns, as those of its table's version do")
+        raise DataError("its certificate does not cover its columns, which its table's version requires")
     certificate.check_columns(data, row, own)
 
 
 def _lay_out(renderer: Renderer, nodes: Sequence[Context]) -> tuple[list[int], list[Span], list[float] | None]:
-    """Return ids up to the last action's end, one span per action, and aligned log-probs or None."""
+    """Return the ids up to the end of the last action, one span per action, and aligned log-probs or None.
+
+    Ids after the last action (an observation, a generation prompt) are left out: no action was conditioned on them.
+    """
     ids: list[int] = []
     spans: list[Span] = []
     logps: list[float] | None = []
@@ -100,7 +105,7 @@ def _lay_out(renderer: Renderer, nodes: Sequence[Context]) -> tuple[list[int], l
             if known is None or logps is None:
                 logps = None
             else:
-                logps += [0.0] * (len(ids) - len(logps))
+                logps += [0.0] * (len(ids) - len(logps))  # 0 where the mask is 0
                 logps += known
         ids += segment
     end = spans[-1][1] if spans else len(ids)
@@ -108,7 +113,7 @@ def _lay_out(renderer: Renderer, nodes: Sequence[Context]) -> tuple[list[int], l
 
 
 def _side(renderer: Renderer, nodes: Sequence[Context], ids: Sequence[int], spans: Sequence[Span]) -> dict[str, Any]:
-    """Return the certificate's entry, after the round trip of every span."""
+    """Return the certificate's entry of one sequence, after the round-trip check of every span."""
     acted = [node for node in nodes if node.action is not None]
     texts = [renderer.action_text(node.action) for node in acted if node.action is not None]
     for node, (start, end), text in zip(acted, spans, texts, strict=True):
@@ -178,7 +183,7 @@ def _check_messages(column: str, messages: object, actions: Sequence[Action]) ->
 
 
 def _same_calls(got: Any, want: Sequence[Mapping[str, Any]] | None) -> bool:
-    """Compare calls; a table may hold them, each of them, or their arguments as JSON text."""
+    """Return whether calls are equal; a table may store all calls, one call, or its arguments as JSON text."""
     try:
         calls = _loaded(got) or []
         names_and_arguments = []

@@ -1,4 +1,4 @@
-"""From the text of a turn to an action, and back. Pure Python; whatever a model wrote, nothing here raises."""
+"""Parsers of a turn's text. Pure Python; no text of a model makes them raise: faults are returned."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _REASONING_ONLY = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A turn's text taken apart.
+    """The parts of a turn's text.
 
     Attributes:
-        thought: The text before the call, without the line break that separates them; the whole text without a call.
+        thought: The text before the call, without the line break between them; the whole text where there is no call.
         call: The call, or None for a final answer or a fault.
         fault: See `records.Action.fault`.
-        detail: One sentence for the policy; None when `fault` is.
+        detail: One sentence for the policy; None where `fault` is None.
     """
 
     thought: str
@@ -38,11 +38,11 @@ class Parsed:
 
 
 class BadJson(ValueError):
-    """The text of a call is not JSON that can be carried on; the message is for the policy."""
+    """The text of a call is not JSON that later stages accept; the message is for the policy."""
 
 
 def clean(text: str) -> str:
-    """Return `text` with every lone surrogate replaced by U+FFFD, so that it can be encoded as UTF-8."""
+    """Return `text` with lone surrogates replaced by U+FFFD, so that it can be encoded as UTF-8."""
     return _SURROGATES.sub("\ufffd", text)
 
 
@@ -108,8 +108,8 @@ def parse_message(text: str, parser: Callable[[str], Mapping[str, Any]], separat
 
     Args:
         text: The turn.
-        parser: Gives a message with `content` and `tool_calls`; raises for what it cannot read.
-        separator: What stands between thought and call.
+        parser: Returns a message with `content` and `tool_calls`; raises where it cannot read the turn.
+        separator: The text between thought and call.
     """
     try:
         message = parser(text)
@@ -135,14 +135,14 @@ def answer(text: str) -> Parsed:
 
 
 def from_value(thought: str, value: Any) -> Parsed:
-    """Return the call that a JSON value stands for, or the fault `bad_call` or `invalid_json`."""
+    """Return the call that a JSON value describes, or the fault `bad_call` or `invalid_json`."""
     fault = _shape_fault(value)
     if fault:
         return Parsed(thought, None, "bad_call", f"{fault} Write {EXAMPLE}.")
     try:
         _check_values(value, 0)
     except BadJson as error:
-        return Parsed(thought, None, "invalid_json", f"The tool call cannot be carried on: {error}")
+        return Parsed(thought, None, "invalid_json", f"The tool call cannot be used: {error}")
     return Parsed(thought, ToolCall(value["name"], value["arguments"]))
 
 
@@ -184,7 +184,7 @@ def dump_short(value: Any) -> str:
 
 
 def _decode(body: str) -> tuple[Any, int]:
-    """Return the first JSON value of `body` and where it ends."""
+    """Return the first JSON value of `body` and the position of its end."""
     start = len(body) - len(body.lstrip())
     if body.count("{") + body.count("[") > MAX_NESTING and _nesting(body) > MAX_NESTING:
         raise BadJson(f"it is nested deeper than {MAX_NESTING} levels.")
@@ -196,7 +196,7 @@ def _decode(body: str) -> tuple[Any, int]:
         raise BadJson(f"{error.msg} {place}.") from None
     except BadJson:
         raise
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits; nesting in odd places
+    except (ValueError, RecursionError) as error:  # e.g. an integer of thousands of digits
         raise BadJson(f"{_quote(str(error))}.") from None
 
 
@@ -223,7 +223,7 @@ def _nesting(body: str) -> int:
 
 
 def _check_values(value: Any, depth: int) -> None:
-    """Refuse what a later stage could not write: lone surrogates, numbers that are not finite, other types."""
+    """Raise BadJson for values that later stages cannot write: lone surrogates, non-finite numbers, other types."""
     if depth > MAX_NESTING:
         raise BadJson(f"it is nested deeper than {MAX_NESTING} levels.")
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Tokenizers whose files say all that rendering needs: read without transformers' classes, which load torch."""
+"""Tokenizers read without transformers' classes (which import torch), where their files suffice for rendering."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, Literal
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _KNOWN = {*_SPECIAL, "backend", "clean_up_tokenization_spaces", "model_max_length", "tokenizer_class"}
-_MORE = ("added_tokens.json", "special_tokens_map.json", "additional_chat_templates")  # of older savers, or several
-_MOST_IDS = 100_000  # transformers looks at the pre-tokenizer of larger ones, and may mend it
+_MORE = ("added_tokens.json", "special_tokens_map.json", "additional_chat_templates")  # files that change the result
+_MOST_IDS = 100_000  # transformers inspects, and may correct, the pre-tokenizer of larger vocabularies
 
 
 class PlainTokenizer:
-    """What rendering asks of a transformers tokenizer, answered by the same libraries.
+    """The part of a transformers tokenizer that rendering uses, with the same results.
 
     Args:
-        folder: Where it was read.
+        folder: The folder that it was read from.
         backend: The `tokenizers.Tokenizer`.
         special: Texts of the named special tokens.
         chat_template: The template's text, or None.
 
     Attributes:
-        chat_template: May be replaced.
+        chat_template: The template's text; may be replaced.
     """
 
     def __init__(self, folder: str, backend: Any, special: dict[str, str], chat_template: str | None) -> None:
@@ -33,7 +33,7 @@ class PlainTokenizer:
 
     @classmethod
     def read(cls, folder: Path) -> PlainTokenizer | None:
-        """Return a folder's tokenizer; None where `AutoTokenizer` might make something else of its files, or fail."""
+        """Return a folder's tokenizer; None where `AutoTokenizer` might read its files differently, or fail."""
         from tokenizers import Tokenizer
 
         try:
@@ -44,7 +44,7 @@ class PlainTokenizer:
             text = template.read_text(encoding="utf-8") if template.exists() else None
             special = {name: settings[name] for name in _SPECIAL if settings.get(name) is not None}
             kind = settings.get("tokenizer_class"), model.get("model_type")
-        except Exception:  # whatever is wrong with it, transformers is to say so
+        except Exception:  # transformers reports the error, in its own words
             return None
         added = {token.content for token in backend.get_added_tokens_decoder().values()}
         plain = (
@@ -59,7 +59,7 @@ class PlainTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The id of the token that ends a text; None where none is named."""
+        """The id of the end-of-text token; None where there is none."""
         token = self._special.get("eos_token")
         return None if token is None else self.backend_tokenizer.token_to_id(token)
 
@@ -78,7 +78,7 @@ class PlainTokenizer:
         tokenize: Literal[False] = False,
         add_generation_prompt: bool = False,
     ) -> str:
-        """Return a rendered conversation, by transformers' own function; raises what that raises."""
+        """Return a conversation rendered by transformers' own function; raises what that raises."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         texts, _ = render_jinja_template(
@@ -91,7 +91,7 @@ class PlainTokenizer:
         return str(texts[0])
 
     def whole(self) -> Any:
-        """Return transformers' own tokenizer of the same files, with this one's template."""
+        """Return transformers' own tokenizer of the same files, with the template of this one."""
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(self.name_or_path)

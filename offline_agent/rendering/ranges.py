@@ -1,4 +1,4 @@
-"""Values that the columns of a row may have, checked before a row is written and before it is trained on."""
+"""Allowed values of a row's numeric columns, checked when a row is written and before it is trained on."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Range:
     """Numbers from `low` to `high`.
 
     Attributes:
-        low, high: The ends, both allowed.
-        above: `low` itself is not allowed.
-        whole: Only whole numbers are allowed.
+        low, high: The bounds, both allowed.
+        above: Whether `low` itself is excluded.
+        whole: Whether only whole numbers are allowed.
     """
 
     low: float
@@ -27,13 +27,13 @@ class Range:
     whole: bool = False
 
     def __contains__(self, value: object) -> bool:
-        """Tell whether a value is one of the numbers."""
+        """Return whether a value is one of the numbers."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
             return False
         return self.low <= value <= self.high and not (self.above and value == self.low)
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the range in words."""
         what = "whole numbers" if self.whole else "numbers"
         if math.isinf(self.low):
             return f"finite {what}" if self.high == -self.low else f"{what} of at most {self.high:g}"
@@ -56,7 +56,7 @@ OWN: Mapping[str, Range] = {
     "visits_rejected": _COUNT,
     "steps": _COUNT,
 }
-"""Of rows that this program wrote."""
+"""Ranges for rows that this program wrote."""
 
 LOOSE: Mapping[str, Range] = {
     "weight": Range(0, 1000, above=True),
@@ -65,21 +65,21 @@ LOOSE: Mapping[str, Range] = {
     "q_chosen": _FINITE,
     "q_rejected": _FINITE,
 }
-"""Of rows of a user's own files, whose values have another scale."""
+"""Ranges for rows of a user's own files, whose values may have another scale."""
 
-_ROUNDING = 1e-3  # of a log-probability in half precision
+_ROUNDING = 1e-3  # rounding error of a log-probability in half precision
 
 
 def check(row: Mapping[str, Any], own: bool = True) -> None:
-    """Check the numbers of a row; what is absent or None is not checked.
+    """Check the numbers of a row; absent values and None are not checked.
 
     Args:
-        row: Its columns, by the program's own names.
-        own: This program wrote it; else it is a user's.
+        row: Its columns, by known names (`store.columns`).
+        own: Whether this program wrote it; else it is a user's.
 
     Raises:
         DataError: A value is out of its range, a log-probability is above 0, or the rejected side has the higher value;
-            the message names the column, the value and what is allowed.
+            the message names the column, its value and the allowed values.
     """
     for column, allowed in (OWN if own else LOOSE).items():
         value = row.get(column)
@@ -87,7 +87,7 @@ def check(row: Mapping[str, Any], own: bool = True) -> None:
             raise DataError(f"its {column} is {value!r}, allowed: {allowed}")
     for column in LOGPS:
         values = row.get(column)
-        # not a number is no claim: such log-probabilities are computed again
+        # other values (None, NaN) are not checked: such log-probabilities are computed again
         if isinstance(values, list) and any(isinstance(x, int | float) and x > _ROUNDING for x in values):
             raise DataError(f"its {column} go up to {max(values):g}, allowed: at most 0, being logarithms")
     _check_order(row)

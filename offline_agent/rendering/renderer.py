@@ -1,4 +1,4 @@
-"""Messages to token ids and back: append-only prompts, parsed turns, action masks and their certificates."""
+"""Renderer: conversations to token ids and back, with append-only prompts, action masks and certificates."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from offline_agent.errors import ConfigError, PolicyError, did_you_mean
+from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.records import Action, Context, ToolCall
 from offline_agent.rendering import columns as rows
 from offline_agent.rendering.parsing import Parsed, call_text
 from offline_agent.rendering.plain_tokenizer import PlainTokenizer
-from offline_agent.rendering.styles import TEMPLATES, Style, check_append_only, find_style, ready_made
-from offline_agent.rendering.template import Form, Quoted, Slot, Template
+from offline_agent.rendering.prompts import PromptEncoder
+from offline_agent.rendering.styles import TEMPLATES, Style, check_append_only, find_style, template_text
+from offline_agent.rendering.template import Template
 from offline_agent.rendering.tokens import Tokens
 
 __all__ = ["Renderer", "Segment", "TEMPLATES", "call_text"]
 
-_CACHED = 512
-_PAGES = 128
-_TURNS = 4096  # turns whose parts and ids are remembered: the rows of one tree hold each of its turns many times
+_TURNS = 4096  # turns whose parts and ids are cached: the rows of one tree contain each of its turns many times
 
 
 class Segment(tuple[int, ...]):
-    """The ids a context adds to its parent's.
+    """The ids that a context adds to its parent's.
 
     Attributes:
-        owner: The renderer that made it; another one makes its own.
+        owner: The renderer that made it; another renderer must not use it.
     """
 
     owner: Renderer
 
 
 class Renderer:
-    """Renders through the tokenizer's own chat template, append-only on token ids.
+    """Renders with the tokenizer's own chat template, append-only on token ids.
 
-    The template is learnt once, by rendering probes; contents are then tokenised apart from it, so that no text an
-    environment or a user wrote can become a control token, and the ids a policy sampled are never touched.
+    The template's text around contents is found once, by rendering probes. Contents are then tokenised separately, so
+    that no text of an environment or a user can become a control token. Ids that a policy sampled are never changed.
+    docs/masks.md describes the probes and when a template is refused.
 
     Args:
         tokenizer: A transformers tokenizer with a fast back end and a chat template.
 
     Attributes:
         eos_ids: Ids that end a turn.
-        end_id: The id the template ends a turn with.
+        end_id: The id with which the template ends a turn.
         template_hash, tokenizer_hash: SHA-256, hex.
         vocab_size: Every id is below it.
 
     Raises:
-        ConfigError: The template is not append-only, drops past reasoning or contents, or writes calls in a way that
-            cannot be parsed; the message says what to do.
+        ConfigError: The template is not append-only, drops past reasoning or contents, or writes calls in a form that
+            cannot be parsed; the message names the remedy.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -71,22 +71,19 @@ class Renderer:
         self.template_hash = hashlib.sha256(self._template.source.encode()).hexdigest()
         self.tokenizer_hash = self._tokens.hash
         self.vocab_size = self._tokens.vocab_size
-        self._roots: dict[tuple[str, int], tuple[object, tuple[int, ...], Slot, tuple[int, ...]]] = {}
-        self._bridges: dict[tuple[str, bool, str], tuple[tuple[int, ...], Slot, tuple[int, ...]]] = {}
-        self._forms: dict[tuple[str, bool], Form] = {}
-        self._parts = lru_cache(_TURNS)(self._style.parse)  # for comparing only: who acts on a call gets one of its own
+        self._prompts = PromptEncoder(self._template, self._tokens, self.end_id)
+        self._parts = lru_cache(_TURNS)(self._style.parse)  # for comparisons only: the arguments of a call are mutable
         self._texts = lru_cache(_TURNS)(self._tokens.decode)
         self._encode = lru_cache(_TURNS)(lambda text: tuple(self._tokens.turn(text)))
-        self._contents = lru_cache(_PAGES)(self._tokens.content)  # a tree comes to the same pages again and again
         check_append_only(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process gets the tokenizer, and learns the rest anew."""
+        """Pickle the tokenizer alone; the other process computes the rest again."""
         return type(self), (self._tokenizer,)
 
     @property
     def tokenizer(self) -> Any:
-        """The transformers tokenizer; loaded now where rendering did without it."""
+        """The transformers tokenizer; loaded at the first use where rendering did not need it."""
         if isinstance(self._tokenizer, PlainTokenizer):
             self._tokenizer = self._tokenizer.whole()
         return self._tokenizer
@@ -111,26 +108,26 @@ class Renderer:
                 from transformers import AutoTokenizer  # loads torch
 
                 tokenizer = AutoTokenizer.from_pretrained(str(path_or_name))
-        except Exception as error:  # a missing file, a broken one, no network, an unknown class: transformers' own
+        except Exception as error:  # transformers raises errors of many classes
             raise ConfigError(f"no tokenizer could be loaded from {str(path_or_name)!r}: {error}") from error
         if chat_template is not None:
-            tokenizer.chat_template = _template_text(chat_template)
+            tokenizer.chat_template = template_text(chat_template)
         return cls(tokenizer)
 
     def segment(self, context: Context) -> tuple[int, ...]:
-        """Return the ids `context` adds to its parent's, ending with the generation prompt; kept in the context.
+        """Return the ids that `context` adds to its parent's, ending with the generation prompt; cached in the context.
 
-        The generation prompt is left out where the episode ended with the action (`observation` is None).
+        There is no generation prompt where the episode ended with the action (`observation` is None).
         """
         made = context.segment
         if type(made) is Segment and made.owner is self:
             return made
         action: tuple[int, ...] = ()
         if context.parent is None or context.action is None:
-            ids = self._root_ids(context)
+            ids = self._prompts.root_ids(context)
         else:
             action = self.action_ids(context.action)
-            ids = action + self._after(context, bool(action) and action[-1] in self.eos_ids)
+            ids = action + self._prompts.after_action(context, bool(action) and action[-1] in self.eos_ids)
         segment = Segment(ids)
         segment.owner = self
         context.segment = segment
@@ -141,7 +138,7 @@ class Renderer:
         return [token for node in context.lineage() for token in self.segment(node)]
 
     def context_text(self, context: Context) -> str:
-        """Return the whole prompt's text: what the template writes, around the turns as they were emitted."""
+        """Return the whole prompt's text: the text of the template around the turns as they were emitted."""
         out = []
         for node in context.lineage():
             if node.parent is None or node.action is None:
@@ -154,7 +151,7 @@ class Renderer:
             if node.observation is not None:
                 called = node.action.call is not None
                 name = node.action.call.name if node.action.call is not None else ""
-                form = self._form(node.role, called)
+                form = self._prompts.bridge(node.role, called)
                 out.append("" if ended else self._template.end)
                 out.append(form.text({"observation": node.observation, "name": name}))
         return "".join(out)
@@ -162,8 +159,8 @@ class Renderer:
     def action_text(self, action: Action) -> str:
         """Return an action's turn in the template's call format.
 
-        The text is the action's own where it parses to the same call; where it is in another format (a scripted
-        policy's), the template writes the turn anew.
+        It is the action's own text where that parses to the same call; a turn in another format (of a scripted policy)
+        is written again by the template.
         """
         if action.token_ids is not None or action.call is None:
             return action.text
@@ -172,34 +169,34 @@ class Renderer:
         return self.write(action.thought, action.call)
 
     def write(self, thought: str, call: ToolCall | None = None) -> str:
-        """Return a turn as the template writes it, end-of-turn token left out."""
+        """Return a turn as the template writes it, without the end-of-turn token."""
         return self._template.action_text(Action(thought, thought, call).message())
 
     def action_ids(self, action: Action) -> tuple[int, ...]:
-        """Return the ids sampled for an action, untouched; for one nobody sampled, `encode_action`'s."""
+        """Return the sampled ids of an action, unchanged; for an action that no policy sampled, see `encode_action`."""
         return action.token_ids if action.token_ids is not None else self.encode_action(action)
 
     def encode_action(self, action: Action) -> tuple[int, ...]:
-        """Return the ids, end-of-turn token included (unless it was cut before), of a turn nobody sampled."""
+        """Return the ids of a turn that no policy sampled, end-of-turn token included unless the turn was cut."""
         ids = self._encode(self.action_text(action))
         return ids if action.fault == "no_end" else (*ids, self.end_id)
 
     def parse(self, ids: Sequence[int], logps: Sequence[float] | None = None) -> Action:
-        """Return the action that sampled ids are; one without an end-of-turn id has the fault `no_end`.
+        """Return the action of sampled ids; without an end-of-turn id it has the fault `no_end`.
 
         Args:
             ids: int [n], the end-of-turn id included where it was sampled.
             logps: float [n], or None.
 
         Raises:
-            PolicyError: `logps` has another length, or ids go on after an end-of-turn id: a back end's bug.
+            PolicyError: `logps` has another length, or ids follow an end-of-turn id: an error of the back end.
         """
         ids = tuple(ids)
         if logps is not None and len(logps) != len(ids):
-            raise PolicyError(f"got {len(ids)} ids and {len(logps)} log-probs; they must be as many")
+            raise PolicyError(f"got {len(ids)} ids and {len(logps)} log-probs; the numbers must be equal")
         ended = bool(ids) and ids[-1] in self.eos_ids
         if any(token in self.eos_ids for token in (ids[:-1] if ended else ids)):
-            raise PolicyError("ids go on after the end of the turn; cut them after the first of " + str(self.eos_ids))
+            raise PolicyError("ids follow the end of the turn; cut them after the first of " + str(self.eos_ids))
         text = self._tokens.decode(ids[:-1] if ended else ids)
         return self.parse_text(text, ended, ids, None if logps is None else tuple(map(float, logps)))
 
@@ -210,13 +207,12 @@ class Renderer:
         token_ids: tuple[int, ...] | None = None,
         logps: tuple[float, ...] | None = None,
     ) -> Action:
-        """Return the action that a turn's text is, end-of-turn token left out.
+        """Return the action of a turn's text without the end-of-turn token.
 
         Args:
             text: The turn.
             ended: False where it was cut by the token limit.
-            token_ids: Kept in the action.
-            logps: Kept in the action.
+            token_ids, logps: Stored in the action.
         """
         if ended:
             parsed = self._style.parse(text)
@@ -235,12 +231,12 @@ class Renderer:
 
         Args:
             context: Its last context.
-            model_hash: Of the model that sampled it; the certificate says whose the log-probabilities are.
+            model_hash: Hash of the model that sampled it; stored in the certificate with the log-probabilities.
 
         Returns:
-            `input_ids` int [L], up to and with the last action's last id; `action_mask` int [L], 1 = sampled by the
-            policy (or written by the demonstrator); `logps` float [L], 0.0 where the mask is 0, or None where any
-            action's are unknown; `certificate` JSON.
+            `input_ids` int [L], up to and including the last action's last id; `action_mask` int [L], 1 = sampled by
+            the policy (or written by the demonstrator); `logps` float [L], 0.0 where the mask is 0, or None where those
+            of an action are unknown; `certificate` JSON.
 
         Raises:
             DataError: A span does not decode to the recorded action.
@@ -255,11 +251,11 @@ class Renderer:
         Args:
             prefix: The shared history.
             chosen, rejected: Contexts that continue it.
-            model_hash: Of the model that sampled both; the certificate says whose the log-probabilities are.
+            model_hash: Hash of the model that sampled both; stored in the certificate with the log-probabilities.
 
         Returns:
-            `prompt_ids` int [P]: `prefix`'s, generation prompt included. For each side, continuing the prompt:
-            `<side>_ids` int [n], up to and with the last action's last id; `<side>_mask` int [n], 1 = sampled;
+            `prompt_ids` int [P], the ids of `prefix`, generation prompt included. For each side, continuing the prompt:
+            `<side>_ids` int [n], up to and including the last action's last id; `<side>_mask` int [n], 1 = sampled;
             `ref_<side>_logps` float [n], 0.0 where the mask is 0, or None where any is unknown. `certificate` JSON.
 
         Raises:
@@ -271,10 +267,10 @@ class Renderer:
         """Check a row as it is written: the ranges of its numbers, every column that its certificate covers, masks.
 
         Args:
-            row: Its columns, by the program's own names (`_store.columns.known`).
+            row: Its columns, by known names (`store.columns.known`).
 
         Raises:
-            DataError: Something disagrees; the message names the row and says what.
+            DataError: The first difference found; the message names the row.
         """
         rows.check_row(self, row)
 
@@ -282,91 +278,18 @@ class Renderer:
         """Check a row's masks: hashes, lengths, spans, counts, vocabulary, decoded texts, messages.
 
         Returns:
-            Whether it has token columns; one without makes no claim.
+            Whether it has token columns; a row without them passes.
 
         Raises:
-            DataError: Something disagrees; the message says what.
+            DataError: The first difference found.
         """
         return rows.check_tokens(self, row)
 
     def action_of_span(self, ids: Sequence[int]) -> Action:
-        """Return the action of a masked span, to be compared: `parse` for ids that are known to be one turn."""
+        """Return the action of a masked span, for comparisons only; cached, unlike `parse`."""
         ended = bool(ids) and ids[-1] in self.eos_ids
         text = self._texts(tuple(ids[:-1] if ended else ids))
         if not ended:
             return self.parse_text(text, False)
         parsed = self._parts(text)
         return Action(text, parsed.thought, parsed.call, parsed.fault, parsed.detail)
-
-    def _root_ids(self, context: Context) -> tuple[int, ...]:
-        key = (context.system, id(context.tools))
-        entry = self._roots.get(key)
-        if entry is None:
-            if len(self._roots) >= _CACHED:
-                self._roots.clear()
-            form = self._template.root(bool(context.system), context.tools)
-            # The tools are kept with the entry, so that their id is not given to others.
-            entry = self._roots[key] = (context.tools, *self._split(form, "user", {"system": context.system}))
-        _, before, slot, after = entry
-        return (*before, *self._contents(slot.transform(context.observation or "")), *after)
-
-    def _after(self, context: Context, ended: bool) -> tuple[int, ...]:
-        if context.observation is None:
-            return ()
-        call = context.action.call if context.action is not None else None
-        key = (context.role, call is not None, call.name if call is not None else "")
-        entry = self._bridges.get(key)
-        if entry is None:
-            if len(self._bridges) >= _CACHED:
-                self._bridges.clear()
-            entry = self._split(self._form(key[0], key[1]), "observation", {"name": key[2]})
-            self._bridges[key] = entry
-        before, slot, after = entry
-        observation = self._contents(slot.transform(context.observation))
-        return (*(() if ended else (self.end_id,)), *before, *observation, *after)
-
-    def _form(self, role: str, called: bool) -> Form:
-        """Return the bridge's form; templates that allow a role after one kind of turn only lend it to the other."""
-        form = self._forms.get((role, called))
-        if form is None:
-            usual = role == "tool"
-            try:
-                form = self._template.bridge(role, called)
-            except ConfigError:
-                if called == usual:
-                    raise
-                form = self._template.bridge(role, usual)
-            self._forms[role, called] = form
-        return form
-
-    def _split(
-        self, form: Form, field: str, fields: Mapping[str, str]
-    ) -> tuple[tuple[int, ...], Slot, tuple[int, ...]]:
-        """Return the ids before the slot `field`, the slot, and the ids after it."""
-        sides: tuple[list[int], list[int]] = ([], [])
-        slot: Slot | None = None
-        for part in form.parts:
-            out = sides[slot is not None]
-            if isinstance(part, str):
-                out += self._tokens.template(part)
-            elif isinstance(part, Quoted):
-                out += self._tokens.content(part.text)
-            elif part.field == field:
-                slot = part
-            else:
-                out += self._tokens.content(part.transform(fields[part.field]))
-        assert slot is not None  # Template._fit refuses a form without it
-        return tuple(sides[0]), slot, tuple(sides[1])
-
-
-def _template_text(named: str) -> str:
-    if named in TEMPLATES:
-        return ready_made(named)
-    if "{" in named:
-        return named
-    if not Path(named).is_file():
-        raise ConfigError(
-            f"chat_template={named!r} is neither a name ({', '.join(TEMPLATES)}), nor a file, nor a template's text."
-            + did_you_mean(named, TEMPLATES)
-        )
-    return Path(named).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How a template writes calls, which parser reads them back, and whether it only ever appends."""
+"""Call formats of chat templates, and the check that a template is append-only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.records import Action, Context, Role, Task, ToolCall
 from offline_agent.rendering.parsing import OPEN, Parsed, parse_bare, parse_message, parse_tagged
 from offline_agent.rendering.template import HOW_TO_MEND, PROBE_TOOL, Template
@@ -20,12 +20,28 @@ _THOUGHT = "I look it up first."
 _REASONING = "<think>\nThe key is known,\nso look.\n</think>\n\nI look it up."
 
 TEMPLATES = ("llama3", "plain", "qwen")
-"""Append-only chat templates that come with the package, for tokenizers whose own is not or who have none."""
+"""Append-only chat templates of this package, for tokenizers whose own template is not append-only, or missing."""
 
 
-def ready_made(name: str) -> str:
-    """Return the text of one of `TEMPLATES`."""
-    return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+def template_text(named: str) -> str:
+    """Return the text of a chat template.
+
+    Args:
+        named: A name from `TEMPLATES`, a file, or the template's text.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    if named in TEMPLATES:
+        return (Path(__file__).parent / "templates" / f"{named}.jinja").read_text(encoding="utf-8")
+    if "{" in named:
+        return named
+    if not Path(named).is_file():
+        raise ConfigError(
+            f"chat_template={named!r} is neither a name ({', '.join(TEMPLATES)}), nor a file, nor a template's text."
+            + did_you_mean(named, TEMPLATES)
+        )
+    return Path(named).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +50,7 @@ class Style:
 
     Attributes:
         name: `tagged` (Qwen), `bare` (Llama 3), or `tokenizer` (its own `response_template`).
-        parse: From a turn's text to its parts.
+        parse: Parses a turn's text.
         samples: Turns as the template writes them.
     """
 
@@ -44,10 +60,10 @@ class Style:
 
 
 def find_style(tokenizer: Any, template: Template) -> Style:
-    """Return the first call format that reads back what the template writes.
+    """Return the first call format whose parser reads the calls that the template writes.
 
     Raises:
-        ConfigError: The template drops calls or what is said beside them, or no parser reads its calls.
+        ConfigError: The template drops calls or the text beside them, or no parser reads its calls.
     """
     thoughts = (_THOUGHT, "", _REASONING)
     samples = tuple(template.action_text(Action(thought, thought, _CALL).message()) for thought in thoughts)
@@ -84,10 +100,10 @@ def find_style(tokenizer: Any, template: Template) -> Style:
 
 
 def check_append_only(renderer: Renderer) -> None:
-    """Compare longer probe conversations, turn by turn, with the template's own rendering.
+    """Compare probe conversations of several turns, turn by turn, with the template's own rendering.
 
     Raises:
-        ConfigError: They differ; the message says whether reasoning is dropped or earlier text changes.
+        ConfigError: They differ; the message tells whether reasoning is dropped or earlier text changes.
     """
     for conversation in _conversations(renderer):
         for context in conversation[-1].lineage():
@@ -97,7 +113,7 @@ def check_append_only(renderer: Renderer) -> None:
                 got = renderer._template.render(messages, context.tools, context.observation is not None)
             except ConfigError:
                 if not _usual(messages):
-                    break  # some templates refuse such turns; the usual form stands in for them
+                    break  # some templates refuse unusual orders of roles; `Renderer` uses the usual form instead
                 raise
             if context.observation is None and got.startswith(want):
                 continue

@@ -1,4 +1,4 @@
-"""What a chat template writes around contents, learnt by rendering probes with sentinels in their place."""
+"""Chat templates as forms: the text around contents, found by rendering probes with marks in place of contents."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ TRANSFORMS: tuple[Callable[[str], str], ...] = (_same, str.strip, _json_inner, s
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """A place in a form that takes a content, changed as the template changes it."""
+class Placeholder:
+    """A place in a form for a content, with the template's transformation of that content."""
 
     field: str
     transform: Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Quoted:
-    """A control string inside a tool's schema: it is content, wherever the template puts it."""
+class QuotedControl:
+    """A control string inside a tool's schema: it is content, so it must not become a control token."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """A stretch of rendered text: template text (str), quoted control strings, and slots, in order."""
+class TemplateForm:
+    """A section of rendered text: template text (str), quoted control strings and placeholders, in order."""
 
-    parts: tuple[str | Quoted | Slot, ...]
+    parts: tuple[str | QuotedControl | Placeholder, ...]
 
     def text(self, fields: Mapping[str, str]) -> str:
-        """Return the stretch with its slots filled."""
+        """Return the text with the placeholders filled."""
         out = []
         for part in self.parts:
-            if isinstance(part, Slot):
+            if isinstance(part, Placeholder):
                 out.append(part.transform(fields[part.field]))
             else:
                 out.append(part if isinstance(part, str) else part.text)
@@ -83,7 +83,7 @@ class Template:
         end: The control string that ends an assistant's turn.
 
     Raises:
-        ConfigError: There is no template, it refuses roles that are needed, or it drops or repeats contents.
+        ConfigError: There is no template, it refuses required roles, or it drops or repeats contents.
     """
 
     def __init__(self, tokenizer: Any, control_strings: Sequence[str]) -> None:
@@ -115,15 +115,15 @@ class Template:
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
             )
-        except Exception as error:  # jinja and whatever the template raises
+        except Exception as error:  # jinja and templates raise errors of any class
             roles = ", ".join(str(message["role"]) for message in messages)
             raise ConfigError(
                 f"the chat template cannot render the turns {roles}: {type(error).__name__}: {error}. {HOW_TO_MEND}"
             ) from error
         return str(text)
 
-    def root(self, system: bool, tools: Sequence[Json]) -> Form:
-        """Return the form of an episode's beginning, up to the first generation prompt; fields `system`, `user`."""
+    def root(self, system: bool, tools: Sequence[Json]) -> TemplateForm:
+        """Return the form of an episode's start, up to the first generation prompt; fields `system`, `user`."""
         hidden = [self._hide(tool) for tool in tools]
 
         def build(fields: Mapping[str, str]) -> str:
@@ -134,7 +134,7 @@ class Template:
 
         return self._fit(build, ["system", "user"] if system else ["user"], [])
 
-    def bridge(self, role: str, called: bool) -> Form:
+    def bridge(self, role: str, called: bool) -> TemplateForm:
         """Return the form from after an action's end-of-turn token to the next generation prompt.
 
         Args:
@@ -161,7 +161,7 @@ class Template:
         return self._fit(build, ["observation"], ["name"] if called and role == "tool" else [])
 
     def action_text(self, message: Message) -> str:
-        """Return how the template writes an assistant's turn, from the generation prompt to the end-of-turn token."""
+        """Return the template's text of an assistant's turn, from the generation prompt to the end-of-turn token."""
         full = self.render([self._first, message], [PROBE_TOOL], False)
         if not full.startswith(self._opening):
             raise ConfigError(_diverged(full, self._opening, "its generation prompt is not what precedes a turn"))
@@ -196,7 +196,7 @@ class Template:
             f"token, so nothing would say where a turn ends. {HOW_TO_MEND}"
         )
 
-    def _fit(self, build: Callable[[Mapping[str, str]], str], needed: list[str], optional: list[str]) -> Form:
+    def _fit(self, build: Callable[[Mapping[str, str]], str], needed: list[str], optional: list[str]) -> TemplateForm:
         marks = {field: f"{self._mark}{field}{self._mark[::-1]}" for field in [*needed, *optional]}
         text = build(marks)
         for field in marks:
@@ -204,7 +204,7 @@ class Template:
             if count > 1 or (count == 0 and field in needed):
                 what = "drops" if count == 0 else "repeats"
                 raise ConfigError(f"the chat template {what} or changes the content of the {field}. {HOW_TO_MEND}")
-        parts: list[str | Quoted | Slot] = []
+        parts: list[str | QuotedControl | Placeholder] = []
         hidden = self._hidden(0).replace("0", r"(\d+)")
         pattern = "|".join([*(f"(?P<{f}>{mark})" for f, mark in marks.items()), f"(?P<hidden>{hidden})"])
         at = 0
@@ -213,18 +213,18 @@ class Template:
                 parts.append(text[at : match.start()])
             name = match.lastgroup or ""
             if name in marks:
-                parts.append(Slot(name, self._transform(build, marks, name, text)))
+                parts.append(Placeholder(name, self._transform(build, marks, name, text)))
             else:
-                parts.append(Quoted(self._controls[int(match[match.re.groups])]))
+                parts.append(QuotedControl(self._controls[int(match[match.re.groups])]))
             at = match.end()
         if at < len(text):
             parts.append(text[at:])
-        return Form(tuple(parts))
+        return TemplateForm(tuple(parts))
 
     def _transform(
         self, build: Callable[[Mapping[str, str]], str], marks: Mapping[str, str], field: str, text: str
     ) -> Callable[[str], str]:
-        """Find by trial how the template changes a field's content."""
+        """Return the transformation that the template applies to a field's content, found by rendering a probe."""
         before, after = text.split(marks[field])
         rough = build({**marks, field: _ROUGH})
         for transform in TRANSFORMS:

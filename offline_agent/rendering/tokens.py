@@ -1,4 +1,4 @@
-"""Token tables: the same tokenizer three times, so that only the template can write control tokens."""
+"""Tokenization of template text, contents and turns apart, so that only the template can write control tokens."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import Any
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.rendering.parsing import clean
 
-PROBE = 'Ab 1.5 é 漢字 🙂 e\u0301 "q"\\ {x}\n\n\ttail  '
 _CACHED = 4096
 
 
 class Tokens:
-    """Encodes template text, contents and turns apart, and decodes exactly.
+    """Encodes template text, contents and turns, and decodes exactly.
 
-    Three clones of the tokenizer's Rust back end differ in their added tokens alone: `template` has them all,
-    `content` has none that could mean anything (so text an environment wrote never becomes a control token), and
-    `turn` has those a policy's turn is written with (`<tool_call>`), for turns nobody sampled.
+    Three clones of the tokenizer's Rust back end differ only in their added tokens: `template` has all of them,
+    `content` has none except blank ones (so text of an environment never becomes a control token), and `turn` has
+    those of the call format (`<tool_call>`), for turns that no policy sampled.
 
     Args:
         tokenizer: A transformers tokenizer with a Rust back end.
@@ -42,7 +41,7 @@ class Tokens:
         self.hash = hashlib.sha256(original.encode()).hexdigest()
         self._data = _verbatim(json.loads(original))
         self._from_str: Callable[[str], Any] = Tokenizer.from_str
-        unknown = self._data["model"].get("unk_token")  # says nothing to a model: it may stand for any content
+        unknown = self._data["model"].get("unk_token")  # not a control token: any content may be encoded as it
         self.added: dict[int, str] = {
             entry["id"]: entry["content"]
             for entry in self._data["added_tokens"]
@@ -57,12 +56,12 @@ class Tokens:
         self._template_cache: dict[str, tuple[int, ...]] = {}
 
     def allow_in_turns(self, ids: Iterable[int]) -> None:
-        """Name the added tokens that turns may be written with; until then there are none."""
+        """Set the added tokens that `turn` may use; before this call it uses none."""
         self._turn_ids = frozenset(ids)
         self._turn = self._clone(self._turn_ids) if self._turn_ids else self._plain
 
     def template(self, text: str) -> tuple[int, ...]:
-        """Return the ids of text that the template wrote; control strings become control tokens."""
+        """Return the ids of text of the template; control strings become control tokens."""
         ids = self._template_cache.get(text)
         if ids is None:
             if len(self._template_cache) >= _CACHED:
@@ -71,11 +70,11 @@ class Tokens:
         return ids
 
     def content(self, text: str) -> list[int]:
-        """Return the ids of text that somebody else wrote; no control token comes out, whatever it says."""
+        """Return the ids of content, e.g. an observation; the result never has a control token."""
         return self._encode(self._plain, text, frozenset())
 
     def turn(self, text: str) -> list[int]:
-        """Return the ids of a turn that nobody sampled; only the tokens of the call format may come out."""
+        """Return the ids of a turn that no policy sampled; its only added tokens are those of the call format."""
         return self._encode(self._turn, text, self._turn_ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -90,10 +89,6 @@ class Tokens:
         """Return the contents of all added tokens but blank ones, longest first."""
         return sorted(self.added.values(), key=len, reverse=True)
 
-    def contents_exact(self) -> bool:
-        """Return whether contents survive encoding and decoding."""
-        return self.decode(self.content(PROBE)) == PROBE
-
     def _encode(self, encode: Callable[[str], list[int]], text: str, allowed: frozenset[int]) -> list[int]:
         if not text:
             return []
@@ -104,7 +99,7 @@ class Tokens:
             ids = encode(text)
         if self._clear(ids, allowed):
             return ids
-        # The model's own vocabulary holds a control string as an ordinary word: take such strings letter by letter.
+        # The model's own vocabulary may hold a control string as an ordinary word: encode it letter by letter.
         ids, at = [], 0
         for match in self._split.finditer(text):
             token = self._full.token_to_id(match.group())
@@ -126,7 +121,7 @@ class Tokens:
         kept = set(keep)
         entries = [e for e in self._data["added_tokens"] if e["id"] in kept or not e["content"].strip()]
         clone = self._from_str(json.dumps({**self._data, "added_tokens": entries}))
-        # The back end numbers the added tokens it is given anew; here they get their own numbers back.
+        # The back end gives added tokens new ids; map them back to the original ids.
         pairs = [(clone.token_to_id(entry["content"]), entry["id"]) for entry in entries]
         renumber = {got: want for got, want in pairs if got != want}
 
@@ -138,10 +133,10 @@ class Tokens:
 
 
 def _verbatim(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the tokenizer's JSON without what makes pieces encode differently from the whole.
+    """Return the tokenizer's JSON without the parts that make pieces encode differently from the whole text.
 
-    Truncation, padding and template post-processing go; so do canonical composition (contents must come back letter
-    for letter) and the blank that SentencePiece models put before a text and strip from its front again.
+    Removed are truncation, padding and template post-processing, canonical composition (contents must decode letter for
+    letter), and the blank that SentencePiece models add before a text and remove when decoding.
     """
     data = {**data, "truncation": None, "padding": None, "post_processor": None}
     data["normalizer"] = _without(data.get("normalizer"), "normalizers", lambda e: e["type"] in ("NFC", "Prepend"))

@@ -13,7 +13,7 @@ from offline_agent.store import schemas
 
 if TYPE_CHECKING:
     from offline_agent.config.refine_grpo import RefineGrpoConfig
-    from offline_agent.policies.weights import Taken
+    from offline_agent.policies.weights import WeightUpdate
     from offline_agent.preferences.refusals import Refusal
     from offline_agent.records import Trajectory
     from offline_agent.rendering.renderer import Renderer
@@ -71,12 +71,12 @@ def round_figures(made: Round, env_steps: int, seconds: float) -> dict[str, Any]
     return out
 
 
-def sampler_figures(prefilled: int, cached: int, handed: Taken | None) -> dict[str, float]:
+def sampler_figures(prefilled: int, cached: int, handed: WeightUpdate | None) -> dict[str, float]:
     """Return the figures of a round's sampler for the records of its updates; unknown ones are left out.
 
     Args:
         prefilled, cached: Prompt tokens computed, and prompt tokens found in the prefix cache.
-        handed: How the sampler took the weights of the round; see `weights.Taken`.
+        handed: How the sampler took the weights of the round; see `weights.WeightUpdate`.
     """
     out = {}
     if prefilled + cached:

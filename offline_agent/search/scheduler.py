@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 from offline_agent.envs.pool import EnvPool, attempt
-from offline_agent.policies.base import Engine, InlineEngine
+from offline_agent.policies.base import Engine
+from offline_agent.policies.engines import InlineEngine
 from offline_agent.search.in_flight import EMPTY
 from offline_agent.search.inline import InlineCalls
 from offline_agent.search.requests import Critic, RequestQueue, RunCounts, SentRequest

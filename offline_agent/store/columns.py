@@ -1,18 +1,18 @@
-"""Names of columns in a run's tables, such that a plain trainer given a whole table trains right or refuses.
+"""Columns of the tables in a run directory: names, types and nullability, declared once.
 
 Trainers take columns by their names: TRL's `SFTTrainer` takes any table with `input_ids` for a prepared one and trains
 on every token of it; `DPOTrainer` writes `prompt_ids`, `chosen_ids` and `rejected_ids` itself and reads
-`ref_chosen_logps`. So token columns have a prefix in files that no trainer knows. Preference trainers have no mask, and
-train on all that stands in `chosen` and `rejected`: a pair whose sides have several turns holds tool results there, so
-it is kept in a table of its own, under other names.
+`ref_chosen_logps`. So token columns have a prefix in files that no trainer knows. Preference trainers have no mask and
+train on everything in `chosen` and `rejected`: a pair whose sides have several turns contains tool results there, so it
+is stored in a table of its own, under other names. A plain trainer given a whole table trains right or refuses.
 
-A row with the names of a file is called stored, one with the program's own names known.
+A row has stored names in a file and known names in the program. docs/data.md lists the tables for users.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 TOKENS = "tokens_"
 PREFERENCES = "preferences"
@@ -20,38 +20,119 @@ MULTITURN = "multiturn_preferences"
 PAIR_TABLES = (PREFERENCES, MULTITURN)
 SUCCESS_TABLES = ("filtered",)
 
-SEQUENCES = ("prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_mask", "input_ids", "action_mask")
-LOGPS = ("ref_chosen_logps", "ref_rejected_logps", "logps")
 
-_PREFIXED = {name: f"{TOKENS}{name}" for name in (*SEQUENCES, *LOGPS)}
+class Column(NamedTuple):
+    """One column of a table.
+
+    Attributes:
+        name: Its known name.
+        type: `messages` = a list of whole messages; `ids` = int32 [length]; `mask` = int8 [length], 1 = sampled by the
+            policy; `logps` = float32 [length], natural logarithms at temperature 1; `floats` = float64 [steps], null
+            where not computed; else the type of one value.
+        required: Whether null is refused.
+    """
+
+    name: str
+    type: Literal["messages", "ids", "mask", "logps", "floats", "text", "integer", "number", "flag"]
+    required: bool = False
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether it holds one value for each token; null where the policy has no tokenizer."""
+        return self.type in ("ids", "mask", "logps")
+
+
+PAIR = (
+    Column("prompt", "messages", True),
+    Column("chosen", "messages", True),
+    Column("rejected", "messages", True),
+    Column("tools", "text", True),  # JSON text of a list; trainers parse it
+    Column("kind", "text", True),
+    Column("task_id", "text", True),
+    Column("split", "text", True),
+    Column("tree_id", "text"),
+    Column("node_id", "integer"),
+    Column("chosen_edge", "integer"),
+    Column("rejected_edge", "integer"),
+    Column("q_chosen", "number", True),
+    Column("q_rejected", "number", True),
+    Column("visits_chosen", "integer", True),
+    Column("visits_rejected", "integer", True),
+    Column("confidence", "number"),  # of the first differing action; null = not known
+    Column("rest_confidence", "number"),  # of the whole rest; null = nothing is claimed about it
+    Column("weight", "number", True),
+    Column("verdict_chosen", "text"),
+    Column("verdict_rejected", "text"),
+    Column("prompt_ids", "ids"),
+    Column("chosen_ids", "ids"),
+    Column("rejected_ids", "ids"),
+    Column("chosen_mask", "mask"),
+    Column("rejected_mask", "mask"),
+    Column("ref_chosen_logps", "logps"),
+    Column("ref_rejected_logps", "logps"),
+    Column("certificate", "text"),
+)
+TRAJECTORY = (
+    Column("messages", "messages", True),
+    Column("tools", "text", True),  # JSON text of a list; trainers parse it
+    Column("task_id", "text", True),
+    Column("split", "text", True),
+    Column("origin", "text", True),
+    Column("reward", "number"),
+    Column("success", "flag"),
+    Column("verdict", "text"),
+    Column("steps", "integer", True),
+    Column("terminated", "flag", True),
+    Column("truncated", "flag", True),
+    Column("input_ids", "ids"),
+    Column("action_mask", "mask"),
+    Column("logps", "logps"),
+    Column("criticality", "floats"),
+    Column("certificate", "text"),
+)
+"""The columns of each table, in the order of its files. A change here is a new schema version."""
+
+
+def names(table: tuple[Column, ...], *types: str) -> tuple[str, ...]:
+    """Return the known names of a table's columns of these types, in order; all columns where no type is given."""
+    return tuple(column.name for column in table if not types or column.type in types)
+
+
+PAIR_COLUMNS, TRAJECTORY_COLUMNS = names(PAIR), names(TRAJECTORY)
+PAIR_TOKENS = (*names(PAIR, "ids", "mask", "logps"), "certificate")
+TRAJECTORY_TOKENS = (*names(TRAJECTORY, "ids", "mask", "logps"), "certificate")
+SEQUENCES = (*names(PAIR, "ids", "mask"), *names(TRAJECTORY, "ids", "mask"))
+LOGPS = (*names(PAIR, "logps"), *names(TRAJECTORY, "logps"))
+
+_PREFIXED = {column.name: f"{TOKENS}{column.name}" for column in (*PAIR, *TRAJECTORY) if column.of_tokens}
 _TURNS = {"chosen": "chosen_turns", "rejected": "rejected_turns"}
 _KNOWN = {stored: name for name, stored in (*_PREFIXED.items(), *_TURNS.items())}
 
 
 def known_name(column: str) -> str:
-    """Return what the program calls a column of a file."""
+    """Return the known name of a column of a file."""
     return _KNOWN.get(column, column)
 
 
 def known(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with the program's own names; one that has them already stays as it is."""
+    """Return a row with known names; a row that has known names already keeps them."""
     return {known_name(name): value for name, value in row.items()}
 
 
 def completed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pair's row with `rest_confidence`; where there was none yet, `confidence` of a rest stood for it."""
+    """Return the row of a pair with `rest_confidence`, which rows of schema version 1 store as `confidence`."""
     if "rest_confidence" in row or row.get("kind") in (None, "step"):
         return {"rest_confidence": None, **row}
     return {**row, "confidence": None, "rest_confidence": row.get("confidence")}
 
 
 def stored_name(name: str, table: str) -> str:
-    """Return the name in a table's files of what the program calls `name`."""
+    """Return the stored name, in the files of a table, of the column known as `name`."""
     return (_PREFIXED | _TURNS if table == MULTITURN else _PREFIXED).get(name, name)
 
 
 def stored(row: Mapping[str, Any], table: str) -> dict[str, Any]:
-    """Return a row with the names of a table's files."""
+    """Return a row with the stored names of a table."""
     return {stored_name(name, table): value for name, value in known(row).items()}
 
 

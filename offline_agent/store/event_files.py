@@ -1,4 +1,4 @@
-"""The files of an event log: their lines, their order, and what is known of those that are full."""
+"""Files of an event log: checked lines, order, and indexes of full files."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _MEND = (
     "Restore the file from a copy, or name another run_dir to start anew; nothing was changed here. "
     "The lines before the broken one are sound."
 )
-_TREE = re.compile(rb'\{"tree":("(?:[^"\\]|\\.)*")[,}]')  # where a search puts it
+_TREE = re.compile(rb'\{"tree":("(?:[^"\\]|\\.)*")[,}]')  # searches write the tree first: no need to parse the line
 
 
 def lines(path: Path, file: BinaryIO, crc: int = 0, whole: bool = False) -> Iterator[tuple[bytes, int, int]]:
     """Yield (JSON, checksum, end of line in bytes) of every sound line.
 
     Args:
-        path: The file's, for messages.
-        file: From its beginning.
+        path: Path of the file, for messages.
+        file: The file, opened at its start.
         crc: Checksum of the line before.
-        whole: A last line without its end is an error; else it is dropped.
+        whole: Whether an incomplete last line is an error; else it is dropped.
 
     Raises:
-        DataError: A checksum does not fit.
+        DataError: A checksum does not match.
     """
     end = 0
     for number, line in enumerate(file, 1):
@@ -66,10 +66,10 @@ def path_of(first: Path, number: int) -> Path:
 
 
 def files(first: Path) -> list[Path]:
-    """Return the files of a log in order; none where there is no log.
+    """Return the files of a log in order; an empty list where there is no log.
 
     Raises:
-        DataError: One in between is missing, or the one after a file that is known to be full.
+        DataError: A file in between is missing, or the file after one that has an index, and so is full.
     """
     further = first.parent.glob(f"{_escaped(first.stem)}~??????.jsonl")
     count = max([int(file.stem[-6:]) for file in further if file.stem[-6:].isdigit()], default=0) + 1
@@ -85,8 +85,8 @@ def files(first: Path) -> list[Path]:
 
 
 @dataclass(slots=True)
-class Scan:
-    """What is in a file: its header, checksum and length in bytes after the last whole line, and its trees."""
+class FileScan:
+    """Content of one file: header, checksum and length in bytes after the last complete line, and tree ids."""
 
     header: bytes | None
     crc: int
@@ -94,9 +94,9 @@ class Scan:
     trees: set[str] = field(default_factory=set)
 
 
-def scan(path: Path, before: int, whole: bool = False) -> Scan:
-    """Read and check a file; a missing one is empty. See `lines` for the arguments and what is raised."""
-    found = Scan(None, before, 0)
+def scan(path: Path, before: int, whole: bool = False) -> FileScan:
+    """Read and check a file; a missing file counts as empty. See `lines` for arguments and errors."""
+    found = FileScan(None, before, 0)
     if not path.exists():
         return found
     with open(path, "rb") as file:
@@ -117,18 +117,18 @@ def _note_tree(body: bytes, trees: set[str]) -> None:
 
 
 def tree_of(record: Mapping[str, Any]) -> str:
-    """Return the tree that a record is of; "" for none, which no tree is called."""
+    """Return the tree id of a record; "" where it belongs to no tree (no tree has this id)."""
     tree = record.get("tree")
     return "" if tree is None else str(tree)
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
-    """What is known of a file that is full, without reading it.
+class FullFile:
+    """Facts about a full file that spare reading it.
 
     Attributes:
-        before, crc: The checksum at its beginning and at its end.
-        trees: Those it has records of; a record of no tree counts as one of tree "".
+        before, crc: Checksum at its start and at its end.
+        trees: Ids of the trees that it has records of; "" stands for records that belong to no tree.
     """
 
     before: int
@@ -136,8 +136,8 @@ class Sealed:
     trees: frozenset[str]
 
     @classmethod
-    def load(cls, path: Path) -> Sealed | None:
-        """Return what the index says; None where there is none that fits the file as it is (size, time of change)."""
+    def load(cls, path: Path) -> FullFile | None:
+        """Return the content of the index; None where there is none that matches the file's size and time of change."""
         try:
             data = json.loads(_index_path(path).read_bytes())
             stat = path.stat()
@@ -150,17 +150,17 @@ class Sealed:
             return None
 
 
-def sealed(path: Path, before: int) -> Sealed:
-    """Return what is known of a full file, from its index, else by reading it; then the index is made anew.
+def full_file(path: Path, before: int) -> FullFile:
+    """Return the facts about a full file: from its index, or by reading the file, which writes a new index.
 
     Args:
         path: The file.
-        before: The checksum at its beginning.
+        before: Checksum at its start.
 
     Raises:
         DataError: A line is broken.
     """
-    known = Sealed.load(path)
+    known = FullFile.load(path)
     if known is not None and known.before == before:
         return known
     with disk_errors(path, "reading it"):
@@ -168,15 +168,15 @@ def sealed(path: Path, before: int) -> Sealed:
     return write_index(path, before, found.crc, found.trees)
 
 
-def write_index(path: Path, before: int, crc: int, trees: Iterable[str]) -> Sealed:
-    """Write the index of a full file. Raises DataError where the disk refused."""
+def write_index(path: Path, before: int, crc: int, trees: Iterable[str]) -> FullFile:
+    """Write the index of a full file. Raises DataError where it cannot be written."""
     stat, names = path.stat(), frozenset(trees)
     data = {
         "schema_version": SCHEMA_VERSION, "bytes": stat.st_size, "changed": stat.st_mtime_ns,
         "before": f"{before:08x}", "crc": f"{crc:08x}", "trees": sorted(names),
     }  # fmt: skip
     write_atomic(_index_path(path), json.dumps(data).encode("ascii"))
-    return Sealed(before, crc, names)
+    return FullFile(before, crc, names)
 
 
 def _index_path(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Atomic files, names that are safe on a disk, and disk errors in words a user can act on."""
+"""Atomic writes, safe file names, and disk errors with instructions for the user."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LONGEST_NAME = 120
 
 @contextlib.contextmanager
 def disk_errors(path: Path, doing: str) -> Iterator[None]:
-    """Turn an `OSError` inside the block into a `DataError` that names the file and what to do.
+    """Turn an `OSError` inside the block into a `DataError` that names the file and the remedy.
 
     Raises:
-        DataError: The disk is full, the file may not be touched, or the device failed.
+        DataError: The disk is full, access is not permitted, or the device failed.
     """
     try:
         yield
@@ -36,9 +36,9 @@ def _explain(path: Path, doing: str, error: OSError) -> str:
     if error.errno in _FULL:
         return (
             f"{path}: the disk is full ({said}) while {doing}. What was written before is sound: free some space and "
-            f"give the same command again with this run_dir, it goes on from here."
+            f"give the same command again with this run_dir; it continues from here."
         )
-    return f"{path}: {said} while {doing}. Nothing was removed; mend that and give the same command again."
+    return f"{path}: {said} while {doing}. Nothing was removed; correct that and give the same command again."
 
 
 def sync_folder(folder: Path) -> None:
@@ -52,14 +52,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomic(path: Path, write: bytes | Callable[[BinaryIO], None]) -> Path:
-    """Write a file so that it is there whole or not at all: temporary file, fsync, rename.
+    """Write a file atomically: temporary file, fsync, rename.
 
     Args:
-        path: Where it goes; its folder is made.
-        write: The bytes, or what is called with the open temporary file.
+        path: The file; its folder is created.
+        write: The bytes, or a function that is called with the open temporary file.
 
     Raises:
-        DataError: The disk refused; a file that was there before is untouched.
+        DataError: The disk refused; an older file of that name is unchanged.
     """
     with disk_errors(path, "writing it"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def read_json(path: Path, mend: str) -> Any:
 
     Args:
         path: The file.
-        mend: What the user is to do when it is missing or broken.
+        mend: Instruction for the user where it is missing or broken.
 
     Raises:
         DataError: It is missing, unreadable or not JSON.

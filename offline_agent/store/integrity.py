@@ -1,4 +1,4 @@
-"""Seals of folders: a file beside the others that lists their sizes and hashes, so that damage is found before use."""
+"""Seals of folders: a file that lists sizes and hashes of the others, so that damage is found before use."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 SEAL = "whole.json"
-_HASH = "xxh3_128"  # finds damage, not forgery: who could forge a file could forge the seal, and it reads GBs a second
+_HASH = "xxh3_128"  # against damage, not forgery (a forger could rewrite the seal too); it hashes gigabytes a second
 _BLOCK = 1 << 20
 
 
 def seal(folder: Path) -> Path:
-    """Write the seal of a folder: size in bytes and hash of every file in it; return its path. Raises OSError."""
+    """Write the seal of a folder (size in bytes and hash of every file) and return its path. Raises OSError."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / SEAL)
     listed = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, _HASH: _hash(path)} for path in files
@@ -22,14 +22,14 @@ def seal(folder: Path) -> Path:
 
 
 def faults(folder: Path, contents: bool = True) -> list[str] | None:
-    """Return how the files of a sealed folder differ from what was written; files that came later do not count.
+    """Return the differences between a folder and its seal; files that are not in the seal are ignored.
 
     Args:
         folder: The folder.
-        contents: Whether to read and hash the files; else sizes are compared alone.
+        contents: Whether to hash the files; else only sizes are compared.
 
     Returns:
-        One text for each file, [] where all are as written, None where there is no seal.
+        One text for each changed file, [] where there is none, None where there is no seal.
     """
     try:
         listed = json.loads((folder / SEAL).read_bytes())
@@ -56,7 +56,7 @@ def _fault(path: Path, entry: Any, contents: bool) -> str | None:
     except (OSError, ValueError) as error:
         return f"not readable ({error})"
     except (KeyError, TypeError):
-        return f"what {SEAL} says of it is broken"
+        return f"its entry in {SEAL} is broken"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The manifest: how a run began, and whether it may go on."""
+"""Manifest of a run: its configuration, hashes and status, and the checks before a resume."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def resume(
     free: tuple[str, ...],
     warnings: list[str],
 ) -> dict[str, Any]:
-    """Return the manifest of a run that goes on; what the user should be told is added to `warnings`.
+    """Return the manifest of a resumed run; notes for the user are appended to `warnings`.
 
     Raises:
         ConfigError: Command, configuration or hashes differ.
@@ -70,7 +70,7 @@ def resume(
     before, code = manifest["hashes"].get("code"), facts["hashes"]["code"]
     if before != code:
         warnings.append(
-            "the code differs from the code that began this run: what is not finished may come out otherwise "
+            "the code differs from the code that started this run: unfinished work may have other results "
             f"(code {str(before)[:12]} then, {code[:12]} now; both are in the manifest)"
         )
     session = {
@@ -107,7 +107,7 @@ def _differences(
 
 
 def _another_model(label: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why a server's model is not the one that the run was begun with, as far as the servers told."""
+    """Yield the differences between a server's model and the model that the run was started with, where known."""
     mend = "Go on with servers of the model that it was begun with (policy.url)"
     if then.get("model", now["model"]) != now["model"]:
         yield f"{label}: the run was begun with the model {then['model']!r}, the server has {now['model']!r}. {mend}"

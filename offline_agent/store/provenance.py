@@ -1,4 +1,4 @@
-"""What a manifest says of code, files and machine."""
+"""Hashes of code and files, and facts about the machine, for manifests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "trl", "peft", "datasets", 
 
 
 def hash_json(data: Any) -> str:
-    """Return 32 hex digits that identify a JSON value, whatever the order of its keys."""
+    """Return 32 hex digits that identify a JSON value, independent of the order of its keys."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(text.encode("ascii"), digest_size=16).hexdigest()
 
@@ -29,8 +29,8 @@ def hash_path(path: str | Path, suffixes: tuple[str, ...] = ()) -> str:
     """Return 32 hex digits that identify a file's bytes, or a folder's names and bytes.
 
     Args:
-        path: A file or folder; version-control and cache folders in it do not count.
-        suffixes: Only files that end so count; all when empty.
+        path: A file or folder; version-control and cache folders in it are ignored.
+        suffixes: Only files with these suffixes count; empty = all.
 
     Raises:
         DataError: It is missing or cannot be read.
@@ -69,10 +69,10 @@ def code_hash() -> str:
 
 
 def git_commit(folder: str | Path | None = None) -> str | None:
-    """Return the commit checked out in `folder`, `-dirty` after it when tracked files differ; None if there is none.
+    """Return the commit checked out in `folder`, with `-dirty` appended where tracked files differ; None if unknown.
 
     Args:
-        folder: Where to look; None = the project's own checkout, else the current directory.
+        folder: A checkout; None = the project's own, else the current directory.
     """
     if folder is None:
         folder = _PACKAGE.parent if (_PACKAGE.parent / "pyproject.toml").exists() else Path.cwd()
@@ -85,7 +85,7 @@ def git_commit(folder: str | Path | None = None) -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """Return host, platform, Python, number of cores, and the versions of the libraries that shape results."""
+    """Return host, platform, Python, number of cores, and the versions of the libraries that affect results."""
     versions: dict[str, str | None] = {}
     for name in _LIBRARIES:
         try:

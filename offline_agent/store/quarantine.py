@@ -1,4 +1,4 @@
-"""The list of what was refused, and why: one JSON object a line with a checksum, each entry once in a run's life."""
+"""Quarantine file of a run: refused items with their reasons, each entry once, one JSON object and checksum a line."""
 
 from __future__ import annotations
 
@@ -21,29 +21,28 @@ from offline_agent.store.event_files import START
 from offline_agent.store.files import disk_errors
 
 _CRC = len(START) + 9  # bytes up to and with the quote after 8 hex digits
-_PLAIN = b'{"schema_version": '  # how a line of an earlier version begins, which has no checksum
-_MEND = "Restore the file from a copy, or move it away: what is refused again is listed again."
+_PLAIN = b'{"schema_version": '  # start of a line of an earlier version, which has no checksum
+_MEND = "Restore the file from a copy, or move it away: items that are refused again are listed again."
 
 
 class Quarantine:
-    """The file `quarantine.jsonl`. Thread-safe. An entry is known by (kind, name, reason).
+    """The file `quarantine.jsonl`. Thread-safe. An entry is identified by (kind, name, reason).
 
     A line is `{"crc":"<8 hex digits>", ...the entry}`; the checksum is the CRC-32 of the entry's JSON, started from the
-    checksum of the line before. Lines without one, which earlier versions wrote, are read before the first line that
-    has one; that line's checksum covers them.
+    checksum of the line before. Lines without a checksum, written by earlier versions, may come before the first line
+    that has one; its checksum covers them.
 
-    Of each entry 64 bits of a hash are kept in memory: among a million entries, two that differ are taken for one in
-    one of 40 million runs.
+    Memory holds a 64-bit hash of each entry: with a million entries, the chance of a collision is one in 40 million.
 
     Args:
-        path: The file; read when the first entry is added (a torn last line is dropped).
+        path: The file; read when the first entry is added (an incomplete last line is dropped).
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
         self._fd: int | None = None
-        self._seen: Digests | None = None  # None = the file was not read yet
+        self._seen: DigestSet | None = None  # None = the file was not read yet
         self._size = 0
         self._crc = 0  # of the last line
         self._counts: Counter[str] = Counter()
@@ -56,11 +55,11 @@ class Quarantine:
             return self._counts
 
     def add(self, kind: str, name: str, reason: str, **facts: Any) -> bool:
-        """Write an entry, unless it is there already.
+        """Write an entry, unless it exists already.
 
         Args:
-            kind: What was refused: `task`, `branch`, `pair`, `trajectory` …
-            name: Which one; the same thing has the same name in every run.
+            kind: Kind of the refused item: `task`, `branch`, `pair`, `trajectory` …
+            name: Its name; the same item has the same name in every run.
             reason: One readable sentence.
             facts: JSON-serialisable details.
 
@@ -68,7 +67,7 @@ class Quarantine:
             Whether it is new.
 
         Raises:
-            DataError: The disk refused, or a line that is there is broken or from another schema version.
+            DataError: The disk refused, or an existing line is broken or of another schema version.
         """
         with self._lock:
             seen, key = self._load(), _key(kind, name, reason)
@@ -81,7 +80,8 @@ class Quarantine:
                     self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
                     os.ftruncate(self._fd, self._size)
                 written = 0
-                while written < len(line):  # a failed write is overwritten by the next, so no half line stays
+                # pwrite at a fixed offset: after a failed write the next entry overwrites the incomplete line
+                while written < len(line):
                     written += os.pwrite(self._fd, line[written:], self._size + written)
             self._size += len(line)
             self._crc = crc
@@ -90,10 +90,10 @@ class Quarantine:
             return True
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the entries, oldest first; a torn last line is dropped.
+        """Yield the entries, oldest first; an incomplete last line is dropped.
 
         Raises:
-            DataError: A line is broken or from another schema version; names file, line and what to do.
+            DataError: A line is broken or of another schema version; names file, line and the remedy.
         """
         for row, _, _ in _rows(self.path):
             yield row
@@ -111,18 +111,18 @@ class Quarantine:
             finally:
                 os.close(fd)
 
-    def _load(self) -> Digests:
+    def _load(self) -> DigestSet:
         if self._seen is None:
-            seen, counts, size, crc = Digests(), Counter[str](), 0, 0
-            for row, crc, size in _rows(self.path):  # noqa: B007 - those of the last line are kept
+            seen, counts, size, crc = DigestSet(), Counter[str](), 0, 0
+            for row, crc, size in _rows(self.path):  # noqa: B007 - the values of the last line are kept
                 seen.add(_key(row["kind"], row["name"], row["reason"]))
                 counts[row["kind"]] += 1
             self._seen, self._counts, self._size, self._crc = seen, counts, size, crc
         return self._seen
 
 
-class Digests:
-    """A set of 64-bit numbers, most of them in sorted arrays: 8 bytes each, and the newest few in a set."""
+class DigestSet:
+    """A set of 64-bit numbers in sorted arrays (8 bytes each); the newest are in a Python set until it is full."""
 
     def __init__(self, newest: int = 1 << 15) -> None:
         self._most = newest
@@ -130,7 +130,7 @@ class Digests:
         self._arrays: list[NDArray[np.uint64]] = []  # each at least twice as long as the one after it
 
     def add(self, number: int) -> bool:
-        """Add a number; return whether it is new."""
+        """Add a number and return whether it is new."""
         if number in self:
             return False
         self._newest.add(number)
@@ -139,7 +139,7 @@ class Digests:
         return True
 
     def __contains__(self, number: int) -> bool:
-        """Return whether it was added."""
+        """Return whether a number was added."""
         if number in self._newest:
             return True
         value = np.uint64(number)
@@ -150,7 +150,7 @@ class Digests:
         return False
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of numbers."""
         return len(self._newest) + sum(map(len, self._arrays))
 
     def _settle(self) -> None:

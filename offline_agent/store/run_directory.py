@@ -1,4 +1,4 @@
-"""The run directory: manifest, event logs, trees, tables, quarantine and summary; atomic, locked, resumable."""
+"""Run directories: manifest, event logs, trees, tables, quarantine and summary; atomic, locked, resumable."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class RunDirectory:
 
     Attributes:
         path: The directory.
-        resumed: Whether it was there before.
-        manifest: What manifest.json holds.
-        warnings: What the user should be told about this resume; empty for a fresh run.
+        resumed: Whether the run existed before.
+        manifest: Content of manifest.json.
+        warnings: Notes for the user about this resume; empty for a new run.
         quarantined: The quarantine file.
     """
 
@@ -66,14 +66,14 @@ class RunDirectory:
         command: str,
         free: Iterable[str] = (),
     ) -> RunDirectory:
-        """Make a run directory, or go on with one that the same configuration made; locked until `close`.
+        """Create a run directory, or resume one of the same configuration; locked until `close`.
 
         Args:
-            path: The directory; made with its parents.
+            path: The directory; created with its parents.
             config: The resolved configuration, JSON-serialisable.
-            facts: More for the manifest: `seeds`, `hashes` (of model, tokenizer, chat_template, task_set, …),
-                `batch_invariant` … A hash that differs on resume is refused, and so is another model behind a
-                server, by `served`: {label: {`model`, `logps`, `tolerance`}}.
+            facts: Further entries of the manifest: `seeds`, `hashes` (of model, tokenizer, chat_template, task_set, …),
+                `batch_invariant` … A resume with a different hash is refused, and so is a resume with another model
+                behind a server, compared by `served`: {label: {`model`, `logps`, `tolerance`}}.
             command: The pipeline's name.
             free: Dotted keys (or whole sections) that may differ on resume, because results do not depend on them.
 
@@ -101,7 +101,7 @@ class RunDirectory:
             raise
 
     def events(self, shard: str = "0000") -> EventLog:
-        """Return the shard's log, always the same object; noted in the manifest so that its loss is noticed."""
+        """Return the log of a shard, always the same object; the manifest lists it, so that its loss is detected."""
         log = self._logs.get(shard)
         if log is None:
             name = f"{safe_name(shard)}.jsonl"
@@ -119,7 +119,7 @@ class RunDirectory:
 
         Args:
             tree_id: Its id, any text.
-            data: networkx node-link data, JSON-serialisable; `schema_version` and `tree_id` are put in front.
+            data: networkx node-link data, JSON-serialisable; `schema_version` and `tree_id` are written first.
         """
         body = {"schema_version": SCHEMA_VERSION, "tree_id": tree_id, **data}
         text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
@@ -131,11 +131,11 @@ class RunDirectory:
         return read_tree(self._tree_path(tree_id))
 
     def tree_ids(self) -> list[str]:
-        """Return the ids of the trees that are written, sorted."""
+        """Return the ids of the stored trees, sorted."""
         return sorted(_tree_id(self.path / "trees" / name) for name in self._tree_files())
 
     def written(self, tree_ids: Iterable[str]) -> set[str]:
-        """Return which of these trees are written; no file is opened."""
+        """Return those of these trees that are stored; no file is opened."""
         there = set(self._tree_files())
         return {tree_id for tree_id in tree_ids if self._tree_path(tree_id).name in there}
 
@@ -149,11 +149,11 @@ class RunDirectory:
         return tree_path(self.path, tree_id)
 
     def quarantine(self, kind: str, name: str, reason: str, **facts: Any) -> bool:
-        """Note what was refused and why, once however often the run is resumed. See `Quarantine.add`."""
+        """Record a refused item and the reason, once even if the run is resumed. See `Quarantine.add`."""
         return self.quarantined.add(kind, name, reason, **facts)
 
     def write_rows(self, table: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema, shard: str = "0000") -> Path:
-        """Write `<table>/<shard>.parquet` in a stream, atomically, in place of one that is there. See `write_table`."""
+        """Write `<table>/<shard>.parquet` as a stream, atomically; an older file is replaced. See `write_table`."""
         return write_table(self.path / table / f"{safe_name(shard)}.parquet", table, rows, schema)
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
@@ -161,12 +161,12 @@ class RunDirectory:
         return write_json(self.path / "summary.json", {"schema_version": SCHEMA_VERSION, **summary})
 
     def finish(self, status: str = "done", **facts: Any) -> None:
-        """Note in the manifest how and when the run ended, and more facts."""
+        """Write status and end of the run, and further facts, to the manifest."""
         self.manifest.update(facts, status=status, ended=now())
         self._save_manifest()
 
     def close(self) -> None:
-        """Make everything durable and let go of the lock."""
+        """Make everything durable and release the lock."""
         lock, self._lock = self._lock, None
         if lock is None:
             return
@@ -184,7 +184,7 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; an exception is noted in the manifest first."""
+        """Close; an exception is written to the manifest first."""
         if error is not None and self._lock is not None:
             with contextlib.suppress(DataError):
                 self.finish("failed", error=f"{type(error).__name__}: {error}")
@@ -195,7 +195,7 @@ class RunDirectory:
 
 
 def tree_path(run_dir: Path, tree_id: str) -> Path:
-    """Return where a run directory keeps a tree."""
+    """Return the path of a tree in a run directory."""
     return run_dir / "trees" / f"{safe_name(tree_id)}.json.gz"
 
 
@@ -203,7 +203,7 @@ def read_tree(path: Path) -> dict[str, Any]:
     """Return the tree in a file of `trees/`.
 
     Raises:
-        DataError: It is missing, torn, altered or of another schema version; says which file and what to do.
+        DataError: It is missing, incomplete, altered or of another schema version; names the file and the remedy.
     """
     data = _load_tree(path)
     del data["schema_version"], data["tree_id"]
@@ -230,7 +230,7 @@ def _tree_id(file: Path) -> str:
 
 
 def _look(path: Path) -> bool:
-    """Return whether `path` holds a run; refuse what is neither a run, nor empty, nor absent."""
+    """Return whether `path` holds a run. Raises where it is neither a run, nor empty, nor absent."""
     if not path.exists():
         return False
     if not path.is_dir():
@@ -249,7 +249,7 @@ def _look(path: Path) -> bool:
 
 
 def _clear(path: Path) -> None:
-    """Remove what writers left that were killed; nobody else writes: we hold the lock."""
+    """Remove temporary files of killed writers; the lock is held, so no other process writes here."""
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not os.path.exists(os.path.join(folder, name, _LOCK))]  # others' runs
         for name in names:
@@ -266,7 +266,7 @@ def _acquire(path: Path) -> int:
         raise ConfigError(f"run_dir: cannot write to {path}: {error.strerror}. Name another.") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock).st_nlink == 0:  # its holder gave the directory up and removed it in between
+        if os.fstat(lock).st_nlink == 0:  # between open and flock its holder removed the file (see `_release`)
             raise BlockingIOError("the lock is gone")
     except OSError as error:
         holder = os.pread(lock, 200, 0).decode("utf-8", "replace").strip() or "another process"
@@ -283,7 +283,7 @@ def _acquire(path: Path) -> int:
 
 
 def _release(path: Path, lock: int, fresh: bool) -> None:
-    if fresh:  # leave nothing behind where nothing was begun
+    if fresh:  # leave no empty directory where no run was started
         with contextlib.suppress(OSError):
             if not (path / MANIFEST).exists():
                 (path / _LOCK).unlink()

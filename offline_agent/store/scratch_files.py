@@ -1,4 +1,4 @@
-"""Files that hold what does not fit in memory while a step works, and go with it."""
+"""Scratch files: temporary data that does not fit in memory, removed when the step that uses them ends."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import BinaryIO
 from offline_agent.errors import DataError
 from offline_agent.store.files import disk_errors
 
-_HEAD = Struct("<QI")  # length in bytes and CRC-32 of what follows
-_QUICK = 1  # zlib's fastest level: the file is read once and thrown away
+_HEAD = Struct("<QI")  # length in bytes and CRC-32 of the compressed piece that follows
+_QUICK = 1  # zlib's fastest level: the file is read once and removed
 
 
-class _Temporary:
-    """A file under a name that opening a run directory removes, should the process be killed before `close`."""
+class _ScratchFile:
+    """A file whose name ends in `.tmp`: opening the run directory removes it where the process was killed."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path = folder / f".{name}.{os.getpid()}.tmp"
@@ -35,12 +35,12 @@ class _Temporary:
             self.path.unlink()
 
 
-class Spill(_Temporary):
-    """Pieces of bytes, compressed, read back in the order in which they were added.
+class PieceFile(_ScratchFile):
+    """A file of compressed pieces of bytes, read back in the order in which they were added.
 
     Args:
-        folder: Where the file goes; made where it is not there.
-        name: Of the file, for messages.
+        folder: The folder of the file; created where it is missing.
+        name: Name of the file, for messages.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -60,10 +60,10 @@ class Spill(_Temporary):
         self._size += _HEAD.size + len(packed)
 
     def read(self) -> Iterator[bytes]:
-        """Yield the pieces. Nothing may be added before the last was read.
+        """Yield the pieces. No piece may be added before the last one is read.
 
         Raises:
-            DataError: What was written is not there any more.
+            DataError: The file is not as it was written.
         """
         with disk_errors(self.path, "reading it"):
             self._file.seek(0)
@@ -73,18 +73,18 @@ class Spill(_Temporary):
                 packed = self._file.read(length)
                 if not length or zlib.crc32(packed) != crc:
                     raise DataError(
-                        f"{self.path}: what was written to it is not what is read: another process changed it, or the "
-                        "disk is failing. Give the same command again with this run_dir."
+                        f"{self.path}: its content is not what was written: another process changed it, or the disk "
+                        "is failing. Give the same command again with this run_dir."
                     )
                 yield zlib.decompress(packed)
 
 
-class Texts(_Temporary):
-    """Short texts on disk, each read back by its number; eight bytes of memory a text.
+class TextFile(_ScratchFile):
+    """A file of short texts, each read back by its number; it needs eight bytes of memory a text.
 
     Args:
-        folder: Where the file goes; made where it is not there.
-        name: Of the file, for messages.
+        folder: The folder of the file; created where it is missing.
+        name: Name of the file, for messages.
     """
 
     def __init__(self, folder: Path, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Parquet tables, written in a stream and atomically, with the schema version in their metadata."""
+"""Parquet tables: written atomically as a stream, with the schema version in their metadata."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 VERSION = 2
 READABLE = (1, 2)
-"""Schema versions of tables that are read. In 1, token columns had no prefix, all pairs were in one table, and
-certificates covered ids and masks alone; `confidence` of all but step pairs was what `rest_confidence` is now."""
+"""Schema versions that can be read. In version 1 token columns had no prefix, all pairs were in one table,
+certificates covered ids and masks alone, and `confidence` of all but step pairs had today's meaning of
+`rest_confidence`."""
 
 Encode = Callable[[Any], Any]
 
@@ -27,26 +28,25 @@ _to_json = json.JSONEncoder(allow_nan=False).encode
 _VERSION_KEY = b"offline_agent.schema_version"
 _ROWS_AT_ONCE = 256
 _SMALL_GROUPS = 64
-_GROUP_BYTES = 16 << 20  # of row groups after the first few: what a file says of each of its groups is held in memory
+_GROUP_BYTES = 16 << 20  # size of row groups after the first: metadata of each group is held in memory
 
 
 def write_table(path: Path, table: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> Path:
-    """Write rows to one Parquet file, a few hundred at a time; the file appears when it is whole.
+    """Write rows to one Parquet file, a few hundred at a time; the file appears when it is complete.
 
-    Row groups are of 256 rows, after the first few of some megabytes; so memory does not grow with the rows, but for
-    what the file's footer says of each group.
+    The first row groups have 256 rows, later ones some megabytes; so memory grows only with the metadata of the groups.
 
     Columns (and nested fields) of type `pyarrow.json_()` take any JSON value, or a string that holds JSON;
-    `datasets` hands them back as values, other readers see the JSON text.
+    `datasets` returns them as values, other readers see the JSON text.
 
     Args:
         path: The file.
         table: The table's name, for messages and metadata.
         rows: One mapping a row, with exactly the schema's columns.
-        schema: The columns; one that is not nullable refuses None.
+        schema: The columns; None is refused where a column is not nullable.
 
     Raises:
-        DataError: A row does not fit the schema (named by its number), or the disk refused. No file is left.
+        DataError: A row does not match the schema (named by its number), or the disk refused. No file is left.
     """
     return write_atomic(path, lambda file: _stream(file, table, rows, schema))
 
@@ -114,7 +114,7 @@ def _cell(table: str, number: int, field: pa.Field, value: Any, encode: Encode) 
 
 
 def _blame(table: str, rows: list[dict[str, Any]], start: int, plain: pa.Schema, error: Exception) -> DataError:
-    """Find the row and column that Arrow refused."""
+    """Return an error that names the row and column that Arrow refused."""
     import pyarrow as pa
 
     for number, row in enumerate(rows, start):
@@ -127,7 +127,7 @@ def _blame(table: str, rows: list[dict[str, Any]], start: int, plain: pa.Schema,
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:
-    """Return the type with JSON replaced by the text that stores it."""
+    """Return the type with JSON replaced by its storage type, text."""
     import pyarrow as pa
 
     if isinstance(kind, pa.JsonType):
@@ -140,7 +140,7 @@ def _storage(kind: pa.DataType) -> pa.DataType:
 
 
 def _encoder(kind: pa.DataType) -> Encode | None:
-    """Return what makes of a value what is stored; None = it is stored as it is."""
+    """Return the function that encodes a value for storage; None = values are stored unchanged."""
     import pyarrow as pa
 
     if isinstance(kind, pa.JsonType):
@@ -187,7 +187,7 @@ def _decode(value: Any, kind: pa.DataType) -> Any:
 
 
 def version_of(metadata: Mapping[bytes, bytes] | None) -> int | str | None:
-    """Return the schema version that a file's metadata names; None where it names none."""
+    """Return the schema version in a file's metadata; None where there is none."""
     text = (metadata or {}).get(_VERSION_KEY)
     if text is None:
         return None
@@ -199,12 +199,12 @@ def _readable() -> str:
 
 
 def read_table(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table as `write_table` was given them (absent keys of a message are None).
+    """Yield the rows of a table as they were given to `write_table` (absent keys of a message are None).
 
-    Tables of version 1 have other names for some columns; `_store.columns.known` makes them the same.
+    Tables of version 1 have other names for some columns; `store.columns.known` maps both to known names.
 
     Raises:
-        DataError: The file is missing, torn, not Parquet, or of another schema version.
+        DataError: The file is missing, incomplete, not Parquet, or of another schema version.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""The process that talks to MLflow: it carries out the messages on its standard input, and answers with a fault."""
+"""Process that talks to MLflow: it executes the messages on its standard input and reports the first error."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ _PARAMS_AT_ONCE, _METRICS_AT_ONCE, _TAGS_AT_ONCE = 100, 1000, 100
 _LONGEST_VALUE, _LONGEST_KEY = 6000, 250
 
 
-class Worker:
-    """Carries out messages with MLflow; a message that is carried out twice changes nothing the second time."""
+class MLflowWriter:
+    """Executes messages with MLflow; executing a message twice has the same effect as once."""
 
     def __init__(self) -> None:
         self._runs: dict[str, str] = {}
         self._experiment = ""
         self._client: Any = None
         self._root = Path()
-        self._file: Path | None = None  # of an SQLite store
+        self._file: Path | None = None  # the database file of an SQLite store
 
     def handle(self, message: dict[str, Any]) -> None:
-        """Carry out a message; raises whatever MLflow raises."""
+        """Execute a message; raises whatever MLflow raises."""
         if message["op"] == "open":
-            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - takes seconds, in which others need not wait
+            # The import takes seconds: do it before taking the lock that other runs wait for.
+            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 
             self._file = sqlite_file(message["uri"])
         with alone(self._file):
             getattr(self, "_" + message.pop("op"))(**message)
 
     def interrupt(self) -> None:
-        """End the runs that did not end: the job went away without a word."""
+        """End the open runs as killed: the sending process ended without closing them."""
         with alone(self._file):
             for key in list(self._runs):
                 self._end(key, "KILLED")
@@ -123,7 +124,7 @@ class Worker:
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """Return the file of an SQLite store, and make its folder; None for any other store."""
+    """Return the file of an SQLite store and create its folder; None for any other store."""
     if not uri.startswith("sqlite:///"):
         return None
     file = Path(uri.removeprefix("sqlite:///").partition("?")[0]).resolve()
@@ -133,7 +134,7 @@ def sqlite_file(uri: str) -> Path | None:
 
 @contextlib.contextmanager
 def alone(file: Path | None) -> Iterator[None]:
-    """Keep all other jobs' processes from an SQLite store inside the block; for any other store nothing is kept."""
+    """Hold a lock on an SQLite store inside the block, against the processes of other runs; else do nothing."""
     if file is None:
         yield
         return
@@ -146,19 +147,19 @@ def alone(file: Path | None) -> Iterator[None]:
 
 
 def create(file: Path) -> None:
-    """Make an SQLite store whole or not at all: a process that is killed while it makes tables leaves none of them."""
+    """Create an SQLite store atomically: a process killed while it creates the tables leaves no partial store."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     fresh = file.with_name(f".{file.name}.tmp")
-    for left in file.parent.glob(f"{glob.escape(fresh.name)}*"):  # of one that was killed, its journal too
+    for left in file.parent.glob(f"{glob.escape(fresh.name)}*"):  # files of a killed process, its journal included
         left.unlink()
     SqlAlchemyStore(f"sqlite:///{fresh}", (file.parent / "mlruns").as_uri()).engine.dispose()
     os.replace(fresh, file)
 
 
 def serve(source: TextIO, answers: TextIO) -> int:
-    """Carry out messages until the pipe closes; the first fault is answered and ends it."""
-    worker = Worker()
+    """Execute messages until the pipe closes; the first error is reported and ends the execution."""
+    worker = MLflowWriter()
     try:
         for line in source:
             worker.handle(json.loads(line))
@@ -167,7 +168,7 @@ def serve(source: TextIO, answers: TextIO) -> int:
         text = " ".join(str(error).split())
         answers.write(f"{type(error).__name__}: {text[:300]}\n")
         answers.flush()
-        for _ in source:  # keep reading, so that the job does not see a broken pipe
+        for _ in source:  # keep reading, so that the sender does not get a broken pipe
             pass
     return 0
 
@@ -176,5 +177,5 @@ if __name__ == "__main__":
     with contextlib.suppress(OSError):
         os.nice(10)
     _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever MLflow prints is not an answer
+    os.dup2(2, 1)  # MLflow's own output must not be read as an answer
     sys.exit(serve(sys.stdin, _answers))

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError, TrainingError, did_you_mean
+from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store import integrity
 from offline_agent.training.scratch import new_model
-from tools.default_model.train import SHIPPED
 
 __all__ = ["add_adapters", "load_trainable", "new_model", "positions", "save_adapter", "save_plain", "set_threads"]
 
@@ -41,9 +41,11 @@ def load_trainable(
 
     from offline_agent.policies.hf.loading import check_finite, check_whole
 
-    source = (
-        str(SHIPPED) if path is None else str(Path(path).expanduser()) if Path(path).expanduser().exists() else path
-    )
+    if path is None:
+        source = str(DEFAULT_MODEL)
+    else:
+        folder = Path(path).expanduser()
+        source = str(folder) if folder.exists() else path
     _check_source(source)
     check_whole(Path(source), "model.path")
     renderer = Renderer.load(tokenizer or source, chat_template)

@@ -1,15 +1,18 @@
-"""A new model and its tokenizer, both made from the texts it will be trained on."""
+"""New models with random weights, and tokenizers learnt from the texts that they are trained on."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError
-from offline_agent.training.tokenizer import SPECIAL, cutter, finished
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEMPLATE = Path(__file__).with_name("default_model.jinja")
 
 SCAFFOLDS = (
     '<tool_call>\n{"name": "',
@@ -26,10 +29,10 @@ SCAFFOLDS = (
     "user\n",
     "assistant\n",
 )
-"""What the template writes around contents, longest first; one ordinary token each."""
+"""Text that the template writes around contents, longest first; one ordinary token each."""
 
 WHOLE = 0.6
-"""Share of the vocabulary, after bytes and scaffolds, that is given to whole words; the rest goes to pieces of them."""
+"""Share of the vocabulary, after bytes and scaffolds, for whole words; the rest is for pieces of words."""
 
 _LEAST_ROOM = 16
 
@@ -49,15 +52,15 @@ def new_model(
     """Return an untrained model of Llama's shape with tied embeddings, and its tokenizer with a chat template.
 
     Args:
-        texts: What the tokenizer is learnt from.
+        texts: Texts that the tokenizer is learnt from.
         layers, hidden_size, heads, key_value_heads: The shape; the inner width is three times the outer.
         vocabulary: Most tokens.
-        max_positions: Longest sequence in tokens.
-        seed: Of the weights.
-        dtype: Their format.
+        max_positions: Longest sequence, in tokens.
+        seed: Seed of the weights.
+        dtype: Number format of the weights.
 
     Raises:
-        ConfigError: The vocabulary has no room, or there is no text.
+        ConfigError: The vocabulary is too small, or there is no text.
     """
     import torch
 
@@ -79,17 +82,18 @@ def untrained(
     max_positions: int,
     seed: int,
 ) -> Any:
-    """Return a model of Llama's shape with tied embeddings, made to learn copying and comparing soon; float32, CPU.
+    """Return a model of Llama's shape with tied embeddings, initialised to learn copying early; float32, CPU.
 
-    Weights are drawn with the deviation 1/√hidden_size: the usual 0.02 is for wide models, and leaves a narrow one's
-    attention even for long. Half of the key heads begin as copies of their query heads, so that equal tokens attend to
-    each other from the start (W_Q W_Kᵀ near a multiple of the identity; Trockman and Kolter, arXiv 2305.09828).
+    Weights are drawn with the deviation 1/√hidden_size: the usual 0.02 suits wide models; a narrow model with it keeps
+    uniform attention for a long time. Half of the key heads start as copies of their query heads, so that equal tokens
+    attend to each other from the start (W_Q W_Kᵀ near a multiple of the identity; Trockman and Kolter, arXiv
+    2305.09828).
 
     Args:
-        tokenizer: Its vocabulary, control tokens included.
+        tokenizer: A tokenizer; its size, control tokens included, is the vocabulary.
         layers, hidden_size, heads, key_value_heads: The shape; the inner width is three times the outer.
-        max_positions: Longest sequence in tokens.
-        seed: Of the weights.
+        max_positions: Longest sequence, in tokens.
+        seed: Seed of the weights.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -116,7 +120,7 @@ def untrained(
         for layer in model.model.layers:
             query, key = layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight
             for head in range((key_value_heads + 1) // 2):
-                first = head * group * size  # the query heads that share a key head: the first of them is copied
+                first = head * group * size  # several query heads share a key head: copy the first of them
                 key[head * size : (head + 1) * size] = query[first : first + size]
     return model
 
@@ -124,22 +128,22 @@ def untrained(
 def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 2048) -> Any:
     """Return a transformers tokenizer of at most `vocabulary` tokens.
 
-    A word is one token together with the blank before it, so a command of three words is three tokens, the same ones
-    wherever it stands between others. The most frequent words are tokens whole; others fall into byte-pair pieces, any
-    text at all into bytes.
+    A word is one token together with the blank before it, so a command of three words is the same three tokens in any
+    place. The most frequent words are whole tokens; other words are split into byte-pair pieces, any other text into
+    bytes.
 
     Args:
-        texts: What it is learnt from.
+        texts: Texts to learn from.
         vocabulary: Most tokens.
-        max_positions: Noted as the longest sequence.
+        max_positions: Longest sequence, in tokens; stored with the tokenizer.
 
     Raises:
-        ConfigError: `vocabulary` has no room for bytes, scaffolds and a few words, or there is no text.
+        ConfigError: `vocabulary` is too small for bytes, scaffolds and a few words, or there is no text.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     texts = list(texts)
-    cut = cutter([*map(re.escape, SCAFFOLDS), " ?[A-Za-z]+", r" ?[^\sA-Za-z0-9]", r"[\s\S]"])
+    cut = byte_level_splitter([*map(re.escape, SCAFFOLDS), " ?[A-Za-z]+", r" ?[^\sA-Za-z0-9]", r"[\s\S]"])
     counts = Counter(piece for text in texts for piece, _ in cut.pre_tokenize_str(text) if len(piece) > 1)
     if not counts:
         raise ConfigError("scratch: there is no text to learn a tokenizer from")
@@ -152,7 +156,7 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 
             f"scratch.vocabulary: got {vocabulary}, allowed: at least {len(start) + _LEAST_ROOM}; bytes, control "
             "tokens and the chat template's own pieces take most of that"
         )
-    # By name among the equally frequent: where a word was first seen must not matter.
+    # Equally frequent words are sorted by name: the order of the texts must not matter.
     words = [word for word, _ in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])) if word not in fixed]
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = cut
@@ -170,4 +174,37 @@ def learn_tokenizer(texts: Iterable[str], vocabulary: int, max_positions: int = 
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
     backend.pre_tokenizer = cut
     backend.add_special_tokens(list(SPECIAL))
-    return finished(backend, max_positions)
+    return transformers_tokenizer(backend, max_positions)
+
+
+def byte_level_splitter(pieces: Sequence[str]) -> Any:
+    """Return a pre-tokenizer that splits texts by the first regular expression that matches, then into bytes."""
+    from tokenizers import Regex, pre_tokenizers
+
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex("|".join(pieces)), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def transformers_tokenizer(backend: Any, positions: int) -> Any:
+    """Return a byte-level back end as a transformers tokenizer with the project's chat template.
+
+    Args:
+        backend: A `tokenizers.Tokenizer` whose vocabulary holds `SPECIAL`.
+        positions: Longest sequence, in tokens.
+    """
+    from tokenizers import decoders
+    from transformers import PreTrainedTokenizerFast
+
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=TEMPLATE.read_text(encoding="utf-8"),
+        clean_up_tokenization_spaces=False,
+        model_max_length=positions,
+    )

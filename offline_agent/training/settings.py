@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from offline_agent.config.training import (
     AnchorSection,
@@ -15,6 +16,7 @@ from offline_agent.config.training import (
 )
 from offline_agent.errors import ConfigError, did_you_mean
 
+_SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 OWN_LOSSES = ("sigmoid", "ipo", "hinge", "sigmoid_norm", "dmpo")
 TRL_LOSSES = (
     "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down",
@@ -67,6 +69,38 @@ class TrainSettings:
     max_gradient: float = _GUARD.max_gradient
     seed: int = 0
     autocast: bool = False
+
+
+def trl_arguments(settings: TrainSettings, folder: Path, updates: int) -> dict[str, Any]:
+    """Return the keyword arguments that TRL's DPOConfig and SFTConfig share."""
+    return {
+        "output_dir": str(folder / "checkpoints"),
+        "max_steps": updates,
+        "per_device_train_batch_size": 1,  # one element is one update
+        "gradient_accumulation_steps": 1,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": _SCHEDULES[settings.schedule],
+        "warmup_steps": round(settings.warmup * updates),
+        "weight_decay": settings.weight_decay,
+        "adam_beta2": settings.beta2,
+        "max_grad_norm": settings.clip,
+        "seed": settings.seed % 2**32,
+        "bf16": settings.autocast,
+        "gradient_checkpointing": False,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps",
+        "save_steps": settings.every,
+        "save_total_limit": None,  # checkpoints.commit removes old ones
+        "report_to": "none",
+        "disable_tqdm": True,
+        "log_level": "error",
+        "max_length": None,
+        "dataloader_pin_memory": False,
+        "remove_unused_columns": False,
+        "ddp_timeout": 7 * 24 * 3600,  # others wait while the first process plays; torchrun ends them where one dies
+    }
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def _like(whole: Tensor, own: Tensor) -> Tensor:
     return shards
 
 
-class Sharded:
+class ShardedWeights:
     """What a trainer of transformers does otherwise where weights are sharded; it comes before that in the bases.
 
     Attributes:

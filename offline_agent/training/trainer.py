@@ -18,51 +18,17 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import align_special_tokens
 
 from offline_agent.training import checkpoints
-from offline_agent.training.data.updates import Plan, Unit, Update, fill
-from offline_agent.training.guard import Guard
+from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, fill
+from offline_agent.training.guard import CheckedWeights, Guard
 from offline_agent.training.models import quiet
 from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
 from offline_agent.training.settings import TrainResult, TrainSettings
-from offline_agent.training.soundness import Sound
 
 Sums = dict[str, Tensor]
-_SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 _COUNTS = ("agent_tokens", "tokens", "raw_tokens")
 
 
-def arguments(settings: TrainSettings, folder: Path, updates: int) -> dict[str, Any]:
-    """Return the keyword arguments that TRL's DPOConfig and SFTConfig share."""
-    return {
-        "output_dir": str(folder / "checkpoints"),
-        "max_steps": updates,
-        "per_device_train_batch_size": 1,  # one element is one update
-        "gradient_accumulation_steps": 1,
-        "learning_rate": settings.learning_rate,
-        "lr_scheduler_type": _SCHEDULES[settings.schedule],
-        "warmup_steps": round(settings.warmup * updates),
-        "weight_decay": settings.weight_decay,
-        "adam_beta2": settings.beta2,
-        "max_grad_norm": settings.clip,
-        "seed": settings.seed % 2**32,
-        "bf16": settings.autocast,
-        "gradient_checkpointing": False,
-        "logging_strategy": "steps",
-        "logging_steps": 1,
-        "logging_nan_inf_filter": False,
-        "save_strategy": "steps",
-        "save_steps": settings.every,
-        "save_total_limit": None,  # checkpoints.commit removes old ones
-        "report_to": "none",
-        "disable_tqdm": True,
-        "log_level": "error",
-        "max_length": None,
-        "dataloader_pin_memory": False,
-        "remove_unused_columns": False,
-        "ddp_timeout": 7 * 24 * 3600,  # others wait while the first process plays; torchrun ends them where one dies
-    }
-
-
-class PackedTrainer(Sound):
+class PackedTrainer(CheckedWeights):
     """Goes in front of a TRL trainer in the order of bases.
 
     Gradients are those of the whole update's loss for any number of packs and processes: what the loss is divided by
@@ -91,7 +57,7 @@ class PackedTrainer(Sound):
         model: Any,
         tokenizer: Any,
         config: Any,
-        plan: Plan,
+        plan: UpdateSchedule,
         settings: TrainSettings,
         log: Callable[[dict[str, Any]], None],
         **more: Any,
@@ -109,7 +75,7 @@ class PackedTrainer(Sound):
             **({"data_collator": _only} if self.collates else {}),
             train_dataset=Dataset.from_dict({"update": range(len(plan))}),
             processing_class=tokenizer,
-            callbacks=[_Every(int(config.save_steps))],
+            callbacks=[_SaveInterval(int(config.save_steps))],
             **more,
         )  # type: ignore[call-arg]
         plain = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
@@ -332,7 +298,7 @@ def _add_up(sums: Sums, parameters: Sequence[Tensor], device: torch.device) -> S
     return dict(zip(sums, values.unbind(), strict=True))
 
 
-class _Every(TrainerCallback):
+class _SaveInterval(TrainerCallback):
     """Keeps to the present `checkpoints.every` where a checkpoint has brought an old one."""
 
     def __init__(self, every: int) -> None:

@@ -7,9 +7,9 @@ import pytest
 from offline_agent import catalog
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import PolicyError
-from offline_agent.policies.base import InlineEngine, Proposals, ThreadEngine
+from offline_agent.policies.base import DEFAULT_MODEL, Proposals
 from offline_agent.policies.conformance import check_policy
-from offline_agent.policies.hf.policy import DEFAULT_MODEL
+from offline_agent.policies.engines import InlineEngine, ThreadEngine
 from offline_agent.records import Action, Context, ToolCall
 from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer

@@ -17,9 +17,8 @@ import pytest
 
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.evaluate import COMMAND
-from offline_agent.preferences.dataset.export import TRAJECTORY_COLUMNS
 from offline_agent.rollouts.attempts import COLUMNS
-from offline_agent.store.columns import known_name
+from offline_agent.store.columns import TRAJECTORY_COLUMNS, known_name
 from tests.helpers.fake_server import FakeServer, serving
 
 ROOT = Path(__file__).parents[2]

@@ -15,14 +15,14 @@ import pytest
 
 from offline_agent.pipelines import build_prefs, evaluate
 from offline_agent.pipelines.entry import main
+from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.records import ToolCall
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import PAIR_TABLES
 from tests.helpers.fake_server import Answer, FakeServer, seeded_model, serving, serving_all
-from tools.default_model.train import SHIPPED
 
 KEYS = (
-    "env=shop", "policy=server", f"policy.tokenizer={SHIPPED}", "policy.backoff=0.02", "policy.timeout=60",
+    "env=shop", "policy=server", f"policy.tokenizer={DEFAULT_MODEL}", "policy.backoff=0.02", "policy.timeout=60",
     "tracking.uri=null", "limits.workers=2",
 )  # fmt: skip
 SEARCH = (*KEYS, "tasks.n=6", "search.simulations=12", "search.max_steps=6")
@@ -41,7 +41,7 @@ def shops(rng: random.Random) -> tuple[str, ToolCall]:
 
 @pytest.fixture(scope="module")
 def renderer() -> Renderer:
-    return Renderer.load(SHIPPED)
+    return Renderer.load(DEFAULT_MODEL)
 
 
 @pytest.fixture

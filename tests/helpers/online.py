@@ -9,15 +9,15 @@ from typing import Any
 
 from offline_agent.training.data.rows import TrajectoryRow
 from offline_agent.training.online.objectives import Objective, objective
-from offline_agent.training.online.samples import Sampled
-from offline_agent.training.online.trainer import OnlinePlan, OnlineTrainer, Played, train_online
+from offline_agent.training.online.samples import TrainingSample
+from offline_agent.training.online.trainer import OnlineTrainer, Played, RoundSchedule, train_online
 from offline_agent.training.settings import OnlineSettings, TrainResult
 from offline_agent.training.trainer import arguments
 from tests.helpers.rendering import qwen
 from tests.helpers.training import VOCABULARY, model, settings, side
 
 
-def samples(number: int = 0, groups: int = 2, size: int = 3, critic: bool = False) -> list[Sampled]:
+def samples(number: int = 0, groups: int = 2, size: int = 3, critic: bool = False) -> list[TrainingSample]:
     """Return the trajectories of a round; those of a group share their beginning."""
     chance = random.Random(number)
     out = []
@@ -34,7 +34,7 @@ def samples(number: int = 0, groups: int = 2, size: int = 3, critic: bool = Fals
                     turns[-1] += 1
             advantage = chance.gauss(0, 1)
             out.append(
-                Sampled(
+                TrainingSample(
                     f"round {number}, task-{group}/{member}",
                     f"task-{group}",
                     *given,
@@ -87,7 +87,7 @@ def trainer(folder: Path, chosen: Objective, play: Callable[[int, Any], Played],
     from trl import GRPOConfig
 
     given, own = settings(**changes.pop("more", {})), online(**changes)
-    plan = OnlinePlan(own.rounds * own.per_round, own.per_round)
+    plan = RoundSchedule(own.rounds * own.per_round, own.per_round)
     config = {name: value for name, value in arguments(given, folder, len(plan)).items() if name != "max_length"}
     config |= {"per_device_train_batch_size": 2, "num_generations": 2, "beta": 0.0}
     return OnlineTrainer(

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.preferences.dataset.export import pair_row, trajectory_row
 from offline_agent.preferences.dataset.filters import impossible
 from offline_agent.records import Action, Context, PreferencePair, Step, Task, ToolCall, Trajectory, Verdict
@@ -17,7 +18,6 @@ from offline_agent.store import schemas as _schemas
 from offline_agent.store.columns import MULTITURN, PREFERENCES, known, stored, table_of
 from offline_agent.store.run_directory import RunDirectory
 from tests.helpers.rendering import TOOLS
-from tools.default_model.train import SHIPPED
 
 MODEL = "0123456789abcdef"
 GOOD = Verdict(1.0, True, "kit")
@@ -26,7 +26,7 @@ GOOD = Verdict(1.0, True, "kit")
 @cache
 def renderer() -> Renderer:
     """Return the embedded tokenizer's renderer."""
-    return Renderer.load(SHIPPED)
+    return Renderer.load(DEFAULT_MODEL)
 
 
 def schemas() -> tuple[Any, ...]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
-from offline_agent.policies.base import Engine, InlineEngine, Proposals, ProposeRequest, ThreadEngine
+from offline_agent.policies.base import Engine, Proposals, ProposeRequest
+from offline_agent.policies.engines import InlineEngine, ThreadEngine
 from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import Scheduler

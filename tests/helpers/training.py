@@ -12,9 +12,8 @@ import torch
 from torch.nn import functional as F
 
 from offline_agent.training.data.rows import PairRow, TrajectoryRow
-from offline_agent.training.data.updates import Plan
-from offline_agent.training.offline.dpo import SharedDPOTrainer, pair_units
-from offline_agent.training.offline.sft import trajectory_units
+from offline_agent.training.data.updates import UpdateSchedule, pair_units, trajectory_units
+from offline_agent.training.offline.dpo import SharedDPOTrainer
 from offline_agent.training.settings import DpoSettings, TrainSettings
 from offline_agent.training.trainer import arguments
 from tests.helpers.rendering import qwen
@@ -110,7 +109,7 @@ def dpo_trainer(
     from trl import DPOConfig
 
     chosen = settings(**{"rows": len(rows), **changes})
-    plan = Plan(
+    plan = UpdateSchedule(
         pair_units(rows), trajectory_units(anchors, anchor=True), size=chosen.rows,
         anchor_size=dpo.anchor_rows if dpo.anchor_weight else 0, seed=0,
     )  # fmt: skip

@@ -11,15 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offline_agent.training.online.objectives import (
-    OBJECTIVES,
-    Objective,
-    correction_weights,
-    objective,
-    policy_loss,
-    token_weights,
-    value_loss,
-)
+from offline_agent.training.online.losses import correction_weights, policy_loss, token_weights, value_loss
+from offline_agent.training.online.objectives import OBJECTIVES, Objective, objective
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 FIELDS: dict[str, dict[str, Any]] = {"dr_grpo": {"budget": 9}}

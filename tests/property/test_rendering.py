@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from offline_agent.records import Action, ToolCall
 from offline_agent.rendering.parsing import OPEN, call_text, parse_bare, parse_tagged
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.rendering.styles import ready_made
+from offline_agent.rendering.styles import template_text
 from tests.helpers import rendering as kit
 
 RENDERERS = {
     "qwen": Renderer(kit.qwen()),
     "llama": Renderer(kit.llama()),
-    "sentencepiece": Renderer(kit.metaspace(ready_made("qwen"))),
-    "plain": Renderer(kit.byte_level(kit.LLAMA_CONTROLS, ready_made("plain"))),
+    "sentencepiece": Renderer(kit.metaspace(template_text("qwen"))),
+    "plain": Renderer(kit.byte_level(kit.LLAMA_CONTROLS, template_text("plain"))),
 }
 EXACT = settings(max_examples=60, deadline=None)
 

@@ -11,7 +11,7 @@ from offline_agent.store import event_files as parts
 from offline_agent.store.events import PART_BYTES, EventLog
 from offline_agent.store.files import safe_name
 from offline_agent.store.provenance import hash_json
-from offline_agent.store.quarantine import Digests
+from offline_agent.store.quarantine import DigestSet
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -87,7 +87,7 @@ def test_a_log_in_many_files_cut_in_its_last_goes_on(records: list[dict], size: 
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 50), max_size=200), st.integers(1, 20))
 def test_a_set_of_digests_is_a_set(numbers: list[int], newest: int) -> None:
-    digests, plain = Digests(newest), set[int]()
+    digests, plain = DigestSet(newest), set[int]()
     for number in numbers:
         assert digests.add(number) == (number not in plain)
         plain.add(number)

@@ -15,7 +15,7 @@ from offline_agent.seeding import derive_seed
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Demonstration:
     """One demonstration, tokenised.
 
     Attributes:
@@ -51,7 +51,7 @@ def conversation(task: Mapping[str, Any], rng: random.Random, noise: float, max_
     return messages
 
 
-def rows(tokenizer: Any, seed: int, noise: Sequence[float], max_steps: int) -> Iterator[Row]:
+def rows(tokenizer: Any, seed: int, noise: Sequence[float], max_steps: int) -> Iterator[Demonstration]:
     """Yield demonstrations of the train split without end; the same seed gives the same stream.
 
     Args:
@@ -69,5 +69,5 @@ def rows(tokenizer: Any, seed: int, noise: Sequence[float], max_steps: int) -> I
         encoded = tokenizer.apply_chat_template(
             messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True
         )
-        yield Row(encoded["input_ids"], encoded["assistant_masks"])
+        yield Demonstration(encoded["input_ids"], encoded["assistant_masks"])
         number += 1

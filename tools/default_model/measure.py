@@ -24,7 +24,7 @@ GOALS_AT_ONCE = 25
 
 
 @dataclass(slots=True)
-class Attempt:
+class ShopAttempt:
     """One episode while it is played.
 
     Attributes:
@@ -73,7 +73,7 @@ def measure(
     return out
 
 
-def figures(groups: Sequence[Sequence[Attempt]]) -> dict[str, Any]:
+def figures(groups: Sequence[Sequence[ShopAttempt]]) -> dict[str, Any]:
     """Return the rates of attempts grouped by goal."""
     attempts = [attempt for group in groups for attempt in group]
     calls = sum(attempt.calls for attempt in attempts)
@@ -97,7 +97,7 @@ def figures(groups: Sequence[Sequence[Attempt]]) -> dict[str, Any]:
 
 def play(
     policy: HFPolicy, spec: EnvSpec, tasks: Sequence[Task], samples: int, temperature: float, seed: int
-) -> list[list[Attempt]]:
+) -> list[list[ShopAttempt]]:
     """Play `samples` episodes per task, many at once.
 
     Raises:
@@ -119,12 +119,12 @@ def play(
     return groups
 
 
-def _start(spec: EnvSpec, task: Task) -> Attempt:
+def _start(spec: EnvSpec, task: Task) -> ShopAttempt:
     episode = spec.open()
-    return Attempt(episode, begin(episode, task))
+    return ShopAttempt(episode, begin(episode, task))
 
 
-def _advance(attempt: Attempt, action: Action) -> None:
+def _advance(attempt: ShopAttempt, action: Action) -> None:
     said = set(re.findall(r"\w+", " ".join(str(message["content"]) for message in attempt.context.messages()[1:])))
     arguments = [] if action.call is None else [value for value in action.call.arguments.values()]
     words = {word for value in arguments for word in re.findall(r"\w+", str(value))}

@@ -12,19 +12,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.seeding import derive_seed
 from offline_agent.training.scratch import untrained
-from offline_agent.training.tokenizer import build_tokenizer
-from tools.default_model.demonstrations import Row, rows
-
-SHIPPED = Path(__file__).parents[2] / "offline_agent" / "assets" / "default_model"
-"""Where the package keeps the model."""
+from tools.default_model.demonstrations import Demonstration, rows
+from tools.default_model.tokenizer import build_tokenizer
 
 CONFIG_NAME = "training_config.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class TrainingRound:
     """One pass of a learning-rate schedule, with a fresh optimizer and demonstrations of its own.
 
     Attributes:
@@ -65,7 +63,7 @@ class TrainingConfig:
     heads: int = 4
     max_positions: int = 2048
     max_steps: int = 15
-    rounds: tuple[Round, ...] = (Round(4000, 0, 2e-3, 1200, (0.5, 0.7, 0.9)),)
+    rounds: tuple[TrainingRound, ...] = (TrainingRound(4000, 0, 2e-3, 1200, (0.5, 0.7, 0.9)),)
     batch_tokens: int = 2048
     reading_tokens: int = 352
     warmup_steps: int = 60
@@ -86,9 +84,11 @@ def build_model(config: TrainingConfig, tokenizer: Any) -> Any:
     )
 
 
-def batches(stream: Iterator[Row], config: TrainingConfig, reading_steps: int) -> Iterator[list[Row]]:
+def batches(
+    stream: Iterator[Demonstration], config: TrainingConfig, reading_steps: int
+) -> Iterator[list[Demonstration]]:
     """Yield the rows of one update after another: similar lengths together, `batch_tokens` tokens with padding."""
-    pool: list[Row] = []
+    pool: list[Demonstration] = []
     step = 0
     while True:
         limit = config.reading_tokens if step < reading_steps else config.max_positions
@@ -96,18 +96,18 @@ def batches(stream: Iterator[Row], config: TrainingConfig, reading_steps: int) -
         pool.sort(key=lambda row: len(row.input_ids))
         # Take a run of neighbours from a place that walks through the pool, so that every length comes up.
         start = (step * 89) % len(pool)
-        batch: list[Row] = []
+        batch: list[Demonstration] = []
         while start < len(pool) and (len(batch) + 1) * len(pool[start].input_ids) <= config.batch_tokens:
             batch.append(pool.pop(start))
         yield batch or [pool.pop(start)]
         step += 1
 
 
-def _cut(row: Row, limit: int) -> Row:
-    return Row(row.input_ids[:limit], row.action_mask[:limit])
+def _cut(row: Demonstration, limit: int) -> Demonstration:
+    return Demonstration(row.input_ids[:limit], row.action_mask[:limit])
 
 
-def loss_of(model: Any, batch: Sequence[Row], pad: int, reading: bool = False) -> tuple[Any, Any, int]:
+def loss_of(model: Any, batch: Sequence[Demonstration], pad: int, reading: bool = False) -> tuple[Any, Any, int]:
     """Return what to minimise, −Σ m log π(a|s) / Σ m over a batch, and Σ m.
 
     The first two are the same, except while `reading`: then the mean over all tokens is added to the first.
@@ -133,7 +133,7 @@ def loss_of(model: Any, batch: Sequence[Row], pad: int, reading: bool = False) -
     return agent + every.mean(), agent.detach(), int(mask.sum())
 
 
-def learning_rate(step: int, part: Round, warmup: int) -> float:
+def learning_rate(step: int, part: TrainingRound, warmup: int) -> float:
     """Return the rate of update `step` of a round: linear warm-up, then a cosine down to a twentieth."""
     if step < warmup:
         return part.learning_rate * (step + 1) / warmup
@@ -174,7 +174,12 @@ def train(
 
 
 def _updates(
-    model: Any, stream: Iterator[list[Row]], config: TrainingConfig, part: Round, pad: int, log_every: int
+    model: Any,
+    stream: Iterator[list[Demonstration]],
+    config: TrainingConfig,
+    part: TrainingRound,
+    pad: int,
+    log_every: int,
 ) -> Iterator[int]:
     """Make the updates of a round, yielding how many were made."""
     import torch
@@ -213,7 +218,7 @@ def save(model: Any, tokenizer: Any, config: TrainingConfig, out: Path) -> None:
 def load_config(path: Path) -> TrainingConfig:
     """Return the configuration kept in a `training_config.json`."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    rounds = tuple(Round(**{**part, "noise": tuple(part["noise"])}) for part in data["rounds"])
+    rounds = tuple(TrainingRound(**{**part, "noise": tuple(part["noise"])}) for part in data["rounds"])
     return TrainingConfig(**{**data, "rounds": rounds})
 
 
@@ -240,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if options.out is None:
         parser.error("give --out DIR to train or --evaluate DIR to measure")
-    kept = options.config or SHIPPED / CONFIG_NAME
+    kept = options.config or DEFAULT_MODEL / CONFIG_NAME
     config = load_config(kept) if options.config or kept.exists() else TrainingConfig()
     train(config, options.out, first_round=options.first_round)
     return 0

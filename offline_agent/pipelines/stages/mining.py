@@ -33,7 +33,7 @@ from offline_agent.store import schemas
 from offline_agent.store.columns import MULTITURN, PAIR_TABLES, PREFERENCES, table_of
 from offline_agent.store.files import disk_errors, read_json, write_json
 from offline_agent.store.run_directory import RunDirectory
-from offline_agent.store.scratch_files import Spill
+from offline_agent.store.scratch_files import PieceFile
 
 FIGURES_FILE = "mined.json"
 _WRITTEN = (*PAIR_TABLES, "trajectories", "filtered", "quarantine.jsonl")
@@ -83,7 +83,7 @@ def write_tables(parts: Parts, session: Session[BuildPrefsConfig], engine: Engin
     session.progress.start(len(parts.tasks), "building pairs")
     with ExitStack() as stack:
         candidates = stack.enter_context(closing(CandidateStore(run.path, schemas.PREFERENCES)))
-        filtered = stack.enter_context(closing(Spill(run.path, "filtered")))
+        filtered = stack.enter_context(closing(PieceFile(run.path, "filtered")))
         miner = stack.enter_context(closing(_miner(parts, session, engine)))
 
         def trajectories() -> Iterator[Row]:

@@ -19,7 +19,7 @@ from offline_agent.runner.components import make_reward
 from offline_agent.runner.training import Recorder, Trainable, max_length
 from offline_agent.training.collapse.checklist import checklist
 from offline_agent.training.collapse.watch import Finding, Watch, WatchSettings
-from offline_agent.training.online.groups import Groups, GroupSettings
+from offline_agent.training.online.groups import GroupSettings, RoundSampler
 from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.online.objectives import Objective
-    from offline_agent.training.online.trainer import Played
+    from offline_agent.training.online.round_batch import PlayedRound
 
 
 def faults(config: RefineGrpoConfig) -> list[str]:
@@ -198,7 +198,7 @@ class OnlineRun:
     inputs: OnlineInputs
     session: Session[RefineGrpoConfig]
     tokenizer: Any
-    groups: Groups
+    groups: RoundSampler
     episodes: Episodes
     pool: EnvPool
     player: RoundPlayer
@@ -220,10 +220,11 @@ class OnlineRun:
         """All findings of the watch, those of stopped sessions included."""
         return [finding for update in sorted(self._told) for finding in self._told[update]]
 
-    def play(self, number: int, model: Any) -> Played:
+    def play(self, number: int, model: Any) -> PlayedRound:
         """Play a round with the weights of the model; return its samples; see `online.trainer.Rounds`."""
-        from offline_agent.training.online.samples import Credit, sample
-        from offline_agent.training.online.trainer import Played
+        from offline_agent.training.online.credit import CreditAssignment
+        from offline_agent.training.online.round_batch import PlayedRound
+        from offline_agent.training.online.samples import sample
 
         assert self.inputs.sampler is not None
         give = partial(self.inputs.sampler.give, model, self.tokenizer, self.session.run.path)
@@ -242,7 +243,7 @@ class OnlineRun:
             inputs.trainable[2],
             inputs.objective,
             max_length=max_length(config, inputs.trainable[0]),
-            credit=Credit(
+            credit=CreditAssignment(
                 config.rollouts.credit, config.rollouts.turn_discount, config.rollouts.outcome, turn_judge(config)
             ),
             refused=refused,
@@ -263,7 +264,7 @@ class OnlineRun:
         if samples:
             whole = sum(len(s.input_ids) for s in samples)
             figures["trained_share"] = sum(s.tokens for s in samples) / whole
-        return Played(samples, made.temperature, figures)
+        return PlayedRound(samples, made.temperature, figures)
 
     def _why_unscored(self, attempt: Attempt) -> str:
         done = attempt.episode()

@@ -13,7 +13,7 @@ from offline_agent.rollouts.attempts import Attempt, AttemptRequest, Journal, fr
 from offline_agent.rollouts.episodes import Episodes
 from offline_agent.store.events import EventLog
 from offline_agent.store.run_directory import RunDirectory
-from offline_agent.training.online.groups import Groups, Round
+from offline_agent.training.online.groups import Round, RoundSampler
 
 ATTEMPTS, ROUNDS = "rollouts", "rounds"
 
@@ -137,7 +137,7 @@ class RoundPlayer:
             left = [ask for ask in left if (ask.task.task_id, ask.number) not in over]
 
 
-def remember(groups: Groups, log: RoundLog, first: int) -> int:
+def remember(groups: RoundSampler, log: RoundLog, first: int) -> int:
     """Give the outcomes of the rounds before `first` to the groups; return the environment steps of those rounds.
 
     Raises:

@@ -14,7 +14,7 @@ from offline_agent.policies.base import Policy
 from offline_agent.records import Task
 
 if TYPE_CHECKING:
-    from offline_agent.policies.weights import Taken
+    from offline_agent.policies.weights import WeightUpdate
     from offline_agent.rendering.renderer import Renderer
 
 _PROBED = 64  # ids by which a sampler's new weights are compared with the trainer's
@@ -33,7 +33,7 @@ class Sampler:
     """
 
     policy: Policy
-    give: Callable[[Any, Any, Path], Taken | None]
+    give: Callable[[Any, Any, Path], WeightUpdate | None]
     rest: Callable[[], None] = lambda: None
 
 
@@ -70,25 +70,25 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
             **common,  # type: ignore[arg-type]
         )
 
-        def hand_over(trained: Any, tokenizer: Any, folder: Path) -> Taken:
-            taken: Taken = near.take_weights(trained, probe_of(trained, _ids(tokenizer, task), tolerance))
+        def hand_over(trained: Any, tokenizer: Any, folder: Path) -> WeightUpdate:
+            taken: WeightUpdate = near.take_weights(trained, probe_of(trained, _ids(tokenizer, task), tolerance))
             return taken
 
         return Sampler(near, hand_over, near.sleep)
+    from offline_agent.policies.base import DEFAULT_MODEL
     from offline_agent.policies.server.policy import ServerPolicy
-    from tools.default_model.train import SHIPPED
 
     served = ServerPolicy(
         sampler.url,
         sampler.served,
-        tokenizer=model.tokenizer or model.path or str(SHIPPED),
+        tokenizer=model.tokenizer or model.path or str(DEFAULT_MODEL),
         chat_template=model.chat_template,
         concurrency=rollouts.in_flight,
         **common,  # type: ignore[arg-type]
     )
     served.check_takes_weights()
 
-    def give(trained: Any, tokenizer: Any, folder: Path) -> Taken:
+    def give(trained: Any, tokenizer: Any, folder: Path) -> WeightUpdate:
         from offline_agent.policies.weights import probe_of
         from offline_agent.training.models import save_plain
 

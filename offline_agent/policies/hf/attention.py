@@ -1,15 +1,16 @@
-"""Attention over slots: one packed batch holds decoding rows and pieces of prompts, each with its own history.
+"""Attention over slots: one packed batch of decoding rows and pieces of prompts, each with its own history.
 
 The model sees a single row of packed tokens with their positions. Keys and values are written to a slot at the index
 of their position and read from there.
 
-On a CPU the result for a token is a function of its history alone, bit for bit: whether it is decoded or filled, in
-which batch and up to which padded length. What that takes, found by trying (MKL, AVX-512 and AVX2):
+On a CPU the result for a token is a function of its history alone, bit for bit: it does not matter whether the token is
+decoded or prefilled, in which batch, or up to which padded length. The measures for this were found by experiment (MKL,
+AVX-512 and AVX2):
 - products of 1 to 3 rows round differently from those of 4 rows and more, so no product has fewer than 4 rows: a
-  decoding slot is asked for 4 tokens at once, guesses of what comes next among them (`hf_drafts`);
-- sums over more than 192 terms are split at places that depend on their number, so the sum over positions is done in
-  runs of 128, first to last, and shorter ones end in exact zeros;
-- vector code computes the end of an array that is no multiple of the vector differently, so lengths are padded.
+  decoding slot computes 4 tokens at once, drafted ids included (`requests.DraftTable`);
+- sums over more than 192 terms are split at places that depend on their number, so the sum over positions is computed
+  in runs of 128, first to last, and shorter runs are filled with exact zeros;
+- vector code rounds differently at the end of an array that is no multiple of the vector, so lengths are padded.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ LENGTH_STEP = 32
 RUN = 128  # positions summed in one product
 ROW_STEP = 16
 QUERY_STEP = 4
-BLOCK = 4  # decoding slots that share a padded length
-MOST_PADDING = 512  # positions of padding that cost less than another product
-MOST_SCORES = 1 << 23  # elements of one matrix of scores
+BLOCK = 4  # decoding slots with a common padded length
+MOST_PADDING = 512  # positions of padding that are cheaper than one more product
+MOST_SCORES = 1 << 23  # elements of one matrix of attention scores
 
 
 def round_up(size: int, step: int) -> int:
@@ -38,12 +39,13 @@ def round_up(size: int, step: int) -> int:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Of a model's keys and values.
+class CacheShape:
+    """Shape of a model's keys and values.
 
     Attributes:
-        layers, heads, kv_heads, width: The model's; `width` of one head.
-        exact: Use the products that give the same bits in any batch (slower on an accelerator).
+        layers, heads, kv_heads: Numbers of layers, query heads and key-value heads.
+        width: Dimension of one head.
+        exact: Whether to use products that give the same bits in any batch (slower on an accelerator).
     """
 
     layers: int
@@ -64,15 +66,15 @@ class Shape:
 
 
 class SlotCache:
-    """Keys and values of the sequences being worked on, position p at index p.
+    """Keys and values of the sequences in work, position p at index p.
 
-    The memory starts as zeros, so what lies beyond a sequence's end is always finite and, masked, adds exactly 0.
+    The memory starts as zeros: values beyond a sequence's end are always finite and, masked, add exactly 0.
 
     Attributes:
         data: [layers, 2, slots, kv_heads, capacity, width].
     """
 
-    def __init__(self, slots: int, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, slots: int, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
         self.slots = slots
         self.shape = shape
         self.capacity = 3 * RUN
@@ -109,7 +111,7 @@ class SlotCache:
 
 @dataclass(slots=True)
 class Piece:
-    """Part of a sequence in the packed batch: tokens `first … first + count` go to `slot` from position `start` on."""
+    """Part of a sequence in the packed batch: tokens `first … first + count` belong to `slot` from position `start`."""
 
     slot: int
     first: int
@@ -118,7 +120,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Row:
+class DecodingRow:
     """Tokens of a decoding slot in the packed batch: `count` of them, at most the shape's span, from `start` on."""
 
     slot: int
@@ -126,16 +128,16 @@ class Row:
     count: int
 
 
-class Plan:
-    """Where the tokens of one packed batch belong.
+class SlotPlan:
+    """Assignment of a packed batch's tokens to slots and positions.
 
     Args:
         cache: The slots.
         rows: Decoding slots; their tokens come first, in this order.
-        pieces: The tokens after them.
+        pieces: Pieces of prompts; their tokens follow.
     """
 
-    def __init__(self, cache: SlotCache, rows: list[Row], pieces: list[Piece]) -> None:
+    def __init__(self, cache: SlotCache, rows: list[DecodingRow], pieces: list[Piece]) -> None:
         self.cache = cache
         self.pieces = pieces
         self.rows = max((row.slot for row in rows), default=-1) + 1
@@ -259,7 +261,7 @@ class Plan:
 
 
 def _blocks(reach: list[int]) -> list[tuple[int, int, int]]:
-    """Return runs of neighbouring slots (start, end, padded length): short histories are not read as far as long."""
+    """Return runs of neighbouring slots (start, end, padded length), so that short histories are padded less."""
     blocks: list[tuple[int, int, int]] = []
     for start in range(0, len(reach), BLOCK):
         end = min(start + BLOCK, len(reach))
@@ -275,7 +277,7 @@ def _blocks(reach: list[int]) -> list[tuple[int, int, int]]:
 
 
 def _mask(positions: torch.Tensor, length: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
-    """Return [n, 1, 1, count, length] for positions [n, count]: 0 where one may look, else -inf."""
+    """Return the mask [n, 1, 1, count, length] of positions [n, count]: 0 where a position is visible, else -inf."""
     index = torch.arange(length, device=positions.device)
     hidden = index > positions[..., None]
     if window is not None:
@@ -287,14 +289,14 @@ def _mask(positions: torch.Tensor, length: int, window: int | None, like: torch.
 def slot_attention(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float | None = None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """Stand in for a transformers attention function; the plan comes with the call of the model.
+    """Compute attention over slots; called by transformers in place of its own function, with the plan as an option.
 
     Raises:
-        PolicyError: The model wants something that is not plain causal attention.
+        PolicyError: The model needs something other than plain causal attention.
     """
     for option in ("softcap", "s_aux"):
         if options.get(option) is not None:
             raise PolicyError(f"the hf policy cannot run this model: its attention uses {option!r}; use policy=server")
-    plan: Plan = options["slot_plan"]
+    plan: SlotPlan = options["slot_plan"]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return plan.attend(module.layer_idx, query, key, value, scale, options.get("sliding_window")), None

@@ -1,4 +1,4 @@
-"""Is this model one the slots can run, and does an answer here depend on the batch? Both are tried, not assumed."""
+"""Checks by experiment: whether slots support a model, and whether answers are independent of the batch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, TypeVar
 import torch
 
 from offline_agent.errors import ConfigError, PolicyError
-from offline_agent.policies.hf.attention import NAME, ROW_STEP, Piece, Plan, Row, SlotCache, round_up
+from offline_agent.policies.hf.attention import NAME, ROW_STEP, DecodingRow, Piece, SlotCache, SlotPlan, round_up
 from offline_agent.policies.hf.sampling import sample
 
 T = TypeVar("T")
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # of the largest logit
 
 
-class Runner:
+class ModelRunner:
     """Calls the model on packed batches.
 
     Args:
-        model: With the slot attention.
-        threads: Of torch, while it runs.
+        model: A model with the slot attention.
+        threads: Number of torch's threads while it runs.
     """
 
     def __init__(self, model: Any, threads: int) -> None:
@@ -28,7 +28,7 @@ class Runner:
         self._threads = threads
 
     def guarded(self, work: Callable[[], T]) -> T:
-        """Return `work()`, done without gradients and with the policy's own number of threads."""
+        """Return `work()`, executed without gradients and with the policy's number of threads."""
         before = torch.get_num_threads()
         if before != self._threads:
             torch.set_num_threads(self._threads)
@@ -39,7 +39,7 @@ class Runner:
             if before != self._threads:
                 torch.set_num_threads(before)
 
-    def logits(self, ids: torch.Tensor, positions: torch.Tensor, plan: Plan, keep: torch.Tensor) -> torch.Tensor:
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor, plan: SlotPlan, keep: torch.Tensor) -> torch.Tensor:
         """Return [len(keep), vocabulary], the logits after the packed tokens `keep`."""
         out = self.model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, slot_plan=plan)
         return out.logits[0]
@@ -47,7 +47,7 @@ class Runner:
     def packed(
         self, cache: SlotCache, rows: list[tuple[int, int, list[int]]], pieces: list[tuple[int, int, list[int]]]
     ) -> torch.Tensor:
-        """Return the logits after every token of a batch, for checks.
+        """Return the logits after every token of a batch; used by the checks.
 
         Args:
             cache: The slots.
@@ -63,7 +63,7 @@ class Runner:
             positions.extend(range(start, start + len(tokens)))
         extra = [0] * (round_up(len(ids), ROW_STEP) - len(ids))
         device = cache.data.device
-        plan = Plan(cache, [Row(slot, start, len(t)) for slot, start, t in rows], packed[len(rows) :])
+        plan = SlotPlan(cache, [DecodingRow(slot, start, len(t)) for slot, start, t in rows], packed[len(rows) :])
         keep = torch.arange(len(ids) + len(extra), device=device)
         logits = self.logits(
             torch.tensor([ids + extra], device=device), torch.tensor([positions + extra], device=device), plan, keep
@@ -71,11 +71,11 @@ class Runner:
         return logits[: len(ids)]
 
 
-def check_supported(model: Any, runner: Runner, cache: SlotCache) -> None:
+def check_supported(model: Any, runner: ModelRunner, cache: SlotCache) -> None:
     """Compare the slot attention with the model's own on a random prompt.
 
     Raises:
-        ConfigError: The model does something else than causal attention over positions; says what to do.
+        ConfigError: The model does not use causal attention over positions; names the remedy.
     """
     kind = getattr(model.config, "model_type", type(model).__name__)
     config = model.config.get_text_config()
@@ -98,7 +98,7 @@ def check_supported(model: Any, runner: Runner, cache: SlotCache) -> None:
 
     try:
         ours, theirs = runner.guarded(both)
-    except Exception as error:  # whatever a foreign architecture stumbles over
+    except Exception as error:  # an unsupported architecture may raise errors of any class
         raise ConfigError(
             f"policy.model: a model of type {kind!r} cannot be run by the hf policy ({type(error).__name__}: {error}); "
             "serve it and use policy=server"
@@ -117,8 +117,8 @@ def check_supported(model: Any, runner: Runner, cache: SlotCache) -> None:
         )
 
 
-def verify_batch_invariance(runner: Runner, cache: SlotCache) -> bool:
-    """Return whether one history gives the same bits whole and in pieces, alone and in company, filled and decoded."""
+def verify_batch_invariance(runner: ModelRunner, cache: SlotCache) -> bool:
+    """Return whether one history gives the same bits at once and in pieces, in any batch, prefilled and decoded."""
     config = runner.model.config.get_text_config()
     longest = min(getattr(config, "max_position_embeddings", cache.capacity), cache.capacity)
     ids = _random_ids(config.vocab_size, min(331, longest), 2)
@@ -126,7 +126,7 @@ def verify_batch_invariance(runner: Runner, cache: SlotCache) -> bool:
     return runner.guarded(lambda: _routes_agree(runner, cache, ids, others))
 
 
-def _routes_agree(runner: Runner, cache: SlotCache, ids: list[int], others: list[list[int]]) -> bool:
+def _routes_agree(runner: ModelRunner, cache: SlotCache, ids: list[int], others: list[list[int]]) -> bool:
     size, last = len(ids), cache.slots - 1
     whole = runner.packed(cache, [], [(0, 0, ids)])
     known = cache.read(0, 0, size)
@@ -162,10 +162,10 @@ def _random_ids(vocabulary: int, count: int, seed: int) -> list[int]:
 
 
 def check_ids(ids: Sequence[int], vocabulary: int) -> None:
-    """Refuse ids the model does not have.
+    """Check that ids are in the model's vocabulary.
 
     Raises:
-        PolicyError: Names the first of them.
+        PolicyError: An id is not; names the first.
     """
     for token in ids:
         if not 0 <= token < vocabulary:

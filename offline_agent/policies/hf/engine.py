@@ -1,70 +1,40 @@
-"""Continuous batching over slots: prompts are filled in pieces while other samples decode in the same batch."""
+"""Continuous batching over slots: prompts are prefilled in pieces while other samples decode in the same batch."""
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 
 from offline_agent.errors import PolicyError
-from offline_agent.policies.hf.attention import ROW_STEP, Piece, Plan, Row, SlotCache
-from offline_agent.policies.hf.drafts import Drafts
-from offline_agent.policies.hf.requests import Counts, Job, Lane
+from offline_agent.policies.base import as_policy_error
+from offline_agent.policies.hf.attention import ROW_STEP, DecodingRow, SlotCache, SlotPlan
+from offline_agent.policies.hf.requests import DraftTable, EngineCounts, PackedBatch, PromptRequest, RunningSample
 from offline_agent.policies.hf.sampling import sample, token_logps
 from offline_agent.policies.hf.trie import KVTrie, common_prefix, copy_path
 
-WAIT_FOR = 4  # ids another prompt in flight must share beyond what is cached for it to be worth waiting for
+WAIT_FOR = 4  # a prompt waits for another one in prefill that shares more than this many ids beyond the cached ones
 
 
-@dataclass
-class Batch:
-    """A packed batch before it becomes tensors.
-
-    Attributes:
-        decoding: Samples that go on; their tokens come first.
-        fills: Jobs whose prompts are being computed, with the number of ids in this batch.
-        forced: Given ids that are scored.
-        tokens, positions: int [n].
-        wanted: Tokens whose logits are wanted: all of `decoding`, the last of each prompt that ends, all of `forced`.
-    """
-
-    decoding: list[Lane]
-    fills: list[tuple[Job, int]] = field(default_factory=list)
-    forced: list[Lane] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    wanted: list[int] = field(default_factory=list)
-
-    def add(self, slot: int, start: int, ids: Sequence[int]) -> Piece:
-        """Append ids of a slot and return where they are."""
-        piece = Piece(slot, len(self.tokens), start, len(ids))
-        self.tokens.extend(ids)
-        self.positions.extend(range(start, start + len(ids)))
-        return piece
-
-
-class Core:
-    """The model, its slots and its trie. `submit` is safe from any thread, everything else from one at a time.
+class BatchingEngine:
+    """The model, its slots and its trie. `submit` may be called from any thread, everything else from one at a time.
 
     Args:
-        forward: Given packed ids and positions [1, tokens], a plan and the rows wanted, returns logits [n, vocabulary].
+        forward: Maps packed ids and positions [1, tokens], a plan and n token indices to logits [n, vocabulary].
         cache: The slots.
         trie: Keys and values of earlier histories.
         stop_ids: Ids that end a sample.
         piece_tokens: Most prompt ids computed in one step.
-        draft_tokens: Ids are guessed ahead while a step decodes fewer than this many.
+        draft_tokens: Ids are drafted while a step decodes fewer tokens than this.
     """
 
     def __init__(
         self,
-        forward: Callable[[torch.Tensor, torch.Tensor, Plan, torch.Tensor], torch.Tensor],
+        forward: Callable[[torch.Tensor, torch.Tensor, SlotPlan, torch.Tensor], torch.Tensor],
         cache: SlotCache,
         trie: KVTrie,
         stop_ids: Iterable[int],
@@ -77,27 +47,27 @@ class Core:
         self._stop = frozenset(stop_ids)
         self._piece_tokens = piece_tokens
         self._draft_tokens = draft_tokens
-        self._drafts = Drafts()
-        self.counts = Counts()
-        self._inbox: deque[Job] = deque()
-        self._waiting: deque[Job] = deque()
-        self._filling: list[Job] = []
-        self._started: list[Job] = []
-        self._lanes: list[Lane] = []
+        self._drafts = DraftTable()
+        self.counts = EngineCounts()
+        self._inbox: deque[PromptRequest] = deque()
+        self._waiting: deque[PromptRequest] = deque()
+        self._filling: list[PromptRequest] = []
+        self._started: list[PromptRequest] = []
+        self._lanes: list[RunningSample] = []
         self._free = list(range(cache.slots))
-        self._finished: list[Job] = []
+        self._finished: list[PromptRequest] = []
 
     @property
     def busy(self) -> bool:
         """Whether there is anything to do."""
         return bool(self._inbox or self._waiting or self._filling or self._started or self._lanes or self._finished)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: PromptRequest) -> None:
         """Queue a job."""
         self._inbox.append(job)
 
-    def cancel(self, owner: object, error: PolicyError) -> list[Job]:
-        """Drop the unfinished jobs of `owner` and return them, with `error` set."""
+    def cancel(self, owner: object, error: PolicyError) -> list[PromptRequest]:
+        """Drop the unfinished requests of `owner` and return them, with `error` set."""
         self._take()
         dropped = [job for job in self._alive() if job.owner is owner]
         for job in dropped:
@@ -105,15 +75,14 @@ class Core:
         finished, self._finished = self._finished, []
         return finished
 
-    def step(self) -> list[Job]:
-        """Do one forward pass and return the jobs that are finished."""
+    def step(self) -> list[PromptRequest]:
+        """Do one forward pass and return the finished requests."""
         self._take()
         self._place()
         try:
             self._advance()
-        except Exception as error:  # a foreign error is wrapped once; what was not in the batch goes on
-            fault = error if isinstance(error, PolicyError) else PolicyError(f"{type(error).__name__}: {error}")
-            fault.__cause__ = None if fault is error else error
+        except Exception as error:  # it fails the requests of this batch; others continue
+            fault = as_policy_error(error)
             for job in {id(job): job for job in (*self._filling, *(lane.job for lane in self._lanes))}.values():
                 self._drop(job, fault)
         finished, self._finished = self._finished, []
@@ -127,11 +96,11 @@ class Core:
             else:
                 self._finished.append(job)
 
-    def _alive(self) -> list[Job]:
+    def _alive(self) -> list[PromptRequest]:
         jobs = (*self._waiting, *self._filling, *self._started, *(lane.job for lane in self._lanes))
         return list({id(job): job for job in jobs}.values())
 
-    def _drop(self, job: Job, error: PolicyError) -> None:
+    def _drop(self, job: PromptRequest, error: PolicyError) -> None:
         job.error = error
         if job in self._waiting:
             self._waiting.remove(job)
@@ -150,12 +119,15 @@ class Core:
         heapq.heappush(self._free, slot)
 
     def _place(self) -> None:
-        """Give free slots to samples whose prompt is known, then to prompts, first come first served."""
+        """Give free slots to samples whose prompt is computed, then to prompts, first come first served.
+
+        Started samples come first: they hold finished prompts, and end soonest.
+        """
         for job in list(self._started):
             if not self._free:
                 return
             self._fork(job)
-        put_off: list[Job] = []
+        put_off: list[PromptRequest] = []
         while self._waiting and self._free:
             job = self._waiting.popleft()
             try:
@@ -165,8 +137,8 @@ class Core:
                 self._drop(job, error)
         self._waiting.extendleft(reversed(put_off))
 
-    def _begin(self, job: Job) -> bool:
-        """Start a prompt in a free slot; False where another one is computing what it needs."""
+    def _begin(self, job: PromptRequest) -> bool:
+        """Start a prompt in a free slot; return False where it waits for another prompt that computes its prefix."""
         size = len(job.prompt)
         room = max(job.limit, *map(len, job.forced or ((),)))
         self.cache.reserve(size + room)
@@ -177,7 +149,7 @@ class Core:
             self._started.append(job)
             self._fork(job)
             return True
-        known = min(known, size - 1)  # the last id is computed again: its logits are not known
+        known = min(known, size - 1)  # the trie has no logits here: compute the last id again
         head = job.prompt[:known]
         for other in self._filling:
             if common_prefix(other.prompt[known:], job.prompt[known:]) > WAIT_FOR and other.prompt[:known] == head:
@@ -188,8 +160,8 @@ class Core:
         self._filling.append(job)
         return True
 
-    def _fork(self, job: Job) -> None:
-        """Start as many of a job's samples as there are free slots, each with a copy of the prompt."""
+    def _fork(self, job: PromptRequest) -> None:
+        """Start as many samples of a request as there are free slots, each with a copy of the prompt."""
         size = len(job.prompt)
         while job.begun < len(job.results) and self._free:
             slot = heapq.heappop(self._free)
@@ -198,7 +170,7 @@ class Core:
             else:
                 path, known = self.trie.match(job.prompt, job.node, size)
                 copy_path(path, self.cache.slot(slot))
-                if known < size:  # thrown away meanwhile: compute the rest again
+                if known < size:  # evicted from the trie meanwhile: compute the rest again
                     job.slot, job.filled, job.logits = slot, min(known, size - 1), None
                     self._filling.append(job)
                     break
@@ -206,14 +178,14 @@ class Core:
         if job in self._started and (job.begun == len(job.results) or job.logits is None):
             self._started.remove(job)
 
-    def _open(self, job: Job, slot: int) -> None:
-        lane = Lane(job, job.begun, slot)
+    def _open(self, job: PromptRequest, slot: int) -> None:
+        lane = RunningSample(job, job.begun, slot)
         job.begun += 1
         job.lanes.append(lane)
         self._lanes.append(lane)
 
     def _advance(self) -> None:
-        """One forward pass over decoding samples, pieces of prompts and given ids; then draw."""
+        """Run one forward pass over decoding samples, pieces of prompts and given ids; then draw the next ids."""
         batch = self._pack()
         logits: Any = None
         if batch.tokens:
@@ -230,16 +202,16 @@ class Core:
         self._score(batch.forced, logits, at)
         self._draw(batch.decoding, logits)
 
-    def _pack(self) -> Batch:
-        """Lay out the packed batch: decoding samples, pieces of prompts, given ids."""
-        batch = Batch([lane for lane in self._lanes if not lane.fresh])
+    def _pack(self) -> PackedBatch:
+        """Return the packed batch: decoding samples, pieces of prompts, given ids, in this order."""
+        batch = PackedBatch([lane for lane in self._lanes if not lane.fresh])
         spare = self._draft_tokens - len(batch.decoding)
         for lane in batch.decoding:
             left = lane.job.limit - len(lane.ids) - 1
             lane.drafts = self._drafts.guess(lane.ids, min(self.cache.shape.span - 1, left, spare))
             spare -= len(lane.drafts)
             piece = batch.add(lane.slot, lane.position, [lane.ids[-1], *lane.drafts])
-            batch.rows.append(Row(piece.slot, piece.start, piece.count))
+            batch.rows.append(DecodingRow(piece.slot, piece.start, piece.count))
         batch.wanted.extend(range(len(batch.tokens)))
         budget = self._piece_tokens
         for job in self._filling:
@@ -262,17 +234,17 @@ class Core:
                 batch.wanted.extend(range(piece.first, piece.first + piece.count))
         return batch
 
-    def _run(self, batch: Batch) -> torch.Tensor:
+    def _run(self, batch: PackedBatch) -> torch.Tensor:
         device = self.cache.data.device
-        plan = Plan(self.cache, batch.rows, batch.pieces)
+        plan = SlotPlan(self.cache, batch.rows, batch.pieces)
         extra = [0] * (-len(batch.tokens) % ROW_STEP)
         ids = torch.tensor([batch.tokens + extra], device=device)
         places = torch.tensor([batch.positions + extra], device=device)
         keep = torch.tensor(batch.wanted + [0] * (-len(batch.wanted) % ROW_STEP), dtype=torch.long, device=device)
         return self._forward(ids, places, plan, keep)
 
-    def _filled(self, job: Job, logits: torch.Tensor) -> None:
-        """A prompt is computed: keep it, and begin its samples, the first one where it lies."""
+    def _filled(self, job: PromptRequest, logits: torch.Tensor) -> None:
+        """Store a computed prompt in the trie and start its samples; the first one continues in the prompt's slot."""
         self._filling.remove(job)
         job.logits = logits.clone()
         read = partial(self.cache.read, job.slot)
@@ -283,7 +255,7 @@ class Core:
         self._started.append(job)
         self._fork(job)
 
-    def _score(self, lanes: list[Lane], logits: Any, at: int) -> None:
+    def _score(self, lanes: list[RunningSample], logits: Any, at: int) -> None:
         """Finish given ids: the first one's comes from the prompt's logits, the others' from row `at` on."""
         for lane in lanes:
             lane.logps = token_logps(lane.job.logits[None], lane.ids[:1])
@@ -293,8 +265,11 @@ class Core:
                 at += count
             self._close(lane)
 
-    def _draw(self, decoding: list[Lane], logits: Any) -> None:
-        """Draw the next ids of every sample, as far as what was guessed comes true, and finish those that end."""
+    def _draw(self, decoding: list[RunningSample], logits: Any) -> None:
+        """Draw the next ids of every sample, and finish the samples that end.
+
+        Ids after the first are drawn from logits of drafted ids; `_accept` keeps those whose drafts were right.
+        """
         fresh = [lane for lane in self._lanes if lane.fresh and lane.job.forced is None]
         lanes = [lane for lane in decoding for _ in range(1 + len(lane.drafts))] + fresh
         if not lanes:
@@ -316,8 +291,8 @@ class Core:
                 self._accept(lane, ids[at : at + count], logps[at : at + count])
             at += count
 
-    def _accept(self, lane: Lane, ids: list[int], logps: list[float]) -> None:
-        """Append drawn ids: each one's logits hold only while those before it were guessed right."""
+    def _accept(self, lane: RunningSample, ids: list[int], logps: list[float]) -> None:
+        """Append drawn ids up to the first wrong draft: logits after a wrong draft belong to another history."""
         lane.fresh = False
         drafts, lane.drafts = lane.drafts, []
         self.counts.guessed += len(drafts)
@@ -335,8 +310,8 @@ class Core:
                 return
             self.counts.confirmed += 1
 
-    def _close(self, lane: Lane) -> None:
-        """A sample is finished: keep its keys and values (the last id has none yet) and free its slot."""
+    def _close(self, lane: RunningSample) -> None:
+        """Finish a sample: store its keys and values (the last id has none yet) and free its slot."""
         job = lane.job
         if len(lane.ids) > 1:
             ids = job.prompt + tuple(lane.ids[:-1])

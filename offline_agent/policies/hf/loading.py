@@ -1,8 +1,9 @@
-"""Loading a causal language model for the slot attention, with errors that say what to do."""
+"""Loading of causal language models for the slot attention, and checks of arguments and weights."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
 from offline_agent.errors import ConfigError, PolicyError, did_you_mean
-from offline_agent.policies.hf.attention import NAME, Shape, slot_attention
+from offline_agent.policies.hf.attention import NAME, CacheShape, slot_attention
 from offline_agent.store import integrity
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_NAMED = 8  # weights or files that a message names
-HASHED_WHOLE = 1 << 22  # elements of a tensor that are hashed; of a larger one this many, evenly spread
+_NAMED = 8  # most weights or files that a message names
+HASHED_WHOLE = 1 << 22  # most elements of a tensor that are hashed; larger tensors are sampled evenly
 
 AttentionInterface.register(NAME, slot_attention)
 
@@ -47,11 +48,11 @@ def load_model(path_or_name: str, device: torch.device, dtype: torch.dtype) -> A
 
     Args:
         path_or_name: A folder with `config.json` and `*.safetensors`, or a hub name.
-        device: Where it goes.
-        dtype: Its weights' format.
+        device: Its device.
+        dtype: Number format of its weights.
 
     Raises:
-        ConfigError: There is no such model, or it is none that can be loaded, or it is damaged.
+        ConfigError: There is no such model, it cannot be loaded, or it is damaged.
     """
     folder = Path(path_or_name).expanduser()
     if folder.is_dir():
@@ -65,12 +66,12 @@ def load_model(path_or_name: str, device: torch.device, dtype: torch.dtype) -> A
             f"folder.{near}"
         )
     shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # it is over before anybody has read it, and pipelines have their own
+    logging.disable_progress_bar()  # commands have progress bars of their own
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path_or_name, dtype=dtype, use_safetensors=True, attn_implementation=NAME
         )
-    except Exception as error:  # transformers raises nearly every class there is
+    except Exception as error:  # transformers raises errors of many classes
         raise ConfigError(
             f"policy.model: {path_or_name!r} cannot be loaded as a causal language model ({type(error).__name__}: "
             f"{str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}); give a folder written by "
@@ -97,7 +98,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-    """Return the names of the weights that hold a value that is not finite; of a sharded one, in this process's part.
+    """Return the names of weights with a non-finite value; of sharded weights, this process's part is checked.
 
     Args:
         weights: Names and tensors, of any shapes.
@@ -111,12 +112,12 @@ def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
 
 
 def check_finite(model: Any, key: str, source: str) -> None:
-    """Refuse a model that training has destroyed.
+    """Check that a model's weights are finite: diverged training may have saved NaN.
 
     Args:
         model: The model.
-        key: Of the configuration, which names it.
-        source: Where it is from.
+        key: The configuration key that names it.
+        source: Its folder or hub name.
 
     Raises:
         ConfigError: Weights are not finite; names them.
@@ -131,14 +132,14 @@ def check_finite(model: Any, key: str, source: str) -> None:
 
 
 def check_whole(folder: Path, key: str) -> None:
-    """Refuse a model folder that this project sealed when it was written, and that was altered since.
+    """Check a model folder against the seal that was written with it.
 
     Args:
-        folder: The folder; one without a seal, and what is no folder, is not checked.
-        key: Of the configuration, which names it.
+        folder: The folder; without a seal, or where it is not a folder, it is not checked.
+        key: The configuration key that names it.
 
     Raises:
-        ConfigError: A file is missing or has other contents.
+        ConfigError: A file is missing or altered.
     """
     found = integrity.faults(folder)
     if found:
@@ -182,7 +183,7 @@ def copy_weights(source: Any, target: Any) -> None:
 
 
 def plain_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield names and weights as the plain model has them; adapters are added without touching what they sit on."""
+    """Yield names and weights of the plain model, adapters merged; the model itself is not changed."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for prefix, module in base.named_modules():
         adapted = hasattr(module, "get_delta_weight") and hasattr(module, "base_layer")
@@ -196,10 +197,42 @@ def plain_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield plain, weights
 
 
-def shape(model: Any) -> Shape:
+def shape(model: Any) -> CacheShape:
     """Return the shape of a model's keys and values."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return Shape(config.num_hidden_layers, heads, kv_heads, width, next(model.parameters()).device.type == "cpu")
+    return CacheShape(config.num_hidden_layers, heads, kv_heads, width, next(model.parameters()).device.type == "cpu")
+
+
+def share_of_memory() -> int:
+    """Return the default memory of the cache of keys and values in bytes: 2 GiB, or a quarter of a small machine's."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on every system
+        return 2 << 30
+    return min(2 << 30, memory // 4)
+
+
+def check_arguments(
+    temperature: float,
+    max_tokens: int,
+    slots: int,
+    max_context: int | None,
+    cache_bytes: int | None,
+    threads: int | None,
+) -> None:
+    """Raise ConfigError with every argument of `HFPolicy` that is out of range."""
+    faults = []
+    if temperature < 0:
+        faults.append(f"policy.temperature: got {temperature!r}, allowed: 0 (greedy) or more")
+    for key, value in (
+        ("max_tokens", max_tokens), ("slots", slots), ("max_context", max_context), ("threads", threads),
+    ):  # fmt: skip
+        if value is not None and value < 1:
+            faults.append(f"policy.{key}: got {value!r}, allowed: 1 or more")
+    if cache_bytes is not None and cache_bytes < 0:
+        faults.append(f"policy.cache_bytes: got {cache_bytes!r}, allowed: 0 or more")
+    if faults:
+        raise ConfigError(faults)

@@ -1,13 +1,12 @@
-"""The policy that runs a causal language model here: continuous batching, shared prefixes, reproducible samples.
+"""Policy that runs a causal language model in this process: continuous batching, shared prefixes, reproducible samples.
 
-Every history is a path in a trie of token ids; what was computed for it once, sampled tokens included, is never
-computed again while it is kept. In float32 on a CPU an answer depends on the request alone, bit for bit: not on what
-else is in the batch, not on what was kept; `batch_invariant` says whether that was found to hold here.
+Every history is a path in a trie of token ids. Keys and values in the trie, of prompts and sampled tokens, are not
+computed again. In float32 on a CPU an answer depends on the request alone, bit for bit, and neither on the rest of the
+batch nor on the content of the trie; `batch_invariant` tells whether a test at the start confirmed this.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,43 +14,51 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import ConfigError, ContextFull, PolicyError
-from offline_agent.policies.base import Answer, Done, Engine, Proposals, ProposeRequest, Usage
+from offline_agent.policies.base import (
+    DEFAULT_MODEL,
+    Answer,
+    Done,
+    Engine,
+    Proposals,
+    ProposeRequest,
+    Usage,
+    as_policy_error,
+)
 from offline_agent.records import Context
 from offline_agent.rendering.renderer import Renderer
 
 if TYPE_CHECKING:
-    from offline_agent.policies.hf.requests import Counts, Job
-    from offline_agent.policies.hf.trie import Node
+    from offline_agent.policies.hf.requests import EngineCounts, PromptRequest
+    from offline_agent.policies.hf.trie import TrieNode
 
-DEFAULT_MODEL = Path(__file__).parents[2] / "assets" / "default_model"
-SMALL = 50_000_000  # parameters below which one thread is faster than several, and whose sums then never change
+SMALL = 50_000_000  # parameters; a smaller model is faster with one thread, and its sums then have a fixed order
 
 
 class HFPolicy:
     """A causal language model from a folder or the hub.
 
-    `Usage.prefilled` and `Usage.cached` are measured: they depend on what was kept when the request came, and so on
-    the order of requests. Nothing else in an answer does.
+    `Usage.prefilled` and `Usage.cached` depend on the content of the trie, and so on the order of requests. Nothing
+    else in an answer does.
 
     Args:
         model: A folder or hub name; None = the embedded default model.
-        temperature: Of the samples, where a request names none; 0 = greedy.
-        max_tokens: Most ids of one action, where a request names no limit.
-        slots: Samples that are worked on at once.
+        temperature: Default temperature of requests; 0 = greedy.
+        max_tokens: Default limit of the ids of one action.
+        slots: Number of samples computed at once.
         dtype: `float32`, `bfloat16` or `float16`; None = float32 on a CPU, bfloat16 elsewhere.
         device: `auto`, `cpu`, `cuda`, …
-        renderer: Given where the caller has one already; else loaded from `tokenizer`.
+        renderer: The renderer; None = loaded from `tokenizer`.
         tokenizer: Folder or hub name; None = the model's own.
-        chat_template: Replaces the tokenizer's own: a ready-made one's name, a file, or its text.
-        max_context: Most ids of a prompt and its action together; None = what the model was made for.
-        cache_bytes: Memory for keys and values that are kept; None = 2 GiB, or a quarter of a smaller machine's.
-        threads: Of torch while the model runs; None = 1 for a small model on a CPU, else torch's own number.
+        chat_template: Replaces the tokenizer's own; see `Renderer.load`.
+        max_context: Most ids of a prompt and its action together; None = the model's limit.
+        cache_bytes: Memory of the trie; None = 2 GiB, or a quarter of the memory of a smaller machine.
+        threads: Torch's threads while the model runs; None = 1 for a small model on a CPU, else torch's own number.
 
     Attributes:
         name, renderer, batch_invariant, max_tokens, identity: See `Policy`.
 
     Raises:
-        ConfigError: The model or its tokenizer cannot be loaded or used; says what to do.
+        ConfigError: The model or its tokenizer cannot be loaded or used; names the remedy.
     """
 
     name = "hf"
@@ -72,15 +79,15 @@ class HFPolicy:
         cache_bytes: int | None = None,
         threads: int | None = None,
     ) -> None:
-        _check_arguments(temperature, max_tokens, slots, max_context, cache_bytes, threads)
         import torch
 
         from offline_agent.policies.hf import checks as hf_checks
         from offline_agent.policies.hf import loading as hf_loading
         from offline_agent.policies.hf.attention import ROW_STEP, SlotCache
-        from offline_agent.policies.hf.engine import Core
+        from offline_agent.policies.hf.engine import BatchingEngine
         from offline_agent.policies.hf.trie import KVTrie
 
+        hf_loading.check_arguments(temperature, max_tokens, slots, max_context, cache_bytes, threads)
         if model is None and not DEFAULT_MODEL.is_dir():
             raise ConfigError(f"policy.model: the embedded default model is not installed ({DEFAULT_MODEL} is missing)")
         source = str(DEFAULT_MODEL if model is None else model)
@@ -102,11 +109,11 @@ class HFPolicy:
         self._threads = threads or (1 if small else torch.get_num_threads())
         self._lock = threading.Lock()
         self._closed = False
-        self._runner = hf_checks.Runner(self.model, self._threads)
-        self._core = Core(
+        self._runner = hf_checks.ModelRunner(self.model, self._threads)
+        self._core = BatchingEngine(
             self._runner.logits,
             SlotCache(slots, hf_loading.shape(self.model), number_format, where),
-            KVTrie(_share_of_memory() if cache_bytes is None else cache_bytes),
+            KVTrie(hf_loading.share_of_memory() if cache_bytes is None else cache_bytes),
             self.renderer.eos_ids,
             draft_tokens=(4 * slots if small else ROW_STEP) if where.type == "cpu" else 0,
         )
@@ -129,24 +136,25 @@ class HFPolicy:
         }
 
     @property
-    def counts(self) -> Counts:
-        """What was computed so far, over all requests."""
+    def counts(self) -> EngineCounts:
+        """Counts of all work so far."""
         return self._core.counts
 
     @property
     def kept_ids(self) -> int:
-        """Number of ids whose keys and values are kept."""
+        """Number of ids whose keys and values are in the trie."""
         return self._core.trie.tokens
 
     @property
     def thrown_away_ids(self) -> int:
-        """Number of ids whose keys and values were kept once, and had to make room."""
+        """Number of ids whose keys and values were evicted from the trie."""
         return self._core.trie.evicted_tokens
 
     def verify_batch_invariance(self) -> bool:
-        """Return whether the same history gives the same bits in any batch, in any pieces; tries it anew.
+        """Return whether a history gives the same bits in any batch and in any pieces, by a new test.
 
-        The policy must not be working on requests.
+        Raises:
+            PolicyError: Requests are being answered.
         """
         from offline_agent.policies.hf import checks as hf_checks
 
@@ -156,17 +164,15 @@ class HFPolicy:
             return hf_checks.verify_batch_invariance(self._runner, self._core.cache)
 
     def forget(self) -> None:
-        """Throw away the kept keys and values; answers stay the same, the next ones cost more."""
+        """Clear the trie of keys and values; answers stay the same, the next ones cost more."""
         with self._lock:
             self._core.trie.clear()
 
     def take_weights(self, model: Any) -> None:
-        """Answer with another model's weights from now on; what was kept under the old ones is thrown away.
-
-        Call it while no request is being answered.
+        """Answer with another model's weights from now on; the trie, computed with the old weights, is cleared.
 
         Args:
-            model: Of the same shape; a PeftModel gives its merged weights, and is left as it was.
+            model: A model of the same shape; a PeftModel gives its merged weights and is not changed.
 
         Raises:
             PolicyError: Requests are being answered, or the shapes differ.
@@ -197,14 +203,14 @@ class HFPolicy:
     def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         """See `Policy.score`. An empty sequence scores an empty tuple."""
         from offline_agent.policies.hf.checks import check_ids
-        from offline_agent.policies.hf.requests import Job
+        from offline_agent.policies.hf.requests import PromptRequest
 
         wanted = [tuple(ids) for ids in actions]
         for ids in wanted:
             check_ids(ids, self.model.config.get_text_config().vocab_size)
         prompt = self._prompt(context, max(map(len, wanted), default=0))
-        ended: list[Job] = []
-        self._core.submit(Job(prompt, (), 0.0, 0, [ids for ids in wanted if ids], None, ended.append))
+        ended: list[PromptRequest] = []
+        self._core.submit(PromptRequest(prompt, (), 0.0, 0, [ids for ids in wanted if ids], None, ended.append))
         self._run_until(lambda: bool(ended))
         job = ended[0]
         if job.error is not None:
@@ -214,7 +220,7 @@ class HFPolicy:
 
     def submit(self, request: ProposeRequest, done: Done, owner: object) -> None:
         """Queue a request without running anything; used by `propose` and by the engine."""
-        from offline_agent.policies.hf.requests import Job
+        from offline_agent.policies.hf.requests import PromptRequest
 
         temperature = self.temperature if request.temperature is None else request.temperature
         limit = self.max_tokens if request.max_tokens is None else request.max_tokens
@@ -222,22 +228,21 @@ class HFPolicy:
             if temperature < 0 or limit < 1:
                 raise PolicyError(f"got temperature {temperature} and max_tokens {limit}; allowed: ≥ 0 and ≥ 1")
             prompt = self._prompt(request.context, limit)
-        except Exception as error:  # a history that cannot be rendered fails alone
-            fault = error if isinstance(error, PolicyError) else PolicyError(f"{type(error).__name__}: {error}")
-            fault.__cause__ = None if fault is error else error
-            done(fault)
+        except Exception as error:  # a history that cannot be rendered fails this request alone
+            done(as_policy_error(error))
             return
         context = request.context
 
-        def finish(job: Job) -> None:
+        def finish(job: PromptRequest) -> None:
             if job.node is not None:
                 context.cache = (self._core.trie, job.node, len(prompt))
             done(self._answer(job))
 
-        self._core.submit(Job(prompt, request.seeds, temperature, limit, None, owner, finish, self._anchor(context)))
+        anchor = self._anchor(context)
+        self._core.submit(PromptRequest(prompt, request.seeds, temperature, limit, None, owner, finish, anchor))
 
     def pump(self) -> bool:
-        """Do one step and hand out what it finished; False where there was nothing to do."""
+        """Do one step and deliver the answers that it finished; return False where there was nothing to do."""
         with self._lock:
             if not self._core.busy:
                 return False
@@ -255,7 +260,7 @@ class HFPolicy:
 
     def engine(self) -> Engine:
         """Return a running engine; requests of all engines and of `propose` share the batches."""
-        from offline_agent.policies.hf.thread import HFEngine
+        from offline_agent.policies.engines import HFEngine
 
         return HFEngine(self)
 
@@ -278,14 +283,14 @@ class HFPolicy:
             )
         return prompt
 
-    def _anchor(self, context: Context) -> tuple[Node | None, int]:
-        """Return where the trie may be entered for a history: at its own end, or its parent's."""
+    def _anchor(self, context: Context) -> tuple[TrieNode | None, int]:
+        """Return a trie node known to be on the history's path: at its own end or its parent's; and its depth."""
         for known in (context.cache, context.parent.cache if context.parent is not None else None):
             if type(known) is tuple and known[0] is self._core.trie:
                 return known[1], known[2]
         return None, 0
 
-    def _answer(self, job: Job) -> Answer:
+    def _answer(self, job: PromptRequest) -> Answer:
         if job.error is not None:
             return job.error
         try:
@@ -300,43 +305,13 @@ class HFPolicy:
             self.pump()
 
     @staticmethod
-    def _hand_out(jobs: Sequence[Job]) -> None:
+    def _hand_out(jobs: Sequence[PromptRequest]) -> None:
         raised: Exception | None = None
         for job in jobs:
             try:
                 if job.finish is not None:
                     job.finish(job)
-            except Exception as error:  # the others' answers are not lost with one caller's mistake
+            except Exception as error:  # an error in one callback must not lose the other answers
                 raised = raised or error
         if raised is not None:
             raise raised
-
-
-def _share_of_memory() -> int:
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on every system
-        return 2 << 30
-    return min(2 << 30, memory // 4)
-
-
-def _check_arguments(
-    temperature: float,
-    max_tokens: int,
-    slots: int,
-    max_context: int | None,
-    cache_bytes: int | None,
-    threads: int | None,
-) -> None:
-    faults = []
-    if temperature < 0:
-        faults.append(f"policy.temperature: got {temperature!r}, allowed: 0 (greedy) or more")
-    for key, value in (
-        ("max_tokens", max_tokens), ("slots", slots), ("max_context", max_context), ("threads", threads),
-    ):  # fmt: skip
-        if value is not None and value < 1:
-            faults.append(f"policy.{key}: got {value!r}, allowed: 1 or more")
-    if cache_bytes is not None and cache_bytes < 0:
-        faults.append(f"policy.cache_bytes: got {cache_bytes!r}, allowed: 0 or more")
-    if faults:
-        raise ConfigError(faults)

@@ -1,38 +1,42 @@
-"""What the engine works on: jobs (one prompt and what is wanted after it), lanes (a sample in a slot), counts."""
+"""Requests of the batching engine, samples in slots, packed batches, and drafts of the next ids."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from offline_agent.policies.hf.attention import DecodingRow, Piece
 
 if TYPE_CHECKING:
     from offline_agent.errors import PolicyError
-    from offline_agent.policies.hf.trie import Node
+    from offline_agent.policies.hf.trie import TrieNode
+
+MOST_PAIRS = 200_000  # pairs of ids that a draft table holds
 
 
-class Job:
-    """One prompt and what is wanted after it: samples, or the log-probabilities of given ids.
+class PromptRequest:
+    """A request for samples after one prompt, or for the log-probabilities of given ids.
 
     Args:
         prompt: int [n], n ≥ 1.
         seeds: One per sample.
         temperature: 0 = greedy.
         limit: Most ids of a sample.
-        forced: Given ids to score, none of them empty; takes the place of the samples.
-        owner: Whoever may cancel it.
-        finish: Called with the job when it is over.
-        anchor: A node of the trie that ends a prefix of the prompt, and that prefix's length; (None, 0) for none.
+        forced: Given ids to score, none of them empty, in place of samples.
+        owner: The object that may cancel it.
+        finish: Called with the request when it is finished.
+        anchor: A trie node at the end of a prefix of the prompt, and the length of that prefix; (None, 0) for none.
 
     Attributes:
         results: (ids, log-probabilities) per sample, None while it is not finished.
-        computed: Prompt ids that were computed for it.
-        error: Why it failed; None where it did not.
-        node: The trie's node at the end of the prompt, once it is known.
-        logits: [vocabulary] after the prompt, once they are known.
-        slot, filled: Where the prompt is being computed and how far it is.
-        begun, left: Samples that were given a slot; samples that are not finished.
-        lanes: Samples under way.
+        computed: Number of prompt ids that were computed for it.
+        error: The error that failed it; None where there is none.
+        node: The trie node at the end of the prompt, once it is computed.
+        logits: [vocabulary] after the prompt, once they are computed.
+        slot, filled: The slot in which the prompt is computed, and the number of ids computed.
+        begun, left: Number of samples that got a slot; number of samples not finished.
+        lanes: Samples in slots.
     """
 
     __slots__ = (
@@ -48,8 +52,8 @@ class Job:
         limit: int,
         forced: Sequence[tuple[int, ...]] | None = None,
         owner: object = None,
-        finish: Callable[[Job], None] | None = None,
-        anchor: tuple[Node | None, int] = (None, 0),
+        finish: Callable[[PromptRequest], None] | None = None,
+        anchor: tuple[TrieNode | None, int] = (None, 0),
     ) -> None:
         self.prompt = prompt
         self.seeds = seeds
@@ -63,26 +67,26 @@ class Job:
         self.results: list[tuple[list[int], list[float]] | None] = [None] * count
         self.computed = 0
         self.error: PolicyError | None = None
-        self.node: Node | None = None
+        self.node: TrieNode | None = None
         self.logits: Any = None
         self.slot = -1
         self.filled = 0
         self.begun = 0
         self.left = count
-        self.lanes: list[Lane] = []
+        self.lanes: list[RunningSample] = []
 
 
-class Lane:
+class RunningSample:
     """One sample while it holds a slot.
 
     Attributes:
-        fresh: Its first id is still to be drawn, from the prompt's logits.
-        drafts: Guessed ids that are in the batch under way, after the last sampled one.
+        fresh: Whether its first id is not drawn yet; it is drawn from the prompt's logits.
+        drafts: Drafted ids of the current batch, after the last sampled one.
     """
 
     __slots__ = ("job", "index", "slot", "ids", "logps", "fresh", "drafts")
 
-    def __init__(self, job: Job, index: int, slot: int) -> None:
+    def __init__(self, job: PromptRequest, index: int, slot: int) -> None:
         self.job = job
         self.index = index
         self.slot = slot
@@ -93,20 +97,20 @@ class Lane:
 
     @property
     def position(self) -> int:
-        """Where the last sampled id stands."""
+        """Position of the last sampled id."""
         return len(self.job.prompt) + len(self.ids) - 1
 
 
 @dataclass
-class Counts:
-    """What the core did so far.
+class EngineCounts:
+    """Counts of the engine's work.
 
     Attributes:
         steps: Forward passes.
         generated, prefilled, cached: Ids sampled, prompt ids computed, prompt ids reused.
-        lane_steps: Sum over steps of the samples that were decoding; / (steps × slots) = slot occupancy.
-        guessed, confirmed: Ids that were guessed ahead, and those of them that were sampled indeed.
-        seconds: Spent in steps.
+        lane_steps: Sum over steps of the number of decoding samples; / (steps × slots) = slot occupancy.
+        guessed, confirmed: Drafted ids, and those of them that were sampled.
+        seconds: Time spent in steps.
     """
 
     steps: int = 0
@@ -117,3 +121,67 @@ class Counts:
     guessed: int = 0
     confirmed: int = 0
     seconds: float = 0.0
+
+
+@dataclass
+class PackedBatch:
+    """A packed batch before it becomes tensors.
+
+    Attributes:
+        decoding: Decoding samples; their tokens come first.
+        fills: Requests in prefill, with the number of their ids in this batch.
+        forced: Samples of given ids that are scored.
+        tokens, positions: int [n].
+        wanted: Indices of the tokens whose logits are needed: all of `decoding`, the last token of each prompt that
+            ends in this batch, all of `forced`.
+    """
+
+    decoding: list[RunningSample]
+    fills: list[tuple[PromptRequest, int]] = field(default_factory=list)
+    forced: list[RunningSample] = field(default_factory=list)
+    rows: list[DecodingRow] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+
+    def add(self, slot: int, start: int, ids: Sequence[int]) -> Piece:
+        """Append ids of a slot and return their place in the batch."""
+        piece = Piece(slot, len(self.tokens), start, len(ids))
+        self.tokens.extend(ids)
+        self.positions.extend(range(start, start + len(ids)))
+        return piece
+
+
+class DraftTable:
+    """The id that last followed each pair of ids, so that one pass over the model can confirm several ids.
+
+    Drafts do not change answers: each id is drawn from its own logits and its own seed, as without drafts. Where it
+    equals the draft, the logits of the next id are already computed (speculative decoding, Leviathan et al. 2023, with
+    earlier samples as the draft model). Actions repeat fixed phrases: about two of three drafts are right.
+    """
+
+    def __init__(self) -> None:
+        self._after: dict[tuple[int, int], int] = {}
+
+    def learn(self, before: Sequence[int], ids: Sequence[int]) -> None:
+        """Add the pairs of a sampled action `ids` after a prompt that ends in `before`."""
+        if len(self._after) > MOST_PAIRS:
+            self._after.clear()
+        row = [*before[-2:], *ids]
+        for first, second, third in zip(row, row[1:], row[2:], strict=False):
+            self._after[first, second] = third
+
+    def guess(self, ids: Sequence[int], most: int) -> list[int]:
+        """Return at most `most` drafted ids after `ids`."""
+        out: list[int] = []
+        if most < 1 or len(ids) < 2:
+            return out
+        first, second = ids[-2], ids[-1]
+        while len(out) < most:
+            third = self._after.get((first, second))
+            if third is None:
+                break
+            out.append(third)
+            first, second = second, third
+        return out

@@ -1,4 +1,4 @@
-"""Sampling in which a row's draw depends on its own logits, seed and position alone."""
+"""Sampling by counter-based random numbers: a row's draw depends on its own logits, seed and position alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and values of every history seen, in a trie of token ids, oldest thrown away first."""
+"""Trie of token ids with the keys and values of earlier histories; the least recently used are evicted."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any
 import torch
 
 
-class Node:
+class TrieNode:
     """A run of ids after its parent's.
 
     Attributes:
         ids: int [n], n ≥ 1; empty for the root alone.
-        kv: [layers, 2, kv_heads, n, head_dim]: keys and values of the run; None for the root, and once thrown away.
+        kv: [layers, 2, kv_heads, n, head_dim]: keys and values of the run; None for the root, and after eviction.
         logits: [vocabulary] after the last id of the run, where a prompt ended there; else None.
-        parent: None for the root, and for a node that was thrown away.
-        children: By first id.
-        stamp: When it was last asked for.
+        parent: None for the root, and after eviction.
+        children: Child nodes by their first id.
+        stamp: Time of the last use, by the trie's own counter.
     """
 
     __slots__ = ("ids", "kv", "logits", "parent", "children", "stamp")
 
-    def __init__(self, ids: tuple[int, ...], kv: Any, parent: Node | None) -> None:
+    def __init__(self, ids: tuple[int, ...], kv: Any, parent: TrieNode | None) -> None:
         self.ids = ids
         self.kv = kv
         self.logits: Any = None
         self.parent = parent
-        self.children: dict[int, Node] = {}
+        self.children: dict[int, TrieNode] = {}
         self.stamp = 0
 
     @property
     def bytes(self) -> int:
-        """What the node holds."""
+        """Memory of the node's tensors."""
         size = 0 if self.kv is None else self.kv.numel() * self.kv.element_size()
         return size + (0 if self.logits is None else self.logits.numel() * self.logits.element_size())
 
@@ -41,29 +41,29 @@ class KVTrie:
     """A radix tree over token ids. Not thread-safe.
 
     Args:
-        budget: Bytes it may hold; beyond, the least recently used leaves are thrown away.
+        budget: Most bytes; beyond, the least recently used leaves are evicted.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.root = Node((), None, None)
+        self.root = TrieNode((), None, None)
         self.bytes = 0
         self.tokens = 0
         self.evicted_tokens = 0
         self._clock = 0
 
     def match(
-        self, ids: tuple[int, ...], anchor: Node | None = None, done: int = 0
-    ) -> tuple[list[tuple[Node, int]], int]:
-        """Return the nodes that spell the longest known prefix of `ids`, how much of each counts, and its length.
+        self, ids: tuple[int, ...], anchor: TrieNode | None = None, done: int = 0
+    ) -> tuple[list[tuple[TrieNode, int]], int]:
+        """Return the path of the longest known prefix of `ids`, as (node, number of its ids used), and its length.
 
         Args:
             ids: int [n].
-            anchor: A node that is known to end `ids[:done]`, to begin at; one that was thrown away counts for nothing.
+            anchor: A node known to end `ids[:done]`, where the search starts; an evicted node is ignored.
             done: See `anchor`.
         """
         self._clock += 1
-        path: list[tuple[Node, int]] = []
+        path: list[tuple[TrieNode, int]] = []
         if anchor is None or anchor.kv is None:
             node, done = self.root, 0
         else:
@@ -93,10 +93,10 @@ class KVTrie:
         ids: tuple[int, ...],
         read: Callable[[int, int], Any],
         logits: Any = None,
-        anchor: Node | None = None,
+        anchor: TrieNode | None = None,
         done: int = 0,
-    ) -> Node:
-        """Keep the keys and values of `ids` and return the node that ends them.
+    ) -> TrieNode:
+        """Store the keys and values of `ids` and return the node at their end.
 
         Args:
             ids: int [n], n ≥ 1.
@@ -111,7 +111,7 @@ class KVTrie:
             if used < len(node.ids):
                 node = self._split(node, used)
         if known < len(ids):
-            child = Node(ids[known:], read(known, len(ids)), node)
+            child = TrieNode(ids[known:], read(known, len(ids)), node)
             child.stamp = self._clock
             node.children[ids[known]] = child
             self.tokens += len(child.ids)
@@ -125,17 +125,17 @@ class KVTrie:
         return node
 
     def clear(self) -> None:
-        """Throw everything away."""
+        """Remove everything."""
         for node in self._nodes():
             node.parent = node.kv = node.logits = None
-        self.root = Node((), None, None)
+        self.root = TrieNode((), None, None)
         self.bytes = self.tokens = 0
 
-    def _split(self, node: Node, size: int) -> Node:
+    def _split(self, node: TrieNode, size: int) -> TrieNode:
         """Cut a node in two after `size` ids and return the upper part; the lower keeps identity and children."""
         parent = node.parent
         assert parent is not None  # the root has no ids to cut
-        upper = Node(node.ids[:size], node.kv[..., :size, :].clone(), parent)
+        upper = TrieNode(node.ids[:size], node.kv[..., :size, :].clone(), parent)
         upper.stamp = node.stamp
         parent.children[node.ids[0]] = upper
         node.ids, node.kv, node.parent = node.ids[size:], node.kv[..., size:, :].clone(), upper
@@ -143,7 +143,7 @@ class KVTrie:
         return upper
 
     def _evict(self) -> None:
-        """Throw leaves away, least recently used first, down to nine tenths of the budget."""
+        """Remove leaves, least recently used first, down to nine tenths of the budget."""
         goal = self.budget * 9 // 10
         while self.bytes > goal:
             leaves = sorted(self._leaves(), key=lambda node: node.stamp)
@@ -154,17 +154,17 @@ class KVTrie:
                 assert parent is not None  # leaves are never the root
                 del parent.children[leaf.ids[0]]
                 self.bytes -= leaf.bytes
-                leaf.parent = leaf.kv = leaf.logits = None  # whoever still points here sees that it is gone
+                leaf.parent = leaf.kv = leaf.logits = None  # contexts may still refer to it: `match` checks `kv`
                 self.tokens -= len(leaf.ids)
                 self.evicted_tokens += len(leaf.ids)
                 if self.bytes <= goal:
                     return
 
-    def _leaves(self) -> list[Node]:
+    def _leaves(self) -> list[TrieNode]:
         return [node for node in self._nodes() if not node.children]
 
-    def _nodes(self) -> list[Node]:
-        found: list[Node] = []
+    def _nodes(self) -> list[TrieNode]:
+        found: list[TrieNode] = []
         todo = [*self.root.children.values()]
         while todo:
             node = todo.pop()
@@ -174,7 +174,7 @@ class KVTrie:
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the number of ids that both begin with."""
+    """Return the length of the common prefix of two sequences."""
     size = min(len(left), len(right))
     if left[:size] == right[:size]:
         return size
@@ -188,7 +188,7 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return low
 
 
-def copy_path(path: Sequence[tuple[Node, int]], target: torch.Tensor) -> None:
+def copy_path(path: Sequence[tuple[TrieNode, int]], target: torch.Tensor) -> None:
     """Write the keys and values of a matched path to `target` [layers, 2, kv_heads, ≥ matched, head_dim]."""
     done = 0
     for node, used in path:

@@ -1,6 +1,6 @@
-"""Do servers serve the same model? A fixed text is scored by each, and what most of them say counts.
+"""Agreement of servers on one model: each scores a fixed text, and the majority decides.
 
-A model so near to theirs that no log-prob differs by more than the tolerance is not found out.
+A different model is not detected where none of its log-probs of the text differs by more than the tolerance.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from offline_agent.errors import PolicyError
-from offline_agent.policies.server.client import Served
+from offline_agent.policies.server.client import ModelServer
 from offline_agent.records import Action, Context, Task
 from offline_agent.rendering.renderer import Renderer
 
 QUESTION, ANSWER = "How many days are there in three weeks?", "Three weeks have 21 days: a week has 7, and 3 * 7 = 21."
 
 
-class Said(NamedTuple):
-    """What a server says of the fixed text: float [n] log-probs at T = 1, or why it gives none."""
+class ProbeScore(NamedTuple):
+    """A server's log-probs of the fixed text, float [n] at T = 1, or the reason why it gives none."""
 
     logps: tuple[float, ...] | None
     fault: str | None = None
 
 
 class Agreement:
-    """What the servers agree on. Thread-safe.
+    """The log-probs that the servers agree on. Thread-safe.
 
     Args:
-        renderer: The model's; None = chat, where nobody can be asked and all agree.
+        renderer: The model's renderer; None = chat, where servers give no log-probs of prompts and all count as equal.
         tolerance: Largest difference of any log-prob, nats.
     """
 
@@ -41,25 +41,25 @@ class Agreement:
         self._lock = threading.Lock()
         self._agreed: tuple[float, ...] | None = None
 
-    def ask(self, served: Served) -> Said:
-        """Return what a server says, now."""
+    def ask(self, server: ModelServer) -> ProbeScore:
+        """Return a server's present score of the text."""
         if self._text is None:
-            return Said(None)
+            return ProbeScore(None)
         try:
-            return Said(served.logps(served.model, *self._text))
+            return ProbeScore(server.logps(server.model, *self._text))
         except PolicyError as error:
-            return Said(None, f"{served.url} cannot be compared with the other servers: {error}")
+            return ProbeScore(None, f"{server.url} cannot be compared with the other servers: {error}")
 
-    def vote(self, said: Mapping[str, Said]) -> dict[str, str]:
-        """Settle what counts: what most servers say; of equally many, those that come first.
+    def vote(self, said: Mapping[str, ProbeScore]) -> dict[str, str]:
+        """Set the agreed log-probs to those of the majority; of equal groups, the first one wins.
 
-        Where no server can be asked, nothing is settled.
+        Where no server gives log-probs, there is no agreement to check.
 
         Args:
-            said: By the servers' names, in the order of the configuration.
+            said: Scores by the servers' names, in the order of the configuration.
 
         Returns:
-            The servers that say something else, each with what to tell the user.
+            The servers that differ, each with a message for the user.
         """
         voices = {name: one.logps for name, one in said.items() if one.logps is not None}
         followers = {
@@ -70,21 +70,21 @@ class Agreement:
             self._agreed = voices[max(voices, key=lambda name: followers[name])] if voices else None
         return {name: why for name, one in said.items() if (why := self._objection(name, one)) is not None}
 
-    def check(self, served: Served) -> None:
-        """Check that a server says what was agreed on; where nothing was, what it says counts from now on.
+    def check(self, server: ModelServer) -> None:
+        """Check a server against the agreed log-probs; where there are none yet, its own become the agreed ones.
 
         Raises:
-            PolicyError: It says something else, or nothing.
+            PolicyError: They differ, or it gives none.
         """
-        said = self.ask(served)
+        said = self.ask(server)
         with self._lock:
             if self._agreed is None:
                 self._agreed = said.logps
-        why = self._objection(served.url, said)
+        why = self._objection(server.url, said)
         if why is not None:
             raise PolicyError(why)
 
-    def _objection(self, name: str, said: Said) -> str | None:
+    def _objection(self, name: str, said: ProbeScore) -> str | None:
         agreed = self._agreed
         if agreed is None:
             return None

@@ -1,4 +1,4 @@
-"""Chat completions: a history as OpenAI messages, and an answer as an action. Text only, no token ids."""
+"""Chat completions: histories as OpenAI messages, and answers as actions. Text only, no token ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from offline_agent.rendering.parsing import BadJson, Parsed, answer, call_text, 
 
 
 def chat_messages(context: Context) -> list[Message]:
-    """Return the history as OpenAI wants it: calls with ids and JSON text, every call answered by a tool message."""
+    """Return the history in OpenAI's format: calls with ids and JSON text, every call answered by a tool message."""
     out: list[Message] = []
     pending: str | None = None
     for index, message in enumerate(context.messages()):
@@ -31,17 +31,17 @@ def chat_messages(context: Context) -> list[Message]:
             call = {"name": function["name"], "arguments": arguments}
             entry = {"id": pending, "type": "function", "function": call}
             out.append({"role": "assistant", "content": message["content"], "tool_calls": [entry]})
-        else:  # an error that answers a turn without a call has no call to refer to
+        else:  # a tool message must refer to a call: the reply to a turn without one becomes a user message
             role = "user" if message["role"] == "tool" else message["role"]
             out.append({"role": role, "content": message["content"]})
     return out
 
 
 def chat_action(choice: Mapping[str, Any]) -> Action:
-    """Return the action that one choice of an answer is.
+    """Return the action of one choice of an answer.
 
     Raises:
-        PolicyError: The choice is not one.
+        PolicyError: The choice has not the required form.
     """
     message = choice.get("message")
     if not isinstance(message, Mapping):

@@ -1,4 +1,4 @@
-"""One model server: what it is asked, what its answers must be, and what it has cost."""
+"""Client of one model server: requests, checks of answers, and counts of cost."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from offline_agent.config.base import masked
 from offline_agent.errors import PolicyError
 from offline_agent.policies.base import Usage
 from offline_agent.policies.server.chat import chat_action
-from offline_agent.policies.server.endpoint import Endpoint, Json, Refused, TimedOut
-from offline_agent.policies.server.weights import ServedWeights
-from offline_agent.policies.weights import Probe, Taken
+from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused, ServerTimeout
+from offline_agent.policies.server.weights import ServerWeights
+from offline_agent.policies.weights import Probe, WeightUpdate
 from offline_agent.records import Action
 from offline_agent.rendering.renderer import Renderer
 
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
-QUICK = 5.0  # seconds for what a sound server answers at once
+QUICK = 5.0  # seconds for requests that a working server answers at once
 
 QUIRKS = {
     "enable-auto-tool-choice": "tools in text",
     "max_completion_tokens": "max_completion_tokens",
 }
-"""What a server's refusal says, and what to do about it from then on."""
+"""Text in a server's refusal, and the adaptation of later requests to it."""
 
 T = TypeVar("T")
 
 
 @dataclass
-class Tally:
-    """What a server was asked and cost in this session.
+class ServerCounts:
+    """Counts of one server in this session.
 
     Attributes:
-        requests: Everything asked of it for a sample or a score, failures included.
-        generated_tokens, prefilled_tokens, reused_tokens: As it counts them, of the answers that came in.
-        errors: Requests that it failed: no answer, or one that cannot be used. Time-outs are among them.
-        timeouts: No answer in time.
-        refused: Requests that it would not answer (4xx), through the fault of the request.
-        last_error: None = there was none.
+        requests: Requests for samples and scores, failures included.
+        generated_tokens, prefilled_tokens, reused_tokens: Token counts of its answers, as the server reports them.
+        errors: Failed requests: no answer, or an unusable one; time-outs included.
+        timeouts: Requests without an answer in time.
+        refused: Requests that it refused (4xx) because of the request itself.
+        last_error: The last error; None where there was none.
     """
 
     requests: int = 0
@@ -56,31 +56,31 @@ class Tally:
     last_error: str | None = None
 
 
-class Served:
+class ModelServer:
     """One server. Thread-safe.
 
     Args:
-        endpoint: Its client.
-        renderer: Token ids in and out; None = chat, text alone.
-        strict: Whether an answer that contradicts itself (log-probs that are no numbers, text that is not that of its
-            ids) is an error, rather than what it says of itself being taken as unknown.
+        endpoint: The HTTP client.
+        renderer: Renderer of the model, for token ids in and out; None = chat, text only.
+        strict: Whether an inconsistent answer (log-probs that are not finite, text that does not match its ids) is an
+            error; else such log-probs count as unknown.
     """
 
     def __init__(self, endpoint: Endpoint, renderer: Renderer | None, strict: bool = False) -> None:
         self.endpoint = endpoint
         self.url = endpoint.url
-        self.weights = ServedWeights(endpoint, lambda prompt, ids: self.logps(self.model, list(prompt), list(ids)))
+        self.weights = ServerWeights(endpoint, lambda prompt, ids: self.logps(self.model, list(prompt), list(ids)))
         self.model = ""
-        self.tally = Tally()
+        self.tally = ServerCounts()
         self._renderer = renderer
         self._strict = strict
         self._quirks: set[str] = set()
         self._lock = threading.Lock()
         self._cache_before: dict[str, int] | None = None
-        self._answers_as: str | None = None  # the model that its answers name
+        self._answers_as: str | None = None  # the model name in its answers
 
     def sample(self, path: str, body: Json) -> tuple[Action, Usage]:
-        """Return one action and what it cost.
+        """Return one action and its cost.
 
         Raises:
             Refused: The server will not answer this request.
@@ -104,7 +104,7 @@ class Served:
             return self.logps(model, prompt, ids)
 
     def logps(self, model: str, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
-        """Return the log-probs of ids after a prompt, whatever weights they are from. Raises as `sample`."""
+        """Return the log-probs of ids after a prompt, without a check of the server's weights. Raises as `sample`."""
         body = {"model": model, "temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "prompt": prompt + ids}
         entries = _choice(self.endpoint.post(COMPLETIONS, body)).get("prompt_logprobs")
         if not isinstance(entries, list) or len(entries) != len(prompt) + len(ids):
@@ -119,13 +119,13 @@ class Served:
         return tuple(min(0.0, value) for value in found)
 
     def look_at_cache(self) -> None:
-        """Note where the prefix cache's counters stand, if the server has any: `figures` counts from here."""
+        """Store the prefix cache's counters, where the server has any; `figures` counts from here."""
         self._cache_before = self._cache_now()
 
     def figures(self, reachable: bool = True) -> dict[str, Any]:
         """Return the tally as JSON, with the prefix cache's `queries` and `hits` (tokens) since `look_at_cache`."""
         now, before = self._cache_now() if reachable else None, self._cache_before
-        if now is not None and before is not None and now["queries"] >= before["queries"]:  # else it was started anew
+        if now is not None and before is not None and now["queries"] >= before["queries"]:  # else it was restarted
             now = {name: count - before[name] for name, count in now.items()}
         with self._lock:
             out: dict[str, Any] = masked({"url": self.url, **asdict(self.tally)})
@@ -139,7 +139,7 @@ class Served:
     def _cache_now(self) -> dict[str, int] | None:
         try:
             return self.weights.cache_figures(QUICK)
-        except PolicyError:  # no figure is worth an error, nor a long wait
+        except PolicyError:  # figures are optional: no error, no long wait
             return None
 
     @contextmanager
@@ -150,10 +150,10 @@ class Served:
             yield
         except PolicyError as error:
             with self._lock:
-                refused = isinstance(error, Refused) and not error.by_this_server_alone
+                refused = isinstance(error, RequestRefused) and not error.by_this_server_alone
                 self.tally.refused += refused
                 self.tally.errors += not refused
-                self.tally.timeouts += isinstance(error, TimedOut)
+                self.tally.timeouts += isinstance(error, ServerTimeout)
                 self.tally.last_error = str(error)
             raise
 
@@ -162,17 +162,17 @@ class Served:
             quirks = frozenset(self._quirks)
             try:
                 return self.endpoint.post(path, _adapted(body, quirks))
-            except Refused as error:
+            except RequestRefused as error:
                 new = {quirk for words, quirk in QUIRKS.items() if words in error.said} - quirks
                 if path != CHAT or not new:
                     raise
                 self._quirks |= new
 
     def _check_same(self, body: Json, answer: Json, choice: Json) -> None:
-        """Check that the answer is from the model of the answers before, and to the prompt that was sent.
+        """Check that the answer is from the same model as earlier answers, and belongs to the prompt that was sent.
 
         Raises:
-            PolicyError: It is not.
+            PolicyError: It does not.
         """
         name = answer.get("model")
         if isinstance(name, str):
@@ -181,7 +181,7 @@ class Served:
             if name != before:
                 raise PolicyError(
                     f"the server's answers name the model {name!r}, before they named {before!r}: it serves another "
-                    "model now; serve the one that the run began with, or begin a new run"
+                    "model now; serve the model that the run started with, or start a new run"
                 )
         sent, read = body.get("prompt"), choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
         if isinstance(sent, list) and isinstance(read, list) and read != sent:
@@ -207,49 +207,49 @@ class Served:
         if self._strict:
             _check_sound(renderer, choice.get("text"), ids, logps, known)
         if choice.get("finish_reason") == "stop" and (not ids or ids[-1] not in renderer.eos_ids):
-            stop = choice.get("stop_reason")  # some servers leave the id that stopped them out
+            stop = choice.get("stop_reason")  # some servers omit the stop id: add it, its log-prob is unknown
             ids, known = [*ids, stop if isinstance(stop, int) else renderer.end_id], False
         return renderer.parse(ids, [min(0.0, float(p)) for p in logps or ()] if known else None)
 
 
-class Alone:
-    """One server is all there is: it is asked, and its failures are the request's.
+class SingleServer:
+    """A single server behind the interface of `ServerPool`: its failures are the failures of the request.
 
     Args:
-        served: The server.
+        server: The server.
     """
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
-        served.look_at_cache()
+    def __init__(self, server: ModelServer) -> None:
+        self._server = server
+        server.look_at_cache()
 
-    def run(self, key: str, job: Callable[[Served], T]) -> T:
+    def run(self, key: str, job: Callable[[ModelServer], T]) -> T:
         """Return the job's result."""
-        return job(self._served)
+        return job(self._server)
 
     def check_takes_weights(self) -> None:
         """See `ServerPolicy.check_takes_weights`."""
-        self._served.weights.check()
+        self._server.weights.check()
 
-    def take_weights(self, folder: str | Path, probe: Probe | None, timeout: float) -> Taken:
+    def take_weights(self, folder: str | Path, probe: Probe | None, timeout: float) -> WeightUpdate:
         """See `ServerPolicy.take_weights`."""
-        return self._served.weights.take(folder, probe, timeout)
+        return self._server.weights.take(folder, probe, timeout)
 
     def cache_figures(self) -> dict[str, int] | None:
         """See `ServerPolicy.cache_figures`."""
-        return self._served.weights.cache_figures()
+        return self._server.weights.cache_figures()
 
     def figures(self) -> list[dict[str, Any]]:
         """See `ServerPolicy.server_figures`."""
-        return [self._served.figures()]
+        return [self._server.figures()]
 
     def close(self) -> None:
         """Close the connections."""
-        self._served.close()
+        self._server.close()
 
 
 def _check_sound(renderer: Renderer, text: object, ids: Sequence[int], logps: object, known: bool) -> None:
-    """Check that an answer does not contradict itself; raises PolicyError."""
+    """Check that an answer is consistent. Raises PolicyError."""
     if logps is not None and not known:
         raise PolicyError("the server's log-probs are not one finite number for each id")
     if isinstance(logps, list) and any(value > 0.01 for value in logps):
@@ -259,19 +259,20 @@ def _check_sound(renderer: Renderer, text: object, ids: Sequence[int], logps: ob
     ended = bool(ids) and ids[-1] in renderer.eos_ids
     ours, theirs = _plain(renderer.decode(ids[:-1] if ended else ids)), _plain(str(text))
     longer, shorter = (ours, theirs) if len(ours) >= len(theirs) else (theirs, ours)
-    if not longer.startswith(shorter) or len(longer) - len(shorter) > 32:  # an end token's, or a cut letter's
+    # the texts may differ at the end: by the end token's text, or by an incomplete letter
+    if not longer.startswith(shorter) or len(longer) - len(shorter) > 32:
         raise PolicyError(f"the server's text is not that of its token ids: {str(text)[:60]!r}, but {ours[:60]!r}")
 
 
 def _plain(text: str) -> str:
-    """Return a text without what detokenisers differ in: spaces, and letters that are not complete."""
+    """Return a text without spaces and incomplete letters, in which detokenizers differ."""
     return re.sub(r"[\s\ufffd]+", "", text)
 
 
 def _adapted(body: Json, quirks: frozenset[str]) -> Json:
     body = dict(body)
     if "tools in text" in quirks and "tools" in body:
-        body["tool_choice"] = "none"  # the tools stay in the prompt, and the call is read from the text
+        body["tool_choice"] = "none"  # the tools stay in the prompt; the call is parsed from the text
     if "max_completion_tokens" in quirks:
         body["max_completion_tokens"] = body.pop("max_tokens")
     return body

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint: one method that posts and answers with JSON, or says readably why not."""
+"""HTTP client of an OpenAI-compatible endpoint, with readable errors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ TOO_LONG = re.compile(
     r"maximum context length|context[ _](length|size|window)|context is too long|longer than the (maximum )?model",
     re.IGNORECASE,
 )
-"""What vLLM, SGLang, llama.cpp and OpenAI say of a prompt that is longer than the model's context."""
+"""Error texts of vLLM, SGLang, llama.cpp and OpenAI for a prompt that is longer than the model's context."""
 
 
-class Refused(PolicyError):
-    """The server refused a request (4xx) that would be refused again.
+class RequestRefused(PolicyError):
+    """The server refused a request (4xx) and would refuse it again.
 
     Args:
         status: The HTTP status.
-        said: The server's own words.
-        message: What to tell the user.
+        said: The server's error text.
+        message: The message for the user.
     """
 
     def __init__(self, status: int, said: str, message: str) -> None:
@@ -35,24 +35,24 @@ class Refused(PolicyError):
 
     @property
     def by_this_server_alone(self) -> bool:
-        """Whether it says something of the server (no key, no such model or route) rather than of the request."""
+        """Whether the cause is the server (no key, no such model or route) rather than the request."""
         return self.status in (401, 403, 404, 405, 410)
 
 
-class TooLong(Refused, ContextFull):
+class PromptTooLong(RequestRefused, ContextFull):
     """The server refused a request whose prompt, with room for the answer, is longer than the model's context."""
 
 
-class TimedOut(PolicyError):
+class ServerTimeout(PolicyError):
     """The server gave no answer in time."""
 
 
-class Unreachable(PolicyError):
-    """The connection to the server could not be made, or was lost.
+class ServerUnreachable(PolicyError):
+    """The connection to the server failed or was lost.
 
     Args:
-        message: What to tell the user.
-        made: Whether it had been made, so that the server may have begun to answer.
+        message: The message for the user.
+        made: Whether there was a connection, so that the server may have started to answer.
     """
 
     def __init__(self, message: str, made: bool) -> None:
@@ -66,12 +66,12 @@ class Endpoint:
     Args:
         url: The endpoint, `/v1` included.
         timeout: Seconds to wait for one answer.
-        retries: How often a request is tried again after 408, 409, 429, 5xx, a time-out or a lost connection, with
-            exponential back-off (0.5 s to 8 s, or what the server asks for).
-        api_key: None = the environment's OPENAI_API_KEY, if any.
+        retries: Number of retries after 408, 409, 429, 5xx, a time-out or a lost connection, with exponential back-off
+            (0.5 s to 8 s, or as the server asks).
+        api_key: None = the environment variable OPENAI_API_KEY, if set.
 
     Raises:
-        ConfigError: The URL is not one.
+        ConfigError: The URL is invalid.
     """
 
     def __init__(self, url: str, timeout: float, retries: int, api_key: str | None) -> None:
@@ -90,9 +90,9 @@ class Endpoint:
         """Return the server's JSON object.
 
         Args:
-            path: After the endpoint's URL.
-            body: What is sent.
-            timeout: Seconds to wait for this answer; None = as for all.
+            path: The path after the endpoint's URL.
+            body: The JSON body.
+            timeout: Seconds to wait for this answer; None = the endpoint's own.
 
         Raises:
             Refused: The server answered 4xx.
@@ -107,26 +107,26 @@ class Endpoint:
         return self._call(lambda: client.get(path, cast_to=object), path, timeout)
 
     def text(self, path: str, timeout: float | None = None) -> str:
-        """Return what the server answers as text. Arguments and errors as `post`'s."""
+        """Return the server's answer as text. Arguments and errors as `post`'s."""
         client = self._client if timeout is None else self._client.with_options(timeout=timeout)
         return str(self._answer(lambda: client.get(path, cast_to=str), path, timeout))
 
     def beside(self) -> Endpoint:
-        """Return a client of the routes beside the API (those without `/v1`), which tries everything once."""
+        """Return a client of the routes outside the API (without `/v1`), without retries."""
         return Endpoint(self.url.removesuffix("/v1"), self._timeout, 0, self._api_key)
 
     def models(self, timeout: float | None = None) -> list[str] | None:
-        """Return the names of the served models; None where the server does not tell.
+        """Return the names of the models on the server; None where it has no such list.
 
         Args:
-            timeout: Seconds to wait for the answer; None = as for all.
+            timeout: Seconds to wait for the answer; None = the endpoint's own.
 
         Raises:
             ConfigError: No server answers at the URL.
         """
         try:
             answer = self.get("/models", timeout)
-        except Refused:
+        except RequestRefused:
             return None
         except PolicyError as error:
             raise ConfigError(f"policy.url: {error}") from error
@@ -154,15 +154,15 @@ class Endpoint:
         try:
             return send()
         except openai.APITimeoutError as error:
-            raise TimedOut(
+            raise ServerTimeout(
                 f"{self.url} gave no answer within {timeout or self._timeout:g} s ({self._tries} tries). Raise "
                 "policy.timeout, or lower policy.concurrency or policy.max_tokens."
             ) from error
         except openai.APIConnectionError as error:
-            raise Unreachable(
+            raise ServerUnreachable(
                 f"no server answers at {self.url} ({error.__cause__ or error}). Is it up? Start one (e.g. "
                 "`python -m vllm.entrypoints.openai.api_server --model MODEL`) or set policy.url.",
-                made=type(error.__cause__).__name__ != "ConnectError",  # httpx's, which is openai's affair
+                made=type(error.__cause__).__name__ != "ConnectError",  # by name: httpx is not a dependency of ours
             ) from error
         except openai.APIStatusError as error:
             raise self._status(error, path) from error
@@ -177,27 +177,27 @@ class Endpoint:
         said = _said(error)
         place = f"{self.url}{path} answered {error.status_code}: {said}"
         if error.status_code in (401, 403):
-            return Refused(error.status_code, said, f"{place}. Set OPENAI_API_KEY (or policy.api_key).")
+            return RequestRefused(error.status_code, said, f"{place}. Set OPENAI_API_KEY (or policy.api_key).")
         if error.status_code == 404:
             hint = "Is policy.url the endpoint itself (it usually ends in /v1), and policy.model a served name?"
-            return Refused(404, said, f"{place}. {hint}")
+            return RequestRefused(404, said, f"{place}. {hint}")
         if error.status_code in (400, 413, 422) and TOO_LONG.search(said):
-            return TooLong(error.status_code, said, place)
+            return PromptTooLong(error.status_code, said, place)
         if error.status_code == 429 or error.status_code >= 500:
             return PolicyError(f"{place} ({self._tries} tries). Look at the server's log, or lower policy.concurrency.")
-        return Refused(error.status_code, said, place)
+        return RequestRefused(error.status_code, said, place)
 
 
-def served_model(endpoint: Endpoint, wanted: str | None, timeout: float | None = None) -> str:
-    """Return the name to ask for: `wanted`, or the only one the server has.
+def model_name(endpoint: Endpoint, wanted: str | None, timeout: float | None = None) -> str:
+    """Return the name of the model to request: `wanted`, or the only model on the server.
 
     Args:
         endpoint: The server.
-        wanted: The served name; None = the only one there is.
-        timeout: Seconds to wait for the answer; None = as for all.
+        wanted: The model's name on the server; None = its only model.
+        timeout: Seconds to wait for the answer; None = the endpoint's own.
 
     Raises:
-        ConfigError: No server answers, it does not serve `wanted`, or none was named and there is a choice.
+        ConfigError: No server answers, it has no model `wanted`, or no name is given and it has several models.
     """
     names = endpoint.models(timeout)
     if wanted is None:

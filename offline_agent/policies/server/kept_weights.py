@@ -1,4 +1,4 @@
-"""A copy of the newest weights, for servers that come back without them."""
+"""Copies of the newest checkpoint, for servers that were out during an update or were restarted after it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Stamp = tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Update:
-    """Weights that every server must have.
+class KeptCheckpoint:
+    """The weights that every server must have.
 
     Attributes:
-        version: Their name.
-        folder: The copy.
-        probe: What they must say.
-        timeout: Seconds that a server may take to read them.
+        version: Name of the weights.
+        folder: The copy of the checkpoint.
+        probe: Expected log-probabilities.
+        timeout: Seconds that a server may take to read the checkpoint.
         stamp: Name, size and time of change (ns) of each file of the copy, when it was made.
     """
 
@@ -34,13 +34,13 @@ class Update:
     stamp: Stamp
 
 
-def keep(folder: Path, probe: Probe | None, timeout: float, but: Update | None) -> Update:
-    """Copy a checkpoint beside itself, by hard links where the file system has them.
+def keep(folder: Path, probe: Probe | None, timeout: float, but: KeptCheckpoint | None) -> KeptCheckpoint:
+    """Copy a checkpoint to a folder beside it, by hard links where the file system has them.
 
     Args:
-        folder: The checkpoint; it may be deleted afterwards, but not written over in place.
-        probe, timeout: See `Update`.
-        but: The copy that is still wanted; others of this folder, which a killed run left behind, are deleted.
+        folder: The checkpoint; it may be deleted afterwards, but its files must not be overwritten in place.
+        probe, timeout: See `KeptCheckpoint`.
+        but: The copy that is still in use; other copies of this folder, left by killed runs, are deleted.
 
     Raises:
         DataError: It cannot be copied there.
@@ -56,21 +56,21 @@ def keep(folder: Path, probe: Probe | None, timeout: float, but: Update | None) 
     except (OSError, shutil.Error) as error:
         shutil.rmtree(copy, ignore_errors=True)
         raise DataError(
-            f"weights: {str(folder)!r} cannot be copied to {copy.name} beside it ({error}), which servers that come "
-            "back need; give a folder that can be written beside"
+            f"weights: {str(folder)!r} cannot be copied to {copy.name} beside it ({error}); restarted servers need the "
+            "copy: give a folder whose parent is writable"
         ) from error
-    return Update(version, copy, probe, timeout, _stamp(copy))
+    return KeptCheckpoint(version, copy, probe, timeout, _stamp(copy))
 
 
-def unchanged(update: Update) -> None:
-    """Check that a copy is as it was made; raises DataError."""
+def unchanged(update: KeptCheckpoint) -> None:
+    """Check that a copy is unchanged. Raises DataError."""
     if _stamp(update.folder) != update.stamp:
         raise DataError(
             f"weights: {str(update.folder)!r} is gone, or its files were written over in place; call take_weights again"
         )
 
 
-def forget(update: Update) -> None:
+def forget(update: KeptCheckpoint) -> None:
     """Delete a copy."""
     shutil.rmtree(update.folder, ignore_errors=True)
 

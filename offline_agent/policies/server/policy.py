@@ -1,4 +1,4 @@
-"""OpenAI-compatible endpoints as a policy, one or many; with a tokenizer and vLLM, token ids in and out."""
+"""Policy of one or several OpenAI-compatible endpoints; with a tokenizer and vLLM, token ids in and out."""
 
 from __future__ import annotations
 
@@ -9,57 +9,57 @@ from typing import Any
 
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.base import Answer, Engine, ProposeRequest, Usage
+from offline_agent.policies.engines import PoolEngine, propose
 from offline_agent.policies.server.agreement import Agreement
 from offline_agent.policies.server.chat import chat_messages
-from offline_agent.policies.server.client import CHAT, COMPLETIONS, Alone, Served
-from offline_agent.policies.server.endpoint import Endpoint, Json, served_model
+from offline_agent.policies.server.client import CHAT, COMPLETIONS, ModelServer, SingleServer
+from offline_agent.policies.server.endpoint import Endpoint, Json, model_name
 from offline_agent.policies.server.pool import ServerPool
 from offline_agent.policies.server.queue import AHEAD
-from offline_agent.policies.thread_pool import PoolEngine, propose
-from offline_agent.policies.weights import Probe, Taken
+from offline_agent.policies.weights import Probe, WeightUpdate
 from offline_agent.records import Action, Context
 from offline_agent.rendering.renderer import Renderer
 
 SEED_LIMIT = 2**31 - 1
-"""Servers differ in the seeds they take; all take these."""
+"""Largest seed that all servers accept."""
 
 
 class ServerPolicy:
     """A model behind endpoints. Every sample is a request of its own, with its own seed.
 
-    With `tokenizer`, prompts go to `/completions` as token ids and ids with log-probs come back (vLLM's
-    `return_token_ids`). Without it, messages and tools go to `/chat/completions` and text comes back: rows then have no
-    token columns, and a separate reasoning field of the answer is not kept.
+    With `tokenizer`, prompts are sent to `/completions` as token ids, and ids with log-probs come back (vLLM's
+    `return_token_ids`). Without it, messages and tools are sent to `/chat/completions` and text comes back: rows then
+    have no token columns, and a separate reasoning field of the answer is dropped.
 
-    Several URLs are servers of the same model, over which requests are spread; see `server_pool`. Which of them answers
-    must make no difference, and the seed goes with every request: vLLM draws a request's tokens from a generator of its
-    own, begun at that seed, so equal logits give equal samples. Logits are equal to the last bit only between servers
-    of the same kind (card, number format, parallelism, version) in batch-invariant mode (VLLM_BATCH_INVARIANT=1);
-    elsewhere they depend a little on what else is in the batch, and now and then a draw falls the other way.
+    Several URLs are servers of the same model that share the requests; see `server.pool`. The choice of the server must
+    not affect answers. The seed is part of every request: vLLM draws a request's tokens from a generator of its own,
+    seeded with it, so equal logits give equal samples. Logits are equal to the last bit only between servers of the
+    same kind (card, number format, parallelism, version) in batch-invariant mode (VLLM_BATCH_INVARIANT=1); else they
+    depend slightly on the rest of the batch, and some draws differ.
 
     Args:
         url: The endpoint, e.g. http://localhost:8000/v1, or a list of them (a text with commas is one too). A list of
-            one is a pool of one: its failures are waited out.
-        model: The served name, the same everywhere; None = the only one there is.
+            one endpoint is a pool of one server: requests wait while it is out.
+        model: The model's name on the servers, the same on all; None = their only model.
         tokenizer: Folder or hub name of the model's tokenizer.
         chat_template: Replaces the tokenizer's template; see `Renderer.load`.
-        temperature: Where a request names none; 0 = greedy.
-        max_tokens: Most ids of one action, where a request names none.
+        temperature: Default temperature of requests; 0 = greedy.
+        max_tokens: Default limit of the ids of one action.
         timeout: Seconds to wait for one answer.
-        retries: How often to try again after 429, 5xx, a time-out or a lost connection; with several servers, on
-            another one.
-        api_key: None = the environment's OPENAI_API_KEY (better: what is configured is stored with the run).
+        retries: Number of retries after 429, 5xx, a time-out or a lost connection; with several servers, on another
+            server.
+        api_key: None = the environment variable OPENAI_API_KEY (preferred: a configured key is stored with the run).
         concurrency: Most requests at one server at once.
-        batch_invariant: Set it where the servers' answers do not depend on their load (vLLM's batch-invariant mode).
+        batch_invariant: True where the servers' answers do not depend on their load (vLLM's batch-invariant mode).
         patience: Several servers: seconds that a request waits while all are out.
-        bound: Several servers: see `servers.Router`.
-        backoff: Several servers: seconds that one is left alone after its first failure; doubled each time, to a
-            minute.
+        bound: Several servers: see `server.router.Router`.
+        backoff: Several servers: seconds until a server is checked again after its first failure; doubled with each
+            failure, up to a minute.
         probe_tolerance: With a tokenizer: largest difference, nats, of any log-prob of a fixed text between two servers
-            of the same model, at once or when a run goes on. 0.25 lets any two number formats pass.
+            of the same model, at the start or at a resume. The default allows for different number formats.
 
     Raises:
-        ConfigError: There is no URL, no server answers there, or none serves the model.
+        ConfigError: There is no URL, no server answers, or none has the model.
     """
 
     name = "server"
@@ -88,14 +88,14 @@ class ServerPolicy:
             raise ConfigError("policy=server needs policy.url, e.g. policy.url=http://localhost:8000/v1")
         urls = addresses(url)
         self.renderer = Renderer.load(tokenizer, chat_template) if tokenizer is not None else None
-        self._servers: Alone | ServerPool
+        self._servers: SingleServer | ServerPool
         if isinstance(urls, str):
-            served = Served(Endpoint(urls, timeout, retries, api_key), self.renderer)
-            self.model = served.model = served_model(served.endpoint, model)
-            self._servers, self._weights = Alone(served), served.weights
+            server = ModelServer(Endpoint(urls, timeout, retries, api_key), self.renderer)
+            self.model = server.model = model_name(server.endpoint, model)
+            self._servers, self._weights = SingleServer(server), server.weights
         else:
             self._servers = ServerPool(
-                [Served(Endpoint(each, timeout, 0, api_key), self.renderer, strict=True) for each in urls],
+                [ModelServer(Endpoint(each, timeout, 0, api_key), self.renderer, strict=True) for each in urls],
                 model, self.renderer, retries=retries, concurrency=concurrency, patience=patience, bound=bound,
                 backoff=backoff, tolerance=probe_tolerance,
             )  # fmt: skip
@@ -104,7 +104,8 @@ class ServerPolicy:
         self.max_tokens = max_tokens
         self.batch_invariant = batch_invariant
         self.concurrency = concurrency
-        threads = concurrency if isinstance(urls, str) else (concurrency + AHEAD) * len(urls)  # those that wait, too
+        # waiting requests hold a thread too: with fewer the queue could not look ahead
+        threads = concurrency if isinstance(urls, str) else (concurrency + AHEAD) * len(urls)
         self._pool = ThreadPoolExecutor(threads, "server-policy")
         self._figures: list[dict[str, Any]] | None = None
         self._probe_tolerance = probe_tolerance
@@ -125,13 +126,13 @@ class ServerPolicy:
         return propose(self.engine(), requests)
 
     def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-        """See `base.Policy.score`; asks vLLM for the log-probs of a prompt."""
+        """See `base.Policy.score`; it uses vLLM's log-probs of prompts."""
         if self.renderer is None:
             raise PolicyError("scoring needs token ids: name policy.tokenizer (and serve with vLLM)")
         prompt, key = self.renderer.context_ids(context), context.task.task_id
 
         def scored(ids: Sequence[int]) -> tuple[float, ...]:
-            return self._servers.run(key, lambda served: served.score(self.model, prompt, list(ids)))
+            return self._servers.run(key, lambda server: server.score(self.model, prompt, list(ids)))
 
         return list(self._pool.map(scored, actions))
 
@@ -146,78 +147,79 @@ class ServerPolicy:
         self._servers.close()
 
     def evidence(self) -> dict[str, object]:
-        """Return what the server says of its model, for whoever goes on with a run at other addresses; JSON.
+        """Return facts about the servers' model, so that a resume at other addresses can compare them; JSON.
 
         Returns:
-            `model`, the served name; `logps`, float [n] of a fixed text at T = 1, None where it does not tell (chat);
-            `tolerance`, the largest difference of any of them at which the model counts as the same.
+            `model`, its name; `logps`, float [n] of a fixed text at T = 1, None where unknown (chat); `tolerance`, the
+            largest difference of any log-prob at which the model counts as the same.
         """
         agreement = Agreement(self.renderer, self._probe_tolerance)
         try:
-            logps = self._servers.run("", lambda served: agreement.ask(served).logps)
-        except PolicyError:  # all are out by now; whoever asks for samples will be told
+            logps = self._servers.run("", lambda server: agreement.ask(server).logps)
+        except PolicyError:  # all servers are out; requests for samples report it
             logps = None
         known = None if logps is None else list(logps)
         return {"model": self.model, "logps": known, "tolerance": self._probe_tolerance}
 
     def check_takes_weights(self) -> None:
-        """Check that every server can take new weights; ask before a long run.
+        """Check that every server can take new weights; call it before a long run.
 
         Raises:
-            ConfigError: One cannot; says how to start one that can.
-            PolicyError: It does not answer. Of several servers, those that are out are not asked.
+            ConfigError: A server cannot; explains how to start one that can.
+            PolicyError: It does not answer. Of several servers, those that are out are not checked.
         """
         self._servers.check_takes_weights()
 
-    def take_weights(self, folder: str | Path, probe: Probe | None = None, *, timeout: float = 600.0) -> Taken:
-        """Let every server read new weights; no answer that begins after this is from the old ones.
+    def take_weights(self, folder: str | Path, probe: Probe | None = None, *, timeout: float = 600.0) -> WeightUpdate:
+        """Load new weights on every server; no answer that starts after this is from the old weights.
 
-        Waits until no request is being answered: those under way end with the old weights, and those that come in
-        meanwhile wait for the new ones. Needs the servers' development mode; see `server_weights`.
+        Waits until no request is being answered: requests in flight end with the old weights, and new requests wait for
+        the new ones. The servers must run in development mode; see `server.weights`.
 
-        One server: after a failure every request is answered with a `PolicyError` until this succeeds: call it again
-        with the same folder, for instance once the server has been started anew. Several: one that fails, or comes back
-        with other weights, is out until it has read them; a copy of the folder (hard links) lies beside it for that,
-        named `<folder>-kept`, until the next update or `close`.
+        One server: after a failure every request gets a `PolicyError` until this succeeds; call it again with the same
+        folder, e.g. after a restart of the server. Several servers: a server that fails, or returns with other weights,
+        is out until it has read them. For that purpose a copy of the folder (hard links), named `<folder>-kept-…`, lies
+        beside it until the next update or `close`.
 
         Args:
-            folder: A checkpoint as `save_pretrained` writes it, adapters merged, which the servers find under the
-                same path. It can be deleted afterwards.
-            probe: What the new weights must say; see `weights.probe_of`. Without one, weights that had no effect
-                are not noticed.
+            folder: A checkpoint as `save_pretrained` writes it, adapters merged, at a path that the servers can read.
+                It may be deleted afterwards.
+            probe: Expected log-probabilities; see `weights.probe_of`. Without a probe, an update without effect is not
+                detected.
             timeout: Seconds to wait for the last request to end, and again for the weights to be read.
 
         Raises:
             ConfigError: No server can take weights; nothing has changed.
-            DataError: The folder is no whole checkpoint, or of another model than the last one; nothing has changed.
-            PolicyError: The server failed or is gone, or its answers are not the probe's; of several: all of them.
+            DataError: The folder is not a complete checkpoint, or of another model; nothing has changed.
+            PolicyError: The server failed, or its log-probs differ from the probe; of several servers: all of them.
         """
         return self._servers.take_weights(folder, None if probe is None else Probe(*probe), timeout)
 
     def cache_figures(self) -> dict[str, int] | None:
-        """Return how many prompt tokens were asked of the prefix caches (`queries`) and found there (`hits`).
+        """Return the prompt tokens looked up in the prefix caches (`queries`) and found there (`hits`).
 
-        Counted since the servers were started, over all their clients; None where they do not say (are no vLLM).
+        Counted since the start of the servers, over all their clients; None where they have no such counters (not
+        vLLM).
 
         Raises:
-            PolicyError: It does not answer.
+            PolicyError: The server does not answer.
         """
         return self._servers.cache_figures()
 
     def server_figures(self) -> list[dict[str, Any]]:
-        """Return what each server was asked and cost in this session, in the order of the URLs; JSON.
+        """Return the counts of each server in this session, in the order of the URLs; JSON.
 
-        See `served.Tally`; `cache` has the prefix cache's `queries` and `hits` in tokens (over all its clients), None
-        where the server does not say. Of several servers also `ejections`, and `out`: why one is out, None = it is in.
-        After `close`, the figures as they were then.
+        See `client.ServerCounts`. `cache` has the prefix cache's `queries` and `hits` in tokens (over all clients),
+        None where unknown. For several servers also `ejections`, and `out`: the reason why it is out, None = it is in.
+        After `close`, the figures at that time.
         """
         return self._servers.figures() if self._figures is None else self._figures
 
     def sample(self, request: ProposeRequest, seed: int) -> tuple[Action, Usage]:
-        """Return one action and what it cost.
+        """Return one action and its cost.
 
         Raises:
-            PolicyError: The server failed, or answered what cannot be used.
+            PolicyError: The server failed, or its answer is unusable.
         """
         temperature = self.temperature if request.temperature is None else request.temperature
         max_tokens = self.max_tokens if request.max_tokens is None else request.max_tokens
@@ -228,14 +230,14 @@ class ServerPolicy:
             path, body = CHAT, _chat(context, body)
         else:
             path, body = COMPLETIONS, _completion(self.renderer, context, body)
-        return self._servers.run(context.task.task_id, lambda served: served.sample(path, body))
+        return self._servers.run(context.task.task_id, lambda server: server.sample(path, body))
 
 
 def addresses(url: str | Sequence[str]) -> str | tuple[str, ...]:
-    """Return one URL as it is, or several: a list, or a text with commas or in brackets.
+    """Return a single URL as text, or several (a list, or a text with commas or in brackets) as a tuple.
 
     Raises:
-        ConfigError: One is there twice.
+        ConfigError: A URL is repeated, or the list is empty.
     """
     if isinstance(url, str):
         text = url.strip()
@@ -250,7 +252,7 @@ def addresses(url: str | Sequence[str]) -> str | tuple[str, ...]:
 
 
 def _completion(renderer: Renderer, context: Context, body: Json) -> Json:
-    # A server may have sampling defaults from the model's files: all of them are set to "none" here.
+    # Servers may take sampling defaults from the model's files: switch all of them off.
     plain = {"n": 1, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
     wanted = {
         "logprobs": 1,

@@ -1,9 +1,9 @@
-"""Many servers of one model as one: spread, taken out when they fail or lie, taken back when they are sound again.
+"""Pool of servers of one model: requests are spread over them; failing servers are out until a check succeeds.
 
-A request that fails on one server is tried on another at once; a refusal (4xx) that is about the request is not. Where
-all servers are full or out, requests wait (see `server_line`). One that is out is looked at after a while, and is back
-when it serves the model, has the current weights, and says the same of a fixed text as the others (with token ids; see
-`server_agreement`).
+A request that fails on one server is sent to another at once, unless it was refused (4xx) because of itself.
+Where all servers are full or out, requests wait (`server.queue`). A server that is out is checked after a while. It is
+taken back when it has the model and the current weights, and agrees with the others on the log-probs of a fixed text
+(with token ids; `server.agreement`).
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from typing import Any, TypeVar
 
 from offline_agent.config.base import masked
 from offline_agent.errors import ConfigError, DataError, PolicyError
-from offline_agent.policies.server.agreement import Agreement, Said
-from offline_agent.policies.server.client import Served
-from offline_agent.policies.server.endpoint import Refused, Unreachable, served_model
-from offline_agent.policies.server.kept_weights import Update, forget, keep, unchanged
-from offline_agent.policies.server.queue import Line, Waiter
+from offline_agent.policies.server.agreement import Agreement, ProbeScore
+from offline_agent.policies.server.client import ModelServer
+from offline_agent.policies.server.endpoint import RequestRefused, ServerUnreachable, model_name
+from offline_agent.policies.server.kept_weights import KeptCheckpoint, forget, keep, unchanged
+from offline_agent.policies.server.queue import RequestQueue, WaitingRequest
 from offline_agent.policies.server.router import Router
-from offline_agent.policies.weights import Gate, Probe, Shapes, Taken, check_same_model, tensor_shapes
+from offline_agent.policies.weights import Probe, Shapes, WeightsLock, WeightUpdate, check_same_model, tensor_shapes
 from offline_agent.rendering.renderer import Renderer
 
 T = TypeVar("T")
 
-LOOK = 30.0  # seconds for the list of models, which a sound server answers at once
+LOOK = 30.0  # seconds for the list of models, which a working server answers at once
 _log = logging.getLogger(__name__)
 
 
 class ServerPool:
-    """See the module. Thread-safe.
+    """Servers of one model behind the interface of one server; see the module. Thread-safe.
 
     Args:
-        servers: Strict ones that try everything once.
-        model: The served name; None = the only one that the servers have.
-        renderer: Token ids in and out; None = chat.
-        retries: Failures of one request after which it is given up; servers that could not be reached do not count.
+        servers: Strict clients without retries of their own.
+        model: The model's name on the servers; None = their only model.
+        renderer: Renderer of the model, for token ids in and out; None = chat.
+        retries: Failures after which a request is given up; failed connections do not count.
         concurrency: Most requests at one server at once.
         patience: Seconds that a request waits while all servers are out.
-        bound, backoff: See `servers.Router`.
+        bound, backoff: See `router.Router`.
         tolerance: See `Agreement`.
 
     Raises:
-        ConfigError: No server is sound; says of each why.
+        ConfigError: No server works; gives the reason of each.
     """
 
     def __init__(
         self,
-        servers: Sequence[Served],
+        servers: Sequence[ModelServer],
         model: str | None,
         renderer: Renderer | None,
         *,
@@ -64,31 +64,31 @@ class ServerPool:
         backoff: float = 1.0,
         tolerance: float = 0.25,
     ) -> None:
-        self._servers = {served.url: served for served in servers}
+        self._servers = {server.url: server for server in servers}
         try:
             self._router = Router(list(self._servers), bound=bound, most=concurrency, backoff=backoff)
         except ValueError as error:
             raise ConfigError(f"policy.bound, policy.backoff, policy.concurrency: {error}") from error
         self._retries, self._patience = retries, patience
         self._agreement = Agreement(renderer, tolerance)
-        self._line = Line(self._router)
-        self._condition = threading.Condition()  # of the router, the line, the reasons and the update
+        self._queue = RequestQueue(self._router)
+        self._condition = threading.Condition()  # guards the router, the queue, the reasons and the update
         self._closing = threading.Event()
-        self._gate = Gate()
+        self._gate = WeightsLock()
         self._reasons: dict[str, str] = {}
-        self._update: Update | None = None
+        self._update: KeptCheckpoint | None = None
         self._shapes: Shapes | None = None
         self.model = ""
         self._begin(model)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def run(self, key: str, job: Callable[[Served], T]) -> T:
+    def run(self, key: str, job: Callable[[ModelServer], T]) -> T:
         """Return the result of a job on one of the servers.
 
         Args:
-            key: Jobs with the same key go to the same server where they can.
-            job: Asks one server; may be called again with another.
+            key: Jobs with the same key go to the same server where possible.
+            job: Sends a request to one server; may be called again with another server.
 
         Raises:
             Refused: A server refuses what every server would.
@@ -96,50 +96,50 @@ class ServerPool:
         """
         failures: dict[str, str] = {}
         failed, waited = 0, 0.0
-        waiter = self._line.waiter(key, failures)
+        waiter = self._queue.waiter(key, failures)
         try:
             while True:
-                with self._gate.answering():  # not while waiting: weights can be changed meanwhile
+                with self._gate.answering():  # not held while waiting: an update must not wait for waiting requests
                     name, began = self._choose(waiter)
                     if name is not None:
                         try:
                             return self._ask(name, began, job)
                         except PolicyError as error:
-                            if isinstance(error, Refused) and not error.by_this_server_alone:
+                            if isinstance(error, RequestRefused) and not error.by_this_server_alone:
                                 raise
                             failures[name] = str(error)
-                            failed += not isinstance(error, Unreachable) or error.made
+                            failed += not isinstance(error, ServerUnreachable) or error.made
                             if failed > self._retries:
                                 raise PolicyError(f"a request failed {failed} times: {_listed(failures)}") from error
                 if name is None:
                     waited += self._wait(waiter, waited)
         finally:
             with self._condition:
-                self._line.leave(waiter)
+                self._queue.leave(waiter)
                 self._call_next()
 
-    def _choose(self, waiter: Waiter) -> tuple[str | None, int]:
+    def _choose(self, waiter: WaitingRequest) -> tuple[str | None, int]:
         with self._condition:
             self._check_open()
-            self._line.join(waiter)
-            name = self._line.take(waiter)
+            self._queue.join(waiter)
+            name = self._queue.take(waiter)
             began = 0 if name is None else self._router.begin(name)
             self._call_next()
             return name, began
 
     def _call_next(self) -> None:
-        """Wake whose turn it is, after whatever may have changed that; the lock is held."""
-        waiter = self._line.next()
+        """Wake the request whose turn it is; called after every change that can affect the turn, with the lock held."""
+        waiter = self._queue.next()
         if waiter is not None:
             waiter.turn.set()
 
     def _call_all(self) -> None:
-        """Wake everybody who waits, for room or for a server; the lock is held."""
+        """Wake all waiting requests; the lock is held."""
         self._condition.notify_all()
-        for waiter in self._line.everybody():
+        for waiter in self._queue.everybody():
             waiter.turn.set()
 
-    def _ask(self, name: str, began: int, job: Callable[[Served], T]) -> T:
+    def _ask(self, name: str, began: int, job: Callable[[ModelServer], T]) -> T:
         started, why = time.monotonic(), ""
         seconds: float | None = None
         try:
@@ -147,9 +147,9 @@ class ServerPool:
             seconds = time.monotonic() - started
             return result
         except PolicyError as error:
-            why = "" if isinstance(error, Refused) and not error.by_this_server_alone else str(error) or "failed"
+            why = "" if isinstance(error, RequestRefused) and not error.by_this_server_alone else str(error) or "failed"
             raise
-        except ConfigError as error:  # it was started anew, and cannot take weights any more
+        except ConfigError as error:  # it was restarted without the development mode: it has no weight routes
             why = str(error)
             raise PolicyError(why) from error
         finally:
@@ -158,11 +158,11 @@ class ServerPool:
                     self._fell(name, why)
                 self._call_next()
 
-    def _wait(self, waiter: Waiter, waited: float) -> float:
-        """Wait for a change; return the seconds in which all servers were out."""
+    def _wait(self, waiter: WaitingRequest, waited: float) -> float:
+        """Wait for a change; return the seconds during which all servers were out."""
         with self._condition:
             self._check_open()
-            if self._line.next() is waiter:
+            if self._queue.next() is waiter:
                 return 0.0
             started, out = time.monotonic(), not self._router.live()
             if out and waited >= self._patience:
@@ -181,11 +181,11 @@ class ServerPool:
     # -- out and in --------------------------------------------------------------------------------------------------
 
     def _fell(self, name: str, why: str) -> None:
-        """Note why a server was taken out, and have it looked at until it is back; the lock is held."""
+        """Store why a server was taken out, and check it until it works again; the lock is held."""
         self._reasons[name] = why
-        self._call_all()  # who waits for room may have to wait for a server now
+        self._call_all()  # a request that waited for a free place may now have to wait with a time limit
         if not self._closing.is_set():
-            threading.Thread(target=self._revive, args=(name, why), name=f"look at {name}", daemon=True).start()
+            threading.Thread(target=self._revive, args=(name, why), name=f"check {name}", daemon=True).start()
 
     def _live(self) -> list[str]:
         with self._condition:
@@ -198,25 +198,25 @@ class ServerPool:
             self._reasons[name] = why
 
     def _revive(self, name: str, why: str) -> None:
-        """Look at a server that is out until it is sound."""
+        """Check a server that is out until it works again."""
         _log.warning("server %s is out: %s", masked(name), masked(why))
         while True:
             with self._condition:
                 left, update = self._router.wait(name), self._update
             if self._closing.wait(left) or name in self._live():
-                return  # somebody else took it back
+                return  # an update of the weights took it back
             try:
                 self._look(self._servers[name], update)
-            except Exception as error:  # whatever it is, the server stays out, and this is why
-                if self._update is update:  # else the older weights may have been deleted meanwhile
+            except Exception as error:  # any error keeps the server out
+                if self._update is update:  # else the error may be due to the deleted copy of older weights
                     self._eject(name, str(error) or type(error).__name__)
                 continue
             if self._restore(name, update):
                 break
         _log.warning("server %s is back", masked(name))
 
-    def _restore(self, name: str, update: Update | None) -> bool:
-        """Take a server back; return whether the weights that it has are still the newest."""
+    def _restore(self, name: str, update: KeptCheckpoint | None) -> bool:
+        """Take a server back unless its weights are outdated; return whether it was taken back."""
         with self._condition:
             if self._update is not update:
                 return False
@@ -224,23 +224,23 @@ class ServerPool:
             self._call_all()
             return True
 
-    def _look(self, served: Served, update: Update | None) -> None:
-        """Check that a server is sound, and has the weights of the update, which it is given where it has not."""
-        served.model = served_model(served.endpoint, self.model, LOOK)
-        if update is not None and not served.weights.holds(update.version):
+    def _look(self, server: ModelServer, update: KeptCheckpoint | None) -> None:
+        """Check a server's model and log-probs; load the weights of the update first where it does not have them."""
+        server.model = model_name(server.endpoint, self.model, LOOK)
+        if update is not None and not server.weights.holds(update.version):
             unchanged(update)
-            served.weights.take(update.folder, update.probe, update.timeout, update.version)
-        self._agreement.check(served)
+            server.weights.take(update.folder, update.probe, update.timeout, update.version)
+        self._agreement.check(server)
 
     # -- the start ---------------------------------------------------------------------------------------------------
 
     def _begin(self, wanted: str | None) -> None:
-        """Find out what the servers serve; take those out that are not there, or are not what the others are."""
-        found = self._each(list(self._servers), lambda served: served_model(served.endpoint, wanted, LOOK))
+        """Determine the model; take out servers that do not answer, or differ from the majority."""
+        found = self._each(list(self._servers), lambda server: model_name(server.endpoint, wanted, LOOK))
         names = Counter(name for name in found.values() if isinstance(name, str))
         if not names:
             raise ConfigError([str(fault) for fault in found.values()])
-        self.model = model = names.most_common(1)[0][0]  # of equally many, the one that comes first
+        self.model = model = names.most_common(1)[0][0]  # of equally frequent names, the first one
         faults: dict[str, str] = {}
         for url, name in found.items():
             self._servers[url].model = model
@@ -250,16 +250,16 @@ class ServerPool:
         faults |= self._vote([url for url in found if url not in faults])
         if len(faults) == len(self._servers):
             raise ConfigError(list(faults.values()))
-        self._each(list(found), lambda served: served.look_at_cache())
+        self._each(list(found), lambda server: server.look_at_cache())
         for url, why in faults.items():
             self._eject(url, why)
 
     def _vote(self, names: Sequence[str]) -> dict[str, str]:
-        said: dict[str, Said] = self._each(names, self._agreement.ask)
+        said: dict[str, ProbeScore] = self._each(names, self._agreement.ask)
         return self._agreement.vote(said)
 
-    def _each(self, names: Sequence[str], job: Callable[[Served], Any]) -> dict[str, Any]:
-        """Do a job with several servers at once; return each one's result, or its error."""
+    def _each(self, names: Sequence[str], job: Callable[[ModelServer], Any]) -> dict[str, Any]:
+        """Run a job on several servers at once; return the result or error of each."""
 
         def guarded(name: str) -> Any:
             try:
@@ -277,14 +277,14 @@ class ServerPool:
     def check_takes_weights(self) -> None:
         """See `ServerPolicy.check_takes_weights`."""
         names = self._live()
-        faults = [error for error in self._each(names, lambda served: served.weights.check()).values() if error]
+        faults = [error for error in self._each(names, lambda server: server.weights.check()).values() if error]
         wrong = [str(error) for error in faults if isinstance(error, ConfigError)]
         if wrong:
             raise ConfigError(wrong)
         if faults and len(faults) == len(names):
             raise faults[0]
 
-    def take_weights(self, folder: str | Path, probe: Probe | None, timeout: float) -> Taken:
+    def take_weights(self, folder: str | Path, probe: Probe | None, timeout: float) -> WeightUpdate:
         """See `ServerPolicy.take_weights`."""
         started = time.perf_counter()
         path = Path(folder).expanduser().resolve()
@@ -300,22 +300,22 @@ class ServerPool:
         gaps = [one.gap for one in taken if one.gap is not None]
         shifts = [one.shift for one in taken if one.shift is not None]
         seconds = time.perf_counter() - started
-        return Taken(update.version, seconds, waited, max(gaps, default=None), max(shifts, default=None))
+        return WeightUpdate(update.version, seconds, waited, max(gaps, default=None), max(shifts, default=None))
 
-    def _give(self, update: Update) -> list[Taken]:
-        """Have the servers that are in read the weights (all of them where none is); who fails is out until it has."""
+    def _give(self, update: KeptCheckpoint) -> list[WeightUpdate]:
+        """Load the weights on the servers that are in (on all where none is); a server that fails is taken out."""
         with self._condition:
             before, self._update = self._update, update
             names = self._router.live() or list(self._servers)
         results: Mapping[str, Any] = self._each(
-            names, lambda served: served.weights.take(update.folder, update.probe, update.timeout, update.version)
+            names, lambda server: server.weights.take(update.folder, update.probe, update.timeout, update.version)
         )
         if all(isinstance(result, ConfigError) for result in results.values()):
             with self._condition:
                 self._update = before
             forget(update)
             raise ConfigError([str(error) for error in results.values()])
-        took = [name for name in names if isinstance(results[name], Taken)]
+        took = [name for name in names if isinstance(results[name], WeightUpdate)]
         faults = {name: str(results[name]) for name in names if name not in took}
         for name, why in (faults | self._vote(took)).items():
             self._eject(name, why)
@@ -340,7 +340,7 @@ class ServerPool:
 
     def cache_figures(self) -> dict[str, int] | None:
         """See `ServerPolicy.cache_figures`."""
-        found = list(self._each(self._live(), lambda served: served.weights.cache_figures()).values())
+        found = list(self._each(self._live(), lambda server: server.weights.cache_figures()).values())
         known = [each for each in found if isinstance(each, dict)]
         errors = [each for each in found if isinstance(each, Exception)]
         if errors and not known:
@@ -352,18 +352,18 @@ class ServerPool:
         with self._condition:
             out = {name: self._reasons.get(name) for name in self._servers if name not in self._router.live()}
             falls = {name: self._router.ejections(name) for name in self._servers}
-        found = self._each(list(self._servers), lambda served: served.figures(reachable=served.url not in out))
+        found = self._each(list(self._servers), lambda server: server.figures(reachable=server.url not in out))
         return [{**found[name], "ejections": falls[name], "out": masked(out.get(name))} for name in self._servers]
 
     def close(self) -> None:
-        """Let nobody wait any longer, and close the connections."""
+        """Fail the waiting requests and close the connections."""
         self._closing.set()
         with self._condition:
             self._call_all()
         if self._update is not None:
             forget(self._update)
-        for served in self._servers.values():
-            served.close()
+        for server in self._servers.values():
+            server.close()
 
 
 def _listed(reasons: Mapping[str, str]) -> str:

@@ -1,8 +1,8 @@
-"""Requests that wait for a server: the first goes first, unless the server that is free has another one's history.
+"""Queue of requests that wait for a server: first come first served, except for requests whose history it has cached.
 
-Where all servers are full, the one that is freed would take whatever came first, and no tree would stay with the server
-that has it in its prefix cache. So it takes the first of the next few whose home it is; where there is none, the first.
-Without threads or a clock of its own.
+Where all servers are full, a freed server would take the oldest request, and no tree would stay with the server that
+has it in its prefix cache. So the freed server takes the first of the next few requests whose home it is, and the
+oldest one where there is none. The module uses no threads and no clock.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Collection
 
 from offline_agent.policies.server.router import Router
 
-AHEAD = 4  # for each server: how far is looked ahead, and how often a request can be overtaken at most
+AHEAD = 4  # per server: number of requests looked at, and the most times that a request can be overtaken
 
 
-class Waiter:
+class WaitingRequest:
     """A request that waits.
 
     Attributes:
-        number: Position in the order of coming; kept when it has to wait again.
-        key: As `Router.route`'s.
-        avoid: As `Router.route`'s; may change.
-        overtaken: How many requests that came later were let go before it.
-        turn: Set when it may be its turn, or when whoever waits should look.
-        home: The server that has its history, as far as it was looked up.
-        known: What `home` was found for: changes of the router, and how many servers were to be avoided.
+        number: Order of arrival; unchanged when it has to wait again.
+        key: See `Router.route`.
+        avoid: See `Router.route`; may change.
+        overtaken: Number of later requests that were sent before it.
+        turn: Set when it may be its turn, or when it should check the state of the pool.
+        home: The server that has its history, from the last look-up.
+        known: State for which `home` is valid: changes of the router, and number of servers to avoid.
     """
 
     __slots__ = ("avoid", "home", "key", "known", "number", "overtaken", "turn")
@@ -42,43 +42,43 @@ class Waiter:
         self.known = (-1, -1)
 
 
-class Line:
-    """See the module. Not thread-safe.
+class RequestQueue:
+    """The waiting requests in order; see the module. Not thread-safe.
 
     Args:
-        router: Says where there is room, and who is at home where.
-        ahead: How many requests a freed server chooses among, and how many that came later are let go before one at
-            most; None = 4 for each server: of so many, one is at home there nearly always (1 - 1/e⁴ = 98 % where trees
-            are spread evenly).
+        router: Knows the free servers and the home of each request.
+        ahead: Number of requests that a freed server chooses from, and the most times that a request can be overtaken;
+            None = 4 per server. Of so many requests, at least one has its home there with probability 1 - 1/e⁴ = 98 %
+            where trees are spread evenly.
     """
 
     def __init__(self, router: Router, ahead: int | None = None) -> None:
         self._router = router
         self._ahead = AHEAD * len(router.names) if ahead is None else ahead
-        self._waiting: list[Waiter] = []
+        self._waiting: list[WaitingRequest] = []
         self._numbers = itertools.count()
 
-    def waiter(self, key: str, avoid: Collection[str] = ()) -> Waiter:
-        """Return a request that has come now."""
-        return Waiter(next(self._numbers), key, avoid)
+    def waiter(self, key: str, avoid: Collection[str] = ()) -> WaitingRequest:
+        """Return a new waiting request, last in the order of arrival."""
+        return WaitingRequest(next(self._numbers), key, avoid)
 
-    def join(self, waiter: Waiter) -> None:
-        """Let a request wait, at the place that it came at; nothing happens where it waits already."""
+    def join(self, waiter: WaitingRequest) -> None:
+        """Add a request at its place in the order of arrival; no effect where it waits already."""
         at = bisect.bisect_left(self._waiting, waiter.number, key=lambda each: each.number)
         if self._waiting[at : at + 1] != [waiter]:
             self._waiting.insert(at, waiter)
 
-    def leave(self, waiter: Waiter) -> None:
-        """Let a request wait no longer; nothing happens where it does not."""
+    def leave(self, waiter: WaitingRequest) -> None:
+        """Remove a request; no effect where it does not wait."""
         if waiter in self._waiting:
             self._waiting.remove(waiter)
 
-    def next(self) -> Waiter | None:
-        """Return whose turn it is; None where nobody waits, or nobody who waits can go."""
+    def next(self) -> WaitingRequest | None:
+        """Return the request whose turn it is; None where none waits, or none can be sent."""
         room = set(self._router.room()) if self._waiting else set()
         if not room:
             return None
-        first: Waiter | None = None
+        first: WaitingRequest | None = None
         for waiter in self._waiting[: self._ahead]:
             if waiter.overtaken >= self._ahead or self._home(waiter) in room:
                 return waiter
@@ -86,15 +86,15 @@ class Line:
                 first = waiter
         return first
 
-    def _home(self, waiter: Waiter) -> str | None:
-        """Return a request's home; looked up once, since many are asked about for each that goes."""
+    def _home(self, waiter: WaitingRequest) -> str | None:
+        """Return a request's home; cached, since many requests are compared for each one that is sent."""
         known = (self._router.changes, len(waiter.avoid))
         if waiter.known != known:
             waiter.home, waiter.known = self._router.home(waiter.key, waiter.avoid), known
         return waiter.home
 
-    def take(self, waiter: Waiter) -> str | None:
-        """Return the server for a request whose turn it is, which then waits no longer; None = it is not its turn."""
+    def take(self, waiter: WaitingRequest) -> str | None:
+        """Remove a request whose turn it is and return its server; None = it is not its turn."""
         if self.next() is not waiter:
             return None
         for other in self._waiting:
@@ -104,6 +104,6 @@ class Line:
         self.leave(waiter)
         return self._router.route(waiter.key, waiter.avoid) or self._router.route(waiter.key)
 
-    def everybody(self) -> tuple[Waiter, ...]:
-        """Return who waits, in order."""
+    def everybody(self) -> tuple[WaitingRequest, ...]:
+        """Return the waiting requests, in order."""
         return tuple(self._waiting)

@@ -1,9 +1,9 @@
-"""Which of many servers answers a request: without sockets, threads or a clock of its own.
+"""Router of requests over servers: rendezvous hashing with bounded loads; no sockets and no threads.
 
 Histories of one tree go to one server, which has them in its prefix cache: rendezvous hashing of the tree's name
-(Thaler & Ravishankar 1998). A server that has more than `bound` times the mean of the requests in flight is passed over
-(bounded loads; Mirrokni et al., arXiv:1608.01350); one that answers slowly counts as a part of a server. A server that
-fails is out, twice as long each time, until somebody who has looked at it says that it is back.
+(Thaler & Ravishankar 1998). A server with more than `bound` times the mean of the requests in flight is skipped
+(bounded loads; Mirrokni et al., arXiv:1608.01350); a slow server counts as a fraction of a server. A server that fails is
+out, twice as long each time, until a check has found that it works again.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
 
-SLOW = 2.0  # a server that takes this many times the median is sent fewer requests
-MEMORY = 0.2  # weight of the newest answer in the mean of a server's seconds
+SLOW = 2.0  # a server that takes more than this many times the median gets fewer requests
+MEMORY = 0.2  # weight of the newest answer in the running mean of a server's seconds
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass(slots=True)
-class _State:
-    """What is known of one server.
+class _ServerState:
+    """State of one server.
 
     Attributes:
-        hash: Of its name.
-        in_flight: Requests that it is answering.
-        seconds: Running mean of what a good answer took; None before the first.
+        hash: Hash of its name.
+        in_flight: Number of requests that it is answering.
+        seconds: Running mean of the seconds of its good answers; None before the first.
         falls: Ejections and failed checks since its last good answer.
-        ejections: Times it was taken out.
-        until: When it may be looked at again; None = it is in.
+        ejections: Number of times it was taken out.
+        until: Time from which it may be checked again; None = it is in.
     """
 
     hash: int
@@ -43,23 +43,23 @@ class _State:
 
 
 class Router:
-    """Chooses a server for each request. Not thread-safe: what happens between `route` and `begin` is the caller's.
+    """Chooses a server for each request. Not thread-safe: the caller holds a lock from `route` to `begin`.
 
     Args:
-        names: The servers'; each once.
-        bound: How many times the mean of the requests in flight one server may have (rounded up), > 1: near 1 = evenly
-            loaded, large = always the server that has the history cached.
+        names: Distinct names of the servers.
+        bound: Most requests in flight at one server, as a multiple (> 1) of the mean, rounded up: near 1 = even load,
+            large = always the server that has the history cached.
         most: Most requests in flight at one server; None = any number.
-        backoff: Seconds that a server is left alone after its first failure; doubled with every failure in a row.
-        longest: Most seconds that it is left alone.
-        clock: Seconds, never running backwards.
+        backoff: Seconds until a server is checked after its first failure; doubled with every failure in a row.
+        longest: Upper limit of that time, in seconds.
+        clock: A monotonic clock, in seconds.
 
     Attributes:
         names: The servers.
-        changes: How often one was taken out or back: while it stays, so does every history's home.
+        changes: Number of times a server was taken out or back; between two changes every home stays the same.
 
     Raises:
-        ValueError: No name, one that is there twice, or a number out of range.
+        ValueError: There is no name, a repeated one, or a number is out of range.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Router:
         self._backoff = backoff
         self._longest = max(longest, backoff)
         self._clock = clock
-        self._states = {name: _State(_hash(name)) for name in names}
+        self._states = {name: _ServerState(_hash(name)) for name in names}
         self._order = lru_cache(4096)(self._ordered)
         self.changes = 0
 
@@ -91,7 +91,7 @@ class Router:
 
         Args:
             key: Requests with the same key share a prefix, e.g. the task's id.
-            avoid: Servers to leave out where there are others, e.g. those that this request failed on.
+            avoid: Servers to skip where there are others, e.g. those on which this request failed.
         """
         live = [name for name in self._wanted(avoid) if not self._full(name)]
         if not live:
@@ -101,15 +101,15 @@ class Router:
         order = [name for name in self._order(key) if name in weights]
         if self._fits(order[0], self._bound * mean * weights[order[0]]):
             return order[0]
-        # Not merely the least loaded: the second in the order is a tree's second home, and has what it was sent before.
-        # One fits: if all had their shares of in flight + 1 requests or more, there would be more than are in flight.
+        # The next in the order, not the least loaded: it is the tree's second home and may have part of it cached.
+        # One always fits: if each had its share of (in flight + 1) requests, more than are in flight would be.
         return next(name for name in order if self._fits(name, mean * weights[name]))
 
     def home(self, key: str, avoid: Collection[str] = ()) -> str | None:
-        """Return the server that has a request's history, if any has, whatever else it does; None = all are out.
+        """Return the server that should have a request's history, regardless of load; None = all are out.
 
         Args:
-            key, avoid: As `route`'s.
+            key, avoid: See `route`.
         """
         live = self._wanted(avoid)
         return next((name for name in self._order(key) if name in live), None)
@@ -119,19 +119,20 @@ class Router:
         return [name for name in self.live() if not self._full(name)]
 
     def begin(self, name: str) -> int:
-        """Note that a request went to a server; return what `end` wants to know of when it began."""
+        """Record that a request was sent to a server; return the value for `began` of `end`."""
         state = self._states[name]
         state.in_flight += 1
         return state.ejections
 
     def end(self, name: str, ok: bool, seconds: float | None = None, began: int | None = None) -> bool:
-        """Note that a request came back; one that failed takes the server out.
+        """Record the end of a request; a failure takes the server out.
 
         Args:
             name: The server.
-            ok: Whether it answered as a sound server does.
-            seconds: How long it took; None = says nothing of its speed.
-            began: What `begin` returned: a failure of a request from before the server was last taken out is old news.
+            ok: Whether the answer was good.
+            seconds: Duration; None = it is no measure of the server's speed.
+            began: The value of `begin`: a failure of a request that started before the last ejection is ignored, since
+                it had the same cause.
 
         Returns:
             Whether the server was taken out by this.
@@ -151,7 +152,7 @@ class Router:
         return fresh and state.until is None and self.eject(name)
 
     def eject(self, name: str) -> bool:
-        """Take a server out, or leave one that is out alone for longer; return whether it was in."""
+        """Take a server out, or extend its time out; return whether it was in."""
         state = self._states[name]
         was_in = state.until is None
         state.ejections += was_in
@@ -162,7 +163,7 @@ class Router:
         return was_in
 
     def restore(self, name: str) -> None:
-        """Take a server back that was looked at and found sound; its old speed is forgotten."""
+        """Take a server back; its measured speed is reset."""
         state = self._states[name]
         if state.until is not None:
             state.until, state.seconds = None, None
@@ -173,24 +174,24 @@ class Router:
         return [name for name in self.names if self._states[name].until is None]
 
     def due(self) -> list[str]:
-        """Return the servers that are out and may be looked at."""
+        """Return the servers that are out and may be checked."""
         return [name for name in self.names if self.wait(name) == 0 and self._states[name].until is not None]
 
     def wait(self, name: str) -> float:
-        """Return the seconds until a server may be looked at; 0 where it may, or is in."""
+        """Return the seconds until a server may be checked; 0 where it may be, or is in."""
         until = self._states[name].until
         return 0.0 if until is None else max(0.0, until - self._clock())
 
     def in_flight(self, name: str) -> int:
-        """Return how many requests a server is answering."""
+        """Return the number of requests in flight at a server."""
         return self._states[name].in_flight
 
     def ejections(self, name: str) -> int:
-        """Return how often a server was taken out."""
+        """Return the number of times a server was taken out."""
         return self._states[name].ejections
 
     def seconds(self, name: str) -> float | None:
-        """Return the running mean of what a server's good answers took; None before the first."""
+        """Return the running mean of the seconds of a server's good answers; None before the first."""
         return self._states[name].seconds
 
     def _wanted(self, avoid: Collection[str]) -> list[str]:
@@ -205,13 +206,13 @@ class Router:
         return self._most is not None and self._states[name].in_flight >= self._most
 
     def _weights(self, live: Sequence[str]) -> dict[str, float]:
-        """Return each server's share of the requests: 1, and of a slow one the usual seconds over its own."""
+        """Return each server's weight: 1, and for a slow server the median seconds divided by its own."""
         known = {name: seconds for name in live if (seconds := self._states[name].seconds) is not None}
         usual = median(known.values()) if known else 0.0
         return {name: usual / known[name] if usual and known.get(name, 0.0) > SLOW * usual else 1.0 for name in live}
 
     def _fits(self, name: str, limit: float) -> bool:
-        return self._states[name].in_flight + 1 <= math.ceil(limit - 1e-9)  # what rounding adds is no request
+        return self._states[name].in_flight + 1 <= math.ceil(limit - 1e-9)  # tolerate rounding errors of `limit`
 
 
 def _hash(text: str) -> int:

@@ -1,8 +1,8 @@
-"""New weights for a running vLLM server, and no answer from other weights than the ones it was given.
+"""Weight updates of a running vLLM server, and the check that answers come from the current weights.
 
-The server must be in its development mode (`VLLM_SERVER_DEV_MODE=1`). An update is: wait until no request is being
-answered, by us or by others (`/pause`), load the checkpoint (`/collective_rpc`), throw away the prefix cache
-(`/reset_prefix_cache`), give the weights a name (`/update_weight_version`), go on (`/resume`).
+The server must run in development mode (`VLLM_SERVER_DEV_MODE=1`). An update waits until no request of any client is
+being answered (`/pause`), loads the checkpoint (`/collective_rpc`), clears the prefix cache (`/reset_prefix_cache`),
+names the weights (`/update_weight_version`) and resumes (`/resume`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from pathlib import Path
 from time import perf_counter
 
 from offline_agent.errors import ConfigError, PolicyError
-from offline_agent.policies.server.endpoint import Endpoint, Json, Refused
-from offline_agent.policies.weights import Gate, Probe, Shapes, Taken, check_same_model, probe_gap, tensor_shapes
+from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused
+from offline_agent.policies.weights import (
+    Probe,
+    Shapes,
+    WeightsLock,
+    WeightUpdate,
+    check_same_model,
+    probe_gap,
+    tensor_shapes,
+)
 
 START = "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model MODEL"
 EXTENSION = "offline_agent.policies.vllm.worker.CheckpointWorker"
-LOAD = "take_checkpoint"  # the extension's
+LOAD = "take_checkpoint"  # method of the worker extension
 UNFINISHED = "the server's weights are not known: an update was broken off. Call take_weights again."
 NO_SUCH_ROUTE = (404, 405)
 FIGURE = re.compile(r"^vllm:prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})? (\S+)", re.MULTILINE)
@@ -29,22 +37,22 @@ FIGURE = re.compile(r"^vllm:prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})?
 Score = Callable[[Sequence[int], Sequence[int]], Sequence[float]]
 
 
-class ServedWeights:
+class ServerWeights:
     """The weights of one server, as this client knows them. Thread-safe.
 
     Args:
         endpoint: The server.
-        score: From a prompt's ids and an action's to the log-probs of the action's (T = 1); for probes.
+        score: Maps the ids of a prompt and of an action to the log-probs of the action (T = 1); for probes.
     """
 
     def __init__(self, endpoint: Endpoint, score: Score) -> None:
         self._url = endpoint.url
         self._server = endpoint.beside()
         self._score = score
-        self._gate = Gate()
+        self._gate = WeightsLock()
         self._asking = threading.Lock()
         self._asked = 0.0
-        self._version: str | None = None  # None: never changed by us, whatever it serves is right
+        self._version: str | None = None  # None: never updated by this client, so any weights are right
         self._fault: str | None = None
         self._shapes: Shapes | None = None
 
@@ -57,7 +65,7 @@ class ServedWeights:
         """Check that the server can take new weights.
 
         Raises:
-            ConfigError: It cannot; says how to start one that can.
+            ConfigError: It cannot; explains how to start one that can.
             PolicyError: It does not answer.
         """
         for route in ("/is_paused", "/weight_info"):
@@ -65,13 +73,13 @@ class ServedWeights:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Make sure that what is asked for within is answered by the weights of the last update.
+        """Make sure that requests inside the block are answered with the weights of the last update.
 
-        Waits while weights are being changed. A server that was started anew has its first weights again, which it
-        does not say: so it is asked for the weights' name after each answer (those that came in meanwhile share it).
+        Waits while weights are being changed. A restarted server has its first weights again without any sign of it, so
+        the name of the weights is read after each answer (answers that arrive meanwhile share one check).
 
         Raises:
-            PolicyError: It has other weights, or nobody knows which.
+            PolicyError: It has other or unknown weights.
         """
         with self._gate.answering():
             if self._fault is not None:
@@ -85,14 +93,14 @@ class ServedWeights:
         self._server.close()
 
     def holds(self, version: str) -> bool:
-        """Return whether the server has, as it says itself, the weights of that name, which it was given by us.
+        """Return whether the server reports the weights of this name, which this client loaded.
 
         Raises:
-            ConfigError, PolicyError: It does not say.
+            ConfigError, PolicyError: It does not report a name.
         """
         return self._fault is None and self._version == version and self._named() == version
 
-    def take(self, folder: str | Path, probe: Probe | None, timeout: float, version: str | None = None) -> Taken:
+    def take(self, folder: str | Path, probe: Probe | None, timeout: float, version: str | None = None) -> WeightUpdate:
         """See `ServerPolicy.take_weights`; `version` is the name to give the weights, None = a new one."""
         started = perf_counter()
         path = Path(folder).expanduser().resolve()
@@ -117,13 +125,13 @@ class ServedWeights:
             except (PolicyError, ConfigError) as error:
                 raise self._failed(path, error) from error
             self._fault, self._shapes = None, shapes
-            return Taken(version, perf_counter() - started, waited, gap, shift)
+            return WeightUpdate(version, perf_counter() - started, waited, gap, shift)
 
     def cache_figures(self, timeout: float | None = None) -> dict[str, int] | None:
         """See `ServerPolicy.cache_figures`."""
         try:
             text = self._server.text("/metrics", timeout)
-        except Refused:
+        except RequestRefused:
             return None
         found = {"queries": 0, "hits": 0}
         figures = FIGURE.findall(text)
@@ -132,13 +140,13 @@ class ServedWeights:
         return found if figures else None
 
     def _exchange(self, path: Path, version: str, timeout: float, started: float) -> float:
-        """Change the weights while the server stands still; return the seconds from `started` until it did."""
+        """Change the weights while the server is paused; return the seconds from `started` until it paused."""
         try:
             self._post("/pause?mode=wait&clear_cache=true", {}, timeout)
             waited = perf_counter() - started
             self._load(path, timeout)
             if self._post("/reset_prefix_cache").get("success") is not True:
-                raise PolicyError("the server did not throw its prefix cache away, which is from the old weights.")
+                raise PolicyError("the server did not clear its prefix cache, which is from the old weights.")
             self._post("/update_weight_version", {"new_version": version})
         except BaseException:
             self._resume_anyway()
@@ -156,13 +164,13 @@ class ServedWeights:
         except PolicyError as error:
             if LOAD not in str(error) or not re.search("has no attribute|not implemented", str(error)):
                 raise
-            self._call("reload_weights", {"weights_path": str(path)}, timeout)  # a server without our extension
+            self._call("reload_weights", {"weights_path": str(path)}, timeout)  # a server without the extension
 
     def _call(self, method: str, arguments: dict[str, str], timeout: float) -> None:
         self._post("/collective_rpc", {"method": method, "kwargs": arguments, "timeout": timeout}, timeout)
 
     def _resume_anyway(self) -> None:
-        """Let the server's other clients go on; what went wrong before is what is reported."""
+        """Resume the server for its other clients; an error here is ignored, the caller reports the first one."""
         try:
             self._post("/resume")
         except (PolicyError, ConfigError):
@@ -171,7 +179,7 @@ class ServedWeights:
     def _confirm(self) -> None:
         arrived = perf_counter()
         with self._asking:
-            if self._asked > arrived:  # somebody asked after this answer had come in
+            if self._asked > arrived:  # another thread checked after this answer had arrived
                 if self._fault is not None:
                     raise PolicyError(self._fault)
                 return
@@ -201,7 +209,7 @@ class ServedWeights:
     def _reached(self, send: Callable[[], Json], path: str) -> Json:
         try:
             return send()
-        except Refused as error:
+        except RequestRefused as error:
             if error.status not in NO_SUCH_ROUTE:
                 raise
             raise ConfigError(
@@ -212,5 +220,5 @@ class ServedWeights:
 
 
 def new_name(folder: Path) -> str:
-    """Return a name for the weights in a folder that nobody gave before."""
+    """Return a new, unique name for the weights in a folder."""
     return f"{folder.name}-{uuid.uuid4().hex[:12]}"

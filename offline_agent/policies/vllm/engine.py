@@ -1,4 +1,4 @@
-"""The one place that imports vLLM: its engine in this process, as `colocated_loop` wants it."""
+"""vLLM's engine in this process, as an `EngineCore`; the only module that imports vLLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from offline_agent.errors import ConfigError, did_you_mean
-from offline_agent.policies.vllm.loop import Ask, Reply
+from offline_agent.policies.vllm.loop import SequenceRequest, SequenceResult
 
 DTYPES = ("float32", "bfloat16", "float16")
 EXTENSION = "offline_agent.policies.vllm.worker.CheckpointWorker"
@@ -22,19 +22,19 @@ class VLLMCore:
 
     Args:
         model: A folder or hub name.
-        slots: Sequences that are worked on at once.
+        slots: Number of sequences computed at once.
         dtype: `float32`, `bfloat16` or `float16`; None = float32 on a CPU, bfloat16 elsewhere.
         memory: Share of the GPU's memory.
-        cache_bytes: Memory for keys and values; None = what is left of `memory`, on a CPU 1 GiB.
-        sleeps: Whether it must be able to give memory back.
-        max_context: Most ids of a sequence; None = what the model was made for.
-        eager: No compiled graphs.
+        cache_bytes: Memory for keys and values; None = the rest of `memory`, on a CPU 1 GiB.
+        sleeps: Whether it must be able to release memory.
+        max_context: Most ids of a sequence; None = the model's limit.
+        eager: Whether to run without compiled graphs.
 
     Attributes:
-        facts: For manifests: vllm, dtype, device, max_context.
+        facts: Entries for manifests: vllm, dtype, device, max_context.
 
     Raises:
-        ConfigError: vLLM is not installed, or cannot run the model so.
+        ConfigError: vLLM is not installed, or cannot run the model with these settings.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class VLLMCore:
 
         cpu = current_platform.is_cpu()
         if sleeps and not current_platform.is_sleep_mode_available():
-            raise ConfigError("policy.sleep: this device cannot give memory back (vLLM does it on GPUs); set it to 0")
+            raise ConfigError("policy.sleep: this device cannot release memory (vLLM does it on GPUs); set it to 0")
         settings: dict[str, Any] = {
             "model": model,
             "skip_tokenizer_init": True,  # ids in, ids out
@@ -97,7 +97,7 @@ class VLLMCore:
         try:
             with _undisturbed():
                 self._engine = LLMEngine.from_engine_args(EngineArgs(**settings))
-        except Exception as error:  # vLLM raises nearly every class there is
+        except Exception as error:  # vLLM raises errors of many classes
             raise ConfigError(
                 f"policy=colocated: vLLM {vllm.__version__} cannot run {model!r} so ({type(error).__name__}: {error}); "
                 "look at its log (VLLM_LOGGING_LEVEL=INFO), at policy.memory and policy.max_context"
@@ -109,12 +109,12 @@ class VLLMCore:
             "max_context": self._engine.model_config.max_model_len,
         }
 
-    def add(self, name: str, ask: Ask) -> None:
+    def add(self, name: str, ask: SequenceRequest) -> None:
         """See `Core.add`."""
         from vllm import SamplingParams, TokensPrompt  # type: ignore[import-not-found]
         from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
 
-        # vLLM's log-probs are those before the temperature unless logprobs_mode says otherwise.
+        # vLLM's log-probs are at temperature 1, before sampling parameters, unless logprobs_mode is set.
         wanted: dict[str, Any] = {"prompt_logprobs": 0} if ask.score else {"logprobs": 0}
         if ask.temperature > 0:
             wanted["seed"] = ask.seed
@@ -122,34 +122,34 @@ class VLLMCore:
             temperature=ask.temperature,
             max_tokens=ask.max_tokens,
             stop_token_ids=list(ask.stop),
-            ignore_eos=True,  # what ends a turn is the renderer's to say
+            ignore_eos=True,  # `stop_token_ids` has the renderer's end-of-turn ids
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             **wanted,
         )
         self._engine.add_request(name, TokensPrompt(prompt_token_ids=list(ask.prompt)), params)
 
-    def step(self) -> Sequence[tuple[str, Reply]]:
+    def step(self) -> Sequence[tuple[str, SequenceResult]]:
         """See `Core.step`."""
         return [(output.request_id, _reply(output)) for output in self._engine.step() if output.finished]
 
     def take(self, method: str, weights: Any) -> None:
         """Call a method of `vllm_worker.CheckpointWorker` while nothing is being computed."""
-        _synchronize()  # what the trainer has queued on the device comes first
+        _synchronize()  # the trainer's queued work on the weights must be finished
         self._engine.collective_rpc(method, args=(weights,))
         _synchronize()
 
     def forget(self) -> bool:
-        """Throw the prefix cache away; return whether that was done."""
+        """Clear the prefix cache and return whether vLLM did it."""
         return bool(self._engine.reset_prefix_cache())
 
     def sleep(self, level: int) -> None:
-        """Give memory back; see `ColocatedPolicy`."""
+        """Release memory; see `ColocatedPolicy`."""
         self.forget()
         self._engine.sleep(level)
 
     def wake(self, part: str | None) -> None:
-        """Take it again: all of it, or `weights` alone."""
+        """Allocate the memory again: all of it, or only that of the `weights`."""
         self._engine.wake_up(None if part is None else [part])
 
     def close(self) -> None:
@@ -157,21 +157,21 @@ class VLLMCore:
         self._engine.engine_core.shutdown()
 
 
-def _reply(output: Any) -> Reply:
+def _reply(output: Any) -> SequenceResult:
     """Return ids and log-probs of a finished request."""
     cached = output.num_cached_tokens or 0
     if output.prompt_logprobs is not None:
         pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-        return Reply((), tuple(min(0.0, float(entry[token].logprob)) for token, entry in pairs), cached)
+        return SequenceResult((), tuple(min(0.0, float(entry[token].logprob)) for token, entry in pairs), cached)
     sampled = output.outputs[0]
     ids = tuple(map(int, sampled.token_ids))
     pairs = zip(ids, sampled.logprobs, strict=True)
-    return Reply(ids, tuple(min(0.0, float(entry[token].logprob)) for token, entry in pairs), cached)
+    return SequenceResult(ids, tuple(min(0.0, float(entry[token].logprob)) for token, entry in pairs), cached)
 
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep the trainer's random states and threads: vLLM seeds everything, and on a CPU sets threads for good."""
+    """Restore the trainer's random states and threads after the block: vLLM seeds all generators and sets threads."""
     import numpy
     import torch
 

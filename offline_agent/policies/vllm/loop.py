@@ -1,4 +1,4 @@
-"""One thread that owns an engine: requests join the running batch at any time, everything else waits for its turn."""
+"""Loop of the thread that owns an engine: requests join the running batch, other calls run between two steps."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from offline_agent.errors import PolicyError
 T = TypeVar("T")
 
 
-class Ask(NamedTuple):
+class SequenceRequest(NamedTuple):
     """One sequence to sample, or to score.
 
     Attributes:
         prompt: int [n], n ≥ 1.
         temperature: 0 = greedy.
         max_tokens: Most ids to sample, at least 1.
-        seed: Of the sample.
+        seed: Seed of the sample.
         stop: Ids that end it.
-        score: Give the log-probs of the prompt instead of sampling.
+        score: Whether to return the log-probs of the prompt instead of sampling.
     """
 
     prompt: tuple[int, ...]
@@ -32,13 +32,13 @@ class Ask(NamedTuple):
     score: bool = False
 
 
-class Reply(NamedTuple):
-    """What came of an `Ask`.
+class SequenceResult(NamedTuple):
+    """The result of a `SequenceRequest`.
 
     Attributes:
-        ids: int [m], sampled, the one that ended it included.
-        logps: float [m], at temperature 1; where the prompt was scored [n - 1], of its ids but the first.
-        cached: Ids of the prompt that were not computed anew.
+        ids: int [m], the sampled ids, stop id included.
+        logps: float [m], at temperature 1; of a scored prompt [n - 1], for all ids but the first.
+        cached: Number of prompt ids reused from the prefix cache.
     """
 
     ids: tuple[int, ...]
@@ -46,15 +46,15 @@ class Reply(NamedTuple):
     cached: int = 0
 
 
-class Core(Protocol):
-    """The engine. Made and called by one thread alone."""
+class EngineCore(Protocol):
+    """The interface of an engine; created and called by one thread alone."""
 
-    def add(self, name: str, ask: Ask) -> None:
-        """Let a sequence join the batch."""
+    def add(self, name: str, ask: SequenceRequest) -> None:
+        """Add a sequence to the batch."""
         ...
 
-    def step(self) -> Sequence[tuple[str, Reply]]:
-        """Compute one step for the whole batch; return what it finished."""
+    def step(self) -> Sequence[tuple[str, SequenceResult]]:
+        """Compute one step for the whole batch and return the finished sequences."""
         ...
 
     def close(self) -> None:
@@ -63,47 +63,47 @@ class Core(Protocol):
 
 
 class EngineLoop:
-    """The thread.
+    """The thread of an engine.
 
     Args:
-        make: Makes the engine, in the thread.
+        make: Creates the engine, in the thread.
 
     Raises:
-        Exception: What `make` raised.
+        Exception: Any error of `make`.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._condition = threading.Condition()
-        self._queue: list[tuple[Ask | Callable[[Any], Any], Future[Any]]] = []
+        self._queue: list[tuple[SequenceRequest | Callable[[Any], Any], Future[Any]]] = []
         self._closed: str | None = None
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._work, args=(make, ready), name="colocated-engine", daemon=True)
         self._thread.start()
         ready.result()
 
-    def ask(self, ask: Ask) -> Reply:
-        """Return what comes of it.
+    def ask(self, ask: SequenceRequest) -> SequenceResult:
+        """Return the result of a request.
 
         Raises:
             PolicyError: The engine failed, refused it, or is closed.
         """
-        reply: Reply = self._put(ask)
+        reply: SequenceResult = self._put(ask)
         return reply
 
     def run(self, action: Callable[[Any], T]) -> T:
-        """Return what `action` makes of the engine, between two steps. Raises what it raises."""
+        """Return `action(engine)`, called between two steps. Raises what it raises."""
         result: T = self._put(action)
         return result
 
     def close(self) -> None:
-        """End the thread; whoever still waits gets a `PolicyError`."""
+        """End the thread; waiting callers get a `PolicyError`."""
         with self._condition:
             self._closed = self._closed or "the policy is closed"
             self._condition.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _put(self, item: Ask | Callable[[Any], Any]) -> Any:
+    def _put(self, item: SequenceRequest | Callable[[Any], Any]) -> Any:
         future: Future[Any] = Future()
         with self._condition:
             if self._closed is not None:
@@ -122,7 +122,7 @@ class EngineLoop:
         batch: dict[str, Future[Any]] = {}
         try:
             self._serve(core, batch)
-        except Exception as error:  # the engine broke: it may have lost any sequence, so all of them are lost
+        except Exception as error:  # the engine broke and may have lost any sequence: all of them fail
             with self._condition:
                 self._closed = f"the engine broke: {type(error).__name__}: {error}. Look at vLLM's log; start anew"
         with self._condition:
@@ -144,7 +144,7 @@ class EngineLoop:
             for item, future in items:
                 count += 1
                 try:
-                    if isinstance(item, Ask):
+                    if isinstance(item, SequenceRequest):
                         core.add(str(count), item)
                         batch[str(count)] = future
                     else:

@@ -1,6 +1,6 @@
-"""vLLM in the trainer's own process and on its device: sampled by vLLM, trained by us, weights handed over in memory.
+"""Policy that runs vLLM in the trainer's process and on its device; new weights are passed in memory.
 
-One thread owns vLLM's engine; requests join its running batch. On a CPU it works too, for trying things out.
+One thread owns vLLM's engine; requests join its running batch. It also runs on a CPU, for tests.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from time import perf_counter
 from typing import Any
 
 from offline_agent.errors import ConfigError, ContextFull, DataError, PolicyError
-from offline_agent.policies.base import Answer, Engine, ProposeRequest, Usage, as_policy_error
-from offline_agent.policies.thread_pool import PoolEngine, propose
-from offline_agent.policies.vllm.loop import Ask, EngineLoop, Reply
-from offline_agent.policies.weights import Gate, Probe, Taken, probe_gap
+from offline_agent.policies.base import DEFAULT_MODEL, Answer, Engine, ProposeRequest, Usage, as_policy_error
+from offline_agent.policies.engines import PoolEngine, propose
+from offline_agent.policies.vllm.loop import EngineLoop, SequenceRequest, SequenceResult
+from offline_agent.policies.weights import Probe, WeightsLock, WeightUpdate, probe_gap
 from offline_agent.records import Action, Context
 from offline_agent.rendering.renderer import Renderer
-
-DEFAULT_MODEL = Path(__file__).parents[2] / "assets" / "default_model"
 
 
 class ColocatedPolicy:
@@ -29,23 +27,23 @@ class ColocatedPolicy:
 
     Args:
         model: A folder or hub name; None = the embedded default model.
-        temperature: Where a request names none; 0 = greedy.
-        max_tokens: Most ids of one action, where a request names none.
-        slots: Samples that are worked on at once.
+        temperature: Default temperature of requests; 0 = greedy.
+        max_tokens: Default limit of the ids of one action.
+        slots: Number of samples computed at once.
         dtype: `float32`, `bfloat16` or `float16`; None = float32 on a CPU, bfloat16 elsewhere.
-        memory: Share of the GPU's memory that vLLM takes, weights included; the trainer has the rest.
-        cache_bytes: Memory for keys and values; None = what is left of `memory`, on a CPU 1 GiB.
-        sleep: What `sleep` gives back for the time of training: 0 nothing, 1 keys and values and, to the CPU's
-            memory, the weights, 2 both for good (`take_weights` brings new ones). GPUs only.
-        max_context: Most ids of a prompt and its action together; None = what the model was made for.
-        renderer: Given where the caller has one already; else loaded from `tokenizer`.
+        memory: Share of the GPU's memory for vLLM, weights included; the trainer has the rest.
+        cache_bytes: Memory for keys and values; None = the rest of `memory`, on a CPU 1 GiB.
+        sleep: Memory that `sleep` releases during training: 0 = none; 1 = that of keys and values, and the weights are
+            moved to the CPU's memory; 2 = both, without a copy (`take_weights` brings new weights). GPUs only.
+        max_context: Most ids of a prompt and its action together; None = the model's limit.
+        renderer: The renderer; None = loaded from `tokenizer`.
         tokenizer: Folder or hub name; None = the model's own.
         chat_template: Replaces the tokenizer's own; see `Renderer.load`.
-        eager: Run without compiled graphs: starts in seconds, samples slower on a GPU.
-        make: Makes the engine (in place of `colocated_vllm.VLLMCore`, whose arguments and methods it has).
+        eager: Whether to run without compiled graphs: it starts in seconds and samples slower on a GPU.
+        make: Creates the engine; None = `engine.VLLMCore`, with the same arguments and methods.
 
     Raises:
-        ConfigError: vLLM is not installed, or cannot run the model so.
+        ConfigError: vLLM is not installed, or cannot run the model with these settings.
     """
 
     name = "colocated"
@@ -78,7 +76,7 @@ class ColocatedPolicy:
         self.temperature = float(temperature)
         self.max_tokens = max_tokens
         self.batch_invariant = False
-        self._gate = Gate()
+        self._gate = WeightsLock()
         self._fault: str | None = None
         self._level = sleep
         self._asleep = False
@@ -121,7 +119,7 @@ class ColocatedPolicy:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def sample(self, request: ProposeRequest, seed: int) -> tuple[Action, Usage]:
-        """Return one action and what it cost. Raises PolicyError."""
+        """Return one action and its cost. Raises PolicyError."""
         temperature = self.temperature if request.temperature is None else request.temperature
         limit = self.max_tokens if request.max_tokens is None else request.max_tokens
         if temperature < 0 or limit < 1:
@@ -133,26 +131,25 @@ class ColocatedPolicy:
                 f"allowed: {self.max_context}; shorten the episodes, or raise policy.max_context where the model allows"
             )
         stop = tuple(sorted(self.renderer.eos_ids))
-        reply = self._ask(Ask(prompt, temperature, limit, seed, stop))
+        reply = self._ask(SequenceRequest(prompt, temperature, limit, seed, stop))
         action = self.renderer.parse(list(reply.ids), list(reply.logps))
         return action, Usage(len(reply.ids), len(prompt) - reply.cached, reply.cached)
 
-    def take_weights(self, source: Any, probe: Probe | None = None) -> Taken:
-        """Sample with new weights; no answer that begins after this is from the old ones.
+    def take_weights(self, source: Any, probe: Probe | None = None) -> WeightUpdate:
+        """Load new weights; no answer that starts after this is from the old ones.
 
-        Waits until no request is being answered: those under way end with the old weights, and those that come in
-        meanwhile wait for the new ones. Wakes a policy that sleeps. After a failure every request is answered with a
-        `PolicyError` until this succeeds.
+        Waits until no request is being answered: requests in flight end with the old weights, and new requests wait for
+        the new ones. Wakes a sleeping policy. After a failure every request gets a `PolicyError` until this succeeds.
 
         Args:
-            source: A transformers model of the same shape (a PeftModel gives its merged weights, and is left as it
-                was), its tensors by name (a mapping or pairs), or a folder that `save_pretrained` wrote.
-            probe: What the new weights must say; see `weights.probe_of`. Without one, weights that had no effect
-                are not noticed.
+            source: A transformers model of the same shape (a PeftModel gives its merged weights and is not changed),
+                its tensors by name (a mapping or pairs), or a folder written by `save_pretrained`.
+            probe: Expected log-probabilities; see `weights.probe_of`. Without a probe, an update without effect is not
+                detected.
 
         Raises:
-            DataError: The weights are not whole, or of another model; nothing has changed.
-            PolicyError: vLLM failed, or its answers are not the probe's.
+            DataError: The weights are incomplete, or of another model; nothing has changed.
+            PolicyError: vLLM failed, or its log-probs differ from the probe.
         """
         started, probe = perf_counter(), None if probe is None else Probe(*probe)
         with self._gate.changing():
@@ -166,17 +163,17 @@ class ColocatedPolicy:
             except DataError:
                 self._wake()
                 if gone:
-                    self._fault = "the weights were given away (policy.sleep=2) and not replaced; call take_weights"
+                    self._fault = "the weights were released (policy.sleep=2) and not replaced; call take_weights"
                 raise
-            except Exception as error:  # whatever vLLM raised, the weights may be half old and half new
+            except Exception as error:  # after any error of vLLM the weights may be partly old and partly new
                 fault = as_policy_error(error)
                 self._fault = f"the weights are not known: {fault} Call take_weights again."
                 raise PolicyError(f"new weights: {fault}") from error
             self._fault = None
-            return Taken(uuid.uuid4().hex[:12], perf_counter() - started, waited, gap, shift)
+            return WeightUpdate(uuid.uuid4().hex[:12], perf_counter() - started, waited, gap, shift)
 
     def sleep(self) -> None:
-        """Give memory back (see `Args`) until `wake` or `take_weights`; waits until no request is being answered."""
+        """Release memory until `wake` or `take_weights`; waits until no request is being answered."""
         if not self._level:
             return
         with self._gate.changing():
@@ -185,18 +182,18 @@ class ColocatedPolicy:
                 self._asleep = True
 
     def wake(self) -> None:
-        """Take the memory again. At sleep level 2 the weights are gone: call `take_weights` instead.
+        """Allocate the memory again. At sleep level 2 there are no weights: call `take_weights` instead.
 
         Raises:
-            PolicyError: The weights are gone.
+            PolicyError: There are no weights.
         """
         if self._asleep and self._level == 2:
-            raise PolicyError("the policy gave its weights away (policy.sleep=2); call take_weights, which wakes it")
+            raise PolicyError("the policy released its weights (policy.sleep=2); call take_weights, which wakes it")
         with self._gate.changing():
             self._wake()
 
     def cache_figures(self) -> dict[str, int]:
-        """Return how many prompt tokens were looked up in the prefix cache (`queries`) and found (`hits`) so far."""
+        """Return the number of prompt tokens looked up in the prefix cache (`queries`) and found there (`hits`)."""
         with self._counted:
             return dict(self._figures)
 
@@ -205,7 +202,7 @@ class ColocatedPolicy:
             self._loop.run(lambda core: core.wake(part))
             self._asleep = part is not None
 
-    def _ask(self, ask: Ask) -> Reply:
+    def _ask(self, ask: SequenceRequest) -> SequenceResult:
         with self._gate.answering():
             if self._fault is not None:
                 raise PolicyError(self._fault)
@@ -221,14 +218,14 @@ class ColocatedPolicy:
         whole = (*prompt, *ids)
         if len(whole) >= self.max_context:
             raise PolicyError(f"there are {len(whole)} ids to score, allowed: fewer than {self.max_context}")
-        return self._ask(Ask(whole, 0.0, 1, 0, (), True)).logps[len(prompt) - 1 :]
+        return self._ask(SequenceRequest(whole, 0.0, 1, 0, (), True)).logps[len(prompt) - 1 :]
 
     def _probed(self, probe: Probe) -> Sequence[float]:
-        return self._loop.ask(Ask(tuple(probe.ids), 0.0, 1, 0, (), True)).logps
+        return self._loop.ask(SequenceRequest(tuple(probe.ids), 0.0, 1, 0, (), True)).logps
 
 
 def _put(core: Any, source: Any) -> None:
-    """Hand weights over, whatever they come as, and forget what was computed with the old ones."""
+    """Load weights from a folder, a model or tensors, and clear the prefix cache of the old ones."""
     if isinstance(source, (str, Path)):
         core.take("take_checkpoint", str(Path(source).expanduser().resolve()))
     elif hasattr(source, "named_parameters"):
@@ -239,4 +236,4 @@ def _put(core: Any, source: Any) -> None:
         pairs: Iterable[tuple[str, Any]] = source.items() if hasattr(source, "items") else source
         core.take("take_tensors", {name: tensor.detach() for name, tensor in pairs})
     if not core.forget():
-        raise PolicyError("vLLM did not throw its prefix cache away, which is from the old weights.")
+        raise PolicyError("vLLM did not clear its prefix cache, which is from the old weights.")

@@ -1,8 +1,8 @@
-"""A method more for vLLM's workers: `--worker-extension-cls offline_agent.policies.vllm.worker.CheckpointWorker`.
+"""Extension of vLLM's workers: `--worker-extension-cls offline_agent.policies.vllm.worker.CheckpointWorker`.
 
-A served model takes new weights without it too (vLLM's own `reload_weights`). With it a bad checkpoint is refused
-before anything is touched (vLLM 0.31 is lost when it fails midway), and a tied output layer follows the embeddings on a
-CPU.
+A server takes new weights without it too (vLLM's own `reload_weights`). With it a bad checkpoint is refused before any
+weight changes (vLLM 0.31 cannot recover from a failure during the load), and a tied output layer follows the embeddings
+on a CPU.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from offline_agent.policies.weights import Shapes, check_same_model, tensor_shap
 
 
 class CheckpointWorker:
-    """What vLLM mixes into its worker class; names must not be the worker's own."""
+    """Methods that vLLM mixes into its worker class; their names must not exist there."""
 
     def take_checkpoint(self, folder: str) -> None:
-        """Load a checkpoint in place of the weights. Called on every worker, while nothing is being computed.
+        """Load a checkpoint in place of the weights. Called on every worker while no request is computed.
 
         Raises:
-            DataError: It is not whole, or of another model; the weights are what they were.
+            DataError: It is incomplete, or of another model; the weights are unchanged.
         """
         worker: Any = self
         shapes = tensor_shapes(folder)
@@ -30,7 +30,7 @@ class CheckpointWorker:
         refresh_tied(worker.get_model())
 
     def take_tensors(self, tensors: Mapping[str, Any]) -> None:
-        """Load tensors of the same process, named as in a checkpoint. Otherwise as `take_checkpoint`."""
+        """Load tensors of the same process, named as in a checkpoint; else as `take_checkpoint`."""
         worker: Any = self
         _check(worker, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
         worker.reload_weights(weights_iterator=iter(tensors.items()))
@@ -47,13 +47,13 @@ def _check(worker: Any, shapes: Shapes) -> None:
 
 
 def refresh_tied(model: Any) -> None:
-    """Let layers that share another's weights notice that these changed.
+    """Update the packed copies of layers that share another layer's weights.
 
     On a CPU vLLM computes linear layers from a packed copy of their weights. A tied output layer has no weights in a
-    checkpoint, so that vLLM's reload leaves its copy, and with it every probability, as it was (seen in 0.31).
+    checkpoint, so vLLM's reload leaves its copy, and with it every probability, unchanged (observed in 0.31).
 
     Args:
-        model: vLLM's own model, new weights loaded.
+        model: vLLM's own model with the new weights.
     """
     seen: set[int] = set()
     for module in model.modules():

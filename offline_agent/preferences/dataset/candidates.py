@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from offline_agent.preferences.dataset.packed_rows import Row, unpack
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import Context, PairKind, PreferencePair, Step
-from offline_agent.store.scratch_files import Spill, Texts
+from offline_agent.store.scratch_files import PieceFile, TextFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -181,9 +181,9 @@ class CandidateStore:
     """
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        self._rows = Spill(folder, "pairs")
+        self._rows = PieceFile(folder, "pairs")
         self._schema = schema
-        self._names = Texts(folder, "names")
+        self._names = TextFile(folder, "names")
         self.facts = FactTable(self._names.__getitem__)
         self._counts = array("L")  # pairs of each tree that has any
 

@@ -1,7 +1,7 @@
 """Pairs and trajectories as rows with exactly the columns of the run directory's tables.
 
 Inside the program columns have short names (`PAIR_COLUMNS`, `TRAJECTORY_COLUMNS`); in files some have others, see
-`_store.columns`.
+`store.columns`.
 """
 
 from __future__ import annotations
@@ -18,27 +18,19 @@ from offline_agent.preferences.replay import extend
 from offline_agent.records import Message, PreferencePair, Trajectory, Verdict
 from offline_agent.rendering import certificate
 from offline_agent.rendering.columns import check_row
-from offline_agent.store.columns import known, stored, table_of
+from offline_agent.store.columns import (
+    PAIR_TOKENS,
+    TRAJECTORY_COLUMNS,
+    TRAJECTORY_TOKENS,
+    known,
+    stored,
+    table_of,
+)
 
 if TYPE_CHECKING:
     from offline_agent.rendering.renderer import Renderer
 
 Row = dict[str, Any]
-
-PAIR_TOKENS = (
-    "prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_mask", "ref_chosen_logps",
-    "ref_rejected_logps", "certificate",
-)  # fmt: skip
-PAIR_COLUMNS = (
-    "prompt", "chosen", "rejected", "tools", "kind", "task_id", "split", "tree_id", "node_id", "chosen_edge",
-    "rejected_edge", "q_chosen", "q_rejected", "visits_chosen", "visits_rejected", "confidence", "rest_confidence",
-    "weight", "verdict_chosen", "verdict_rejected", *PAIR_TOKENS,
-)  # fmt: skip
-TRAJECTORY_TOKENS = ("input_ids", "action_mask", "logps", "certificate")
-TRAJECTORY_COLUMNS = (
-    "messages", "tools", "task_id", "split", "origin", "reward", "success", "verdict", "steps", "terminated",
-    "truncated", "input_ids", "action_mask", "logps", "criticality", "certificate",
-)  # fmt: skip
 
 
 class Refusals(Protocol):
@@ -65,7 +57,7 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | 
     Returns:
         One value per column of `PAIR_COLUMNS`, by the names of its table: messages as lists of dicts, `tools`,
         verdicts and the certificate as JSON text, ids int [n], masks int [n] of 0 and 1, log-probabilities float [n]
-        or None. `_store.columns.table_of` names its table.
+        or None. `store.columns.table_of` names its table.
 
     Raises:
         DataError: The pair fails its certificate, has a number out of range, or cannot be stored as JSON.

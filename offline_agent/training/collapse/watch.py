@@ -136,7 +136,7 @@ class Finding:
 
 
 @dataclass
-class _Standing:
+class _RuleState:
     """How long a rule has held or not held, and whether it was said."""
 
     held: int = 0
@@ -161,7 +161,7 @@ class Watch:
         settings.check()
         self.settings = settings
         self._history = History(settings.window)
-        self._standings = {rule.name: _Standing() for rule in RULES}
+        self._standings = {rule.name: _RuleState() for rule in RULES}
         self._updates = 0
         for record in records:
             self(record)

@@ -25,7 +25,7 @@ SMALLEST_GAP = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplayedPairs:
     """Pairs that are used again.
 
     Attributes:
@@ -48,7 +48,7 @@ def replay(
     share: float,
     priority: float,
     seed: int,
-) -> Replay:
+) -> ReplayedPairs:
     """Draw earlier pairs to be trained on beside new ones.
 
     The newest `pairs` are kept. Of these at most `share` for each new pair are drawn without replacement, each time
@@ -93,7 +93,7 @@ def replay(
             seen.update(keys)
             kept.append(row)
     kept.reverse()
-    return Replay(_draw(kept, min(len(kept), int(share * count)), priority, seed), len(kept), superseded)
+    return ReplayedPairs(_draw(kept, min(len(kept), int(share * count)), priority, seed), len(kept), superseded)
 
 
 def gap(row: Row) -> float:

@@ -25,7 +25,7 @@ _NAMED = ("kind", "origin", "task_id", "split", "tree_id", "node_id", "chosen_ed
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RowFormat:
     """What a kind of row is made of.
 
     Attributes:
@@ -48,20 +48,20 @@ class Shape:
         return (*_NAMED, *self.messages, "tools", *self.ids, *self.masks, "certificate", *self.more)
 
 
-PAIR = Shape(
+PAIR = RowFormat(
     PAIR_TABLES,
     ("prompt", *SIDES),
     ("prompt_ids", "chosen_ids", "rejected_ids"),
     ("chosen_mask", "rejected_mask"),
     ("ref_chosen_logps", "ref_rejected_logps", "q_chosen", "q_rejected", "confidence", "rest_confidence", "weight"),
 )
-TRAJECTORY = Shape(
+TRAJECTORY = RowFormat(
     SUCCESS_TABLES, ("messages",), ("input_ids",), ("action_mask",), ("success", "verdict", "reward", "logps")
 )
 
 
 @dataclass(slots=True)
-class Found:
+class SourceRow:
     """One row as it was found.
 
     Attributes:
@@ -76,7 +76,7 @@ class Found:
     row: dict[str, Any]
     source: Source
     loose: bool
-    reader: Reader
+    reader: RowReader
 
     @property
     def certificate(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Found:
         return self.reader.tokens(self)
 
 
-class Reader:
+class RowReader:
     """Reads and checks rows of one shape.
 
     Args:
@@ -102,7 +102,7 @@ class Reader:
         shape: What a row is made of.
     """
 
-    def __init__(self, renderer: Renderer, report: LoadReport, shape: Shape) -> None:
+    def __init__(self, renderer: Renderer, report: LoadReport, shape: RowFormat) -> None:
         self._renderer = renderer
         self._report = report
         self._shape = shape
@@ -110,7 +110,7 @@ class Reader:
         self._numbers = list(range(max(2, renderer.vocab_size)))
         self._known: dict[Ids, Ids] = {}
 
-    def rows(self, runs: Sequence[str], files: Sequence[str], key: str) -> Iterator[Found]:
+    def rows(self, runs: Sequence[str], files: Sequence[str], key: str) -> Iterator[SourceRow]:
         """Yield the rows of runs and files, in order. Raises as `rows.load_pairs`, before the first row if it can."""
         for source in sources.find(runs, files, self._shape.tables, key):
             self._report.files.append(str(source.path))
@@ -130,10 +130,10 @@ class Reader:
                     check_columns(row, source.own, source.sealed)
                 except DataError as error:
                     raise DataError(f"{name}: {error}") from error
-                yield Found(name, row, source, loose, self)
+                yield SourceRow(name, row, source, loose, self)
 
-    def tokens(self, found: Found) -> tuple[Ids, ...] | None:
-        """See `Found.tokens`."""
+    def tokens(self, found: SourceRow) -> tuple[Ids, ...] | None:
+        """See `SourceRow.tokens`."""
         shape, row = self._shape, found.row
         columns = (*shape.ids, *shape.masks)
         given: list[Any] = [row.get(column) for column in columns]
@@ -152,7 +152,7 @@ class Reader:
         ids, masks = given[: len(shape.ids)], given[len(shape.ids) :]
         return (*map(self._ids, ids), *map(self._mask, masks))
 
-    def _certified(self, found: Found) -> bool:
+    def _certified(self, found: SourceRow) -> bool:
         """Check a row's token columns against its certificate; return whether it has some."""
         row = dict(found.row)
         try:
@@ -167,7 +167,7 @@ class Reader:
         self._report.older += checked and "columns" not in found.certificate
         return checked
 
-    def _uncertified(self, found: Found, columns: Sequence[str], given: Sequence[Any]) -> None:
+    def _uncertified(self, found: SourceRow, columns: Sequence[str], given: Sequence[Any]) -> None:
         """Check what can be checked of ids that nobody certified."""
         values = dict(zip(columns, given, strict=True))
         missing = [column for column in columns if values[column] is None]
@@ -183,7 +183,7 @@ class Reader:
                 raise DataError(f"{found.name}: {ids} ({len(values[ids])}) and {mask} ({len(values[mask])}) must match")
         self._report.uncertified += 1
 
-    def _encoded(self, found: Found) -> Mapping[str, list[int]] | None:
+    def _encoded(self, found: SourceRow) -> Mapping[str, list[int]] | None:
         """Return the token columns of a row of messages; None where they cannot be made."""
         if self._encoder is None:
             self._encoder = Encoder(self._renderer)

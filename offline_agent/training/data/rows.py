@@ -15,7 +15,7 @@ from offline_agent.errors import ConfigError, DataError
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import completed
 from offline_agent.training.data.load_report import LoadReport
-from offline_agent.training.data.reading import PAIR, SIDES, TRAJECTORY, Found, Ids, Reader
+from offline_agent.training.data.reading import PAIR, SIDES, TRAJECTORY, Ids, RowReader, SourceRow
 
 __all__ = ["LoadReport", "PairRow", "TrajectoryRow", "is_negative", "length", "load_pairs", "load_trajectories"]
 
@@ -120,7 +120,7 @@ def load_pairs(
     contradicted: set[tuple[Ids, Ids, Ids]] = set()
     computed: dict[str, str] = {}
     others: Counter[str] = Counter()
-    for found in Reader(renderer, report, PAIR).rows(runs, files, key):
+    for found in RowReader(renderer, report, PAIR).rows(runs, files, key):
         kind = found.row.get("kind") or "foreign"
         if kind != "foreign" and kind not in kinds:
             others[kind] += 1
@@ -157,7 +157,7 @@ def load_pairs(
     return pairs, report
 
 
-def _pair(found: Found, kind: str, max_length: int, report: LoadReport) -> PairRow | None:
+def _pair(found: SourceRow, kind: str, max_length: int, report: LoadReport) -> PairRow | None:
     """Return the row, or None where it is left out."""
     row, name = found.row, found.name
     tokens = found.tokens()
@@ -188,7 +188,7 @@ def _floats(values: Sequence[float] | None) -> tuple[float, ...] | None:
     return None if values is None else tuple(map(float, values))
 
 
-def _unfit(found: Found, pair: PairRow, model_hash: str | None) -> str:
+def _unfit(found: SourceRow, pair: PairRow, model_hash: str | None) -> str:
     """Return why the row's stored log-probabilities are not the reference's; "" where they are."""
     if pair.ref_chosen is None or pair.ref_rejected is None:
         return "the row stores none"
@@ -231,7 +231,7 @@ def load_trajectories(
     report = LoadReport()
     kept: dict[tuple[Ids, Ids], TrajectoryRow] = {}
     of_task: Counter[str] = Counter()
-    for found in Reader(renderer, report, TRAJECTORY).rows(runs, files, key):
+    for found in RowReader(renderer, report, TRAJECTORY).rows(runs, files, key):
         row, name = found.row, found.name
         refusal = is_negative(row)
         if refusal and not negatives:

@@ -6,9 +6,13 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from offline_agent.seeding import derive_seed
 from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
+
+if TYPE_CHECKING:
+    from offline_agent.training.data.rows import PairRow, TrajectoryRow
 
 Ids = tuple[int, ...]
 
@@ -43,6 +47,38 @@ class Unit:
         return sum(len(ids) for ids, _ in self.sequences)
 
 
+def pair_units(rows: Sequence[PairRow]) -> list[Unit]:
+    """Return one unit for each pair: its chosen side first, agent tokens after the prompt scored."""
+    return [
+        Unit(
+            row.name,
+            index,
+            tuple(
+                (row.prompt_ids + ids, (0,) * len(row.prompt_ids) + mask)
+                for ids, mask in ((row.chosen_ids, row.chosen_mask), (row.rejected_ids, row.rejected_mask))
+            ),
+            tree=row.tree_id if row.tree_id is not None else f"task {row.task_id}",
+            node=str(row.node_id) if row.node_id is not None else f"row {index}",
+        )
+        for index, row in enumerate(rows)
+    ]
+
+
+def trajectory_units(rows: Sequence[TrajectoryRow], anchor: bool = False) -> list[Unit]:
+    """Return one unit for each trajectory; the first id is never scored, since nothing comes before it."""
+    return [
+        Unit(
+            row.name,
+            index,
+            ((row.input_ids, (0, *row.action_mask[1:])),),
+            tree=f"row {index}",
+            node="",
+            anchor=anchor,
+        )
+        for index, row in enumerate(rows)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """One optimizer update: its number (from 0), its rows and its anchors."""
@@ -52,7 +88,7 @@ class Update:
     anchors: tuple[Unit, ...]
 
 
-class Plan(Sequence[Update]):
+class UpdateSchedule(Sequence[Update]):
     """All updates of a run, made when they are asked for.
 
     In every epoch each row is seen once. Rows of one tree share their history, so they go together in blocks of at most
@@ -122,6 +158,18 @@ class Plan(Sequence[Update]):
                 order = chance.sample(self._anchors, len(self._anchors))
             self._orders[what, epoch] = order
         return order
+
+
+class RoundSchedule(UpdateSchedule):
+    """The updates of an online run by number, without rows: their rows are known only after a round is played."""
+
+    def __init__(self, total: int, per_round: int) -> None:
+        self._total, self.per_epoch = total, per_round
+
+    def __getitem__(self, number: int) -> Update:  # type: ignore[override]
+        if not 0 <= number < self._total:
+            raise IndexError(number)
+        return Update(number, (), ())
 
 
 def _blocks(rows: Iterable[Unit], size: int, chance: random.Random) -> list[list[Unit]]:

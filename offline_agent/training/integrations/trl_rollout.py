@@ -231,7 +231,7 @@ class RolloutFunc:
         ended = {(attempt.task.task_id, attempt.number): attempt for attempt in episodes.play(asks)}
         return [ended[ask.task.task_id, ask.number] for ask in asks]
 
-    def _row(self, attempt: Attempt) -> _Row:
+    def _row(self, attempt: Attempt) -> _EpisodeRow:
         reward, error = attempt.reward, attempt.verdict.error
         if attempt.context is None or not attempt.steps:
             return self._nothing(error or "the policy never acted", reward)
@@ -247,12 +247,12 @@ class RolloutFunc:
             return self._nothing(error or "the policy sampled no token at all", reward)
         # With no advantage an unscored episode would still enter TRL's KL term and its count of tokens.
         shown = mask[start:] if reward is not None else [0] * (len(ids) - start)
-        return _Row(ids[:start], ids[start:], shown, None if logps is None else logps[start:], reward, error)
+        return _EpisodeRow(ids[:start], ids[start:], shown, None if logps is None else logps[start:], reward, error)
 
-    def _nothing(self, error: str, reward: float | None) -> _Row:
+    def _nothing(self, error: str, reward: float | None) -> _EpisodeRow:
         """Return a row of one token that is not trained on, for its group's mean: TRL fails on an empty completion."""
         end = self._renderer.end_id
-        return _Row([end], [end], [0], [0.0], reward, error)
+        return _EpisodeRow([end], [end], [0], [0.0], reward, error)
 
     def _take_weights(self, trainer: Any) -> None:
         learner: Learner = self._policy  # type: ignore[assignment]  # looked at when this was made
@@ -286,7 +286,7 @@ class RolloutFunc:
         self._checked = trainer
 
 
-class _Row(NamedTuple):
+class _EpisodeRow(NamedTuple):
     prompt: list[int]
     ids: list[int]
     mask: list[int]

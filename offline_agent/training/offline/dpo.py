@@ -13,15 +13,19 @@ from torch import Tensor
 from trl import DPOConfig, DPOTrainer
 
 from offline_agent.errors import ConfigError
-from offline_agent.training.data.updates import Plan, Unit, Update
-from offline_agent.training.offline.losses import Sums as PairSums
-from offline_agent.training.offline.losses import preference_loss, segment_sums, turn_weights
+from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, pair_units, trajectory_units
+from offline_agent.training.guard import stalled
+from offline_agent.training.offline.losses import (
+    PairSums,
+    label_noise,
+    preference_loss,
+    segment_sums,
+    trl_inputs,
+    turn_weights,
+)
 from offline_agent.training.offline.reference import Reference, Sides, reference
-from offline_agent.training.offline.sft import trajectory_units
-from offline_agent.training.offline.trl_batch import as_trl_sees
-from offline_agent.training.settings import OWN_LOSSES, DpoSettings, TrainResult, TrainSettings
-from offline_agent.training.trainer import PackedTrainer, Sums, arguments
-from offline_agent.training.warnings import stalled
+from offline_agent.training.settings import OWN_LOSSES, DpoSettings, TrainResult, TrainSettings, trl_arguments
+from offline_agent.training.trainer import PackedTrainer, Sums
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import PairRow, TrajectoryRow
@@ -30,38 +34,6 @@ _SUMMED = (
     "loss", "preference", "sft", "anchor", "accuracy", "margin", "rewards_chosen", "rewards_rejected", "logps_chosen",
     "logps_rejected", "entropy",
 )  # fmt: skip
-
-
-def pair_units(rows: Sequence[PairRow]) -> list[Unit]:
-    """Return one unit for each pair: its chosen side first, agent tokens after the prompt scored."""
-    return [
-        Unit(
-            row.name,
-            index,
-            tuple(
-                (row.prompt_ids + ids, (0,) * len(row.prompt_ids) + mask)
-                for ids, mask in ((row.chosen_ids, row.chosen_mask), (row.rejected_ids, row.rejected_mask))
-            ),
-            tree=row.tree_id if row.tree_id is not None else f"task {row.task_id}",
-            node=str(row.node_id) if row.node_id is not None else f"row {index}",
-        )
-        for index, row in enumerate(rows)
-    ]
-
-
-def label_noise(row: PairRow, unknown: float) -> float:
-    """Return the probability that a pair's label is wrong, in [0, 0.5].
-
-    It is 1 less the lower of `confidence` and `rest_confidence`, as far as they are known. Beyond one half the loss
-    would prefer the rejected side, though the ends of both were verified; at one half the pair only holds the policy
-    to the reference.
-
-    Args:
-        row: The pair.
-        unknown: The noise where `confidence` is not known.
-    """
-    sure = 1.0 - unknown if row.confidence is None else row.confidence
-    return min(0.5, 1.0 - (sure if row.rest_confidence is None else min(sure, row.rest_confidence)))
 
 
 def train_dpo(
@@ -101,7 +73,7 @@ def train_dpo(
     dpo.check()
     if not rows:
         raise ConfigError("there are no pairs to train on")
-    plan = Plan(
+    plan = UpdateSchedule(
         pair_units(rows),
         trajectory_units(anchors, anchor=True),
         size=settings.rows,
@@ -111,7 +83,7 @@ def train_dpo(
         seed=settings.seed,
     )
     config = DPOConfig(
-        **arguments(settings, folder, len(plan)),
+        **trl_arguments(settings, folder, len(plan)),
         beta=dpo.beta,
         loss_type=["sigmoid" if dpo.loss in OWN_LOSSES else dpo.loss],
         label_smoothing=dpo.label_smoothing,
@@ -292,7 +264,8 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
     def _noise(self, units: Sequence[Unit], device: torch.device) -> Tensor | None:
         if not self.dpo.soft_labels:
             return None
-        noise = [label_noise(self.rows[unit.index], self.dpo.unknown_noise) for unit in units]
+        rows = [self.rows[unit.index] for unit in units]
+        noise = [label_noise(row.confidence, row.rest_confidence, self.dpo.unknown_noise) for row in rows]
         return torch.tensor(noise, device=device)
 
     # -- TRL's own losses ----------------------------------------------------------------------------------------------
@@ -323,7 +296,7 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
             pairs: For each of B pairs the agent tokens' log-probabilities, chosen [n] and rejected [m].
             ref: [B, 2], the reference's sums of chosen and rejected.
         """
-        answer, inputs = as_trl_sees(pairs, ref)
+        answer, inputs = trl_inputs(pairs, ref)
         kept, self._metrics = self._metrics, {"train": defaultdict(list), "eval": defaultdict(list)}
         try:
             loss: Tensor = super()._compute_loss(answer, inputs, False)

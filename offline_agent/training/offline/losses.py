@@ -6,15 +6,17 @@ after the shared prefix, `ref_*` the same under the reference, `*_tokens` [B] ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 
-class Sums(NamedTuple):
+class PairSums(NamedTuple):
     """What a preference loss sees of B pairs; all tensors [B]."""
 
     chosen: Tensor
@@ -25,7 +27,7 @@ class Sums(NamedTuple):
     rejected_tokens: Tensor
 
 
-def preference_loss(name: str, sums: Sums, beta: float, noise: Tensor | None = None) -> Tensor:
+def preference_loss(name: str, sums: PairSums, beta: float, noise: Tensor | None = None) -> Tensor:
     """Return the loss of each pair [B].
 
     sigmoid: DPO (Rafailov et al. 2023, eq. 7) with label noise e in [0, 1] (cDPO, Mitchell 2023):
@@ -87,3 +89,48 @@ def turn_weights(mask: Sequence[int], gamma: float) -> list[float]:
 def segment_sums(values: Tensor, owner: Tensor, count: int) -> Tensor:
     """Return [count]: the sum of the values [n] of each owner int [n]; 0 for an owner of none."""
     return values.new_zeros(count).index_add(0, owner, values)
+
+
+def label_noise(confidence: float | None, rest_confidence: float | None, unknown: float) -> float:
+    """Return the probability that a pair's label is wrong, in [0, 0.5].
+
+    It is 1 less the lower of `confidence` and `rest_confidence`, as far as they are known. Beyond one half the loss
+    would prefer the rejected side, though the ends of both were verified; at one half the pair only holds the policy
+    to the reference.
+
+    Args:
+        confidence, rest_confidence: Of the pair; see `training.data.rows.PairRow`.
+        unknown: The noise where `confidence` is not known.
+    """
+    sure = 1.0 - unknown if confidence is None else confidence
+    return min(0.5, 1.0 - (sure if rest_confidence is None else min(sure, rest_confidence)))
+
+
+def trl_inputs(
+    pairs: Sequence[tuple[Tensor, Tensor]], ref: Tensor
+) -> tuple[Callable[..., SimpleNamespace], dict[str, Tensor]]:
+    """Return a stand-in for the model, which answers with the log-probabilities, and the batch that goes with it.
+
+    Args:
+        pairs: For each of B pairs the agent tokens' log-probabilities, chosen [n] and rejected [m].
+        ref: [B, 2], the reference's sums of chosen and rejected.
+    """
+    sides = [chosen for chosen, _ in pairs] + [rejected for _, rejected in pairs]
+    device = sides[0].device
+    values = pad_sequence(list(sides), batch_first=True)  # [2B, n]
+    mask = pad_sequence([torch.ones_like(side, dtype=torch.long) for side in sides], batch_first=True)
+    none = torch.zeros_like(values)
+
+    def answer(**more: Any) -> SimpleNamespace:
+        return SimpleNamespace(
+            log_probs=values, entropy=none, mean_logits=none, is_top1=none.bool(), log_sum_sq_probs=none
+        )
+
+    first = torch.zeros(len(sides), 1, dtype=torch.long, device=device)  # the token that nothing comes before
+    full = torch.cat([first, mask], dim=1)
+    inputs = {
+        "input_ids": torch.zeros_like(full), "attention_mask": torch.cat([first + 1, mask], dim=1),
+        "completion_mask": full,
+        "ref_chosen_logps": ref[:, 0].to(device), "ref_rejected_logps": ref[:, 1].to(device),
+    }  # fmt: skip
+    return answer, inputs

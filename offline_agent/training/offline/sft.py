@@ -10,28 +10,13 @@ import torch
 from trl import SFTConfig, SFTTrainer
 
 from offline_agent.errors import ConfigError
-from offline_agent.training.data.updates import Plan, Unit, Update
+from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, trajectory_units
 from offline_agent.training.offline.losses import segment_sums
-from offline_agent.training.settings import TrainResult, TrainSettings
-from offline_agent.training.trainer import PackedTrainer, Sums, arguments
+from offline_agent.training.settings import TrainResult, TrainSettings, trl_arguments
+from offline_agent.training.trainer import PackedTrainer, Sums
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import TrajectoryRow
-
-
-def trajectory_units(rows: Sequence[TrajectoryRow], anchor: bool = False) -> list[Unit]:
-    """Return one unit for each trajectory; the first id is never scored, since nothing comes before it."""
-    return [
-        Unit(
-            row.name,
-            index,
-            ((row.input_ids, (0, *row.action_mask[1:])),),
-            tree=f"row {index}",
-            node="",
-            anchor=anchor,
-        )
-        for index, row in enumerate(rows)
-    ]
 
 
 def train_sft(
@@ -64,14 +49,14 @@ def train_sft(
     """
     if not rows:
         raise ConfigError("there are no trajectories to train on")
-    plan = Plan(
+    plan = UpdateSchedule(
         trajectory_units(rows),
         size=settings.rows,
         epochs=settings.epochs,
         max_updates=settings.max_updates,
         seed=settings.seed,
     )
-    config = SFTConfig(**arguments(settings, folder, len(plan)))
+    config = SFTConfig(**trl_arguments(settings, folder, len(plan)))
     trainer = SharedSFTTrainer(model, tokenizer, config, plan, settings, log, rows=rows)
     return trainer.result(trainer.go(say))
 

@@ -175,7 +175,7 @@ class Round:
 
 
 @dataclass
-class Groups:
+class RoundSampler:
     """Makes the rounds.
 
     Args:

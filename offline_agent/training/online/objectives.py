@@ -1,8 +1,6 @@
-"""The policy-gradient family: pure functions of the agent tokens' log-probabilities, in any float format.
+"""Objectives of the policy-gradient family: their fields, checks and the table of named objectives.
 
-Observation tokens are never in the input, so they are in no sum, no count and no length. What the loss is divided by is
-known before any forward pass (`token_weights`), so the losses of the parts of an update add up to the update's. How
-each member differs from TRL's loss of the same name stands in docs/objectives.md.
+Their losses are in `online.losses`; docs/objectives.md has the formulas.
 """
 
 from __future__ import annotations
@@ -11,13 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import isfinite
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
-
-import torch
-from torch import Tensor
+from typing import Any, Literal, get_args
 
 from offline_agent.errors import ConfigError, did_you_mean
-from offline_agent.training.offline.losses import segment_sums
 
 Baseline = Literal["mean", "leave_one_out", "none", "value"]
 Scale = Literal["group_std", "batch_std", "none"]
@@ -27,7 +21,6 @@ Average = Literal["trajectory", "token", "budget"]
 Correction = Literal["off", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask"]
 
 _CHOICES = {"baseline": Baseline, "scale": Scale, "ratio": Ratio, "surrogate": Surrogate, "average": Average}
-_LARGEST = 20.0  # of a log-ratio: past it exp() overflows in float32, and 0 * inf would make the gradient NaN
 
 
 @dataclass(frozen=True)
@@ -74,17 +67,17 @@ class Objective:
 
     def faults(self) -> list[str]:
         """Return every reason why this cannot be trained with; empty when it can."""
-        found = [_choice(name, getattr(self, name), get_args(kind)) for name, kind in _CHOICES.items()]
+        found = [choice_fault(name, getattr(self, name), get_args(kind)) for name, kind in _CHOICES.items()]
         found += [
             f"{name} is {getattr(self, name)!r}; allowed: true or false"
             for name in ("dynamic", "overlong_filter")
             if type(getattr(self, name)) is not bool
         ]
         found += [
-            _number("clip_low", self.clip_low, 0, 1),
-            _number("clip_high", self.clip_high, 0),
-            _number("kl", self.kl, 0),
-            _number("keep_spread", self.keep_spread, 0, 1, above=True),
+            number_fault("clip_low", self.clip_low, 0, 1),
+            number_fault("clip_high", self.clip_high, 0),
+            number_fault("kl", self.kl, 0),
+            number_fault("keep_spread", self.keep_spread, 0, 1, above=True),
             *(_count(name, getattr(self, name)) for name in ("budget", "overlong_soft", "overlong_hard")),
         ]
         found = [fault for fault in found if fault]
@@ -106,13 +99,15 @@ class Objective:
         return found
 
 
-def _choice(name: str, got: Any, allowed: Sequence[str]) -> str:
+def choice_fault(name: str, got: Any, allowed: Sequence[str]) -> str:
+    """Return why a value is not one of the allowed words; "" where it is."""
     if isinstance(got, str) and got in allowed:
         return ""
     return f"{name} is {got!r}; allowed: {', '.join(allowed)}.{did_you_mean(str(got), allowed)}"
 
 
-def _number(name: str, got: Any, low: float, high: float | None = None, *, above: bool = False) -> str:
+def number_fault(name: str, got: Any, low: float, high: float | None = None, *, above: bool = False) -> str:
+    """Return why a value is not a finite number from `low` (or `above` it) to `high`; "" where it is."""
     right = isinstance(got, int | float) and not isinstance(got, bool) and isfinite(got)
     if right and (got > low if above else got >= low) and (high is None or got <= high):
         return ""
@@ -177,167 +172,3 @@ def objective(name: str, /, **changes: Any) -> Objective:
     if faults:
         raise ConfigError(faults)
     return made
-
-
-def token_weights(counts: Sequence[int], objective: Objective) -> list[float]:
-    """Return the weight of every agent token's term, for each trajectory.
-
-    Args:
-        counts: Agent tokens of every trajectory of the whole update, over all parts and processes. A trajectory
-            without any (an empty completion) counts in the number of trajectories, and has weight 0.
-        objective: Says how it is averaged.
-
-    Returns:
-        One weight a trajectory: 1 / (N n_i), 1 / sum n or 1 / (N budget).
-    """
-    number, total = len(counts), sum(counts)
-    if objective.average == "trajectory":
-        return [1 / (number * count) if count else 0.0 for count in counts]
-    if objective.average == "token":
-        return [1 / total if count else 0.0 for count in counts]
-    assert objective.budget
-    return [1 / (number * objective.budget) if count else 0.0 for count in counts]
-
-
-class Terms(NamedTuple):
-    """A part's share of an update.
-
-    Attributes:
-        loss: 0-d, with a graph; the shares add up to the update's loss.
-        figures: 0-d each, without; the shares add up to means over the update's agent tokens.
-    """
-
-    loss: Tensor
-    figures: dict[str, Tensor]
-
-
-def policy_loss(
-    logps: Tensor,
-    old: Tensor,
-    advantages: Tensor,
-    owner: Tensor,
-    weights: Tensor | Sequence[float],
-    objective: Objective,
-    *,
-    ref: Tensor | None = None,
-    correction: Tensor | None = None,
-    total: int,
-) -> Terms:
-    """Return a part's share of the loss, sum_t w_t (kl K3_t - c_t S_t), to be minimised.
-
-    S is the surrogate (see `Objective`); K3 = exp(D) - D - 1 with D = log pi_ref - log pi (Schulman 2020; Shao et al.
-    2024, arXiv 2402.03300, eq. 4). No trajectory may be split over parts: ratio="sequence" needs it whole. Log-ratios
-    are cut off at 20 both ways, and D at 20 from above, so that their exponentials are finite in every float format.
-
-    Args:
-        logps: [n], log-probabilities (nats) of the part's agent tokens, with a graph.
-        old: [n], the same under the weights that the roll-outs were made with.
-        advantages: [n].
-        owner: int64 [n], to which of the part's m trajectories a token belongs.
-        weights: [m], the part's share of `token_weights`.
-        objective: What is maximised.
-        ref: [n], the same under the reference; may be None where `objective.kl` is 0.
-        correction: [n], c; see `correction_weights`. None = 1 everywhere. K3 is not corrected.
-        total: Agent tokens of the whole update.
-
-    Returns:
-        Figures: clip_low_fraction, clip_high_fraction (share of the tokens that a bound keeps from pulling; for cispo
-        of those whose weight it cut), ratio_mean, and kl, the mean K3, only where there is a reference.
-
-    Raises:
-        ValueError: `objective.kl` is not 0 and there is no reference.
-    """
-    if objective.kl and ref is None:
-        raise ValueError(f"objective {objective.name!r} has kl={objective.kl} and got no reference log-probs")
-    weights = torch.as_tensor(weights, dtype=logps.dtype, device=logps.device)
-    pull = weights[owner]
-    log_ratio = logps - old.detach()
-    if objective.ratio == "sequence":
-        counts = segment_sums(torch.ones_like(logps), owner, len(weights)).clamp(min=1)
-        log_ratio = (segment_sums(log_ratio, owner, len(weights)) / counts)[owner]
-    ratio = log_ratio.clamp(-_LARGEST, _LARGEST).exp()
-    low, high = 1 - objective.clip_low, 1 + objective.clip_high
-    bounded = ratio.clamp(low, high)
-    under, over = ratio < low, ratio > high
-    if objective.surrogate == "clip":
-        surrogate = torch.minimum(ratio * advantages, bounded * advantages)
-        under, over = under & (advantages < 0), over & (advantages > 0)
-    else:
-        surrogate = advantages * logps
-        if objective.surrogate == "cispo":
-            surrogate = bounded.detach() * surrogate
-        else:
-            under, over = torch.zeros_like(under), torch.zeros_like(over)
-    if correction is not None:
-        surrogate = correction.detach() * surrogate
-    loss = -(pull * surrogate).sum()
-    each = {"clip_low_fraction": under, "clip_high_fraction": over, "ratio_mean": ratio}
-    if ref is not None:
-        gap = (ref.detach() - logps).clamp(max=_LARGEST)
-        k3 = gap.exp() - gap - 1
-        each["kl"] = k3
-        if objective.kl:
-            loss = loss + objective.kl * (pull * k3).sum()
-    return Terms(loss, {name: value.detach().to(logps.dtype).sum() / max(total, 1) for name, value in each.items()})
-
-
-def correction_weights(
-    train_logps: Tensor, sampler_logps: Tensor, owner: Tensor, mode: Correction, cap: float
-) -> Tensor | None:
-    """Return importance weights [n] for tokens sampled by another implementation of the same weights; no graph.
-
-    The weight is w = exp(train - sampler) of a token, or of a trajectory: exp of the sum over its tokens. The values of
-    TRL's `vllm_importance_sampling_mode`, with `vllm_importance_sampling_clip_max=cap` and no lower bound:
-    token_truncate and sequence_truncate: min(w, cap) (truncated importance sampling, Ionides 2008);
-    token_mask and sequence_mask: w, or 0 where w > cap (masked importance sampling). off: None.
-
-    Args:
-        train_logps: [n], by the trainer, under the weights that the roll-outs were made with.
-        sampler_logps: [n], as the sampler gave them; NaN = not known, counted as equal to the trainer's.
-        owner: int64 [n], whose token it is; a trajectory is whole.
-        mode: One of the above.
-        cap: Largest weight, above 0; TRL's default is 3.
-
-    Raises:
-        ConfigError: Another mode or cap.
-    """
-    faults = [_choice("importance correction", mode, get_args(Correction)), _number("cap", cap, 0, above=True)]
-    if any(faults):
-        raise ConfigError([fault for fault in faults if fault])
-    if mode == "off":
-        return None
-    gap = train_logps.detach() - sampler_logps.detach()
-    gap = gap.masked_fill(sampler_logps.isnan(), 0.0)
-    if mode.startswith("sequence"):
-        gap = segment_sums(gap, owner, int(owner.max()) + 1 if len(owner) else 0)[owner]
-    weights = gap.exp()
-    return weights.clamp(max=cap) if mode.endswith("truncate") else weights.masked_fill(weights > cap, 0.0)
-
-
-def value_loss(
-    values: Tensor,
-    old_values: Tensor,
-    returns: Tensor,
-    owner: Tensor,
-    weights: Tensor | Sequence[float],
-    clip: float | None,
-) -> Tensor:
-    """Return a part's share of the critic's loss, 0-d: sum_t w_t 1/2 max((v - R)^2, (v' - R)^2).
-
-    v' is v held within `clip` of what it was when the roll-outs were made, as implementations of PPO have it (described
-    by Engstrom et al. 2020, arXiv 2005.12729).
-
-    Args:
-        values: [n], the critic's, at the part's agent tokens, with a graph.
-        old_values: [n], those that `advantages.gae` was given.
-        returns: [n], from the same.
-        owner: int64 [n], to which of the part's m trajectories a token belongs.
-        weights: [m], the part's share of `token_weights`.
-        clip: In units of the return; None = do not hold.
-    """
-    weights = torch.as_tensor(weights, dtype=values.dtype, device=values.device)
-    error = (values - returns.detach()) ** 2
-    if clip is not None:
-        held = old_values.detach() + (values - old_values.detach()).clamp(-clip, clip)
-        error = torch.maximum(error, (held - returns.detach()) ** 2)
-    return 0.5 * (weights[owner] * error).sum()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +11,18 @@ from torch import Tensor
 
 from offline_agent.errors import ConfigError
 from offline_agent.seeding import derive_seed
-from offline_agent.training.data.updates import Unit
+from offline_agent.training.data.updates import Unit, Update
 from offline_agent.training.online import advantages
+from offline_agent.training.online.losses import correction_weights, policy_loss, token_weights, value_loss
 from offline_agent.training.online.objectives import Objective
 from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
-    from offline_agent.training.online.samples import Sampled
+    from offline_agent.training.online.samples import TrainingSample
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedRound:
     """What a round gave.
 
     Attributes:
@@ -30,13 +31,13 @@ class Played:
         figures: Of the round, for the record of each of its updates.
     """
 
-    samples: Sequence[Sampled]
+    samples: Sequence[TrainingSample]
     temperature: float
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
-class Batch:
+class RoundBatch:
     """A round under training; every list is by the samples' places.
 
     Attributes:
@@ -49,7 +50,7 @@ class Batch:
         values, returns: The critic's, and what it learns; empty without one.
     """
 
-    played: Played
+    played: PlayedRound
     units: list[Unit]
     advantages: list[Tensor] = field(default_factory=list)
     old: list[Tensor] = field(default_factory=list)
@@ -94,8 +95,59 @@ class Batch:
             for sample in (self.played.samples[place] for place in places)
         ])  # fmt: skip
 
+    def loss(
+        self,
+        update: Update,
+        fresh: Sequence[tuple[Unit, Tensor]],
+        scores: Any,
+        objective: Objective,
+        online: OnlineSettings,
+        critic: Callable[[Tensor], Tensor] | None,
+    ) -> dict[str, Tensor]:
+        """Return one pack's share of an update's loss and figures, without replayed trajectories.
 
-def _tensor(advantages_of: Any, sample: Sampled) -> Tensor:
+        Args:
+            update: The whole update.
+            fresh: The pack's units of this round, each with the indices of its tokens in `scores`.
+            scores: The pack's scores.
+            objective, online: See `train_online`.
+            critic: Maps hidden states [S, H] to values [S]; None without one.
+
+        Returns:
+            `loss` and `value` with a graph, the others without; 0-d each.
+        """
+        device = scores.logps.device
+        counts = [unit.scored for unit in update.rows]
+        total = sum(counts)
+        of_unit = dict(zip((unit.index for unit in update.rows), token_weights(counts, objective), strict=True))
+        places = [unit.index for unit, _ in fresh]
+        weights = torch.tensor([of_unit[place] for place in places], device=device)
+        rows = torch.cat([row for _, row in fresh])
+        owner = torch.repeat_interleave(torch.tensor([unit.scored for unit, _ in fresh])).to(device)
+
+        def of(kept: Sequence[Tensor]) -> Tensor:
+            return torch.cat([kept[place] for place in places]).to(device)
+
+        logps = scores.logps[rows]
+        old = of(self.old) if self.old else logps.detach()
+        sampled = self.sampled(places).to(device)
+        terms = policy_loss(
+            logps, old, of(self.advantages), owner, weights, objective, ref=of(self.ref) if self.ref else None,
+            correction=correction_weights(old, sampled, owner, online.correction, online.cap), total=total,
+        )  # fmt: skip
+        parts = {"loss": terms.loss, "policy": terms.loss.detach(), **terms.figures}
+        parts["entropy"] = scores.entropy[rows].sum() / total
+        parts["mismatch"] = (old - sampled).abs().nan_to_num(0.0).sum() / total
+        if critic is not None:
+            hidden = scores.hidden if online.trunk else scores.hidden.detach()
+            parts["value"] = value_loss(
+                critic(hidden)[rows], of(self.values), of(self.returns), owner, weights, online.value_clip
+            )
+            parts["loss"] = parts["loss"] + online.value_weight * parts["value"]
+        return parts
+
+
+def _tensor(advantages_of: Any, sample: TrainingSample) -> Tensor:
     """Return a sample's advantages as float32 [n], each times the factor of its turn."""
     found = torch.tensor(advantages_of, dtype=torch.float32)
     if sample.factors is None:
@@ -103,7 +155,7 @@ def _tensor(advantages_of: Any, sample: Sampled) -> Tensor:
     return found * torch.tensor(advantages.over_tokens(sample.factors, sample.turns), dtype=torch.float32)
 
 
-def unit_of(sample: Sampled, place: int) -> Unit:
+def unit_of(sample: TrainingSample, place: int) -> Unit:
     """Return a sample as a unit of an update.
 
     Raises:

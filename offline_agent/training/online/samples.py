@@ -6,25 +6,24 @@ Knows rendering and rewards, not tensors.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
 
 from offline_agent.errors import DataError
 from offline_agent.preferences.dataset.export import trajectory_row
-from offline_agent.records import POLICY_CUTS, Trajectory
+from offline_agent.records import POLICY_CUTS
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.store.columns import known
 from offline_agent.training.online import advantages
-from offline_agent.training.online.branching import branch_advantages
+from offline_agent.training.online.credit import TRAJECTORY, CreditAssignment, branch_advantages, turn_rewards
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import Objective
 
 
 @dataclass(frozen=True)
-class Sampled:
+class TrainingSample:
     """One trajectory of a round.
 
     Attributes:
@@ -40,7 +39,8 @@ class Sampled:
         advantages: float [n]; None where a critic has to be asked first.
         earned: float, one for each of `turns`: what it earned by itself, the outcome's share with the last; of a turn
             that is not among them, with the one before it. None = only the whole has a reward.
-        factors: float, one for each of `turns`, by which its advantage is multiplied; None = 1. See `_Row.factors`.
+        factors: float, one for each of `turns`, by which its advantage is multiplied; None = 1. See
+            `_JudgedAttempt.factors`.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _JudgedAttempt:
     """A judged attempt; without ids where nothing can be learnt from it, and it only is in its group's mean."""
 
     group: Group
@@ -100,7 +100,7 @@ class _Row:
 
     @property
     def own_earned(self) -> tuple[float, ...] | None:
-        """`Sampled.earned`."""
+        """`TrainingSample.earned`."""
         if self.earned is None:
             return None
         found, numbers = [0.0] * len(self.numbers), self.numbers
@@ -110,39 +110,15 @@ class _Row:
         return tuple(found)
 
 
-@dataclass(frozen=True)
-class Credit:
-    """How a trajectory's reward becomes its tokens' advantages.
-
-    Attributes:
-        by: trajectory: one advantage for all of it. turn: one for each turn, from the branches of its group.
-            turn_reward: one for each turn, from what the environment says that single calls earned; with a critic, what
-            it learns.
-        discount: Of what later turns earned, a turn; turn_reward without a critic.
-        outcome: The share of the whole's reward that is added to what the last turn earned; turn_reward. 0 where the
-            environment's rewards of single calls already add up to it.
-        judge: Says of a trajectory what each turn earned, in [0, 1], in place of the environment; turn_reward. A turn
-            gets this divided by the number of turns: all together earn 1 at most.
-    """
-
-    by: Literal["trajectory", "turn", "turn_reward"] = "trajectory"
-    discount: float = 1.0
-    outcome: float = 1.0
-    judge: Callable[[Trajectory], Sequence[float]] | None = None
-
-
-TRAJECTORY = Credit()
-
-
 def sample(
     made: Round,
     renderer: Renderer,
     objective: Objective,
     *,
     max_length: int,
-    credit: Credit = TRAJECTORY,
+    credit: CreditAssignment = TRAJECTORY,
     refused: list[tuple[str, str]] | None = None,
-) -> list[Sampled]:
+) -> list[TrainingSample]:
     """Return what is trained on: the judged attempts of the groups that are kept, in their order.
 
     Unscored attempts are in no mean and in no loss. Those whose row fails its certificate, is longer than the model
@@ -180,7 +156,7 @@ def sample(
     # without a token of its own (refused, filtered, all drawn, or empty) a row is in its group's mean alone
     spoken = [(row, given) for row, given in zip(counted, credits, strict=True) if any(row.mask)]
     return [
-        Sampled(
+        TrainingSample(
             name=_name(row.group.attempts[row.place], made.number),
             task_id=row.group.task.task_id,
             input_ids=row.ids,
@@ -202,9 +178,9 @@ def _rows(
     renderer: Renderer,
     objective: Objective,
     max_length: int,
-    credit: Credit,
+    credit: CreditAssignment,
     refused: list[tuple[str, str]],
-) -> list[_Row]:
+) -> list[_JudgedAttempt]:
     rows = []
     for place, (attempt, reward) in enumerate(zip(group.attempts, group.rewards, strict=True)):
         if reward is None:
@@ -213,7 +189,7 @@ def _rows(
         tokens = sum(mask) if mask else sum(len(step.action.token_ids or ()) for step in attempt.steps)
         shaping, earned = advantages.overlong(tokens, objective), None
         if credit.by == "turn_reward" and attempt.steps:
-            told, lacking = _told(attempt, credit)
+            told, lacking = turn_rewards(attempt, credit)
             why = why or lacking
             if told is not None:
                 earned = (*told[:-1], told[-1] + credit.outcome * reward + shaping)
@@ -223,7 +199,7 @@ def _rows(
             ids, mask, logps = (), (), None
         mask = _without(mask, attempt)
         own = None if logps is None else tuple(x for x, kept in zip(logps, mask, strict=True) if kept)
-        rows.append(_Row(group, place, ids, mask, own, reward + shaping, earned))
+        rows.append(_JudgedAttempt(group, place, ids, mask, own, reward + shaping, earned))
     return rows
 
 
@@ -241,26 +217,6 @@ def _row(attempt: Attempt, renderer: Renderer, most: int) -> tuple[Ids, Ids, Seq
         return (), (), None, str(error)
     ids, mask = tuple(row["input_ids"]), tuple(row["action_mask"])
     return ids, mask, row["logps"], f"it has {len(ids)} tokens, allowed: {most}" if len(ids) > most else None
-
-
-def _told(attempt: Attempt, credit: Credit) -> tuple[tuple[float, ...] | None, str | None]:
-    """Return what each turn earned, as the judge or the environment says; or None and why nobody says it."""
-    if credit.judge is None:
-        given = [step.reward for step in attempt.steps]
-        said = tuple(one for one in given if one is not None)
-        if len(said) == len(given):
-            return said, None
-        return None, f"the environment does not say what turn {given.index(None)} of {len(given)} earned"
-    trajectory = attempt.trajectory()
-    assert trajectory is not None  # it has steps
-    try:
-        told = [float(one) for one in credit.judge(trajectory)]
-    except Exception as error:  # the user's own
-        return None, f"the judge of turns failed: {type(error).__name__}: {error}"
-    if len(told) != len(attempt.steps) or not all(0 <= one <= 1 for one in told):
-        shown = ", ".join(f"{one:g}" for one in told)
-        return None, f"the judge of turns gave [{shown}]; allowed: {len(attempt.steps)} numbers in [0, 1]"
-    return tuple(one / len(told) for one in told), None
 
 
 def _spoken(attempt: Attempt) -> list[int]:
@@ -282,8 +238,8 @@ def _own(attempt: Attempt, turn: int) -> bool:
     return turn not in attempt.explored and (attempt.branch is None or turn >= attempt.branch[1])
 
 
-def _by_turn(rows: Sequence[_Row], objective: Objective) -> list[list[float] | None]:
-    """Return A(h, a) of each row's turns, divided as the objective divides; see `branching.branch_advantages`.
+def _by_turn(rows: Sequence[_JudgedAttempt], objective: Objective) -> list[list[float] | None]:
+    """Return A(h, a) of each row's turns, divided as the objective divides; see `credit.branch_advantages`.
 
     Values and deviations are of the same attempts: all that were judged, those with nothing to learn from included.
     """
@@ -301,7 +257,9 @@ def _by_turn(rows: Sequence[_Row], objective: Objective) -> list[list[float] | N
     return out
 
 
-def _by_earned(rows: Sequence[_Row], objective: Objective, credit: Credit) -> list[list[float] | None]:
+def _by_earned(
+    rows: Sequence[_JudgedAttempt], objective: Objective, credit: CreditAssignment
+) -> list[list[float] | None]:
     """Return `advantages.turn_advantages` of each row's turns; drawn ones count in returns and means."""
     owners = [row.group.task.task_id for row in rows]
     branched = [row.branched for row in rows]

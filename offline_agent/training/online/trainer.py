@@ -20,19 +20,12 @@ from trl import GRPOConfig, GRPOTrainer
 
 from offline_agent.seeding import derive_seed
 from offline_agent.training import checkpoints, sharding
-from offline_agent.training.data.updates import Plan, Unit, Update, fill
-from offline_agent.training.offline.sft import trajectory_units
-from offline_agent.training.online.critic import Critic
-from offline_agent.training.online.objectives import (
-    Objective,
-    correction_weights,
-    policy_loss,
-    token_weights,
-    value_loss,
-)
-from offline_agent.training.online.round_batch import Batch, Played, unit_of
-from offline_agent.training.settings import OnlineSettings, TrainResult, TrainSettings
-from offline_agent.training.trainer import PackedTrainer, Sums, arguments, still
+from offline_agent.training.data.updates import RoundSchedule, Unit, Update, UpdateSchedule, fill, trajectory_units
+from offline_agent.training.online.critic import Critic, CriticTrainer
+from offline_agent.training.online.objectives import Objective
+from offline_agent.training.online.round_batch import PlayedRound, RoundBatch, unit_of
+from offline_agent.training.settings import OnlineSettings, TrainResult, TrainSettings, trl_arguments
+from offline_agent.training.trainer import Sums, still
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import TrajectoryRow
@@ -44,7 +37,7 @@ _OF_ROWS = ("policy", "entropy", "kl", "clip_low_fraction", "clip_high_fraction"
 _SUMMED = ("loss", *_OF_ROWS, "anchor")
 
 
-Rounds = Callable[[int, Any], Played]
+Rounds = Callable[[int, Any], PlayedRound]
 """Plays a round, by its number, with the weights of the model it is given."""
 
 Watch = Callable[[Mapping[str, Any]], int | None]
@@ -90,9 +83,9 @@ def train_online(
             good before is untouched.
     """
     updates = online.rounds * online.per_round
-    plan = OnlinePlan(updates, online.per_round)
+    plan = RoundSchedule(updates, online.per_round)
     config = GRPOConfig(
-        **{name: value for name, value in arguments(settings, folder, updates).items() if name != "max_length"}
+        **{name: value for name, value in trl_arguments(settings, folder, updates).items() if name != "max_length"}
         | {
             "save_steps": settings.every * online.per_round,
             "per_device_train_batch_size": 2,  # of TRL's own loader, which is not used; one is refused
@@ -112,19 +105,7 @@ def train_online(
     return trainer.result(done, warnings=tuple(trainer.warnings))
 
 
-class OnlinePlan(Plan):
-    """Numbers of updates; what is in them is known when they are played."""
-
-    def __init__(self, total: int, per_round: int) -> None:
-        self._total, self.per_epoch = total, per_round
-
-    def __getitem__(self, number: int) -> Update:  # type: ignore[override]
-        if not 0 <= number < self._total:
-            raise IndexError(number)
-        return Update(number, (), ())
-
-
-class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
+class OnlineTrainer(CriticTrainer, GRPOTrainer):  # type: ignore[misc]
     """TRL's GRPOTrainer over `PackedTrainer`'s updates.
 
     Args:
@@ -149,11 +130,11 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         self.warnings: list[str] = []
         self.sound: int | None = None
         self._anchors = (
-            Plan(trajectory_units(anchors, anchor=True), size=online.anchor_rows, seed=more[3].seed)
+            UpdateSchedule(trajectory_units(anchors, anchor=True), size=online.anchor_rows, seed=more[3].seed)
             if (anchors and online.anchor_rows)
             else None
         )
-        self._batch: Batch | None = None
+        self._batch: RoundBatch | None = None
         self._number = -1
         self._temperature = 1.0
         self._adapted = hasattr(model, "disable_adapter")
@@ -162,6 +143,7 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
             self._frozen = copy.deepcopy(model).eval().requires_grad_(False)
             still(self._frozen)
         self.critic = Critic(model) if objective.baseline == "value" else None
+        self.value_rate = online.value_rate
         super().__init__(model, *more, reward_funcs=[_rewarded])
         if self.critic is not None:
             self.critic.to(self.accelerator.device)
@@ -192,11 +174,11 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         self._round_figures()
         return loss
 
-    def _begin(self, model: Any, number: int) -> Batch:
+    def _begin(self, model: Any, number: int) -> RoundBatch:
         """Play a round and compute what its updates compare with."""
         played = self._played(number)
         self._temperature = played.temperature
-        batch = Batch(played, [unit_of(sample, place) for place, sample in enumerate(played.samples)])
+        batch = RoundBatch(played, [unit_of(sample, place) for place, sample in enumerate(played.samples)])
         if not batch.units:
             return batch
         if self.critic is not None or self.online.per_round > 1:  # else the weights are those that played
@@ -209,13 +191,13 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         batch.credit(self.objective, self.online)
         return batch
 
-    def _played(self, number: int) -> Played:
+    def _played(self, number: int) -> PlayedRound:
         """Have the first process play, with the weights as they are, and all of them see what it played."""
         model = self.whole()
         if self.accelerator.num_processes == 1:
             return self.rounds(number, model)
         found = [self.rounds(number, model) if self.accelerator.is_main_process else None]
-        played: Played = broadcast_object_list(found)[0]
+        played: PlayedRound = broadcast_object_list(found)[0]
         return played
 
     def _look(self, model: Any, units: Sequence[Unit], values: bool = False) -> tuple[list[Tensor], list[Tensor]]:
@@ -268,44 +250,11 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
         zero = scores.logps.new_zeros(())
         parts: Sums = {"loss": zero}
         if fresh:
-            parts |= self._fresh(update, fresh, scores)
+            parts |= self._batch.loss(update, fresh, scores, self.objective, self.online, self.critic)
         if again:
             count = sum(unit.scored for unit in update.anchors)
             parts["anchor"] = -scores.logps[torch.cat(again)].sum() / count
             parts["loss"] = parts["loss"] + self.online.anchor_weight * parts["anchor"]
-        return parts
-
-    def _fresh(self, update: Update, fresh: Sequence[tuple[Unit, Tensor]], scores: Any) -> Sums:
-        batch, device = self._batch, scores.logps.device
-        assert batch is not None
-        counts = [unit.scored for unit in update.rows]
-        total = sum(counts)
-        of_unit = dict(zip((unit.index for unit in update.rows), token_weights(counts, self.objective), strict=True))
-        places = [unit.index for unit, _ in fresh]
-        weights = torch.tensor([of_unit[place] for place in places], device=device)
-        rows = torch.cat([row for _, row in fresh])
-        owner = torch.repeat_interleave(torch.tensor([unit.scored for unit, _ in fresh])).to(device)
-
-        def of(kept: Sequence[Tensor]) -> Tensor:
-            return torch.cat([kept[place] for place in places]).to(device)
-
-        logps = scores.logps[rows]
-        old = of(batch.old) if batch.old else logps.detach()
-        sampled = batch.sampled(places).to(device)
-        correction = correction_weights(old, sampled, owner, self.online.correction, self.online.cap)
-        terms = policy_loss(
-            logps, old, of(batch.advantages), owner, weights, self.objective,
-            ref=of(batch.ref) if batch.ref else None, correction=correction, total=total,
-        )  # fmt: skip
-        parts: Sums = {"loss": terms.loss, "policy": terms.loss.detach(), **terms.figures}
-        parts["entropy"] = scores.entropy[rows].sum() / total
-        parts["mismatch"] = (old - sampled).abs().nan_to_num(0.0).sum() / total
-        if self.critic is not None:
-            hidden = scores.hidden if self.online.trunk else scores.hidden.detach()
-            parts["value"] = value_loss(
-                self.critic(hidden)[rows], of(batch.values), of(batch.returns), owner, weights, self.online.value_clip
-            )
-            parts["loss"] = parts["loss"] + self.online.value_weight * parts["value"]
         return parts
 
     def figures(self, update: Update, sums: dict[str, float]) -> dict[str, float]:
@@ -361,41 +310,6 @@ class OnlineTrainer(PackedTrainer, GRPOTrainer):  # type: ignore[misc]
                     if "lora_B" in name:
                         weights.zero_()
         self.warnings.append("the weights are those given: there is no checkpoint from before the collapse began")
-
-    # -- the critic --------------------------------------------------------------------------------------------------
-
-    def trained(self) -> list[Tensor]:
-        """Return every tensor that is trained."""
-        return [*super().trained(), *(self.critic.parameters() if self.critic is not None else ())]
-
-    def create_optimizer(self, *more: Any, **named: Any) -> Any:
-        """Add the critic to the optimizer, with a learning rate of its own."""
-        optimizer = super().create_optimizer(*more, **named)
-        if not self.sharded:  # else all that is in it has to be the model's, until that is sharded
-            self._add_critic(optimizer)
-        return optimizer
-
-    def create_scheduler(self, *more: Any, **named: Any) -> Any:
-        """Make the schedule, of the critic's learning rate too."""
-        if self.sharded:
-            self._add_critic(self.optimizer.optimizer)
-        return super().create_scheduler(*more, **named)
-
-    def _add_critic(self, optimizer: Any) -> None:
-        if self.critic is not None and not any(group.get("critic") for group in optimizer.param_groups):
-            group = {"params": list(self.critic.parameters()), "lr": self.online.value_rate, "weight_decay": 0.0}
-            optimizer.add_param_group({**group, "critic": True})
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
-        if self.critic is not None and output_dir is not None:
-            self.critic.save(Path(output_dir))
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if self.critic is not None:
-            with checkpoints.loading(resume_from_checkpoint):
-                self.critic.load(Path(resume_from_checkpoint))
 
 
 def _rewarded(completions: Sequence[Any], **_: Any) -> list[float | None]:

@@ -28,7 +28,7 @@ class Unshareable(Exception):
 
 
 @dataclass
-class Plan:
+class AttentionPlan:
     """What the attention of one call works from; travels through the model as a keyword argument.
 
     Attributes:
@@ -43,7 +43,7 @@ class Plan:
 
 
 @dataclass
-class _Layout:
+class _BlockLayout:
     """How to split packed tokens, and each block's pieces and mask."""
 
     query_sizes: list[int]
@@ -67,7 +67,7 @@ def attend(
     Raises:
         Unshareable: The model asks for what is not plain causal attention over the pack.
     """
-    plan: Plan | None = options.pop(KEYWORD, None)
+    plan: AttentionPlan | None = options.pop(KEYWORD, None)
     _check(module, plan, query, key, attention_mask, options)
     assert plan is not None
     if plan.seen is not None:
@@ -91,7 +91,7 @@ AttentionInterface.register(NAME, attend)
 
 def _check(
     module: Any,
-    plan: Plan | None,
+    plan: AttentionPlan | None,
     query: torch.Tensor,
     key: torch.Tensor,
     attention_mask: Any,
@@ -140,19 +140,19 @@ def _gather(pieces: tuple[torch.Tensor, ...], which: list[int]) -> torch.Tensor:
     return pieces[which[0]] if len(which) == 1 else torch.cat([pieces[i] for i in which], 2)
 
 
-def _layout(pack: Pack, window: int | None, like: torch.Tensor) -> _Layout:
+def _layout(pack: Pack, window: int | None, like: torch.Tensor) -> _BlockLayout:
     name = ("blocks", window, like.dtype)
     if name not in pack.layouts:
         pack.layouts[name] = _make_layout(pack, window, like)
-    layout: _Layout = pack.layouts[name]
+    layout: _BlockLayout = pack.layouts[name]
     return layout
 
 
-def _make_layout(pack: Pack, window: int | None, like: torch.Tensor) -> _Layout:
+def _make_layout(pack: Pack, window: int | None, like: torch.Tensor) -> _BlockLayout:
     cut = blocks(pack, window)
     edges = sorted({edge for block in cut for run in block.runs for edge in run} | {block.start for block in cut})
     place = {edge: index for index, edge in enumerate(edges)}
-    layout = _Layout([block.end - block.start for block in cut], np.diff(edges).tolist())
+    layout = _BlockLayout([block.end - block.start for block in cut], np.diff(edges).tolist())
     for block in cut:
         pieces = [piece for start, stop in block.runs for piece in range(place[start], place[stop])]
         layout.blocks.append((block, pieces, None if block.chain else _mask(pack, block, window, like)))

@@ -12,7 +12,7 @@ CHUNK = {"cpu": 1 << 24, "cuda": 1 << 28}  # logits of one chunk
 Head = Callable[[torch.Tensor], torch.Tensor]
 
 
-class _Picked(torch.autograd.Function):
+class _TargetLogProbability(torch.autograd.Function):
     """log softmax(logits)[target] in float32 or more, and the entropy; keeps one matrix for the backward pass."""
 
     @staticmethod
@@ -34,7 +34,7 @@ class _Picked(torch.autograd.Function):
 
 
 def _chunk(head: Head, hidden: torch.Tensor, target: torch.Tensor, entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    logps, spread = _Picked.apply(head(hidden), target, entropy)
+    logps, spread = _TargetLogProbability.apply(head(hidden), target, entropy)
     return logps, spread
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from offline_agent.errors import ConfigError
-from offline_agent.training.prefix_sharing.attention import KEYWORD, Plan, Unshareable, switched
+from offline_agent.training.prefix_sharing.attention import KEYWORD, AttentionPlan, Unshareable, switched
 from offline_agent.training.prefix_sharing.check import (
     alone,
     depends_on_length,
@@ -49,7 +49,7 @@ class Scores(NamedTuple):
     hidden: torch.Tensor | None = None
 
 
-class _Want(NamedTuple):
+class _ScoreOptions(NamedTuple):
     """What a forward pass is to give beside log-probabilities, and the temperature of those."""
 
     entropy: bool = False
@@ -110,7 +110,7 @@ class Scorer:
         pack = pack.to(_device(_inner(model)))
         if not pack.tokens:
             return Scores(*_nothing(entropy, pack.input_ids.device))
-        want = _Want(entropy, temperature, hidden)
+        want = _ScoreOptions(entropy, temperature, hidden)
         return self._shared(model, pack, want) if self.shares else self._separate(model, pack, want)
 
     def _probe(self, inner: Any, share: bool, way: str | None) -> None:
@@ -118,7 +118,7 @@ class Scorer:
         packed = pack(sequences).to(_device(inner))
         with evaluating(inner), torch.autocast(packed.input_ids.device.type, enabled=False):
             known = alone(inner, sequences, packed)
-            if not self._agrees(inner, known, lambda: self._separate(inner, packed, _Want())):
+            if not self._agrees(inner, known, lambda: self._separate(inner, packed, _ScoreOptions())):
                 self.head = "all"
             if not share:
                 return
@@ -142,7 +142,7 @@ class Scorer:
     def _objection(self, inner: Any, packed: Pack, known: torch.Tensor) -> str | None:
         seen: list[int | None] = []
         try:
-            found = self._shared(inner, packed, _Want(), seen).logps
+            found = self._shared(inner, packed, _ScoreOptions(), seen).logps
         except Unshareable as error:
             return str(error)
         except Exception as error:  # whatever a foreign model raises when handed what it does not know
@@ -160,19 +160,19 @@ class Scorer:
             return None
         try:
             with torch.enable_grad():
-                torch.autograd.grad(self._shared(inner, packed, _Want()).logps.sum(), weight, allow_unused=True)
+                torch.autograd.grad(self._shared(inner, packed, _ScoreOptions()).logps.sum(), weight, allow_unused=True)
         except Exception as error:  # of the compiler: of any class
             return f"FlexAttention has no backward pass here ({_first_line(error)})"
         return None
 
-    def _shared(self, model: Any, pack: Pack, want: _Want, seen: list[int | None] | None = None) -> Scores:
+    def _shared(self, model: Any, pack: Pack, want: _ScoreOptions, seen: list[int | None] | None = None) -> Scores:
         with switched(_inner(model)):
             return self._run(
                 model, pack.source, pack.target, want, input_ids=pack.input_ids[None],
-                position_ids=pack.position_ids[None], **{KEYWORD: Plan(pack, self.way, seen)},
+                position_ids=pack.position_ids[None], **{KEYWORD: AttentionPlan(pack, self.way, seen)},
             )  # fmt: skip
 
-    def _separate(self, model: Any, pack: Pack, want: _Want) -> Scores:
+    def _separate(self, model: Any, pack: Pack, want: _ScoreOptions) -> Scores:
         """Score each token in the first sequence that has it, in padded batches of sequences of about one length."""
         device, host = pack.input_ids.device, pack.input_ids.cpu()
         owned = _owned(pack)
@@ -196,7 +196,9 @@ class Scorer:
             torch.cat(states)[back] if states else None,
         )
 
-    def _run(self, model: Any, source: torch.Tensor, target: torch.Tensor, want: _Want, **inputs: Any) -> Scores:
+    def _run(
+        self, model: Any, source: torch.Tensor, target: torch.Tensor, want: _ScoreOptions, **inputs: Any
+    ) -> Scores:
         vocabulary, cool = self._config.vocab_size, want.temperature
         if self.head == "all":
             logits = model(**inputs, use_cache=False).logits.flatten(0, 1)[source]

@@ -32,7 +32,7 @@ def plan(groups: Several[Several[Sequence]], tokens: int) -> list[list[int]]:
     """
     if tokens < 1:
         raise ConfigError(f"tokens of one forward pass: got {tokens}, allowed: 1 or more")
-    trie = _Trie([[computed(sequence) for sequence in group] for group in groups])
+    trie = _PackSizes([[computed(sequence) for sequence in group] for group in groups])
     order = sorted(range(len(groups)), key=lambda i: (trie.first(i), i))
     packs: list[tuple[list[int], int]] = []
     for item in sorted(_items(trie, order, tokens), key=lambda item: (-item[1], min(item[0]))):
@@ -51,7 +51,7 @@ def plan(groups: Several[Several[Sequence]], tokens: int) -> list[list[int]]:
     return sorted(sorted(members) for members, _ in packs)
 
 
-def _items(trie: _Trie, order: list[int], tokens: int) -> list[tuple[list[int], int]]:
+def _items(trie: _PackSizes, order: list[int], tokens: int) -> list[tuple[list[int], int]]:
     """Return runs of neighbouring groups that fit into a budget, cut where neighbours share least."""
     found, open_runs = [], [order] if order else []
     while open_runs:
@@ -68,7 +68,7 @@ def _items(trie: _Trie, order: list[int], tokens: int) -> list[tuple[list[int], 
     return found
 
 
-class _Trie:
+class _PackSizes:
     """Sizes of tries over groups of sequences: sorted, each adds what it does not share with the one before."""
 
     def __init__(self, groups: list[list[Key]]) -> None:

@@ -14,7 +14,7 @@ from offline_agent.pipelines import refine_grpo
 from offline_agent.pipelines.stages.online import turn_judge
 from offline_agent.records import Action, Trajectory
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.training.online.groups import Groups, GroupSettings
+from offline_agent.training.online.groups import GroupSettings, RoundSampler
 from offline_agent.training.online.objectives import objective
 from tests.unit.training.online.test_groups import POOL, attempt
 
@@ -33,7 +33,7 @@ def test_an_episode_is_worth_what_the_composite_reward_says_of_it_also_where_it_
         return made
 
     reward = CompositeReward(tool=0.0)
-    (group,) = Groups(POOL, GroupSettings(1, 5), objective("grpo"), play, composite=reward).make(0).groups  # type: ignore[arg-type]
+    (group,) = RoundSampler(POOL, GroupSettings(1, 5), objective("grpo"), play, composite=reward).make(0).groups  # type: ignore[arg-type]
     # outcome 1.0, format 0.2, length at most 0.05: from -0.05 to 1.2
     assert group.rewards == pytest.approx((1.0, 0.25 / 1.25, None, 0.05 / 1.25, 0.05 / 1.25))
     assert [one.success for one in group.attempts] == [True, False, None, False, False]

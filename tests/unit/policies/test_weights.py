@@ -10,7 +10,7 @@ import pytest
 from offline_agent.errors import ConfigError, DataError, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.server.policy import ServerPolicy
-from offline_agent.policies.weights import Gate, Probe, check_same_model, probe_gap, tensor_shapes
+from offline_agent.policies.weights import Probe, WeightsLock, check_same_model, probe_gap, tensor_shapes
 from tests.helpers import rendering as kit
 from tests.helpers.fake_server import serving
 from tests.helpers.fake_vllm import FakeVLLM, checkpoint, logp
@@ -304,7 +304,7 @@ def test_the_probe_of_a_model_is_what_it_says():
 
 
 def test_the_gate_lets_answers_in_together_and_a_change_alone():
-    gate, inside = Gate(), []
+    gate, inside = WeightsLock(), []
     with gate.answering(), gate.answering():
         change = threading.Thread(target=lambda: [inside.append(1) for _ in iter_once(gate.changing())])
         change.start()

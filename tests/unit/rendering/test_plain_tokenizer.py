@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from offline_agent.errors import ConfigError
-from offline_agent.policies.hf.policy import DEFAULT_MODEL
+from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.plain_tokenizer import PlainTokenizer
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit

@@ -7,10 +7,10 @@ import pytest
 
 from offline_agent.errors import ConfigError, DataError, PolicyError
 from offline_agent.records import Action, ToolCall
-from offline_agent.rendering.certificate import ids_hash
+from offline_agent.rendering.hashing import ids_hash
 from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.rendering.styles import TEMPLATES, ready_made
+from offline_agent.rendering.styles import TEMPLATES, template_text
 from tests.helpers import rendering as kit
 
 CALL = ToolCall("search", {"query": "red shoes"})
@@ -20,9 +20,9 @@ FAMILIES = {
     "llama": kit.llama,
     "chatml": lambda: kit.byte_level(kit.CONTROLS, kit.CHATML_TURNS),
     "sentencepiece": lambda: kit.metaspace(kit.QWEN25),
-    "ready-made qwen": lambda: kit.byte_level(kit.CONTROLS, ready_made("qwen")),
-    "ready-made llama3": lambda: kit.byte_level(kit.LLAMA_CONTROLS, ready_made("llama3")),
-    "ready-made plain": lambda: kit.byte_level(kit.CONTROLS, ready_made("plain")),
+    "ready-made qwen": lambda: kit.byte_level(kit.CONTROLS, template_text("qwen")),
+    "ready-made llama3": lambda: kit.byte_level(kit.LLAMA_CONTROLS, template_text("llama3")),
+    "ready-made plain": lambda: kit.byte_level(kit.CONTROLS, template_text("plain")),
 }
 
 
@@ -141,9 +141,9 @@ def test_load(tmp_path):
     with pytest.raises(ConfigError, match="drops reasoning"):
         Renderer.load(tmp_path)
     named = Renderer.load(tmp_path, chat_template="qwen")
-    (tmp_path / "mine.jinja").write_text(ready_made("qwen"))
+    (tmp_path / "mine.jinja").write_text(template_text("qwen"))
     assert Renderer.load(tmp_path, chat_template=str(tmp_path / "mine.jinja")).template_hash == named.template_hash
-    assert Renderer.load(tmp_path, chat_template=ready_made("qwen")).template_hash == named.template_hash
+    assert Renderer.load(tmp_path, chat_template=template_text("qwen")).template_hash == named.template_hash
     with pytest.raises(ConfigError, match="Did you mean 'qwen'"):
         Renderer.load(tmp_path, chat_template="qwenn")
     with pytest.raises(ConfigError, match="no tokenizer"):
@@ -341,7 +341,7 @@ def test_arrows_nulls_do_not_fail_a_row(renderer):
 
 def test_the_default_models_template_is_taken():
     """The embedded model's own tokenizer: exact, and every content apart from the template as inside it."""
-    from offline_agent.policies.hf.policy import DEFAULT_MODEL
+    from offline_agent.policies.base import DEFAULT_MODEL
 
     renderer = Renderer.load(DEFAULT_MODEL)
     _, middle, _ = episode(renderer)

@@ -12,7 +12,7 @@ import pytest
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import PolicyError
-from offline_agent.policies.base import InlineEngine
+from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Step, ToolCall
 from offline_agent.rollouts.episodes import Episodes, continuations
 from tests.helpers.search import Guess, Paths, tasks

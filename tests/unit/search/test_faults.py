@@ -14,7 +14,7 @@ import pytest
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ContextFull, EnvironmentFault, JudgeError, PolicyError
-from offline_agent.policies.base import ThreadEngine
+from offline_agent.policies.engines import ThreadEngine
 from offline_agent.records import Action, ToolCall
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import Scheduler

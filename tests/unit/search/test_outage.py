@@ -10,7 +10,8 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import JudgeError, PolicyError
-from offline_agent.policies.base import Engine, InlineEngine, ProposeRequest, ThreadEngine
+from offline_agent.policies.base import Engine, ProposeRequest
+from offline_agent.policies.engines import InlineEngine, ThreadEngine
 from offline_agent.records import Action
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.settings import SearchSettings

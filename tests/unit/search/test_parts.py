@@ -12,7 +12,8 @@ import pytest
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, EnvironmentFault, JudgeError, PolicyError
-from offline_agent.policies.base import InlineEngine, Proposals, Usage
+from offline_agent.policies.base import Proposals, Usage
+from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.selection import GumbelRoot, mix, mixed_value, puct, refresh_priors, uct

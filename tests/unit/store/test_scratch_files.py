@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from offline_agent.errors import DataError
-from offline_agent.store.scratch_files import Spill, Texts
+from offline_agent.store.scratch_files import PieceFile, TextFile
 
 
 def test_a_spill_that_somebody_changed_is_not_read_as_something_else(tmp_path: Path) -> None:
     middle = 50_000
     damages = (lambda raw: raw[:-3], lambda raw: raw[:5], lambda raw: raw[:middle] + b"\0\1\2" + raw[middle + 3 :])
     for damage in damages:
-        spill = Spill(tmp_path, "pairs")
+        spill = PieceFile(tmp_path, "pairs")
         spill.add(os.urandom(60_000))  # more than is buffered
         spill.add(os.urandom(60_000))
         spill._file.flush()
@@ -25,7 +25,7 @@ def test_a_spill_that_somebody_changed_is_not_read_as_something_else(tmp_path: P
 
 
 def test_pieces_come_back_as_often_as_asked(tmp_path: Path) -> None:
-    spill = Spill(tmp_path, "pairs")
+    spill = PieceFile(tmp_path, "pairs")
     assert list(spill.read()) == []
     for number in range(1, 4):
         spill.add(b"x" * number)
@@ -36,7 +36,7 @@ def test_pieces_come_back_as_often_as_asked(tmp_path: Path) -> None:
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
-    spill = Spill(tmp_path, "pairs")
+    spill = PieceFile(tmp_path, "pairs")
     spill._file.close()
     spill._file = open("/dev/full", "w+b", buffering=0)  # noqa: SIM115 - closed by `close`
     with pytest.raises(DataError, match=r"pairs.*the disk is full"):
@@ -45,7 +45,7 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
 
 
 def test_texts(tmp_path: Path) -> None:
-    texts = Texts(tmp_path, "names")
+    texts = TextFile(tmp_path, "names")
     names = ["", "a", "ü\ud800", "x" * 9999]
     for number, name in enumerate(names):
         texts.add(name)

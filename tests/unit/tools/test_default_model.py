@@ -10,18 +10,19 @@ from hypothesis import strategies as st
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.shop import Shop
 from offline_agent.envs.shop.catalogue import vocabulary
+from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.records import Action, Context, ToolCall
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.training.tokenizer import MARKS, SCAFFOLDS, build_tokenizer
 from tools.default_model import train as default_model
-from tools.default_model.demonstrations import Row, conversation, rows
-from tools.default_model.train import SHIPPED, Round, TrainingConfig, batches, learning_rate, load_config
+from tools.default_model.demonstrations import Demonstration, conversation, rows
+from tools.default_model.tokenizer import MARKS, SCAFFOLDS, build_tokenizer
+from tools.default_model.train import TrainingConfig, TrainingRound, batches, learning_rate, load_config
 
 TINY = TrainingConfig(
     hidden_size=16,
     layers=1,
     heads=2,
-    rounds=(Round(2, 0, 2e-3, 1, (0.5,)), Round(9, 1, 1e-3, 0, (0.2, 0.4))),
+    rounds=(TrainingRound(2, 0, 2e-3, 1, (0.5,)), TrainingRound(9, 1, 1e-3, 0, (0.2, 0.4))),
     batch_tokens=512,
     warmup_steps=1,
 )
@@ -114,7 +115,7 @@ def test_template_lists_tools_and_takes_messages_without_a_system_turn(tokenizer
 
 
 def test_batches_stay_within_their_tokens_and_use_every_row_once():
-    made = [Row([number] * (10 + number % 90), [1] * (10 + number % 90)) for number in range(2000)]
+    made = [Demonstration([number] * (10 + number % 90), [1] * (10 + number % 90)) for number in range(2000)]
     config = replace(TrainingConfig(), batch_tokens=300)
     stream, seen = batches(iter(made), config, 0), []
     for batch in itertools.islice(stream, 100):
@@ -124,7 +125,7 @@ def test_batches_stay_within_their_tokens_and_use_every_row_once():
 
 
 def test_learning_rate_warms_up_and_falls():
-    part = Round(1000, 0, 2e-3, 0, (0.5,))
+    part = TrainingRound(1000, 0, 2e-3, 0, (0.5,))
     rates = [learning_rate(step, part, 60) for step in range(part.steps)]
     assert max(rates) == pytest.approx(2e-3)
     assert rates[0] < rates[60] > rates[-1] >= 0.05 * 2e-3
@@ -167,7 +168,7 @@ def test_only_agent_tokens_are_trained(tokenizer):
     model = default_model.build_model(TINY, tokenizer)
     ids = torch.arange(3, 15).tolist()
     mask = [0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0]
-    loss, _, count = default_model.loss_of(model, [Row(ids, mask), Row(ids[:6], mask[:6])], 0)
+    loss, _, count = default_model.loss_of(model, [Demonstration(ids, mask), Demonstration(ids[:6], mask[:6])], 0)
     assert count == 5
     logps = torch.log_softmax(model(torch.tensor([ids])).logits[0], -1)
     wanted = [-logps[place - 1, ids[place]] for place in (3, 4, 8, 3, 4)]
@@ -175,11 +176,11 @@ def test_only_agent_tokens_are_trained(tokenizer):
 
 
 def test_the_shipped_model_is_small_complete_and_from_this_code(tokenizer):
-    sizes = {path.name: path.stat().st_size for path in SHIPPED.iterdir()}
+    sizes = {path.name: path.stat().st_size for path in DEFAULT_MODEL.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "training_config.json"} <= sizes.keys()
     assert sum(sizes.values()) <= 8 * 2**20
-    load_config(SHIPPED / "training_config.json")
-    shipped = Renderer.load(SHIPPED)
+    load_config(DEFAULT_MODEL / "training_config.json")
+    shipped = Renderer.load(DEFAULT_MODEL)
     built = json.loads(tokenizer.backend_tokenizer.to_str())
-    assert json.loads((SHIPPED / "tokenizer.json").read_text())["model"] == built["model"]
+    assert json.loads((DEFAULT_MODEL / "tokenizer.json").read_text())["model"] == built["model"]
     assert shipped.template_hash == Renderer(tokenizer).template_hash

@@ -16,7 +16,7 @@ import torch
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, TrainingError
-from offline_agent.policies.base import Proposals, ProposeRequest
+from offline_agent.policies.base import DEFAULT_MODEL, Proposals, ProposeRequest
 from offline_agent.policies.hf.loading import model_hash
 from offline_agent.policies.hf.policy import HFPolicy
 from offline_agent.records import Action, Context, Task, ToolCall
@@ -25,7 +25,6 @@ from offline_agent.training import models
 from offline_agent.training.models import add_adapters, load_trainable, new_model, positions, save_adapter, save_plain
 from tests.helpers import hf as hf_kit
 from tests.helpers import rendering as rendering_kit
-from tools.default_model.train import SHIPPED
 
 TEXTS = ["You are in the kitchen. You see a red potato and a knife.", 'act(command) {"command": "take red potato"}'] * 3
 
@@ -101,7 +100,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> 
     model, tokenizer = tiny()
     save_plain(model, tokenizer, tmp_path / "small")
     with pytest.raises(ConfigError, match="model.tokenizer: it has .* ids, the model"):
-        load_trainable(str(tmp_path / "small"), tokenizer=str(SHIPPED))
+        load_trainable(str(tmp_path / "small"), tokenizer=str(DEFAULT_MODEL))
 
 
 # -- saving ------------------------------------------------------------------------------------------------------

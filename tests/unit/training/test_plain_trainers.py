@@ -77,14 +77,14 @@ def trained(kind: Any, options: Any, data: Any, folder: Path, count: int, **more
     """Return the loss of one update over all rows, at a learning rate of 0."""
     from transformers import AutoTokenizer
 
-    from tools.default_model.train import SHIPPED
+    from offline_agent.policies.base import DEFAULT_MODEL
 
     config = options(
         output_dir=str(folder), max_steps=1, per_device_train_batch_size=count, learning_rate=0.0, report_to=[],
         bf16=False, use_cpu=True, logging_steps=1, max_length=None, gradient_checkpointing=False, save_strategy="no",
         **more.pop("config", {}),
     )  # fmt: skip
-    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
+    tokenizer = AutoTokenizer.from_pretrained(DEFAULT_MODEL)
     more.setdefault("model", scorer() if kind.__name__ == "RewardTrainer" else model(1))
     trainer = kind(args=config, train_dataset=data, processing_class=tokenizer, **more)
     return float(trainer.train().training_loss)

@@ -233,16 +233,16 @@ def test_identity_names_what_answers_depend_on(policy, folder, tmp_path):
 
 @pytest.mark.parametrize("fault", ["batch", "length", "pieces"])
 def test_invariance_is_found_out_not_asserted(policy, monkeypatch, fault):
-    from offline_agent.policies.hf.attention import Plan
+    from offline_agent.policies.hf.attention import SlotPlan
 
     assert policy.verify_batch_invariance()
-    attend = Plan._attend
+    attend = SlotPlan._attend
 
     def rounding_otherwise(self, query, keys, values, mask):
         wrong = {"batch": query.shape[0] > 1, "length": keys.shape[2] > 320, "pieces": query.shape[1] == 8}[fault]
         return attend(self, query, keys, values, mask) * (1 + 1e-6 * wrong)
 
-    monkeypatch.setattr(Plan, "_attend", rounding_otherwise)
+    monkeypatch.setattr(SlotPlan, "_attend", rounding_otherwise)
     policy._core.cache = SlotCache(24, policy._core.cache.shape, torch.float32, torch.device("cpu"))
     assert not policy.verify_batch_invariance()
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from offline_agent.errors import ConfigError, DataError, PolicyError
-from offline_agent.policies.base import Proposals, ProposeRequest
+from offline_agent.policies.base import DEFAULT_MODEL, Proposals, ProposeRequest
 from offline_agent.policies.conformance import check_policy
-from offline_agent.policies.vllm.loop import Reply
-from offline_agent.policies.vllm.policy import DEFAULT_MODEL, ColocatedPolicy
+from offline_agent.policies.vllm.loop import SequenceResult
+from offline_agent.policies.vllm.policy import ColocatedPolicy
 from offline_agent.policies.vllm.worker import CheckpointWorker, refresh_tied
 from offline_agent.policies.weights import Probe
 from offline_agent.records import Action, ToolCall
@@ -66,7 +66,7 @@ class Engine:
         if self.breaks:
             raise RuntimeError("device lost")
         self.widest = max(self.widest, len(self.batch))
-        done = [(name, Reply(*what)) for name, what in self.batch.items()]
+        done = [(name, SequenceResult(*what)) for name, what in self.batch.items()]
         self.batch = {}
         return done
 

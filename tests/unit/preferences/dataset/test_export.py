@@ -9,8 +9,6 @@ import pytest
 
 from offline_agent.errors import DataError
 from offline_agent.preferences.dataset.export import (
-    PAIR_COLUMNS,
-    TRAJECTORY_COLUMNS,
     pair_row,
     pair_rows,
     storable,
@@ -25,7 +23,7 @@ from offline_agent.preferences.replay import Replayer
 from offline_agent.records import Action, PreferencePair
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store import schemas as _schemas
-from offline_agent.store.columns import known, stored, table_of
+from offline_agent.store.columns import PAIR_COLUMNS, TRAJECTORY_COLUMNS, known, stored, table_of
 from tests.helpers import preferences as kit
 from tests.helpers import rendering as rendering_kit
 

@@ -6,9 +6,7 @@ from collections import Counter
 
 import pytest
 
-from offline_agent.training.data.updates import Plan, Unit, fill
-from offline_agent.training.offline.dpo import pair_units
-from offline_agent.training.offline.sft import trajectory_units
+from offline_agent.training.data.updates import Unit, UpdateSchedule, fill, pair_units, trajectory_units
 from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
 from tests.helpers.training import pairs, trajectories
 
@@ -19,7 +17,7 @@ def names(units: tuple[Unit, ...]) -> list[str]:
 
 @pytest.mark.parametrize(("count", "size"), [(23, 4), (23, 23), (5, 8), (24, 8), (1, 1)])
 def test_every_epoch_sees_each_row_once_in_even_updates(count: int, size: int) -> None:
-    plan = Plan(pair_units(pairs(count)), size=size, epochs=3, seed=5)
+    plan = UpdateSchedule(pair_units(pairs(count)), size=size, epochs=3, seed=5)
     assert len(plan) == 3 * plan.per_epoch
     for epoch in range(3):
         updates = [plan[epoch * plan.per_epoch + k] for k in range(plan.per_epoch)]
@@ -32,44 +30,44 @@ def test_the_seed_and_the_epoch_decide_the_order() -> None:
     units = pair_units(pairs(24))
 
     def orders(seed: int) -> list[list[str]]:
-        plan = Plan(units, size=8, epochs=2, seed=seed)
+        plan = UpdateSchedule(units, size=8, epochs=2, seed=seed)
         return [[name for k in range(3) for name in names(plan[3 * epoch + k].rows)] for epoch in (0, 1)]
 
     assert orders(1) == orders(1)
     assert orders(1)[0] != orders(1)[1]
     assert orders(1) != orders(2)
-    again = Plan(units, size=8, epochs=2, seed=1)
-    assert names(again[4].rows) == names(Plan(units, size=8, epochs=2, seed=1)[4].rows)  # in any order of asking
+    again = UpdateSchedule(units, size=8, epochs=2, seed=1)
+    assert names(again[4].rows) == names(UpdateSchedule(units, size=8, epochs=2, seed=1)[4].rows)
 
 
 def test_rows_of_a_tree_go_together_and_several_trees_meet() -> None:
-    plan = Plan(pair_units(pairs(48, per_tree=4)), size=16, seed=3)
+    plan = UpdateSchedule(pair_units(pairs(48, per_tree=4)), size=16, seed=3)
     for update in plan:
         trees = [unit.tree for unit in update.rows]
         assert len(set(trees)) >= 4
         assert sum(a == b for a, b in zip(trees, trees[1:], strict=False)) >= len(trees) // 2
-    big = Plan(pair_units(pairs(48, per_tree=48)), size=16, seed=3)
+    big = UpdateSchedule(pair_units(pairs(48, per_tree=48)), size=16, seed=3)
     assert sum(len(update.rows) for update in big) == 48
 
 
 def test_epochs_and_updates_are_limits() -> None:
     units = pair_units(pairs(10))
-    assert len(Plan(units, size=2, epochs=0.5)) == 3
-    assert len(Plan(units, size=2, epochs=0.01)) == 1
-    assert len(Plan(units, size=2, epochs=2.2)) == 11
-    assert len(Plan(units, size=2, epochs=4, max_updates=7)) == 7
+    assert len(UpdateSchedule(units, size=2, epochs=0.5)) == 3
+    assert len(UpdateSchedule(units, size=2, epochs=0.01)) == 1
+    assert len(UpdateSchedule(units, size=2, epochs=2.2)) == 11
+    assert len(UpdateSchedule(units, size=2, epochs=4, max_updates=7)) == 7
     with pytest.raises(IndexError):
-        Plan(units, size=2)[5]
+        UpdateSchedule(units, size=2)[5]
 
 
 def test_anchors_come_round_robin() -> None:
     anchors = trajectory_units(trajectories(5), anchor=True)
-    plan = Plan(pair_units(pairs(12)), anchors, size=2, anchor_size=2, seed=1, epochs=5)
+    plan = UpdateSchedule(pair_units(pairs(12)), anchors, size=2, anchor_size=2, seed=1, epochs=5)
     seen = Counter(name for update in plan for name in names(update.anchors))
     assert set(seen.values()) == {12}
     first = [name for k in range(5) for name in names(plan[k].anchors)]
     assert Counter(first[:5]) == Counter(first[5:]) and first[:5] != first[5:]
-    few = Plan(pair_units(pairs(12)), anchors, size=2, anchor_size=50)
+    few = UpdateSchedule(pair_units(pairs(12)), anchors, size=2, anchor_size=50)
     assert sorted(names(few[0].anchors)) == sorted(unit.name for unit in anchors)
 
 

@@ -13,8 +13,8 @@ import torch
 from examples.bandit import Bandit
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, PolicyError
-from offline_agent.policies.base import Answer, Engine, InlineEngine, Proposals, ProposeRequest, Usage
-from offline_agent.policies.hf.policy import DEFAULT_MODEL
+from offline_agent.policies.base import DEFAULT_MODEL, Answer, Engine, Proposals, ProposeRequest, Usage
+from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Task, ToolCall
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.training.integrations.trl_rollout import RolloutFunc, prompts, reward, rollout_func

@@ -12,8 +12,8 @@ import torch
 from offline_agent.errors import ConfigError, TrainingError
 from offline_agent.training.data.rows import PairRow, TrajectoryRow
 from offline_agent.training.models import add_adapters
-from offline_agent.training.offline.dpo import label_noise, train_dpo
-from offline_agent.training.offline.losses import Sums, preference_loss, turn_weights
+from offline_agent.training.offline.dpo import train_dpo
+from offline_agent.training.offline.losses import PairSums, label_noise, preference_loss, turn_weights
 from offline_agent.training.settings import OWN_LOSSES, TRL_LOSSES, DpoSettings
 from tests.helpers.rendering import qwen
 from tests.helpers.training import (
@@ -46,7 +46,7 @@ HARD = {"soft_labels": False, "weights": False}
 )
 def test_label_noise_is_what_is_not_sure(confidence: float | None, rest: float | None, noise: float) -> None:
     row = replace(pairs(1)[0], confidence=confidence, rest_confidence=rest)
-    assert label_noise(row, 0.15) == pytest.approx(noise)
+    assert label_noise(row.confidence, row.rest_confidence, 0.15) == pytest.approx(noise)
 
 
 def test_a_pair_of_unknown_confidence_is_trained_with_the_noise_that_is_set(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def by_hand(
         now = [total(values, row, name) for values, name in zip(sides, ("chosen", "rejected"), strict=True)]
         counts = [torch.tensor([len(values)]) for values in sides]
         noise = torch.tensor([1 - row.confidence]) if dpo.soft_labels else None
-        sums = Sums(*(value.reshape(1) for value in (*now, *ref)), *counts)
+        sums = PairSums(*(value.reshape(1) for value in (*now, *ref)), *counts)
         losses.append(preference_loss(dpo.loss, sums, dpo.beta, noise)[0])
         weights.append(row.weight if dpo.weights else 1.0)
         likelihood, tokens = likelihood - sides[0].sum(), tokens + len(sides[0])

@@ -7,16 +7,16 @@ import math
 import pytest
 import torch
 
-from offline_agent.training.offline.losses import Sums, preference_loss, segment_sums, turn_weights
+from offline_agent.training.offline.losses import PairSums, preference_loss, segment_sums, turn_weights
 
 CHOSEN, REJECTED, REF_CHOSEN, REF_REJECTED = [-3.0, -7.5, -1.0], [-4.0, -2.0, -1.0], [-3.5, -7.0, -2.0], [-3.0, -3.0, 0]
 COUNTS, OTHER_COUNTS = [3, 5, 1], [2, 4, 6]
 BETA = 0.3
 
 
-def sums() -> Sums:
+def sums() -> PairSums:
     columns = (CHOSEN, REJECTED, REF_CHOSEN, REF_REJECTED, COUNTS, OTHER_COUNTS)
-    return Sums(*(torch.tensor(column, dtype=torch.float64) for column in columns))
+    return PairSums(*(torch.tensor(column, dtype=torch.float64) for column in columns))
 
 
 def sigma(x: float) -> float:
@@ -56,7 +56,7 @@ def test_even_odds_pull_a_confident_policy_back() -> None:
     chosen = torch.tensor([5.0], dtype=torch.float64, requires_grad=True)
     none = torch.zeros(1, dtype=torch.float64)
     one = torch.ones(1, dtype=torch.float64)
-    preference_loss("sigmoid", Sums(chosen, none, none, none, one, one), 1.0, 0.5 * one).sum().backward()
+    preference_loss("sigmoid", PairSums(chosen, none, none, none, one, one), 1.0, 0.5 * one).sum().backward()
     assert chosen.grad is not None and float(chosen.grad) > 0  # descending lowers the chosen side
 
 

@@ -11,9 +11,9 @@ import torch
 
 from offline_agent.errors import ConfigError
 from offline_agent.training.data.rows import TrajectoryRow
-from offline_agent.training.data.updates import Plan
+from offline_agent.training.data.updates import UpdateSchedule, trajectory_units
 from offline_agent.training.models import add_adapters
-from offline_agent.training.offline.sft import SharedSFTTrainer, train_sft, trajectory_units
+from offline_agent.training.offline.sft import SharedSFTTrainer, train_sft
 from offline_agent.training.trainer import arguments
 from tests.helpers.rendering import qwen
 from tests.helpers.training import VOCABULARY, exact, far, model, plain_logps, settings, step, trajectories
@@ -23,7 +23,7 @@ def trainer(folder: Path, rows: list[TrajectoryRow], trained: Any, **changes: An
     from trl import SFTConfig
 
     chosen = settings(**{"rows": len(rows), **changes})
-    plan = Plan(trajectory_units(rows), size=chosen.rows)
+    plan = UpdateSchedule(trajectory_units(rows), size=chosen.rows)
     config = SFTConfig(**arguments(chosen, folder, len(plan)))
     return SharedSFTTrainer(trained, qwen(), config, plan, chosen, lambda record: None, rows=rows)
 

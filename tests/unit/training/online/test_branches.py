@@ -17,11 +17,11 @@ import pytest
 from offline_agent.records import Action, Step, Verdict
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
-from offline_agent.training.online.branching import branch_advantages
+from offline_agent.training.online.credit import CreditAssignment, branch_advantages
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import Objective, objective
-from offline_agent.training.online.round_batch import Batch, Played
-from offline_agent.training.online.samples import Credit, sample
+from offline_agent.training.online.round_batch import PlayedRound, RoundBatch
+from offline_agent.training.online.samples import sample
 from offline_agent.training.settings import OnlineSettings
 from tests.helpers.rendering import qwen, root
 
@@ -96,10 +96,10 @@ def groups(roots: int, branches: int) -> Iterator[tuple[Group, list[str], float]
             yield group, [*paths, *(path for _, path, _ in left)], chance * math.prod(p for _, _, p in left)
 
 
-def trained(group: Group, chosen: Objective, credit: Credit) -> Iterator[tuple[int, int, float]]:
+def trained(group: Group, chosen: Objective, credit: CreditAssignment) -> Iterator[tuple[int, int, float]]:
     """Yield member, turn and advantage of all that is trained on."""
     found = sample(Round(0, 1.0, (group,)), renderer(), chosen, max_length=9999, credit=credit)
-    batch = Batch(Played(found, 1.0), [])
+    batch = RoundBatch(PlayedRound(found, 1.0), [])
     batch.credit(chosen, OnlineSettings(1))
     for one, given in zip(found, batch.advantages, strict=True):
         number = int(one.name.split("/")[-1])
@@ -111,7 +111,7 @@ def trained(group: Group, chosen: Objective, credit: Credit) -> Iterator[tuple[i
             place += tokens
 
 
-def expected(roots: int, branches: int, chosen: Objective, credit: Credit) -> Gradient:
+def expected(roots: int, branches: int, chosen: Objective, credit: CreditAssignment) -> Gradient:
     found, whole = Gradient(), 0.0
     for group, paths, chance in groups(roots, branches):
         whole += chance
@@ -133,7 +133,7 @@ def expected(roots: int, branches: int, chosen: Objective, credit: Credit) -> Gr
 )
 def test_the_expected_gradient_is_the_policy_gradient(name: str, credit: str, times: float) -> None:
     chosen = objective(name, **({"budget": 9} if name == "dr_grpo" else {}))
-    got, wanted = expected(2, 1, chosen, Credit(credit)), policy_gradient()  # type: ignore[arg-type]
+    got, wanted = expected(2, 1, chosen, CreditAssignment(credit)), policy_gradient()  # type: ignore[arg-type]
     assert set(got) == set(wanted)
     for history, by in wanted.items():
         assert got[history] == pytest.approx(times * by, rel=1e-6), history

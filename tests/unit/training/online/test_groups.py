@@ -10,8 +10,8 @@ import pytest
 from offline_agent.errors import ConfigError
 from offline_agent.records import Action, Context, Step, Task, Verdict
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
-from offline_agent.training.online.branching import branch_advantages
-from offline_agent.training.online.groups import Group, Groups, GroupSettings
+from offline_agent.training.online.credit import branch_advantages
+from offline_agent.training.online.groups import Group, GroupSettings, RoundSampler
 from offline_agent.training.online.objectives import objective
 
 POOL = [Task(f"t{n}", "train", {"n": n}) for n in range(12)]
@@ -45,10 +45,12 @@ class Table:
             yield attempt(ask, float(random.Random(f"{ask.task.task_id} {path}").random() < rate), texts)
 
 
-def groups(table: Table, name: str = "grpo", pool: Sequence[Task] = POOL, seed: int = 0, **settings: object) -> Groups:
+def groups(
+    table: Table, name: str = "grpo", pool: Sequence[Task] = POOL, seed: int = 0, **settings: object
+) -> RoundSampler:
     chosen = GroupSettings(**{"tasks": 3, "size": 4, **settings})  # type: ignore[arg-type]
     chosen.check()
-    return Groups(pool, chosen, objective(name), table, seed)
+    return RoundSampler(pool, chosen, objective(name), table, seed)
 
 
 def test_a_round_is_groups_of_one_task_each_with_numbers_of_their_own() -> None:

@@ -18,15 +18,8 @@ from trl import GRPOTrainer
 
 from offline_agent.errors import ConfigError
 from offline_agent.training.online.advantages import gae, group_advantages, kept_groups, overlong, token_rewards, whiten
-from offline_agent.training.online.objectives import (
-    OBJECTIVES,
-    Objective,
-    correction_weights,
-    objective,
-    policy_loss,
-    token_weights,
-    value_loss,
-)
+from offline_agent.training.online.losses import correction_weights, policy_loss, token_weights, value_loss
+from offline_agent.training.online.objectives import OBJECTIVES, Objective, objective
 
 SOFT, HARD, BUDGET = 3, 6, 7
 FIELDS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,8 @@ from offline_agent.errors import TrainingError
 from offline_agent.training import checkpoints
 from offline_agent.training.models import add_adapters
 from offline_agent.training.online import advantages
-from offline_agent.training.online.objectives import OBJECTIVES, objective, policy_loss, token_weights
+from offline_agent.training.online.losses import policy_loss, token_weights
+from offline_agent.training.online.objectives import OBJECTIVES, objective
 from offline_agent.training.online.trainer import OnlineTrainer, Played
 from tests.helpers.online import rounds, samples, train, trainer
 from tests.helpers.training import exact, far, model, trajectories

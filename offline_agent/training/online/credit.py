@@ -1,12 +1,60 @@
-"""Credit by turns in groups whose members branch from one another's histories. Numbers only, no tensors."""
+"""Credit assignment: rewards of single turns, and advantages of turns in groups with branches. Numbers, no tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from offline_agent.records import Trajectory
 
 if TYPE_CHECKING:
+    from offline_agent.rollouts.attempts import Attempt
     from offline_agent.training.online.groups import Group
+
+
+@dataclass(frozen=True)
+class CreditAssignment:
+    """How a trajectory's reward becomes its tokens' advantages.
+
+    Attributes:
+        by: trajectory: one advantage for all of it. turn: one for each turn, from the branches of its group.
+            turn_reward: one for each turn, from what the environment says that single calls earned; with a critic, what
+            it learns.
+        discount: Of what later turns earned, a turn; turn_reward without a critic.
+        outcome: The share of the whole's reward that is added to what the last turn earned; turn_reward. 0 where the
+            environment's rewards of single calls already add up to it.
+        judge: Says of a trajectory what each turn earned, in [0, 1], in place of the environment; turn_reward. A turn
+            gets this divided by the number of turns: all together earn 1 at most.
+    """
+
+    by: Literal["trajectory", "turn", "turn_reward"] = "trajectory"
+    discount: float = 1.0
+    outcome: float = 1.0
+    judge: Callable[[Trajectory], Sequence[float]] | None = None
+
+
+TRAJECTORY = CreditAssignment()
+
+
+def turn_rewards(attempt: Attempt, credit: CreditAssignment) -> tuple[tuple[float, ...] | None, str | None]:
+    """Return what each turn earned, as the judge or the environment says; or None and why nobody says it."""
+    if credit.judge is None:
+        given = [step.reward for step in attempt.steps]
+        said = tuple(one for one in given if one is not None)
+        if len(said) == len(given):
+            return said, None
+        return None, f"the environment does not say what turn {given.index(None)} of {len(given)} earned"
+    trajectory = attempt.trajectory()
+    assert trajectory is not None  # it has steps
+    try:
+        told = [float(one) for one in credit.judge(trajectory)]
+    except Exception as error:  # the user's own
+        return None, f"the judge of turns failed: {type(error).__name__}: {error}"
+    if len(told) != len(attempt.steps) or not all(0 <= one <= 1 for one in told):
+        shown = ", ".join(f"{one:g}" for one in told)
+        return None, f"the judge of turns gave [{shown}]; allowed: {len(attempt.steps)} numbers in [0, 1]"
+    return tuple(one / len(told) for one in told), None
 
 
 def branch_advantages(group: Group) -> list[list[float] | None]:

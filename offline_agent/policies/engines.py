@@ -1,0 +1,279 @@
+"""Engines: policies as queues of requests, answered in the caller's thread, in worker threads, or by a step loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from offline_agent.errors import PolicyError
+from offline_agent.policies.base import (
+    Answer,
+    Done,
+    Engine,
+    Policy,
+    Proposals,
+    ProposeRequest,
+    Usage,
+    as_policy_error,
+)
+from offline_agent.records import Action
+
+if TYPE_CHECKING:
+    from offline_agent.policies.hf.policy import HFPolicy
+
+_CLOSED = "the engine is closed"
+_UNANSWERED = "the engine was closed before this request was answered"
+
+
+class InlineEngine:
+    """Answers each request at once, in the caller's thread. For policies that cost nothing."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._propose = policy.propose
+        self.busy_seconds = 0.0
+
+    def answer(self, request: ProposeRequest) -> Answer:
+        """Return the answer at once; an error that the policy raises is wrapped as a `PolicyError`."""
+        try:
+            return self._propose((request,))[0]
+        except Exception as error:
+            return as_policy_error(error)
+
+    def submit(self, request: ProposeRequest, done: Done) -> None:
+        """See `Engine.submit`."""
+        done(self.answer(request))
+
+    def close(self) -> None:
+        """Do nothing: no request is ever queued."""
+
+
+class ThreadEngine:
+    """Answers requests from worker threads; each takes everything queued, up to `max_batch`.
+
+    Args:
+        policy: The policy; its `propose` must be safe to call from `workers` threads at once.
+        workers: Number of threads.
+        max_batch: Most requests given to one call of `propose`.
+    """
+
+    def __init__(self, policy: Policy, workers: int = 1, max_batch: int = 64) -> None:
+        self._policy = policy
+        self._max_batch = max_batch
+        self._queue: list[tuple[ProposeRequest, Done]] = []
+        self._condition = threading.Condition()
+        self._closed = False
+        self._running = 0
+        self._busy_since = 0.0
+        self.busy_seconds = 0.0
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(workers)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, request: ProposeRequest, done: Done) -> None:
+        """See `Engine.submit`."""
+        with self._condition:
+            if not self._closed:
+                self._queue.append((request, done))
+                self._condition.notify()
+                return
+        done(PolicyError(_CLOSED))
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        with self._condition:
+            self._closed = True
+            left, self._queue = self._queue, []
+            self._condition.notify_all()
+        for _, done in left:
+            done(PolicyError(_UNANSWERED))
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                while not self._queue and not self._closed:
+                    self._condition.wait()
+                if self._closed:
+                    return
+                batch, self._queue = self._queue[: self._max_batch], self._queue[self._max_batch :]
+                if self._running == 0:
+                    self._busy_since = perf_counter()
+                self._running += 1
+            answers: Sequence[Answer]
+            try:
+                answers = self._policy.propose([request for request, _ in batch])
+                if len(answers) != len(batch):
+                    raise PolicyError(f"{self._policy.name}.propose answered {len(answers)} of {len(batch)} requests")
+            except Exception as error:
+                answers = [as_policy_error(error)] * len(batch)
+            with self._condition:
+                self._running -= 1
+                if self._running == 0:
+                    self.busy_seconds += perf_counter() - self._busy_since
+            for (_, done), answer in zip(batch, answers, strict=True):
+                done(answer)
+
+
+class PoolEngine:
+    """Runs every sample of every request as a task of one thread pool; for policies that wait for a remote answer.
+
+    Args:
+        sample: Maps a request and a seed to an action and its cost; raises PolicyError.
+        pool: The thread pool; it outlives the engine.
+    """
+
+    def __init__(self, sample: Callable[[ProposeRequest, int], tuple[Action, Usage]], pool: ThreadPoolExecutor) -> None:
+        self._sample = sample
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._open: dict[int, _PendingRequest] = {}
+        self._count = 0
+        self._closed = False
+        self._busy_since = 0.0
+        self.busy_seconds = 0.0
+
+    def submit(self, request: ProposeRequest, done: Done) -> None:
+        """See `Engine.submit`."""
+        with self._lock:
+            closed, number = self._closed, self._count
+            if not closed:
+                self._count += 1
+                if not self._open:
+                    self._busy_since = perf_counter()
+                self._open[number] = _PendingRequest(done, len(request.seeds))
+        if closed:
+            done(PolicyError(_CLOSED))
+            return
+        if not request.seeds:
+            self._finish(number, Proposals(()))
+        try:
+            for index, seed in enumerate(request.seeds):
+                self._pool.submit(self._run, number, index, request, seed)
+        except RuntimeError as error:  # the policy was closed
+            self._finish(number, PolicyError(f"the policy is closed: {error}"))
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        with self._lock:
+            self._closed = True
+            numbers = list(self._open)
+        for number in numbers:
+            self._finish(number, PolicyError(_UNANSWERED))
+
+    def _run(self, number: int, index: int, request: ProposeRequest, seed: int) -> None:
+        if number not in self._open:
+            return  # the engine was closed, or another sample of the request failed
+        try:
+            result = self._sample(request, seed)
+        except Exception as error:  # it fails this request alone
+            self._finish(number, as_policy_error(error))
+            return
+        with self._lock:
+            pending = self._open.get(number)
+            if pending is None:
+                return
+            pending.results[index] = result
+            complete = len(pending.results) == pending.samples
+        if complete:
+            self._finish(number, pending.answer())
+
+    def _finish(self, number: int, answer: Answer) -> None:
+        # `pop` under the lock makes sure that `done` is called once, by whoever finishes the request first.
+        with self._lock:
+            pending = self._open.pop(number, None)
+            if pending is not None and not self._open:
+                self.busy_seconds += perf_counter() - self._busy_since
+        if pending is not None:
+            pending.done(answer)
+
+
+class _PendingRequest:
+    """A request of which some samples are not finished."""
+
+    def __init__(self, done: Done, samples: int) -> None:
+        self.done = done
+        self.samples = samples
+        self.results: dict[int, tuple[Action, Usage]] = {}
+
+    def answer(self) -> Proposals:
+        ordered = [self.results[index] for index in range(self.samples)]
+        usage = Usage(*map(sum, zip(*(cost for _, cost in ordered), strict=True)))
+        return Proposals(tuple(action for action, _ in ordered), usage)
+
+
+class HFEngine:
+    """A thread that makes steps of an `HFPolicy` as long as it has requests.
+
+    Attributes:
+        busy_seconds: Seconds spent computing.
+    """
+
+    def __init__(self, policy: HFPolicy) -> None:
+        self._policy = policy
+        self._condition = threading.Condition()
+        self._closed = False
+        self._awake = False
+        self.busy_seconds = 0.0
+        self._since = policy.counts.seconds
+        self._thread = threading.Thread(target=self._work, name="hf-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: ProposeRequest, done: Done) -> None:
+        """See `Engine.submit`."""
+        if self._closed:
+            done(PolicyError(_CLOSED))
+            return
+        self._policy.submit(request, done, self)
+        with self._condition:
+            self._awake = True
+            self._condition.notify()
+        if self._closed:  # closed between the check and the submission: the thread no longer answers
+            self._policy.cancel(self, PolicyError(_UNANSWERED))
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._policy.cancel(self, PolicyError(_UNANSWERED))
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                while not self._awake and not self._closed:
+                    self._condition.wait()
+                if self._closed:
+                    return
+                self._awake = False
+            try:
+                while not self._closed and self._policy.pump():
+                    self.busy_seconds = self._policy.counts.seconds - self._since
+            except Exception as error:  # raised by a callback; queued requests must still be answered
+                self._closed = True
+                self._policy.cancel(self, PolicyError(f"the engine stopped: {type(error).__name__}: {error}"))
+                raise
+
+
+def propose(engine: Engine, requests: Sequence[ProposeRequest]) -> list[Answer]:
+    """Submit requests to an engine, wait for all of them, and return the answers in their order."""
+    answers: list[Answer | None] = [None] * len(requests)
+    left = threading.Semaphore(0)
+
+    def keep(index: int) -> Done:
+        def store(answer: Answer) -> None:
+            answers[index] = answer
+            left.release()
+
+        return store
+
+    for index, request in enumerate(requests):
+        engine.submit(request, keep(index))
+    for _ in requests:
+        left.acquire()
+    return [answer if answer is not None else PolicyError("no answer") for answer in answers]

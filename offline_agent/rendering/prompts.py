@@ -1,0 +1,111 @@
+"""Encoding of the text around turns: the start of an episode, and the section between one turn and the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from offline_agent.errors import ConfigError
+from offline_agent.records import Context
+from offline_agent.rendering.template import Placeholder, QuotedControl, Template, TemplateForm
+from offline_agent.rendering.tokens import Tokens
+
+_FORMS = 512
+_CONTENTS = 128
+
+
+class _EncodedForm(NamedTuple):
+    """A form of which all but one content is encoded."""
+
+    before: tuple[int, ...]
+    slot: Placeholder
+    after: tuple[int, ...]
+
+
+class PromptEncoder:
+    """Encodes everything of a prompt but the turns.
+
+    Args:
+        template: The chat template.
+        tokens: The tokenizer's encoders.
+        end_id: The id with which the template ends a turn.
+    """
+
+    def __init__(self, template: Template, tokens: Tokens, end_id: int) -> None:
+        self._template = template
+        self._tokens = tokens
+        self._end_id = end_id
+        self._roots: dict[tuple[str, int], tuple[object, _EncodedForm]] = {}
+        self._bridges: dict[tuple[str, bool, str], _EncodedForm] = {}
+        self._forms: dict[tuple[str, bool], TemplateForm] = {}
+        self._contents = lru_cache(_CONTENTS)(tokens.content)  # the branches of a tree see the same observations again
+
+    def root_ids(self, context: Context) -> tuple[int, ...]:
+        """Return the ids of an episode's start, first generation prompt included."""
+        # Tools are identified by `id`, which is faster than comparing schemas. The entry keeps them alive: after a
+        # garbage collection another object could get the same id.
+        key = (context.system, id(context.tools))
+        entry = self._roots.get(key)
+        if entry is None:
+            if len(self._roots) >= _FORMS:
+                self._roots.clear()
+            form = self._template.root(bool(context.system), context.tools)
+            entry = self._roots[key] = (context.tools, self._encode(form, "user", {"system": context.system}))
+        return self._filled(entry[1], context.observation or "")
+
+    def after_action(self, context: Context, ended: bool) -> tuple[int, ...]:
+        """Return the ids from the end of a context's action to the next generation prompt.
+
+        Args:
+            context: A context with an action; no ids follow where it has no observation.
+            ended: Whether the action's ids include its end-of-turn token.
+        """
+        if context.observation is None:
+            return ()
+        call = context.action.call if context.action is not None else None
+        key = (context.role, call is not None, call.name if call is not None else "")
+        form = self._bridges.get(key)
+        if form is None:
+            if len(self._bridges) >= _FORMS:
+                self._bridges.clear()
+            form = self._bridges[key] = self._encode(self.bridge(key[0], key[1]), "observation", {"name": key[2]})
+        return (*(() if ended else (self._end_id,)), *self._filled(form, context.observation))
+
+    def bridge(self, role: str, called: bool) -> TemplateForm:
+        """Return the form between two turns.
+
+        Some templates allow a role after one kind of turn only (`tool` after a call, `user` after an answer); the form
+        of that order is then used for the other order too.
+        """
+        form = self._forms.get((role, called))
+        if form is None:
+            usual = role == "tool"
+            try:
+                form = self._template.bridge(role, called)
+            except ConfigError:
+                if called == usual:
+                    raise
+                form = self._template.bridge(role, usual)
+            self._forms[role, called] = form
+        return form
+
+    def _filled(self, form: _EncodedForm, content: str) -> tuple[int, ...]:
+        return (*form.before, *self._contents(form.slot.transform(content)), *form.after)
+
+    def _encode(self, form: TemplateForm, field: str, fields: Mapping[str, str]) -> _EncodedForm:
+        """Encode everything of a form but the content `field`."""
+        sides: tuple[list[int], list[int]] = ([], [])
+        slot: Placeholder | None = None
+        for part in form.parts:
+            out = sides[slot is not None]
+            if isinstance(part, str):
+                out += self._tokens.template(part)
+            elif isinstance(part, QuotedControl):
+                out += self._tokens.content(part.text)
+            elif part.field == field:
+                slot = part
+            else:
+                out += self._tokens.content(part.transform(fields[part.field]))
+        assert slot is not None  # Template._fit refuses a form without it
+        return _EncodedForm(tuple(sides[0]), slot, tuple(sides[1]))
