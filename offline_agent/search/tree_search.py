@@ -155,6 +155,8 @@ class TreeSearch:
                 if not self._flight:
                     tree.stopped = reason
                 break
+            if settings.until != "spent" and tree.tickets < settings.proposals <= self._issued:
+                break  # the plain rollouts decide whether more is needed
             ticket = self._next_ticket(tree)
             if ticket is None:
                 if not self._flight:
@@ -174,11 +176,20 @@ class TreeSearch:
             return "seconds"
         if tree.simulations + flight >= settings.simulations:
             return "simulations"
+        if settings.until != "spent" and self._has_enough(tree):
+            return settings.until
         if tree.tickets + flight >= 16 * settings.simulations + 16:  # bounds faults and repeated proposals
             return "tickets"
         if tree.root.closed and not flight:
             return "closed"
         return self._exhausted(tree, flight) if self._budgeted else None
+
+    def _has_enough(self, tree: SearchTree) -> bool:
+        """Whether the tree holds what `until` asks for."""
+        settings, edges = self.settings, tree.root.edges
+        if tree.tickets < settings.proposals or not any([edge.successes for edge in edges]):
+            return False
+        return settings.until == "success" or any([edge.successes < edge.visits for edge in edges])
 
     def _exhausted(self, tree: SearchTree, flight: int) -> str | None:
         """Return the budget that one more simulation might exceed in the worst case."""
