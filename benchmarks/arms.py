@@ -73,6 +73,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "more updates": ("attempts", "attempts", "attempts+updates"),
     "attempts, all data": ("attempts", "attempts, all data", "attempts, all data"),
     "need": ("need",) * 3,
+    "need, all data": ("need", "need, all data", "need, all data"),
     "attempts then need": ("attempts", "need", "need"),
     "attempts+dpo": ("attempts", "attempts+dpo", "attempts+dpo"),
     "need+dpo": ("attempts", "need+dpo", "need+dpo"),
