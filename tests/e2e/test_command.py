@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-PIPELINE = ROOT / "tests" / "e2e" / "tiny_pipeline.py"
+PIPELINE = ROOT / "tests" / "helpers" / "tiny_pipeline.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 

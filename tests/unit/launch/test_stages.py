@@ -20,7 +20,7 @@ from offline_agent.pipelines.stages.iteration_configs import Model, Plan, place_
 from tests.helpers.tiny_pipeline import Tiny
 
 ROOT = Path(__file__).parents[3]
-PIPELINE = ROOT / "tests" / "e2e" / "tiny_pipeline.py"
+PIPELINE = ROOT / "tests" / "helpers" / "tiny_pipeline.py"
 AGAIN = "give the same command again"
 
 

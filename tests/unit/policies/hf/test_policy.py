@@ -133,7 +133,7 @@ def test_one_slot_is_enough(folder, policy):
 def test_a_new_process_gives_the_same_bits(folder, policy):
     answers = kit.ask(policy, *[ProposeRequest(kit.start(i), (1, 2), 0.9) for i in range(3)])
     code = (
-        "import sys, json; from tests import hf_kit as kit; from offline_agent.policies.hf.policy import HFPolicy\n"
+        "import sys, json; from tests.helpers import hf as kit; from offline_agent.policies.hf.policy import HFPolicy\n"
         "from offline_agent.policies.base import ProposeRequest\n"
         "policy = HFPolicy(sys.argv[1], max_tokens=12, slots=3)\n"
         "out = [kit.ask(policy, ProposeRequest(kit.start(i), (1, 2), 0.9))[0].actions for i in (2, 1, 0)][::-1]\n"
