@@ -81,7 +81,7 @@ $(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
 
 # in one go: pip looks at everything that is there each time
 $(VENV)/.test: $(VENV)/.dev
-	$(PIP) -e ".[dev,bfcl,textworld,ray]"
+	$(PIP) -e ".[dev,babyai,bfcl,textworld,ray]"
 	$(BFCL)
 	@$(JAVA)
 	@touch $@ $(VENV)/.bfcl $(VENV)/.textworld

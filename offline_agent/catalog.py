@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from offline_agent.errors import ConfigError, did_you_mean, ends_the_run
 
 ENVIRONMENTS: dict[str, str] = {
+    "babyai": "offline_agent.envs.babyai:BabyAI",
     "bfcl": "offline_agent.envs.bfcl:BFCL",
     "shop": "offline_agent.envs.shop:Shop",
     "textworld": "offline_agent.envs.textworld:TextWorld",

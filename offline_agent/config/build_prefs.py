@@ -110,6 +110,11 @@ class SearchSection(Section):
 
     algorithm: Literal["mcts", "best_of_n"] = key("mcts", "tree search, or independent samples as the baseline")
     simulations: int = key(32, "simulations a task (samples a task for best_of_n)", ge=1, le=10**7)
+    until: Literal["spent", "success", "contrast"] = key(
+        "spent",
+        "when a task's search ends before its simulations are spent, looked at after the first search.proposals plain "
+        "rollouts: success = there is a verified success; contrast = there is a success and a failure",
+    )
     proposals: int = key(4, "actions sampled in one request when a node is expanded", ge=1, le=1024)
     rollout_proposals: int = key(
         1, "actions sampled in one request at each new step of a rollout; 1 = the others when they are needed", ge=1

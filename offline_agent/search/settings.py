@@ -35,6 +35,8 @@ class SearchSettings:
         greedy_first: The first rollout is the greedy one.
         critic_alpha: Weight of the search against the critic; None = n / (n + 2).
         deterministic_verifier: A judged terminal is closed after one visit.
+        until: When a tree has enough, looked at once its first `proposals` rollouts are known: `spent` never, `success`
+            at the first verified success, `contrast` at the first success and the first failure.
         budget_tokens, budget_prefilled, budget_tool_calls: Per tree; None = unlimited. A simulation is issued only if
             its worst case still fits.
         action_tokens: The most tokens one action can have, reserved for each action of a simulation; 0 for policies
@@ -66,6 +68,7 @@ class SearchSettings:
     greedy_first: bool = _KEYS.greedy_first
     critic_alpha: float | None = _KEYS.critic_alpha
     deterministic_verifier: bool = True
+    until: str = "spent"
     budget_tokens: int | None = None
     budget_prefilled: int | None = None
     budget_tool_calls: int | None = None
@@ -75,6 +78,7 @@ class SearchSettings:
         faults = []
         for name, allowed in (
             ("algorithm", ("mcts", "best_of_n")), ("selection", ("puct", "uct")), ("value", ("reward", "success")),
+            ("until", ("spent", "success", "contrast")),
         ):  # fmt: skip
             if getattr(self, name) not in allowed:
                 faults.append(f"search.{name}: got {getattr(self, name)!r}, allowed: {', '.join(allowed)}")

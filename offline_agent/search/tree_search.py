@@ -199,7 +199,7 @@ class TreeSearch:
         assert tree is not None and self._opening is not None, "open the tree first"
         while tree.stopped is None and len(self._in_flight) < settings.leaves_in_flight:
             reason = self._stop_reason(tree)
-            simulation = None if reason is not None else self._select(tree)
+            simulation = None if reason is not None or self._awaits_plain(tree) else self._select(tree)
             if simulation is None:
                 if not self._in_flight:
                     tree.stopped = reason or "closed"
@@ -219,11 +219,25 @@ class TreeSearch:
             return "seconds"
         if tree.simulations + flight >= settings.simulations:
             return "simulations"
+        if settings.until != "spent" and self._has_enough(tree):
+            return settings.until
         if tree.commits + flight >= 16 * settings.simulations + 16:  # bounds faults and repeated proposals
             return "tickets"
         if tree.root.closed and not flight:
             return "closed"
         return self._exhausted(tree, flight) if self._budgeted else None
+
+    def _awaits_plain(self, tree: SearchTree) -> bool:
+        """Return whether the plain rollouts, which decide whether more is needed, are not all committed yet."""
+        settings = self.settings
+        return settings.until != "spent" and tree.commits < settings.proposals <= self._issued
+
+    def _has_enough(self, tree: SearchTree) -> bool:
+        """Return whether the tree holds what `until` asks for."""
+        settings, edges = self.settings, tree.root.edges
+        if tree.commits < settings.proposals or not any([edge.successes for edge in edges]):
+            return False
+        return settings.until == "success" or any([edge.successes < edge.visits for edge in edges])
 
     def _exhausted(self, tree: SearchTree, flight: int) -> str | None:
         """Return the budget that one more simulation might exceed in the worst case."""

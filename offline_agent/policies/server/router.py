@@ -2,8 +2,8 @@
 
 Histories of one tree go to one server, which has them in its prefix cache: rendezvous hashing of the tree's name
 (Thaler & Ravishankar 1998). A server with more than `bound` times the mean of the requests in flight is skipped
-(bounded loads; Mirrokni et al., arXiv:1608.01350); a slow server counts as a fraction of a server. A server that fails is
-out, twice as long each time, until a check has found that it works again.
+(bounded loads; Mirrokni et al., arXiv:1608.01350); a slow server counts as a fraction of a server. A server that
+fails is out, twice as long each time, until a check has found that it works again.
 """
 
 from __future__ import annotations

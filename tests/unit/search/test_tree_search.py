@@ -236,3 +236,27 @@ def test_wrong_settings_are_refused_all_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         SearchSettings(simulations=0, selection="ucb", gamma=2)
     assert len(caught.value.faults) == 3
+
+
+@pytest.mark.parametrize("until", ["success", "contrast"])
+def test_a_tree_grows_only_where_plain_attempts_left_something_open(until: str) -> None:
+    settings = SearchSettings(simulations=8, until=until)
+    trees = [one.tree for one in search(SPEC, Guess(skill=0.1, doors=10), settings, tasks(SPEC, 40)).searches.values()]
+    stopped = {tree.stopped for tree in trees if tree is not None}
+    assert stopped == {until, "simulations"}
+    for tree in trees:
+        assert tree is not None
+        successes = sum(edge.successes for edge in tree.root.edges)
+        plain = [one["success"] for one in tree.first_rollouts]
+        if tree.stopped == until:
+            assert successes and (until == "success" or successes < tree.simulations)
+        else:
+            assert tree.simulations == 8
+        if any(plain) and (until == "success" or not all(plain)):
+            assert tree.simulations == settings.proposals  # the attempts were enough
+
+
+def test_what_is_enough_does_not_depend_on_workers() -> None:
+    settings = SearchSettings(simulations=24, until="success")
+    alone, crowd = (search(SPEC, Guess(jitter=j), settings, tasks(SPEC, 8), workers=w) for j, w in ((0, 1), (0.001, 4)))
+    assert crowd.trees == alone.trees and crowd.logs == alone.logs

@@ -1,0 +1,325 @@
+"""Held-out success over environment calls: recipes of data and training, from one warm start, at equal calls.
+
+Run `python benchmarks/arms.py --suite shop --work DIR` (hours; `--jobs` commands at once). An arm is a chain of rounds;
+a round collects attempts or searches on new train tasks with the model so far, and trains that model on them. Arms that
+begin with the same rounds share them. All calls of a chain are counted: attempts, searches, restored states, mining and
+judging again. What is there is not run again, so a stopped run goes on; `--plan` prints the commands.
+
+Choose on validation tasks (the default); `--split test` is for the arms that were chosen. The last table compares every
+arm with plain attempts and fine-tuning (`attempts`) at the most calls that are not more than the arm's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _common import write_result
+from _experiment import Seed, Stage, arguments, carry_out, interval, matrix, share_interval
+
+FIGURES = Path(__file__).parents[1] / "docs" / "figures"
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of an arm.
+
+    Attributes:
+        collect: Keys of `build_prefs`.
+        sft: Keys of `train_sft` on the successes; None = no fine-tuning.
+        dpo: Keys of `train_dpo` on the pairs, after the fine-tuning; None = none.
+        again: Whether the successes of the rounds before are learnt from too.
+    """
+
+    collect: str
+    sft: tuple[str, ...] | None = ()
+    dpo: tuple[str, ...] | None = None
+    again: bool = False
+
+
+COLLECT: dict[str, tuple[str, ...]] = {
+    "attempts": ("search.algorithm=best_of_n", "search.simulations=4"),
+    "attempts16": ("search.algorithm=best_of_n", "search.simulations=16"),
+    "tree": ("search.simulations=16",),
+    "need": ("search.simulations=16", "search.until=success"),
+    "need32": ("search.simulations=32", "search.until=success"),
+}
+"""Ways to collect. `need`: four attempts, and a tree from them where all four failed."""
+
+_STEP = ("data.kinds=[step]",)
+_BOTH = ("data.kinds=[step,trajectory]",)
+
+ROUNDS: dict[str, Round] = {
+    "attempts": Round("attempts"),
+    "attempts16": Round("attempts16"),
+    "tree": Round("tree"),
+    "need": Round("need"),
+    "need32": Round("need32"),
+    "attempts+updates": Round("attempts", sft=("optimizer.epochs=4",)),
+    "attempts+dpo": Round("attempts", dpo=_BOTH),
+    "need+dpo": Round("need", dpo=_BOTH),
+    "tree+dpo": Round("tree", dpo=_STEP),
+    "attempts, all data": Round("attempts", again=True),
+    "need, all data": Round("need", again=True),
+}
+
+ARMS: dict[str, tuple[str, ...]] = {
+    "attempts": ("attempts",) * 4,
+    "more updates": ("attempts", "attempts", "attempts+updates"),
+    "attempts, all data": ("attempts", "attempts, all data", "attempts, all data"),
+    "need": ("need",) * 3,
+    "need, all data": ("need", "need, all data", "need, all data"),
+    "attempts then need": ("attempts", "need", "need"),
+    "attempts+dpo": ("attempts", "attempts+dpo", "attempts+dpo"),
+    "need+dpo": ("attempts", "need+dpo", "need+dpo"),
+    "tree": ("tree",),
+    "tree+dpo": ("tree+dpo",),
+}
+"""Rounds by arm."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One environment.
+
+    Attributes:
+        environment: Keys that name it.
+        collect: Keys of every `build_prefs`.
+        sft: Keys of every `train_sft`.
+        dpo: Keys of every `train_dpo`.
+        evaluate: Keys of every `evaluate`.
+        warm: Keys of the `train_sft` that makes the warm start; none = the embedded default.
+        tasks: New train tasks of a round.
+        first: The first seed's first train task; those before it made the warm start.
+        fold: The first held-out task of each split; test tasks before it were looked at earlier.
+        held_out: Held-out tasks.
+    """
+
+    environment: tuple[str, ...]
+    collect: tuple[str, ...]
+    sft: tuple[str, ...]
+    dpo: tuple[str, ...]
+    evaluate: tuple[str, ...] = ()
+    warm: tuple[str, ...] = ()
+    tasks: int = 300
+    first: int = 0
+    fold: int = 0
+    held_out: int = 200
+
+
+_COMMON = ("pairs.kinds=[step,trajectory]", "pairs.rejudge=0", "filtered.origins=[search,rollout]")
+_GENTLE = ("optimizer.learning_rate=5e-5", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
+_COOKING = ("env=textworld", "env.game=cookingworld")
+_COOKING += ("env.params=numLocations=1,numIngredients=1,numDistractorItems=2,includeDoors=0",)
+
+SUITES = {
+    "shop": Suite(
+        environment=("env=shop",),
+        collect=(*_COMMON, "search.value=success", "filtered.per_task=6"),
+        sft=("optimizer.learning_rate=5e-4", "optimizer.epochs=2"),
+        dpo=_GENTLE,
+        fold=200,
+    ),
+    "cookingworld": Suite(
+        environment=_COOKING,
+        collect=(*_COMMON, "search.max_steps=20", "filtered.per_task=4"),
+        sft=("optimizer.learning_rate=5e-4", "optimizer.epochs=3", "batch.rows=4"),
+        dpo=(*_GENTLE, "batch.rows=8"),
+        evaluate=("max_steps=20",),
+        warm=("--config", "configs/textworld/train_sft.yaml", *_COOKING, "tasks.n=350"),
+        tasks=150,
+        first=350,
+        held_out=100,
+    ),
+}
+
+WARM = "../warm"
+_POOL = 1200  # distance of the seeds' first train tasks
+
+
+def chains(arms: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return every beginning of every arm, once, the shorter first."""
+    found = {ARMS[arm][:length] for arm in arms for length in range(1, len(ARMS[arm]) + 1)}
+    return sorted(found, key=lambda chain: (len(chain), chain))
+
+
+def name_of(chain: Sequence[str], part: str) -> str:
+    """Return the run directory of a part of the chain's last round."""
+    return f"{'.'.join(chain)}-{part}".replace(", ", "_").replace(" ", "_")
+
+
+def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Stage]:
+    """Yield the commands of one seed."""
+    own = (*suite.environment, f"seed={seed}")
+    models: dict[tuple[str, ...], str | None] = {(): None}
+    trained: dict[tuple[str, ...], tuple[str, ...]] = {(): ()}
+    if suite.warm:
+        yield Stage(WARM, "train_sft", suite.warm)
+        models[()], trained[()] = str((folder / WARM / "model").resolve()), (WARM,)
+    held_out = (f"tasks.split={options.split}", f"tasks.n={options.held_out or suite.held_out}")
+    held_out += (f"tasks.offset={suite.fold if options.split == 'test' else 0}", f"attempts={options.attempts}")
+    held_out += ("greedy=false",)
+    seen: set[str] = set()
+    for chain in [(), *chains(options.arms)]:
+        if chain:
+            before, last = chain[:-1], ROUNDS[chain[-1]]
+            # rounds that collect the same from the same model share it
+            data = name_of((*before, last.collect), "data")
+            if data not in seen:
+                seen.add(data)
+                offset = suite.first + seed * _POOL + len(before) * suite.tasks
+                tasks = (f"tasks.n={suite.tasks}", f"tasks.offset={offset}")
+                keys = (*own, *tasks, *suite.collect, *COLLECT[last.collect], *_policy(models[before]))
+                yield Stage(data, "build_prefs", keys, trained[before])
+            model, after = models[before], (data, *trained[before])
+            sources = [data]
+            if last.again:
+                sources = [name_of((*chain[:i], ROUNDS[step].collect), "data") for i, step in enumerate(chain)]
+            runs = f"data.runs=[{','.join(str(folder / source) for source in sources)}]"
+            if last.sft is not None:
+                # fine-tuning that differs in nothing is shared too
+                place = name_of((*before, last.collect, *last.sft, *("again",) * last.again), "sft").replace("=", "")
+                if place not in seen:
+                    seen.add(place)
+                    start = (f"model.path={model}",) if model else ()
+                    yield Stage(place, "train_sft", (f"seed={seed}", *start, runs, *suite.sft, *last.sft), after)
+                model, after = str(folder / place / "model"), (place, *after)
+            if last.dpo is not None:
+                place = name_of(chain, "dpo")
+                keys = (f"seed={seed}", f"model.path={model}", runs, *suite.dpo, *last.dpo)
+                yield Stage(place, "train_dpo", keys, after)
+                model, after = str(folder / place / "model"), (place, *after)
+            models[chain], trained[chain] = model, after
+        test = f"{options.split}-{name_of(chain or ('warm',), 'test')}"
+        yield Stage(test, "evaluate", (*own, *held_out, *suite.evaluate, *_policy(models[chain])), trained[chain])
+
+
+def _policy(model: str | None) -> tuple[str, ...]:
+    return (f"policy.model={model}",) if model else ()
+
+
+def costs(folder: Path) -> dict[str, Any]:
+    """Return what each collection of a seed cost and found: calls by part, tokens, successes."""
+    found = {}
+    for path in sorted(folder.glob("*-data/summary.json")):
+        summary = json.loads(path.read_text())
+        if summary["resumed"]:  # its restored states are counted for the last session alone
+            raise SystemExit(f"{path.parent} was interrupted; remove it, so that its calls can be counted")
+        found[path.parent.name] = {
+            "calls": summary["tool_calls"],
+            "restoring": summary["this_session"]["calls_replayed"],
+            "mining": summary["replayed_calls"],
+            "tokens": summary["generated"],
+            "solved": summary["success"]["best_of_search"],
+            "successes": summary["filtered"],
+            "pairs": summary["pairs_total"],
+        }
+    updates = {}
+    for path in sorted(folder.glob("*/summary.json")):
+        summary = json.loads(path.read_text())
+        if "updates" in summary:
+            updates[path.parent.name] = summary["updates"]
+    return {"data": found, "updates": updates}
+
+
+def calls(seed: Seed, chain: Sequence[str]) -> int:
+    """Return all environment calls of a chain."""
+    total = 0
+    for length in range(1, len(chain) + 1):
+        data = name_of((*chain[: length - 1], ROUNDS[chain[length - 1]].collect), "data")
+        total += sum(seed.facts["data"][data][part] for part in ("calls", "restoring", "mining"))
+    return total
+
+
+def measured(seeds: Sequence[Seed], split: str, chain: Sequence[str]) -> Any:
+    """Return the success [seed, task] of a chain's model."""
+    return matrix(seeds, f"{split}-{name_of(chain or ('warm',), 'test')}", "sampled")
+
+
+def control(seeds: Sequence[Seed], chain: Sequence[str]) -> tuple[str, ...]:
+    """Return the longest chain of plain attempts that takes at most the calls of this chain, 5 % over allowed."""
+    most = 1.05 * np.mean([calls(seed, chain) for seed in seeds])
+    plain = [ARMS["attempts"][:n] for n in range(len(ARMS["attempts"]) + 1)]
+    return max((one for one in plain if np.mean([calls(seed, one) for seed in seeds]) <= most), key=len)
+
+
+def table(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows: every arm after each of its rounds, and its difference from plain attempts."""
+    rows = []
+    for chain in [(), *chains(options.arms)]:
+        values = measured(seeds, options.split, chain)
+        low, high = share_interval(values)
+        row: dict[str, Any] = {
+            "rounds": ", ".join(chain) or "warm start",
+            "calls, all counted": round(float(np.mean([calls(seed, chain) for seed in seeds]))) if chain else 0,
+            "success": f"{values.mean():.1%}",
+            "95 %": f"{low:.1%} to {high:.1%}",
+            "each seed": ", ".join(f"{mean:.1%}" for mean in values.mean(1)),
+        }
+        plain = control(seeds, chain) if chain else ()
+        if chain and plain and chain != plain:
+            gain = values - measured(seeds, options.split, plain)
+            low, high = interval(gain)
+            row["against attempts"] = f"{100 * gain.mean():+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+            row["attempts' rounds, calls"] = (
+                f"{len(plain)}, {np.mean([calls(seed, plain) for seed in seeds]):,.0f}"
+            )
+        rows.append(row)
+    return rows
+
+
+def draw(suite: str, seeds: Sequence[Seed], options: argparse.Namespace) -> Path:
+    """Draw success over calls, one line for each arm, with 95 % bands, as an SVG."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "arms"  # the same figures give the same file
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    for arm in options.arms:
+        points = [ARMS[arm][:length] for length in range(len(ARMS[arm]) + 1)]
+        xs = [np.mean([calls(seed, point) for seed in seeds]) if point else 0 for point in points]
+        values = [measured(seeds, options.split, point) for point in points]
+        bands = [share_interval(value) for value in values]
+        (line,) = axes.plot(xs, [100 * value.mean() for value in values], marker="o", label=arm)
+        low, high = [100 * np.array(ends) for ends in zip(*bands, strict=True)]
+        axes.fill_between(xs, low, high, alpha=0.08, color=line.get_color())
+    axes.set_xlabel("environment calls, all counted")
+    axes.set_ylabel(f"success on {options.split} tasks, sampled, %")
+    axes.set_title(f"{suite}: {len(seeds)} seeds, mean and 95 % intervals over seeds and tasks")
+    axes.legend(fontsize=8)
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    path = FIGURES / f"arms_{suite}_{options.split}.svg"
+    figure.savefig(path, metadata={"Date": None})
+    return path
+
+
+def main() -> None:
+    """Run, print, draw, write."""
+    parser = arguments(__doc__, SUITES)
+    parser.add_argument("--split", choices=("validation", "test"), default="validation", help="held-out tasks")
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), help="which arms")
+    options = parser.parse_args()
+    options.arms = list(dict.fromkeys(["attempts", *options.arms]))
+    suite, name = SUITES[options.suite], f"arms_{options.suite}_{options.split}"
+    settings = {
+        "train tasks a round": suite.tasks,
+        "held-out tasks": options.held_out or suite.held_out,
+        "attempts": options.attempts,
+    }
+    seeds = carry_out(name, options, lambda seed, folder: stages(suite, seed, folder, options), settings, costs)
+    rows = table(seeds, options)
+    picture = draw(options.suite, seeds, options)
+    facts = {**settings, "seeds": len(seeds), "figure": picture.name}
+    facts |= {"command": f"python benchmarks/arms.py --suite {options.suite} --split {options.split} --work DIR"}
+    write_result(name, rows, facts, options.results / f"{name}.json")
+
+
+if __name__ == "__main__":
+    main()
