@@ -1,5 +1,6 @@
 """Every environment of the catalog, the examples, and a class that inherits nothing pass the conformance suite."""
 
+import importlib.util
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from offline_agent.envs.conformance import check_environment
 from offline_agent.envs.textworld import server
 
 needs_bfcl = pytest.mark.skipif(not data.installed(), reason=f"bfcl-eval is not installed ({data.INSTALL})")
+needs_minigrid = pytest.mark.skipif(importlib.util.find_spec("minigrid") is None, reason="pip install minigrid")
 needs_java = pytest.mark.skipif(server.missing() is not None, reason=str(server.missing()))
 
 ENVIRONMENTS = [
@@ -20,6 +22,7 @@ ENVIRONMENTS = [
     pytest.param("bfcl", {"categories": "long_context", "check": "benchmark"}, id="bfcl-long", marks=needs_bfcl),
     pytest.param("textworld", {}, id="textworld", marks=needs_java),
     pytest.param("textworld", {"game": "twc,coin"}, id="textworld-twc-coin", marks=needs_java),
+    pytest.param("babyai", {"level": "GoToLocal,UnlockLocal"}, id="babyai", marks=needs_minigrid),
     pytest.param("examples.reach:Reach", {}, id="reach"),
     pytest.param("examples.orders:Orders", {}, id="orders"),
     pytest.param("examples.machines:Machines", {}, id="machines"),

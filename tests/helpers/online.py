@@ -9,10 +9,10 @@ from typing import Any
 
 from offline_agent.training.data.rows import TrajectoryRow
 from offline_agent.training.online.objectives import Objective, objective
+from offline_agent.training.online.round_batch import PlayedRound
 from offline_agent.training.online.samples import TrainingSample
-from offline_agent.training.online.trainer import OnlineTrainer, Played, RoundSchedule, train_online
-from offline_agent.training.settings import OnlineSettings, TrainResult
-from offline_agent.training.trainer import arguments
+from offline_agent.training.online.trainer import OnlineTrainer, RoundSchedule, train_online
+from offline_agent.training.settings import OnlineSettings, TrainResult, trl_arguments
 from tests.helpers.rendering import qwen
 from tests.helpers.training import VOCABULARY, model, settings, side
 
@@ -47,12 +47,15 @@ def samples(number: int = 0, groups: int = 2, size: int = 3, critic: bool = Fals
     return out
 
 
-def rounds(critic: bool = False, temperature: float = 1.0, empty: Sequence[int] = ()) -> Callable[[int, Any], Played]:
+def rounds(
+    critic: bool = False, temperature: float = 1.0, empty: Sequence[int] = ()
+) -> Callable[[int, Any], PlayedRound]:
     """Return something that plays, whatever the model."""
 
-    def play(number: int, model: Any) -> Played:
+    def play(number: int, model: Any) -> PlayedRound:
         drawn = [] if number in empty else samples(number, critic=critic)
-        return Played(drawn, temperature, {"reward_mean": 0.5, "env_steps": 10 * (number + 1), "tools": {"go": 1.0}})
+        facts = {"reward_mean": 0.5, "env_steps": 10 * (number + 1), "tools": {"go": 1.0}}
+        return PlayedRound(drawn, temperature, facts)
 
     return play
 
@@ -66,7 +69,7 @@ def train(
     folder: Path,
     trained: Any = None,
     chosen: Objective | None = None,
-    play: Callable[[int, Any], Played] | None = None,
+    play: Callable[[int, Any], PlayedRound] | None = None,
     log: Callable[[dict[str, Any]], None] = lambda record: None,
     watch: Callable[[Mapping[str, Any]], int | None] | None = None,
     anchors: Sequence[TrajectoryRow] = (),
@@ -82,13 +85,13 @@ def train(
     )  # fmt: skip
 
 
-def trainer(folder: Path, chosen: Objective, play: Callable[[int, Any], Played], **changes: Any) -> OnlineTrainer:
+def trainer(folder: Path, chosen: Objective, play: Callable[[int, Any], PlayedRound], **changes: Any) -> OnlineTrainer:
     """Return a trainer ready for a step."""
     from trl import GRPOConfig
 
     given, own = settings(**changes.pop("more", {})), online(**changes)
     plan = RoundSchedule(own.rounds * own.per_round, own.per_round)
-    config = {name: value for name, value in arguments(given, folder, len(plan)).items() if name != "max_length"}
+    config = {name: value for name, value in trl_arguments(given, folder, len(plan)).items() if name != "max_length"}
     config |= {"per_device_train_batch_size": 2, "num_generations": 2, "beta": 0.0}
     return OnlineTrainer(
         model(), qwen(), GRPOConfig(**config), plan, given, lambda record: None,

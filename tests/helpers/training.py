@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from offline_agent.training.data.rows import PairRow, TrajectoryRow
 from offline_agent.training.data.updates import UpdateSchedule, pair_units, trajectory_units
 from offline_agent.training.offline.dpo import SharedDPOTrainer
-from offline_agent.training.settings import DpoSettings, TrainSettings
-from offline_agent.training.trainer import arguments
+from offline_agent.training.settings import DpoSettings, TrainSettings, trl_arguments
 from tests.helpers.rendering import qwen
 
 VOCABULARY = 60
@@ -114,7 +113,7 @@ def dpo_trainer(
         anchor_size=dpo.anchor_rows if dpo.anchor_weight else 0, seed=0,
     )  # fmt: skip
     config = DPOConfig(
-        **arguments(chosen, folder, len(plan)), beta=dpo.beta, disable_dropout=False, precompute_ref_log_probs=True,
+        **trl_arguments(chosen, folder, len(plan)), beta=dpo.beta, disable_dropout=False, precompute_ref_log_probs=True,
         label_smoothing=dpo.label_smoothing,
     )  # fmt: skip
     trainer = SharedDPOTrainer(

@@ -159,7 +159,7 @@ def test_parse_keeps_sampled_ids(renderer):
     assert (cut.fault, cut.text, cut.logps) == ("no_end", "I look.", None)
     assert "cut after" in cut.detail
     assert renderer.parse(sampled[-1:]).fault == "empty"
-    with pytest.raises(PolicyError, match="as many"):
+    with pytest.raises(PolicyError, match="got 4 ids and 1 log-probs"):
         renderer.parse(sampled, [0.0])
     with pytest.raises(PolicyError, match="end of the turn"):
         renderer.parse((*sampled, 65))

@@ -14,7 +14,7 @@ from offline_agent.training.data.rows import TrajectoryRow
 from offline_agent.training.data.updates import UpdateSchedule, trajectory_units
 from offline_agent.training.models import add_adapters
 from offline_agent.training.offline.sft import SharedSFTTrainer, train_sft
-from offline_agent.training.trainer import arguments
+from offline_agent.training.settings import trl_arguments
 from tests.helpers.rendering import qwen
 from tests.helpers.training import VOCABULARY, exact, far, model, plain_logps, settings, step, trajectories
 
@@ -24,7 +24,7 @@ def trainer(folder: Path, rows: list[TrajectoryRow], trained: Any, **changes: An
 
     chosen = settings(**{"rows": len(rows), **changes})
     plan = UpdateSchedule(trajectory_units(rows), size=chosen.rows)
-    config = SFTConfig(**arguments(chosen, folder, len(plan)))
+    config = SFTConfig(**trl_arguments(chosen, folder, len(plan)))
     return SharedSFTTrainer(trained, qwen(), config, plan, chosen, lambda record: None, rows=rows)
 
 

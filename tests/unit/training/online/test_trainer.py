@@ -16,7 +16,8 @@ from offline_agent.training.models import add_adapters
 from offline_agent.training.online import advantages
 from offline_agent.training.online.losses import policy_loss, token_weights
 from offline_agent.training.online.objectives import OBJECTIVES, objective
-from offline_agent.training.online.trainer import OnlineTrainer, Played
+from offline_agent.training.online.round_batch import PlayedRound
+from offline_agent.training.online.trainer import OnlineTrainer
 from tests.helpers.online import rounds, samples, train, trainer
 from tests.helpers.training import exact, far, model, trajectories
 
@@ -190,8 +191,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(name: str, stop_at: int, tm
 
 
 def test_a_critic_learns_what_follows(tmp_path: Path) -> None:
-    def play(number: int, model: Any) -> Played:
-        return Played([replace(s, reward=0.8) for s in samples(0, critic=True)], 1.0)
+    def play(number: int, model: Any) -> PlayedRound:
+        return PlayedRound([replace(s, reward=0.8) for s in samples(0, critic=True)], 1.0)
 
     records: list[dict[str, Any]] = []
     train(
@@ -242,11 +243,11 @@ def test_without_a_sound_checkpoint_the_weights_are_those_given(tmp_path: Path) 
 
 
 def test_a_bad_loss_stops_the_run_and_names_the_rows(tmp_path: Path) -> None:
-    def play(number: int, model: Any) -> Played:
+    def play(number: int, model: Any) -> PlayedRound:
         drawn = samples(number)
         if number == 2:
             drawn[1] = replace(drawn[1], advantages=(float("nan"),) * drawn[1].tokens)
-        return Played(drawn, 1.0)
+        return PlayedRound(drawn, 1.0)
 
     with pytest.raises(TrainingError, match="round 2, task-0/1"):
         train(tmp_path, play=play, rounds=4)
