@@ -19,7 +19,7 @@ from typing import Any
 from _virtual_time import Clock, Inbox, Workers
 
 from offline_agent.policies.base import Done, Proposals, ProposeRequest, Usage
-from offline_agent.policies.server.queue import RequestQueue, WaitingRequest
+from offline_agent.policies.server.queue import ServerQueue, WaitingRequest
 from offline_agent.policies.server.router import Router
 from offline_agent.records import Action, Context, Task, ToolCall, Verdict
 from offline_agent.search.restore import Opening, Outcome
@@ -147,7 +147,7 @@ class Cluster:
         self.busy_seconds = 0.0
         self.asked = self.answered = 0
         self._queue: deque[_Job] = deque()
-        self._line = None if router is None else RequestQueue(router)
+        self._line = None if router is None else ServerQueue(router)
         self._jobs: dict[WaitingRequest, _Job] = {}
         self._number = 0
         self._rng = random.Random(seed)

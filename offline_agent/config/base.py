@@ -1,4 +1,4 @@
-"""What every section of a configuration is: a frozen model that forbids unknown keys."""
+"""The base class of configuration sections: a frozen model that forbids unknown keys."""
 
 from __future__ import annotations
 

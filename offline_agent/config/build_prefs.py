@@ -35,7 +35,7 @@ class EnvSection(Plugged):
 
 
 class JudgeSection(Plugged):
-    """Who gives the verdicts."""
+    """The judge that gives the verdicts."""
 
     argument_note: ClassVar[str] = "any argument of the judge, e.g. judge.threshold=0.8 with judge=f1"
     _known = field_validator("name")(lambda name: known_name("judge", name))
@@ -47,7 +47,7 @@ class JudgeSection(Plugged):
 
 
 class LimitsSection(Section):
-    """What an environment may take."""
+    """Limits of environments: time and processes."""
 
     step_seconds: float = key(30.0, "a step that takes longer is abandoned and its branch quarantined", gt=0)
     reset_seconds: float = key(60.0, "opening or resetting an environment that takes longer gives the task up", gt=0)
@@ -64,7 +64,7 @@ class LimitsSection(Section):
 
 
 class TasksSection(Section):
-    """Which tasks."""
+    """The choice of tasks."""
 
     split: Literal["train", "validation", "test"] = key("train", "the environment's split")
     n: int | None = key(24, "number of tasks; null = all", ge=1)
@@ -178,7 +178,7 @@ ALL_KINDS: PairKinds = ("step", "trajectory", "hindsight", "minimal")
 
 
 class PairsSection(Section):
-    """Which preference pairs are built."""
+    """The preference pairs to build."""
 
     kinds: PairKinds = key(ALL_KINDS, "rules that are applied (docs/pairs.md)", strict=False)
     min_gap: float = key(0.2, "least difference of the values of a step pair", ge=0, le=1)

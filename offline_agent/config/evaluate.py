@@ -45,7 +45,7 @@ class AgainstSection(Section):
 
 
 class EvaluateTasks(TasksSection):
-    """Which tasks."""
+    """The choice of tasks."""
 
     split: Literal["train", "validation", "test"] = key("validation", "the environment's split")
     n: int | None = key(50, "number of tasks; null = all", ge=1)

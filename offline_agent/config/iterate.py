@@ -85,7 +85,7 @@ class RefineStage(Section):
 
 
 class HeldOutSection(Section):
-    """What the gate looks at: never the test split."""
+    """The held-out tasks that the gate uses: never the test split."""
 
     split: Literal["validation"] = key("validation", "the split")
     n: int = key(50, "number of tasks of each iteration, others each time until there are no others", ge=2)
@@ -100,7 +100,7 @@ class HeldOutSection(Section):
 
 
 class GateSection(Section):
-    """When a candidate replaces the incumbent."""
+    """The condition on which a candidate replaces the incumbent."""
 
     confidence: float = key(
         0.9, "P(the whole run promotes nothing whose success is below its incumbent's by more than the margin)",
@@ -122,7 +122,7 @@ class ReplaySection(Section):
 
 
 class CurriculumSection(Section):
-    """Which tasks an iteration searches."""
+    """The choice of the tasks that an iteration searches."""
 
     enabled: bool = key(True, "prefer tasks solved about half of the time; false = in order")
     new_share: float = key(0.5, "share of tasks that were never searched", ge=0, le=1)

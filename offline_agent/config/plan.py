@@ -6,7 +6,7 @@ from offline_agent.config.base import Section, key
 
 
 class PlanSection(Section):
-    """What a run is expected to cost."""
+    """The expected costs of a run."""
 
     probe: int = key(
         20, "tasks done beforehand, by a process of its own in a directory that is removed; 0 = none", ge=0, free=True

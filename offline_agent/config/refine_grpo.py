@@ -14,14 +14,14 @@ CORRECTIONS = Literal["off", "token_truncate", "sequence_truncate", "token_mask"
 
 
 class RefineTasks(TasksSection):
-    """Which tasks."""
+    """The choice of tasks."""
 
     split: Literal["train"] = key("train", "the environment's split")
     n: int | None = key(400, "number of tasks that rounds are drawn from; null = all", ge=1)
 
 
 class RolloutsSection(Section):
-    """What is played in a round, with one version of the weights."""
+    """The roll-outs of a round, which one version of the weights plays."""
 
     tasks: int = key(8, "groups, one task each", ge=1)
     size: int = key(8, "roll-outs of a group; 16 is markedly more stable than 4", ge=2)
@@ -58,7 +58,7 @@ class RolloutsSection(Section):
 
 
 class ObjectiveSection(Section):
-    """What is maximised."""
+    """The objective."""
 
     name: str = key("grpo", "grpo, dapo, dr_grpo, rloo, cispo, gspo, starpo_s, reinforce, ppo (docs/objectives.md)")
     baseline: Literal["mean", "leave_one_out", "none", "value"] | None = key(
@@ -113,7 +113,7 @@ class RefineOptimizer(AdamWSection):
 
 
 class SamplerSection(Section):
-    """Who samples the actions."""
+    """The sampler of the actions."""
 
     name: Literal["hf", "server", "colocated"] = key("hf", "hf: here; server: a vLLM server; colocated: vLLM in here")
     url: str | None = key(
@@ -187,7 +187,7 @@ class OfflineSection(Section):
 
 
 class RefinedSection(Section):
-    """What offline stages may fine-tune on afterwards."""
+    """The successes that offline stages may fine-tune on afterwards."""
 
     per_task: int = key(2, "most successes of one task in filtered/, shortest first; no two of the same calls", ge=1)
 

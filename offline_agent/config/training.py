@@ -80,7 +80,7 @@ class DpoOptimizerSection(OptimizerSection):
 
 
 class PassSection(Section):
-    """What one forward pass sees."""
+    """The packs: the rows of one forward pass."""
 
     tokens: int = key(8192, "most tokens of one forward pass, shared prefixes counted once", ge=64, le=2**31)
     max_length: int | None = key(None, "longer rows are left out and counted; null = what the model was made for", ge=8)
@@ -88,7 +88,7 @@ class PassSection(Section):
 
 
 class BatchSection(PassSection):
-    """What one optimizer update sees."""
+    """The batch: the rows of one optimizer update."""
 
     rows: int = key(32, "rows (pairs or trajectories) of one update, over all processes", ge=1, le=10**7)
 
@@ -101,7 +101,7 @@ class CheckpointSection(Section):
 
 
 class GuardSection(Section):
-    """When training stops to save what is good."""
+    """The conditions on which training stops, so that good weights are kept."""
 
     max_loss: float = key(50.0, "an update whose loss is larger, or not a number, stops the run", gt=0)
     max_gradient: float = key(1e4, "an update whose gradient norm, before clipping, is larger stops the run", gt=0)
@@ -143,13 +143,13 @@ class DemonstrationsSection(Section):
 
 
 class SftTasks(TasksSection):
-    """Which tasks."""
+    """The choice of tasks."""
 
     n: int | None = key(400, "number of tasks; null = all", ge=1)
 
 
 class SftDataSection(Section):
-    """What is learnt from."""
+    """The training data."""
 
     runs: Paths = key((), "run directories whose filtered/ is trained on; none = demonstrations of `env`", strict=False)
     files: Paths = key(

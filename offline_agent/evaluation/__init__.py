@@ -1,1 +1,1 @@
-"""How good a policy is: attempts at held-out tasks, what they say, and how sure that is. Knows no tensors."""
+"""Evaluation of policies: attempts at held-out tasks, rates with intervals, comparisons and the gate."""

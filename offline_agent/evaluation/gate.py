@@ -31,7 +31,7 @@ MODE = "sampled"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What came of one look.
+    """The outcome of one look.
 
     Attributes:
         candidates: Number of candidates that were tested.
@@ -81,7 +81,7 @@ class Unscored:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the gate says of one candidate.
+    """The gate's decision on one candidate.
 
     Attributes:
         passed: Whether it may replace the incumbent.

@@ -1,4 +1,4 @@
-"""From attempts to figures: rates with intervals by mode, and two policies on the same tasks."""
+"""Figures of attempts: rates with intervals for each mode, and two policies compared on the same tasks."""
 
 from __future__ import annotations
 

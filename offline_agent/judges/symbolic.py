@@ -16,7 +16,7 @@ _START_SECONDS = 60.0  # importing sympy on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SymbolicComparison:
     """The outcome of comparing two mathematical texts.
 
     Attributes:
@@ -90,7 +90,7 @@ class _Worker:
 _WORKER = _Worker()
 
 
-def compare(answer: str, gold: str, seconds: float = 10.0) -> Comparison:
+def compare(answer: str, gold: str, seconds: float = 10.0) -> SymbolicComparison:
     """Return whether two mathematical texts mean the same; safe to call from any thread.
 
     Args:
@@ -100,8 +100,8 @@ def compare(answer: str, gold: str, seconds: float = 10.0) -> Comparison:
     """
     outcome = _WORKER.ask({"answer": answer, "gold": gold}, seconds)
     if outcome.get("error") is not None:
-        return Comparison(error=str(outcome["error"]))
-    return Comparison(bool(outcome["equal"]), tuple(outcome["answer"]), tuple(outcome["gold"]))
+        return SymbolicComparison(error=str(outcome["error"]))
+    return SymbolicComparison(bool(outcome["equal"]), tuple(outcome["answer"]), tuple(outcome["gold"]))
 
 
 def _line(process: subprocess.Popen[str], seconds: float) -> str:

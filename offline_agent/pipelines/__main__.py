@@ -1,4 +1,4 @@
-"""What there is to run, each with --help:
+"""The list of commands, each with --help:
 
 python -m offline_agent.pipelines.build_prefs   search tasks, judge, write preference pairs and filtered trajectories
 python -m offline_agent.pipelines.train_sft     train on demonstrations, or on verified successes

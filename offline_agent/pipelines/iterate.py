@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoopInputs:
-    """What the loop itself works with; everything else is loaded by its stages."""
+    """The loaded inputs of the loop itself; each stage loads its own."""
 
     spec: EnvSpec
     tasks: list[Task]

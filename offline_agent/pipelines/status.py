@@ -1,4 +1,4 @@
-"""What has become of a run: `python -m offline_agent.pipelines.status run_dir=RUN_DIR`.
+"""Status of a run: `python -m offline_agent.pipelines.status run_dir=RUN_DIR`.
 
 Shows shards done, running, pending, failed and lost, tasks done, the stages of a loop, and how to go on. It only reads:
 it can be given at any time, from any machine that sees the run directory; without Slurm there it tells what the run

@@ -33,7 +33,7 @@ _SMALL_SEARCH = {"tasks.n": 16, "search.simulations": 24}
 
 @dataclass
 class DpoInputs:
-    """What is trained, and on what.
+    """The loaded model and data of a training.
 
     Attributes:
         trainable: Model, tokenizer and renderer.

@@ -34,7 +34,7 @@ READING = "reading"
 
 @dataclass
 class SftInputs:
-    """What is trained, and on what.
+    """The loaded model and data of a training.
 
     Attributes:
         spec, tasks: What is demonstrated; None where rows are read.

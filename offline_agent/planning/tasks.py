@@ -46,7 +46,7 @@ class TaskCosts:
 
     @property
     def effort(self) -> Sequence[float]:
-        """By task: a measure in proportion to its time."""
+        """Return a measure of each task in proportion to its time: tokens, or calls where there are no tokens."""
         return self.tokens if sum(self.tokens) else self.calls
 
 

@@ -35,7 +35,7 @@ _SAMPLE = 0.25  # of the successes are judged again where each costs a replay fr
 
 @dataclass(slots=True)
 class MinedTree:
-    """What one tree gave.
+    """The pairs, trajectories and refusals of one tree.
 
     Attributes:
         pairs: In the order of kinds (step, trajectory, hindsight, minimal), then of the tree; not yet balanced.

@@ -44,7 +44,7 @@ class Reached:
 
 
 class World:
-    """What replays of one task have reached."""
+    """The states that replays of one task have reached."""
 
     def __init__(self, task: Task, restorer: Restorer) -> None:
         self.task = task

@@ -1,4 +1,4 @@
-"""What was not made into a row, and why; the pipeline writes it to quarantine.jsonl."""
+"""Refusals: candidates not made into a row, each with its reason; the pipeline writes them to quarantine.jsonl."""
 
 from __future__ import annotations
 

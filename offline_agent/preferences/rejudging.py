@@ -21,7 +21,7 @@ _LEAST = 4  # verdicts of a tree; of those that a coin gives, one in 16 trees wo
 
 @dataclass(frozen=True, slots=True)
 class Rejudged:
-    """What judging some verdicts of a tree again showed.
+    """The result of judging some verdicts of a tree again.
 
     Attributes:
         verdicts: Number of verdicts of the tree.

@@ -1,4 +1,4 @@
-"""How sure one value is above another: Beta posteriors over rates, and point masses where a value is known."""
+"""Probability that one value is above another: Beta posteriors over rates, and point masses where a value is known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GRID = 2048
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of one value in [0, 1].
+    """The knowledge of one value in [0, 1].
 
     Attributes:
         successes: Sum of the scores, >= 0; fractional with partial credit.

@@ -1,4 +1,4 @@
-"""What `evaluate` has to say: summary.json, and the closing tables made of it."""
+"""The results of `evaluate`: summary.json, and the closing tables made of it."""
 
 from __future__ import annotations
 

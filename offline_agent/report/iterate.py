@@ -1,4 +1,4 @@
-"""What `iterate` shows at its end."""
+"""The closing table of `iterate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each model server was asked and cost, for summaries and closing tables."""
+"""Requests and costs of each model server, for summaries and closing tables."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ _NO_SCORES: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class RolloutRules:
-    """What a simulation needs to know of the search.
+    """The settings of the search that a simulation uses.
 
     Attributes:
         max_steps, temperature, max_tokens, rollout_proposals: See `SearchSettings`.

@@ -1,4 +1,4 @@
-"""What the trainers are told and what they answer; plain values, no tensors."""
+"""Settings and results of the trainers; plain values, no tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DPO, _ANCHOR = DpoSection(), AnchorSection()
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How a model is trained.
+    """Settings of a training.
 
     Attributes:
         learning_rate: The highest.
@@ -158,7 +158,7 @@ class DpoSettings:
 
 @dataclass(frozen=True)
 class OnlineSettings:
-    """How roll-outs become updates.
+    """Settings of how roll-outs become updates.
 
     Attributes:
         rounds: Batches of roll-outs, each played with one version of the weights.
@@ -198,7 +198,7 @@ class OnlineSettings:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a training run did, over all its sessions.
+    """The result of a training run, over all its sessions.
 
     Attributes:
         updates: Optimizer updates.

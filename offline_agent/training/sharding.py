@@ -149,7 +149,7 @@ def _like(whole: Tensor, own: Tensor) -> Tensor:
 
 
 class ShardedWeights:
-    """What a trainer of transformers does otherwise where weights are sharded; it comes before that in the bases.
+    """Mixin for a trainer of transformers whose weights are sharded; it precedes the trainer in the bases.
 
     Attributes:
         sharded: Whether they are, from the beginning of training on.

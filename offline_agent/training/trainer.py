@@ -128,7 +128,7 @@ class PackedTrainer(CheckedWeights):
 
     @property
     def _mean_of(self) -> int:
-        """Of how many processes' gradients shards get the mean, where the sum is wanted."""
+        """Return the number of processes over which sharded gradients are averaged; the loss is multiplied by it."""
         return self.accelerator.num_processes if self.sharded else 1
 
     def idle(self, packs: Sequence[Sequence[Unit]], mine: Sequence[Any]) -> list[list[Unit]]:

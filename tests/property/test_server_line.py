@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from offline_agent.policies.server.queue import AHEAD, RequestQueue, WaitingRequest
+from offline_agent.policies.server.queue import AHEAD, ServerQueue, WaitingRequest
 from offline_agent.policies.server.router import Router
 
 
@@ -21,7 +21,7 @@ class Waits(RuleBasedStateMachine):
     def start(self, servers: int, most: int) -> None:
         self.names = [f"server {n}" for n in range(servers)]
         self.router = Router(self.names, most=most, clock=lambda: 0.0)
-        self.line = RequestQueue(self.router)
+        self.line = ServerQueue(self.router)
         self.flying: list[tuple[str, WaitingRequest]] = []
         self.failed: dict[int, set[str]] = {}
         self.passed: dict[int, int] = {}
@@ -100,7 +100,7 @@ TestWaits = Waits.TestCase
 def test_a_request_is_overtaken_four_times_for_each_server_and_not_once_more(servers: int) -> None:
     names = [f"server {n}" for n in range(servers)]
     router = Router(names, most=1)
-    line = RequestQueue(router)
+    line = ServerQueue(router)
     free, full = names[0], names[1:]
     for name in full:
         router.begin(name)
@@ -122,7 +122,7 @@ def test_a_request_is_overtaken_four_times_for_each_server_and_not_once_more(ser
 
 def test_what_is_beyond_the_look_ahead_is_not_seen_and_no_server_is_idle() -> None:
     router = Router(["a", "b"], most=1)
-    line = RequestQueue(router)
+    line = ServerQueue(router)
     router.begin("b")
     keys = [f"tree {n}" for n in range(200)]
     at_a, at_b = ([key for key in keys if router.home(key) == name] for name in "ab")
@@ -138,7 +138,7 @@ def share_at_home(servers: int, trees: int, ahead: int | None, seed: int, answer
     rng = random.Random(seed)
     names = [f"server {n}" for n in range(servers)]
     router = Router(names, most=8)
-    line = RequestQueue(router, ahead)
+    line = ServerQueue(router, ahead)
     outside = deque(f"tree {rng.randrange(trees)}" for _ in range(answers + 16 * servers))
     flying: list[tuple[str, str]] = []
     home = 0
@@ -168,7 +168,7 @@ def test_trees_stay_where_they_are_cached_though_all_servers_are_full(servers: i
 @settings(max_examples=20, deadline=None)
 def test_one_server_is_first_come_first_served(seed: int) -> None:
     rng = random.Random(seed)
-    line = RequestQueue(Router(["a"], most=4))
+    line = ServerQueue(Router(["a"], most=4))
     waiters = [line.waiter(f"tree {rng.randrange(5)}") for _ in range(20)]
     for waiter in waiters:
         line.join(waiter)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Iteration:
-    """What one iteration has come to know."""
+    """The results that one iteration has so far."""
 
     number: int
     choice: Choice

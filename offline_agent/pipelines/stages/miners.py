@@ -52,7 +52,7 @@ _GRACE = 10.0  # seconds that idle processes may take to end
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """What one tree gave, ready to be written.
+    """The rows, refusals and figures of one tree, ready to be written.
 
     Attributes:
         figures: Of the tree.
@@ -75,7 +75,7 @@ class TreeRows:
 
 @dataclass(frozen=True, slots=True)
 class MinerSettings:
-    """What mining needs; can be handed to another process.
+    """The settings of mining; can be pickled for another process.
 
     Attributes:
         config: The command's.

@@ -1,4 +1,4 @@
-"""Who samples the actions of the online stage, and how the trainer's weights reach it."""
+"""The sampler of the online stage's actions, and the way of the trainer's weights to it."""
 
 from __future__ import annotations
 

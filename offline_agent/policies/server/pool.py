@@ -23,7 +23,7 @@ from offline_agent.policies.server.agreement import Agreement, ProbeScore
 from offline_agent.policies.server.client import ModelServer
 from offline_agent.policies.server.endpoint import RequestRefused, ServerUnreachable, model_name
 from offline_agent.policies.server.kept_weights import KeptCheckpoint, forget, keep, unchanged
-from offline_agent.policies.server.queue import RequestQueue, WaitingRequest
+from offline_agent.policies.server.queue import ServerQueue, WaitingRequest
 from offline_agent.policies.server.router import Router
 from offline_agent.policies.weights import Probe, Shapes, WeightsLock, WeightUpdate, check_same_model, tensor_shapes
 from offline_agent.rendering.renderer import Renderer
@@ -71,7 +71,7 @@ class ServerPool:
             raise ConfigError(f"policy.bound, policy.backoff, policy.concurrency: {error}") from error
         self._retries, self._patience = retries, patience
         self._agreement = Agreement(renderer, tolerance)
-        self._queue = RequestQueue(self._router)
+        self._queue = ServerQueue(self._router)
         self._condition = threading.Condition()  # guards the router, the queue, the reasons and the update
         self._closing = threading.Event()
         self._gate = WeightsLock()

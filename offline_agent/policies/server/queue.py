@@ -42,7 +42,7 @@ class WaitingRequest:
         self.known = (-1, -1)
 
 
-class RequestQueue:
+class ServerQueue:
     """The waiting requests in order; see the module. Not thread-safe.
 
     Args:

@@ -77,7 +77,7 @@ class PairFacts:
 
     @property
     def delta(self) -> int:
-        """How much longer the chosen side is."""
+        """Return how much longer the chosen side is."""
         return self.chosen_length - self.rejected_length
 
 

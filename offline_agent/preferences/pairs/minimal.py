@@ -1,4 +1,4 @@
-"""Which steps of a success mattered: by deletion, which also shortens it, and by counterfactual rollouts."""
+"""Tests of which steps of a success mattered: deletion, which also shortens it, and counterfactual rollouts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rollout = Callable[[Task, Sequence[Step], int], Sequence[Verdict]]
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What deletion found out about one success.
+    """The result of deleting steps of one success.
 
     Attributes:
         criticality: float [steps] of the original: 1.0 = without this step alone the task is no longer verified,

@@ -1,4 +1,4 @@
-"""What the policy itself would make of an action: the tree's values, weighted by how often it proposes each move.
+"""The value of an action under the policy itself: the tree's values, weighted by how often it proposes each action.
 
 The mean that a search backs up favours what the search has found to be good, below the better-visited actions more
 than below the others, so siblings compare unfairly. Proposals are fair draws from the policy: weighting by their counts
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from offline_agent.search.tree import Node, SearchTree
 
 
-class Estimate(NamedTuple):
+class PolicyValue(NamedTuple):
     """A value and the variance of its estimate."""
 
     mean: float
     variance: float
 
 
-def policy_values(tree: SearchTree, use_success: bool = False) -> dict[int, Estimate]:
+def policy_values(tree: SearchTree, use_success: bool = False) -> dict[int, PolicyValue]:
     """Return Q^π of every edge that something is known of, by edge id.
 
     V(h) = Σ_a p_a Q(h, a), p_a the share of a's proposals among those drawn at h. Its variance is Σ p_a² Var Q_a plus
@@ -35,8 +35,8 @@ def policy_values(tree: SearchTree, use_success: bool = False) -> dict[int, Esti
         use_success: Ends are worth 1 or 0 by their success, not their score.
     """
     spread = _spread(tree, use_success)
-    values: dict[int, Estimate] = {}
-    nodes: dict[int, Estimate] = {}
+    values: dict[int, PolicyValue] = {}
+    nodes: dict[int, PolicyValue] = {}
     for node in reversed(tree.nodes):
         estimate = _end(node, use_success) if node.terminated or node.truncated else _mix(node, nodes, spread)
         if estimate is None:
@@ -47,7 +47,7 @@ def policy_values(tree: SearchTree, use_success: bool = False) -> dict[int, Esti
     return values
 
 
-def as_evidence(estimate: Estimate, most: float | None = None) -> Evidence:
+def as_evidence(estimate: PolicyValue, most: float | None = None) -> Evidence:
     """Return the estimate as the sums of equally informative independent scores.
 
     Args:
@@ -71,22 +71,22 @@ def _spread(tree: SearchTree, use_success: bool) -> float:
     return mean * (1 - mean)
 
 
-def _end(node: Node, use_success: bool) -> Estimate | None:
+def _end(node: Node, use_success: bool) -> PolicyValue | None:
     if node.truncated:
-        return Estimate(0.0, 0.0)
+        return PolicyValue(0.0, 0.0)
     if node.verdict is None or node.verdict.score is None:
         return None
-    return Estimate(float(node.verdict.success is True) if use_success else node.verdict.score, 0.0)
+    return PolicyValue(float(node.verdict.success is True) if use_success else node.verdict.score, 0.0)
 
 
-def _mix(node: Node, nodes: dict[int, Estimate], spread: float) -> Estimate | None:
-    known: list[tuple[int, Estimate]] = []
+def _mix(node: Node, nodes: dict[int, PolicyValue], spread: float) -> PolicyValue | None:
+    known: list[tuple[int, PolicyValue]] = []
     unknown = 0
     for edge in node.edges:
         draws = max(edge.count, 1)
         found = nodes.get(edge.child.id) if edge.child is not None and edge.quarantined is None else None
         if edge.child is None and edge.fault == "no_end":  # proposed and not followed: known without executing it
-            found = Estimate(0.0, 0.0)
+            found = PolicyValue(0.0, 0.0)
         if found is None:
             unknown += draws
         else:
@@ -100,4 +100,4 @@ def _mix(node: Node, nodes: dict[int, Estimate], spread: float) -> Estimate | No
     own = sum(draws * found.variance for draws, found in known) / n
     seen = max(0.0, sum(draws * ((found.mean - mean) ** 2 - found.variance) for draws, found in known))
     between = (seen + max(0.0, spread - own)) / n
-    return Estimate(mean, within + between / n)
+    return PolicyValue(mean, within + between / n)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from offline_agent.preferences.pairs.policy_value import Estimate, as_evidence, policy_values
+from offline_agent.preferences.pairs.policy_value import PolicyValue, as_evidence, policy_values
 from offline_agent.preferences.statistics import Evidence, posterior_mean, probability_above
 from offline_agent.search.selection import mix
 
@@ -32,7 +32,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How actions are valued and compared.
+    """Settings by which actions are valued and compared.
 
     Attributes:
         prior: Parameter of the symmetric Beta prior.
@@ -63,7 +63,7 @@ class Siblings:
         policy: The policy-weighted value of each edge, by edge id; empty where they are not asked.
     """
 
-    def __init__(self, rules: Comparison, policy: Mapping[int, Estimate]) -> None:
+    def __init__(self, rules: Comparison, policy: Mapping[int, PolicyValue]) -> None:
         self.rules = rules
         self._policy = policy
 

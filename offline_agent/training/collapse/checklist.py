@@ -124,7 +124,7 @@ def _number(value: Any) -> float:
 
 
 def _efficiency(numbers: list[dict[str, float]], window: int) -> str:
-    """What the environment steps bought."""
+    """Return the gain for the environment steps taken."""
     steps = max((each["env_steps"] for each in numbers if "env_steps" in each), default=0.0)
     measured = "success_mean" if any("success_mean" in each for each in numbers) else "reward_mean"
     span = _span([each[measured] for each in numbers if measured in each], window)

@@ -1,4 +1,4 @@
-"""What the collapse watch remembers: one series for each figure, and what can be said of it."""
+"""The memory of the collapse watch: one series for each figure, and the questions that rules ask of it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ STOP = ("mask", "nothing_scored", "echo_trap", "collapse")
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """When the watch speaks, and when it stops the run.
+    """Settings: when the watch warns, and when it stops the run.
 
     `start` below is the median of a figure's first window. The defaults suit models of any size: what a model's size
     decides (entropy, spread, length, gradient norm) is measured against the run's own start.
@@ -118,7 +118,7 @@ class WatchSettings:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the watch says of a run.
+    """One finding of the watch.
 
     Attributes:
         rule: One of `RULE_NAMES`.
@@ -137,7 +137,7 @@ class Finding:
 
 @dataclass
 class _RuleState:
-    """How long a rule has held or not held, and whether it was said."""
+    """State of one rule: how long it has held or not held, and whether it was reported."""
 
     held: int = 0
     free: int = 0

@@ -1,4 +1,4 @@
-"""What was read, kept and left out of the data of a training run."""
+"""Counts of the rows that were read, kept and left out of the data of a training run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNUSABLE = "its messages cannot be encoded: "
 
 @dataclass
 class LoadReport:
-    """What was read, kept and left out.
+    """Counts of rows read, kept and left out.
 
     Attributes:
         files: Paths of the files read.

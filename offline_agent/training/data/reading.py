@@ -26,7 +26,7 @@ _NAMED = ("kind", "origin", "task_id", "split", "tree_id", "node_id", "chosen_ed
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """What a kind of row is made of.
+    """The columns of one kind of row.
 
     Attributes:
         tables: Where run directories keep such rows.
@@ -80,7 +80,7 @@ class SourceRow:
 
     @property
     def certificate(self) -> dict[str, Any]:
-        """What its certificate says; empty where it has none."""
+        """Return its parsed certificate; empty where it has none."""
         text = self.row.get("certificate")
         return {} if text is None else certificate.parse(text)
 

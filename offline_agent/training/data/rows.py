@@ -1,4 +1,4 @@
-"""What trainers are fed: preference pairs and trajectories as token ids and masks, every certificate checked again.
+"""Training rows: preference pairs and trajectories as token ids and masks, every certificate checked again.
 
 Knows files and certificates, not tensors.
 """

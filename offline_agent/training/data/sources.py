@@ -1,4 +1,4 @@
-"""Where rows come from: tables of finished run directories and loose files, read a batch at a time."""
+"""Sources of rows: tables of finished run directories and loose files, read a batch at a time."""
 
 from __future__ import annotations
 

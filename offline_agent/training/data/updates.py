@@ -1,4 +1,4 @@
-"""Which rows make one optimizer update, and in which packs: deterministic in the seed and the epoch."""
+"""The schedule of updates: the rows and packs of each optimizer update, deterministic in the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What must be in one forward pass: the two sides of a pair, or one trajectory.
+    """The rows that must be in one forward pass: the two sides of a pair, or one trajectory.
 
     Attributes:
         name: For messages.

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 
 class PairSums(NamedTuple):
-    """What a preference loss sees of B pairs; all tensors [B]."""
+    """The sums of B pairs from which a preference loss is computed; all tensors [B]."""
 
     chosen: Tensor
     rejected: Tensor

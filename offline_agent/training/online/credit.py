@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CreditAssignment:
-    """How a trajectory's reward becomes its tokens' advantages.
+    """Settings of how a trajectory's reward becomes its tokens' advantages.
 
     Attributes:
         by: trajectory: one advantage for all of it. turn: one for each turn, from the branches of its group.

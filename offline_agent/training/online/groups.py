@@ -1,4 +1,4 @@
-"""Which tasks are played in a round, in which groups, and what became of them. Knows no tokens and no tensors.
+"""Rounds of groups: the tasks that are played, and their outcomes. Uses no tokens and no tensors.
 
 A round is played with one version of the weights. Its tasks are drawn by what is known of them: those that are solved
 about half of the time teach most (algorithms §6, p(1-p)); those that failed come back; those that were always solved
@@ -30,7 +30,7 @@ Play = Callable[[Sequence[AttemptRequest], int], Iterable[Attempt]]
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """How rounds are made.
+    """Settings of rounds.
 
     Attributes:
         tasks: Groups of one round.
@@ -140,7 +140,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Round:
-    """What was played with one version of the weights.
+    """The groups that one version of the weights played.
 
     Attributes:
         number: From 0.

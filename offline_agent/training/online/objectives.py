@@ -25,7 +25,7 @@ _CHOICES = {"baseline": Baseline, "scale": Scale, "ratio": Ratio, "surrogate": S
 
 @dataclass(frozen=True)
 class Objective:
-    """What is maximised; every member of the family is a combination of these.
+    """The objective; every member of the family is a combination of these settings.
 
     Attributes:
         name: The entry of `OBJECTIVES` that it was made from, for manifests.

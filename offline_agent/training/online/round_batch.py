@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlayedRound:
-    """What a round gave.
+    """The samples and figures of a round.
 
     Attributes:
         samples: What is trained on; may be empty.

@@ -313,5 +313,5 @@ class OnlineTrainer(CriticTrainer, GRPOTrainer):  # type: ignore[misc]
 
 
 def _rewarded(completions: Sequence[Any], **_: Any) -> list[float | None]:
-    """What TRL asks for and never calls: rewards come with the roll-outs."""
+    """Placeholder that TRL requires and never calls: rewards come with the roll-outs."""
     return [None] * len(completions)

@@ -29,7 +29,7 @@ class Unshareable(Exception):
 
 @dataclass
 class AttentionPlan:
-    """What the attention of one call works from; travels through the model as a keyword argument.
+    """Inputs of the attention of one call; passed through the model as a keyword argument.
 
     Attributes:
         pack: The trie.
@@ -44,7 +44,7 @@ class AttentionPlan:
 
 @dataclass
 class _BlockLayout:
-    """How to split packed tokens, and each block's pieces and mask."""
+    """Sizes by which packed tokens are split, and each block's pieces and mask."""
 
     query_sizes: list[int]
     key_sizes: list[int]

@@ -1,4 +1,4 @@
-"""Which packed queries attend to which packed keys, cut into blocks that a fast attention kernel can take."""
+"""The attention pattern of packed sequences, cut into blocks that a fast attention kernel accepts."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ __all__ = ["Pack", "Scorer", "Scores", "Sequence", "pack", "plan"]
 
 
 class Scores(NamedTuple):
-    """Of the scored tokens of a pack.
+    """Scores of the scored tokens of a pack.
 
     Attributes:
         logps: [S] float32, natural logarithms; carries gradients.
@@ -50,7 +50,7 @@ class Scores(NamedTuple):
 
 
 class _ScoreOptions(NamedTuple):
-    """What a forward pass is to give beside log-probabilities, and the temperature of those."""
+    """Outputs of a forward pass beside log-probabilities, and the temperature of those."""
 
     entropy: bool = False
     temperature: float = 1.0

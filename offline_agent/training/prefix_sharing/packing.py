@@ -1,4 +1,4 @@
-"""Which sequences go into one pack: token budgets are filled with what shares prefixes."""
+"""Packing: token budgets are filled with sequences that share prefixes."""
 
 from __future__ import annotations
 

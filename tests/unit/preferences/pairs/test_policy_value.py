@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from offline_agent.preferences.pairs.policy_value import Estimate, as_evidence, policy_values
+from offline_agent.preferences.pairs.policy_value import PolicyValue, as_evidence, policy_values
 from offline_agent.records import Action
 from tests.helpers import preferences as kit
 
@@ -12,7 +12,7 @@ def test_weights_by_proposals_not_by_visits() -> None:
     kit.chain(tree, tree.edges[0], [("A", 1, 1.0), ("B", 3, 0.0)])
     values = policy_values(tree)
     assert values[0].mean == pytest.approx(0.25)
-    assert values[1] == Estimate(1.0, 0.0) and values[2] == Estimate(0.0, 0.0)
+    assert values[1] == PolicyValue(1.0, 0.0) and values[2] == PolicyValue(0.0, 0.0)
     assert 0.02 < values[0].variance < 0.12
 
 
@@ -76,6 +76,6 @@ def test_success_counts_whole_ends_only() -> None:
 
 
 def test_evidence_never_counts_for_more_than_its_rollouts() -> None:
-    assert as_evidence(Estimate(0.5, 0.0001)).count > 100
-    assert as_evidence(Estimate(0.5, 0.0001), most=7).count == pytest.approx(7)
-    assert as_evidence(Estimate(0.5, 0.05)).count == pytest.approx(5, rel=0.01)
+    assert as_evidence(PolicyValue(0.5, 0.0001)).count > 100
+    assert as_evidence(PolicyValue(0.5, 0.0001), most=7).count == pytest.approx(7)
+    assert as_evidence(PolicyValue(0.5, 0.05)).count == pytest.approx(5, rel=0.01)
