@@ -4,7 +4,7 @@ Run `python benchmarks/pair_accuracy.py`. Two truths: random choice tasks with a
 under the policy are computed exactly; and the shop, where the truth is 64 fresh rollouts of each side. A pair is right
 if the side called better has the higher value under the policy; a tie is wrong.
 
-Rules: ours (`StepPairs`); ours without the second opinion (algorithms.md section 4 as written); the open AgentQ's
+Rules: ours (`StepPairs`); ours without the second opinion (one estimate, from the rollouts alone); the open AgentQ's
 (sentient-engineering/agent-q: on the best path found, the action taken beats every sibling, tried or not); best child
 against worst child by mean Q where the gap is at least 0.1, whatever the visits (AgentQ's paper, without its critic);
 every two tried siblings with a gap of at least 0.2.

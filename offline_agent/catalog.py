@@ -54,8 +54,8 @@ def resolve(kind: Kind, name: str, key: str | None = None) -> Any:
     """Return the object that a short name, `module:Class` or `path/to/file.py:Class` stands for.
 
     Args:
-        kind: Which table short names are looked up in.
-        name: What the user wrote. Modules are looked for in the current directory too.
+        kind: The table in which short names are looked up.
+        name: The name that the user wrote. Modules are looked for in the current directory too.
         key: The configuration key that messages name; None = the kind.
 
     Raises:
@@ -79,7 +79,7 @@ def load(key: str, path: str) -> Any:
 
     Args:
         key: The configuration key the path is from, for messages.
-        path: Where it is.
+        path: Its path.
 
     Raises:
         ConfigError: As `resolve`.

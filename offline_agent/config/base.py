@@ -16,7 +16,7 @@ def key(default: Any, about: str, *, free: bool = False, **limits: Any) -> Any:
 
     Args:
         default: Its default.
-        about: What it means, for `--help`.
+        about: Its meaning, for `--help`.
         free: Results do not depend on it, so it may differ when a run is resumed.
         limits: pydantic's `ge`, `gt`, `le`, `lt`, `min_length`, `strict`.
     """

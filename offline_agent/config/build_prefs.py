@@ -252,7 +252,7 @@ class RunConfig(Section):
     """Keys of every command.
 
     Attributes:
-        about: What the command does, in one sentence, for `--help`.
+        about: Purpose of the command, in one sentence, for `--help`.
         main_keys: Paths of the keys that `--help` shows; empty = all.
         examples: Arguments of the command, each with what it does, for `--help`.
     """

@@ -22,7 +22,7 @@ class Executed(NamedTuple):
     """One executed action.
 
     Attributes:
-        result: What answered it.
+        result: The answer to it.
         verdict: On the state reached, where it was judged (see `execute`); None otherwise.
         fingerprint: Of that state, where it was read; None otherwise, and where the environment offers none.
     """

@@ -1,4 +1,4 @@
-"""Which tasks to search next: those that are solved about half of the time teach most (algorithms §6, p(1-p))."""
+"""The choice of the tasks to search next, by learnability p(1 - p): tasks solved half of the time teach most."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def choose(
 
     Args:
         tasks: All that may be chosen.
-        known: What is known of those that were searched, by task id (`success_rates`).
-        n: How many; None = as many as there are.
+        known: Results of the tasks that were searched, by task id (`success_rates`).
+        n: Number of tasks; None = all.
         new_share: Share of tasks that were never searched, in [0, 1].
         solved_share: Largest share of tasks that were always solved, in [0, 1).
         seed: The same seed gives the same choice.

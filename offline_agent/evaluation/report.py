@@ -164,7 +164,7 @@ def protocol(
     resamples: int,
     limits: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return everything that a reader must know to repeat or to doubt a figure (algorithms.md section 8)."""
+    """Return the facts that a reader needs to repeat a figure or to doubt it."""
     return {
         "environment": dict(environment),
         "policy": dict(policy),

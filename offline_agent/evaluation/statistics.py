@@ -232,7 +232,7 @@ def confidence_not_worse(candidate: Outcomes, incumbent: Outcomes, margin: float
 
     Args:
         candidate, incumbent: Scores by task, in [0, 1].
-        margin: What a candidate may lose and still count as not worse, >= 0.
+        margin: The loss that still counts as not worse, >= 0.
 
     Returns:
         In [0, 1]; None where fewer than two tasks were scored on both sides.

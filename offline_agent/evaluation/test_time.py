@@ -92,11 +92,12 @@ def search_trees(
     """Search each task with MCTS and yield the best branch of each tree as an attempt, in the order of finishing.
 
     Args:
-        spec, tasks, engine, pool: What is searched, by whom, where.
+        spec, tasks: The environment and the tasks to search.
+        engine, pool: The policy's engine, and the pool of environments.
         settings: How.
         policy: `candidate` or `against`.
         seed: The run's seed; a tree depends on (seed, task) alone.
-        reward: What guides the search beside the verifier; see `TreeSearch`.
+        reward: The composite reward that guides the search beside the verifier; see `TreeSearch`.
         critic: Scores proposals.
         segment: The renderer's, by which prompt tokens are counted.
         trees_in_flight, reset_seconds, critic_seconds, seconds, tick: See `Scheduler`.

@@ -71,7 +71,7 @@ def repository_tests(
     """Judge a patch by a repository's tests (SWE-bench, Jimenez et al. 2024).
 
     Args:
-        patch: What the policy changed, as a diff.
+        patch: The policy's changes, as a diff.
         run: Applies it and runs the tests.
         must_pass: Ids of tests that fail without the patch and must pass with it.
         must_stay: Ids of tests that pass without it and must still pass.

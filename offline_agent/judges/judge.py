@@ -55,7 +55,7 @@ class Judge:
         """Return the verdict on a trajectory.
 
         Args:
-            trajectory: What was done; its verdict is the environment's own. Perhaps without a step, and not
+            trajectory: The episode; its verdict is the environment's own. Perhaps without a step, and not
                 `terminated` where the state in the middle of an episode is judged.
         """
         try:
@@ -79,7 +79,7 @@ def as_verdict(value: Any, name: str, version: str, who: str) -> Verdict:
         value: A verdict, a score in [0, 1], a bool, or None.
         name: The scorer's name; a verdict keeps its own.
         version: The scorer's version, likewise.
-        who: What returned the value, for errors.
+        who: Name of the judge that returned the value, for errors.
 
     Raises:
         ValueError, TypeError: The value is none of these.

@@ -34,7 +34,7 @@ class Reward:
 
 
 class CompositeReward:
-    """r = w_o·outcome + w_f·format + w_t·tool + w_l·length (algorithms.md section 3).
+    """r = w_o·outcome + w_f·format + w_t·tool + w_l·length (docs/verifiers.md, "The composite reward").
 
     Called with a trajectory it returns the reward scaled to [0, 1], as a search backs it up: (r − least) / (greatest −
     least) of what the weights allow. The scaling is affine, so it changes no order and no comparison of means.
@@ -55,7 +55,7 @@ class CompositeReward:
         length_rule: `linear`: λ·max(0, T − target), at most 1. `sigmoid`: outcome·σ((T − target)/τ), which with
             length = −outcome is the form r·σ(−(T − target)/τ). `dapo`: linear inside the last `cache` before
             `longest`, 1 beyond (DAPO, Yu et al. 2025, eq. 13). `none`.
-        unit: What T counts: `steps`, `tokens` (no score where an action has no ids) or `characters`.
+        unit: The unit of T: `steps`, `tokens` (no score where an action has no ids) or `characters`.
         target, slope, tau: T_target, λ and τ.
         longest, cache: L_max and L_cache of `dapo`.
 

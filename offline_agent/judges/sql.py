@@ -36,7 +36,7 @@ def sql(
     A query that does not run, or tries anything but reading, is wrong; one that runs out of its limits has no score.
 
     Args:
-        query: What was answered.
+        query: The query that was answered.
         gold: A right query.
         database: Path of a SQLite file; opened read-only.
         ordered: Whether the order counts; None = it does where the right query has an ORDER BY.

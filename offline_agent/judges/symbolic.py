@@ -21,7 +21,7 @@ class SymbolicComparison:
 
     Attributes:
         equal: Whether they mean the same; False where the answer could not be read at all.
-        answer, gold: What each was read as.
+        answer, gold: The expressions that each was read as.
         error: Why they could not be compared; None where they could.
     """
 

@@ -69,7 +69,7 @@ def exact_match(answer: str, gold: str | Sequence[str], normalised: bool = True)
     """Judge an answer by equality with one of the accepted ones.
 
     Args:
-        answer: What was answered.
+        answer: The given answer.
         gold: The accepted answer, or several.
         normalised: Compare as `normalise` leaves them; False compares the texts themselves.
     """
@@ -84,7 +84,7 @@ def f1(answer: str, gold: str | Sequence[str], threshold: float = 1.0) -> tuple[
     """Judge an answer by the F1 of its words against the nearest accepted answer (SQuAD, Rajpurkar et al. 2016).
 
     Args:
-        answer: What was answered.
+        answer: The given answer.
         gold: The accepted answer, or several.
         threshold: The least F1 that is a success.
     """
@@ -174,8 +174,8 @@ def purchase(bought: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> tup
     """Judge a purchase by WebShop's reward; see `purchase_reward`.
 
     Args:
-        bought: What was bought; None where nothing was.
-        wanted: What was asked for.
+        bought: The product that was bought; None where none was.
+        wanted: The requested product.
     """
     if bought is None:
         return 0.0, False, {"bought": None}

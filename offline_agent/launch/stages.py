@@ -80,7 +80,7 @@ def run_stage(stage: Stage, say: Say, again: str) -> dict[str, Any]:
     Args:
         stage: The stage.
         say: Called with each line for the user.
-        again: How to resume the loop, for the message if the stage fails.
+        again: The command that resumes the loop, for the message if the stage fails.
 
     Raises:
         TrainingError: The stage failed; the message has its last lines, and how to go on.

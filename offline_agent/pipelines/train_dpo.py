@@ -38,9 +38,9 @@ class DpoInputs:
     Attributes:
         trainable: Model, tokenizer and renderer.
         dpo: The loss.
-        pairs, report: What is learnt from; None while it is to be searched for.
+        pairs, report: The training pairs; None before the search.
         anchors, replayed: Trajectories to replay, and what was left out of them; None where none are.
-        notes: What the user should be told.
+        notes: Notes for the user.
     """
 
     trainable: training.Trainable

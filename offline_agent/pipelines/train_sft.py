@@ -37,9 +37,9 @@ class SftInputs:
     """The loaded model and data of a training.
 
     Attributes:
-        spec, tasks: What is demonstrated; None where rows are read.
+        spec, tasks: The environment and tasks to demonstrate; None where rows are read.
         trainable: Model, tokenizer and renderer; None while a new model waits for the texts of its tokenizer.
-        rows, report: What is learnt from; None while it is to be demonstrated.
+        rows, report: The training rows; None before the demonstrations.
     """
 
     spec: EnvSpec | None = None

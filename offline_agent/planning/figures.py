@@ -103,7 +103,7 @@ class Figure:
         name: Its name in summary.json.
         forecast: The expected value.
         unit: `tokens`, `calls`, `rows`, `seconds`, `bytes` …
-        note: Where it comes from, or why it is not known.
+        note: Its source, or the reason why it is not known.
     """
 
     name: str

@@ -41,12 +41,12 @@ class MinedTree:
         pairs: In the order of kinds (step, trajectory, hindsight, minimal), then of the tree; not yet balanced.
         trajectories: Every finished branch, then relabelled and shortened ones.
         filtered: Those kept for rejection fine-tuning, shortest first.
-        refusals: What was refused, and why.
+        refusals: The refused pairs and trajectories, with reasons.
         replays: Number of replays run.
         tool_calls: Number of actions executed by them.
         asked: Number of actions that were asked of them: those that replays from the start would execute.
         left_out: Number of replays that the budget did not pay for.
-        rejudged: What judging verdicts again showed; None where none was.
+        rejudged: The result of judging verdicts again; None where none was.
     """
 
     pairs: list[PreferencePair] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Miner:
             environment can be copied, else a quarter.
         replay_budget: Most calls that replays of a tree may make, as a share of the calls of its search. Judging again
             comes first; hindsight leaves half of what it finds to minimal pairs and deletion. None = no limit.
-        step_seconds, reset_seconds, live_states: What replays may take and keep; see `Replayer`.
+        step_seconds, reset_seconds, live_states: Limits of replays; see `Replayer`.
         evaluation: Arguments of the evaluation tasks, where `spec` cannot list them; None = ask `spec`.
     """
 

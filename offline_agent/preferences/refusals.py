@@ -12,9 +12,9 @@ class Refusal:
     """One row, branch or candidate that was refused.
 
     Attributes:
-        kind: What was refused: `tree`, `branch`, `step`, `trajectory`, `hindsight`, `minimal`, `filtered`,
-            `pair` or `row`.
-        name: Which one: the task's id, then nodes or edges after a slash.
+        kind: The kind of the refused object: `tree`, `branch`, `step`, `trajectory`, `hindsight`, `minimal`,
+            `filtered`, `pair` or `row`.
+        name: Its name: the task's id, then nodes or edges after a slash.
         reason: One readable sentence: the rule, what it asks and what it got.
         facts: JSON-serialisable figures behind the reason.
     """

@@ -27,7 +27,7 @@ class Rejudged:
         verdicts: Number of verdicts of the tree.
         judged: Number of those that were judged again.
         broken: Number of those whose replay broke or could not be judged; they say nothing of the verdict.
-        disagreements: What differed, one sentence for each verdict or history that did not repeat.
+        disagreements: One sentence for each verdict or history that did not repeat.
     """
 
     verdicts: int

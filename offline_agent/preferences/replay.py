@@ -38,8 +38,8 @@ class Replay:
         verdict: The end state's verdict.
         terminated: The episode is over by itself.
         start_verdict: The verdict right after `reset`.
-        start_goal: What the state achieved right after `reset`; None where the environment does not say.
-        goals: What the state achieves after each step; None where the environment does not say.
+        start_goal: The goal that the state achieved right after `reset`; None where the environment does not say.
+        goals: The goals that the state achieves after each step; None where the environment does not say.
     """
 
     context: Context
@@ -65,9 +65,9 @@ class Replayer:
 
     Args:
         spec: The environment. One that is dear to start (`replay_only`) is kept and reset, over all tasks.
-        seconds: What each action of a replay may take; the world of one that takes longer is abandoned. None = no
+        seconds: Time limit of each action of a replay; the world of one that takes longer is abandoned. None = no
             limit.
-        reset_seconds: What opening and resetting it may take beside them; None = as long as an action.
+        reset_seconds: Time limit of opening and resetting it; None = that of an action.
         live_states: Most copies kept of one task; one where the environment cannot be copied.
 
     Attributes:
@@ -281,7 +281,7 @@ def extend(prefix: Context, steps: Sequence[Step], closing: bool = True) -> Cont
 
     Args:
         prefix: The history so far.
-        steps: What follows.
+        steps: The actions that follow.
         closing: False leaves out the last step's observation, so that the history ends with the policy's turn.
     """
     context = prefix

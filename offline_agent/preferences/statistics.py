@@ -68,7 +68,7 @@ def posterior_mean(evidence: Evidence, prior: float = PRIOR, most: float = math.
     """Return the known value, else the mean of Beta(prior + successes, prior + failures).
 
     Args:
-        evidence: What is known.
+        evidence: The successes and failures.
         prior: Both parameters of the symmetric prior, > 0.
         most: Number of scores, > 0, for which the evidence counts at most; its mean stays as it is.
     """

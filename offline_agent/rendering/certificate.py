@@ -101,7 +101,7 @@ def resealed(text: str, changed: Mapping[str, Any]) -> str:
     """Return a sealed certificate with what it says of some columns replaced.
 
     Args:
-        text: What `seal` returned.
+        text: The sealed certificate.
         changed: The columns that have another value since, by the program's own names.
     """
     data = json.loads(text)

@@ -55,7 +55,7 @@ class TreeFigures(NamedTuple):
 
     Attributes:
         totals: Counts that are added up.
-        stopped: What ended its search.
+        stopped: The reason why its search ended.
         rollouts: Of the policy's first roll-outs that were judged: whether greedy, and the success, 0 or 1.
         best: Whether a verified success is in it, 0 or 1, and the best score; None for a tree in quarantine.
     """

@@ -46,7 +46,7 @@ def summary(
         openings: System prompts and tools that attempts began with.
         other: The policy the candidate is compared with, played in this run.
         earlier: The earlier evaluation it is compared with.
-        elsewhere: What other processes asked of the policies' servers; see `of_servers`.
+        elsewhere: Counts of other processes' requests to the policies' servers; see `of_servers`.
     """
     how = (config.confidence, config.resamples, config.seed)
     candidate = report.by_mode(attempt for attempt in played["candidate"] if attempt.mode != EXTRA)

@@ -76,7 +76,7 @@ def sampler_figures(prefilled: int, cached: int, handed: WeightUpdate | None) ->
 
     Args:
         prefilled, cached: Prompt tokens computed, and prompt tokens found in the prefix cache.
-        handed: How the sampler took the weights of the round; see `weights.WeightUpdate`.
+        handed: The weight update of the sampler in the round; see `weights.WeightUpdate`.
     """
     out = {}
     if prefilled + cached:

@@ -109,7 +109,7 @@ class Command(Generic[C, P]):
             the facts for the manifest.
         run: Does the work; returns the summary, JSON-serialisable.
         show: Returns the closing text or table of a summary.
-        spread: How its tasks are divided into shards; None = they are not.
+        spread: Division of its tasks into shards; None = none.
     """
 
     name: str

@@ -79,7 +79,7 @@ class RequestQueue:
 
     Args:
         engine: Answers proposals.
-        pool: Where the critic is called.
+        pool: The pool whose threads call the critic.
         critic: Scores proposals.
         counts: Counts requests, tokens and faults.
         most_errors: Failures of the policy in a row after which the run stops.

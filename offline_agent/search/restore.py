@@ -56,7 +56,8 @@ class Outcome(NamedTuple):
     """The result of executing one edge.
 
     Attributes:
-        observation, role: What the policy is shown; the observation is None when the episode ended with the action.
+        observation, role: The answer shown to the policy; the observation is None when the episode ended with the
+            action.
         terminated: The episode is over.
         fault: Class of the error that answered the call; None when it went through.
         verdict: The end state's verdict where `terminated`.

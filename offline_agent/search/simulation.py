@@ -85,7 +85,7 @@ class Simulation:
     Attributes:
         index: Position in the order of issue, which is the order of commit.
         path: Edges from the root to `node`, in the tree at issue.
-        node: Where it leaves the tree.
+        node: The node at which it leaves the tree.
         edge: The edge of `node` to execute first; None where it draws proposals, or rolls out from the root.
         draw: Indices of the proposals to draw at `node` in one request; empty where it draws none.
         leaf, rank: The new history that it may share with others, and its place among them; None before it is known.

@@ -45,7 +45,7 @@ class Edge:
         fault: Class of the error the environment answered with; None when the call went through or is unexecuted.
         closed: Nothing below it is left to learn; selection skips it.
         quarantined: Why the values behind it are noise; None where they are sound. Its own sums are 0 then.
-        leaf: What the simulations in flight that execute it share; never exported.
+        leaf: The state shared by the simulations in flight that execute it; never exported.
     """
 
     __slots__ = (
@@ -121,15 +121,15 @@ class Node:
             The turn before a node with `tokens` never ended and was not executed.
         verdict: The end state's verdict; None where the episode goes on or gave none.
         fingerprint: The environment's hash of its state; None where it offers none.
-        goal: What the state achieves, as `reset`'s keyword arguments; None where the environment does not say.
+        goal: The task that the state achieves, as `reset`'s keyword arguments; None where the environment does not say.
         closed: Nothing below it is left to learn.
         greedy: Reached by greedy actions alone.
         pending: Number of simulations in flight through or at this node.
         drawing: A simulation in flight draws proposals here.
         state: The restorer's handle on the environment in this state; never exported.
         seed: Seed of the proposals drawn here; derives from the path of canonical keys alone; never exported.
-        leaf: What the simulations that found this node together share; nothing more is drawn here while one of them is
-            in flight, because it may be executing the same action; never exported.
+        leaf: The state shared by the simulations that found this node together; nothing more is drawn here while one of
+            them is in flight, because it may be executing the same action; never exported.
     """
 
     __slots__ = (
@@ -277,7 +277,7 @@ class SearchTree:
         """Merge one proposal into the tree. Priors are not refreshed.
 
         Args:
-            node: Where it was drawn.
+            node: The node at which it was drawn.
             action: The proposal.
             key: Its canonical key.
             first: Size of a node's first request; duplicates within it say nothing about what is left to find.

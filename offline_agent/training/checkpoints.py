@@ -26,7 +26,7 @@ def newest(folder: Path, most: int | None = None) -> Path | None:
     """Return the newest sound checkpoint under `folder`, None where there is none.
 
     Args:
-        folder: Where the checkpoints are.
+        folder: The folder of the checkpoints.
         most: Updates that it may have at most; None = any number.
     """
     known = [entry for entry in _listed(folder) if most is None or number(entry) <= most]

@@ -27,7 +27,7 @@ class Guard:
 
     Args:
         max_loss, max_gradient: The largest allowed.
-        folder: Where the checkpoints are, for the message.
+        folder: The folder of the checkpoints, for the message.
     """
 
     max_loss: float
@@ -48,7 +48,7 @@ class Guard:
         Args:
             broken: Names of those that are not finite.
             silent: A row of which no log-probability is finite; None = there is none.
-            updates: How many updates made the weights what they are.
+            updates: Number of updates behind the weights.
         """
         if not broken and silent is None:
             return
@@ -80,9 +80,9 @@ class CheckedWeights(ShardedWeights):
     """The checks; it comes before a trainer of transformers in the order of bases.
 
     Attributes:
-        folder: Where the checkpoints are.
+        folder: The folder of the checkpoints.
         guard: Raises where something is wrong.
-        notes: What the user should be told of damaged checkpoints.
+        notes: Notes for the user on damaged checkpoints.
     """
 
     folder: Path

@@ -146,7 +146,7 @@ def save_plain(model: Any, tokenizer: Any, folder: Path) -> str:
     Args:
         model: A transformers model, or a peft one around it.
         tokenizer: Its tokenizer.
-        folder: Where to.
+        folder: The folder to write.
 
     Returns:
         `policies.hf_loading.model_hash` of what was written.

@@ -35,7 +35,7 @@ class TrainSettings:
 
     Attributes:
         learning_rate: The highest.
-        schedule: What follows the warm-up.
+        schedule: The learning rate after the warm-up.
         warmup: Share of the updates in which the rate rises from 0.
         weight_decay, beta2: Of AdamW.
         clip: Largest norm of the gradient; larger ones are scaled down to it.
@@ -45,7 +45,7 @@ class TrainSettings:
         tokens: Most tokens of one forward pass, shared prefixes counted once; a longer row has a pass of its own.
         share: Compute histories that rows share once.
         every: Updates between two checkpoints.
-        keep: How many checkpoints are kept.
+        keep: Number of checkpoints that are kept.
         max_loss: An update whose loss is larger stops the run.
         max_gradient: An update whose gradient norm, before clipping, is larger stops the run.
         seed: Order of the rows, and all else that is random.
@@ -169,7 +169,7 @@ class OnlineSettings:
         cap: The largest of them.
         gamma, lam: Of generalised advantage estimation, a token; with a critic alone, like the following.
         value_weight: Weight of the value loss.
-        value_clip: How far a value may move in a round; None = any.
+        value_clip: The largest change of a value in a round; None = any.
         value_rate: Learning rate of the value head.
         trunk: Whether the value loss trains the model below the head too.
         anchor_rows: Replayed trajectories in every update.
@@ -212,7 +212,7 @@ class TrainResult:
         reason: Why not; None where they were.
         reference: `stored`, `computed`: pairs whose reference log-probs were stored or computed; `checked`: stored ones
             computed again; `difference`: their largest difference a token (None where none was checked).
-        warnings: What the user should be told.
+        warnings: Warnings for the user.
     """
 
     updates: int

@@ -20,7 +20,7 @@ class WorkItem:
 
     Attributes:
         name: For messages.
-        payload: What the worker gets. It is read when the item is handed out. The driver keeps it up to date with the
+        payload: The worker's input. It is read when the item is handed out. The driver keeps it up to date with the
             records that it received, so that the next worker resumes there.
         deaths: Workers that died while they had the item.
         alone: Those of them that had no other item.

@@ -58,7 +58,7 @@ class Request:
         cpus: Cores on each node.
         gpus: On each node; 0 = none.
         nodes: Nodes; one task on each.
-        signal_seconds: How long before its time is up the job is told; 0 = never.
+        signal_seconds: Seconds before the end of its time at which the job gets a signal; 0 = never.
         requeues: Largest number of requeues.
         setup: Shell lines before the command.
         arguments: More arguments of sbatch.

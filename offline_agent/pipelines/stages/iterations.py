@@ -43,7 +43,7 @@ class Iterations:
 
     Args:
         environment: The environment's name.
-        tasks: What the iterations choose from.
+        tasks: The tasks that the iterations choose from.
         held_out: Tasks that their evaluations are on, some for each.
         session: The run.
     """

@@ -56,12 +56,12 @@ class TreeRows:
 
     Attributes:
         figures: Of the tree.
-        mining: What mining it cost and left out, counts that are added up.
+        mining: Counts of the mining: its costs, and the rows left out; they are added up.
         candidates: Facts of its pairs, for balancing; a batch of `candidates.fact_schema`.
         pairs: Their rows, packed, all of weight 1.
         filtered: Rows of the trajectories kept for fine-tuning, packed.
         trajectories: Rows.
-        refusals: What was refused of it, trajectories without a row included, in that order.
+        refusals: Refused pairs and trajectories, those without a row included, in that order.
     """
 
     figures: TreeFigures
@@ -98,7 +98,7 @@ class TreeMiner:
     """Makes rows of trees, one tree at a time.
 
     Args:
-        settings: What it needs.
+        settings: Settings of the mining.
         spec: The environment; None = made from the configuration.
         engine: The policy's, for counterfactual roll-outs.
     """
@@ -234,8 +234,8 @@ class MinerProcesses:
     """Tree miners in processes of their own; a bounded number of trees is with them.
 
     Args:
-        settings: What each needs.
-        processes: How many.
+        settings: Settings of the mining.
+        processes: Number of processes.
     """
 
     def __init__(self, settings: MinerSettings, processes: int) -> None:

@@ -213,7 +213,7 @@ class CandidateStore:
         """Yield the rows of the pairs at these positions (ascending), in order; a refusal where one could not be made.
 
         Raises:
-            DataError: What was written is not there any more.
+            DataError: A written table is missing.
         """
         start = at = 0
         for count, packed in zip(self._counts, self._rows.read(), strict=True):

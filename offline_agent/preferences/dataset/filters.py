@@ -11,7 +11,7 @@ from offline_agent.records import Action, Context, Step, Trajectory
 
 
 class RejectionFilter:
-    """Verified successes, one per canonical action sequence, shortest first (algorithms.md section 4, rule 5).
+    """Verified successes, one per canonical action sequence, shortest first.
 
     Args:
         per_task: Most trajectories of one task.
@@ -19,7 +19,7 @@ class RejectionFilter:
             saying so (Agent-FLAN, Chen et al. 2024).
         negatives_per_task: Most of those per task.
         allow_faults: Keep successes in which a call was answered with an error (they show how to recover).
-        origins: Where kept trajectories may come from. `pruned` is not among them: a success without the steps that
+        origins: Allowed origins of kept trajectories. `pruned` is not among them: a success without the steps that
             its end state did not need skips the looking that told the policy what to do, and teaches to guess.
     """
 

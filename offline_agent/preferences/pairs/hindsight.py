@@ -47,7 +47,8 @@ class Relabelled:
 
 
 class Hindsight:
-    """HER's `final` (optionally `future`) strategy over the branches of a tree (algorithms.md section 4, rule 3).
+    """HER's `final` (optionally `future`) strategy over the branches of a tree (Andrychowicz et al. 2017;
+    docs/pairs.md).
 
     A goal is taken up only if the environment names it in the final state reached again by replay, a fresh episode
     of the relabelled task judges the same actions a success, it did not hold at reset, no thought names the old
@@ -61,8 +62,9 @@ class Hindsight:
         pairs_per_goal: Most pairs made of one relabelled success.
         max_extra_steps: Most steps by which the chosen side of a pair may be longer than the rejected one.
         max_rejected_tried: Most branches replayed under one new goal in search of rejected sides.
-        leaks: What must not name the old goal: the `thoughts`, or whole `turns`: then no argument may hold a word of
-            the old goal that neither the new request nor a page before it shows. Nobody could have known that word.
+        leaks: The text that must not name the old goal: the `thoughts`, or whole `turns`: then no argument may hold a
+            word of the old goal that neither the new request nor a page before it shows. Nobody could have known that
+            word.
 
     Raises:
         ConfigError: An unknown strategy or leak rule, or a number out of its range.

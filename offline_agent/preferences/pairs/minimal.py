@@ -170,7 +170,7 @@ def counterfactual(trajectory: Trajectory, rollout: Rollout, n: int = 8) -> tupl
 
 
 class MinimalPairs:
-    """A success against its own shorter verified version (algorithms.md section 4, rule 4).
+    """A success against its own shorter verified version (docs/pairs.md).
 
     The shorter version keeps the sampled ids of the actions that remain; their log-probabilities are dropped, since
     they were sampled after another history.

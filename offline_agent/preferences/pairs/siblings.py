@@ -21,8 +21,8 @@ class Side:
 
     Attributes:
         edge: The action.
-        evidence: What the rollouts through it say.
-        opinion: What the policy-weighted values say; the same as `evidence` where these are not asked.
+        evidence: The estimate from the rollouts through it.
+        opinion: The estimate from the policy-weighted values; the same as `evidence` where these are not asked.
     """
 
     edge: Edge
@@ -37,7 +37,7 @@ class Comparison:
     Attributes:
         prior: Parameter of the symmetric Beta prior.
         second_opinion: Whether the policy-weighted values (`policy_value`) are asked beside the rollouts.
-        value: What a rollout is worth: its `reward` or `success`.
+        value: The value of a rollout: its `reward` or `success`.
         exact_terminals: Whether one verdict settles an action that ends the episode.
         mixed: Whether stored values are mixed with the critic's scores (`search.selection.mix`).
         critic_alpha: Weight of the search in mixed values; None = n / (n + 2).

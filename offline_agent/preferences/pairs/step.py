@@ -37,12 +37,12 @@ class StepPairs:
             the lower of the two is stored.
         per_node: Most pairs of one node.
         prior: Parameter of the symmetric Beta prior.
-        value: What a rollout is worth: its `reward` (partial credit counts as a part of a success) or `success`.
+        value: The value of a rollout: its `reward` (partial credit counts as a part of a success) or `success`.
         second_opinion: Whether the policy-weighted values are asked; False leaves closed children to `min_visits` too.
         exact_terminals: Whether one verdict settles a child that ends the episode; False where the verifier is noisy.
-        value_source: Which values make a pair's gap and are stored: those of the `search`, or `mixed` with the critic's
-            scores as in AgentQ (`selection.mix`; an exact value stands as it is). Order and confidence are always those
-            of the rollouts.
+        value_source: The values that make a pair's gap and are stored: those of the `search`, or `mixed` with the
+            critic's scores as in AgentQ (`selection.mix`; an exact value stands as it is). Order and confidence are
+            always those of the rollouts.
         critic_alpha: Weight of the search in mixed values; see `selection.mix`.
 
     Raises:
@@ -90,7 +90,7 @@ class StepPairs:
 
         Args:
             tree: The tree.
-            compared: What `compare` returns of it, where the caller has that already.
+            compared: The result of `compare`, where the caller has it already.
         """
         pairs: list[PreferencePair] = []
         reasons: dict[str, list[int]] = {}

@@ -13,13 +13,13 @@ class Rule:
     """One rule.
 
     Attributes:
-        name: What settings and findings call it.
+        name: Its name in settings and findings.
         needs: Figures that must be new for it to be looked at.
         holds: The condition.
-        meaning: What it means, what to look at, which key to change.
+        meaning: Its meaning, the figures to look at, the key to change.
         at_once: Its condition needs no patience.
-        stays: Where it holds no longer, whether its own figure is as bad still (the run is merely excused, say by a
-            reward that rose), so that it is not over; None = it is over when it holds no longer.
+        stays: Where it no longer holds: whether its own figure is still as bad (the run is merely excused, say by a
+            reward that rose), so that it is not over; None = it is over when it no longer holds.
     """
 
     name: str

@@ -105,7 +105,7 @@ class LoadReport:
 
         Args:
             rows: Task, kind (or origin) and length in tokens of each.
-            what: What a row is called.
+            what: Name of a row, for the text.
 
         Raises:
             ConfigError: None was kept.

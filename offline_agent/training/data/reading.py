@@ -29,7 +29,7 @@ class RowFormat:
     """The columns of one kind of row.
 
     Attributes:
-        tables: Where run directories keep such rows.
+        tables: Tables of a run directory with such rows.
         messages: Columns of messages.
         ids: Columns of ids.
         masks: Columns of masks, of the last so many of `ids`.
@@ -67,9 +67,9 @@ class SourceRow:
     Attributes:
         name: For messages: `<file>:<row> task/kind/node`.
         row: Its columns.
-        source: Where it is from.
+        source: The file it is from.
         loose: Its nested values have nulls for absent keys.
-        reader: Who found it.
+        reader: The reader that found it.
     """
 
     name: str
@@ -98,8 +98,8 @@ class RowReader:
 
     Args:
         renderer: Of the tokenizer that is trained with.
-        report: Where is counted what is read and left out.
-        shape: What a row is made of.
+        report: Counts of the rows that are read and left out.
+        shape: The columns of a row.
     """
 
     def __init__(self, renderer: Renderer, report: LoadReport, shape: RowFormat) -> None:

@@ -28,7 +28,7 @@ class PairRow:
         name: For messages: `<file>:<row> task/kind/node`.
         kind: `step`, `trajectory`, `hindsight`, `minimal`; `foreign` where the file does not say.
         task_id: The task; the row's name where the file does not say.
-        tree_id, node_id: Where in which tree; None where it is from no tree.
+        tree_id, node_id: Its tree and node; None where it is from no tree.
         prompt_ids: int [P].
         chosen_ids, rejected_ids: int [C], int [R]; each continues the prompt.
         chosen_mask, rejected_mask: int [C], int [R]; 1 = sampled by the policy.
@@ -36,7 +36,7 @@ class PairRow:
             where the mask is 0; None = must be computed.
         weight: The row's; 1 where the file does not say.
         confidence: P(Q_w > Q_l) of the first differing action; None where the file does not say.
-        rest_confidence: How sure it is that the whole rest of the chosen side is better; None where nothing is claimed.
+        rest_confidence: Probability that the whole rest of the chosen side is better; None where nothing is claimed.
         gap: Q_chosen − Q_rejected; 1 where the file does not say.
     """
 
@@ -104,7 +104,7 @@ def load_pairs(
         files: Parquet or JSON-lines files of preference rows, or of `prompt`, `chosen` and `rejected` messages.
         renderer: Of the tokenizer that is trained with.
         model_hash: Of the reference (`policies.hf_loading.model_hash`); None = unknown.
-        kinds: Which are used; foreign rows without a kind are, always.
+        kinds: The kinds that are used; foreign rows without a kind always are.
         max_length: Longer rows are left out.
         reference: `auto` = stored log-probabilities where the row's certificate names `model_hash`; `computed` = none.
         key: The configuration section the paths are from, for messages.

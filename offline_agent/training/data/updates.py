@@ -197,7 +197,7 @@ def fill(units: Sequence[Unit], tokens: int, share: bool = True) -> list[list[Un
     """Return the units in packs of at most `tokens` tokens; one that is larger has a pack of its own.
 
     Args:
-        units: What is to be computed.
+        units: The units to compute.
         tokens: The budget of a pack.
         share: Count shared prefixes once, and put units with alike beginnings together.
     """

@@ -75,7 +75,7 @@ def reward(
 
     Args:
         completions: TRL's; only counted.
-        reward, success: What `rollout_func`'s episodes were judged to be worth.
+        reward, success: Verdicts of the episodes of `rollout_func`.
         log_metric: TRL's; gets `success` and `unscored`, shares of the episodes.
 
     Raises:

@@ -59,7 +59,7 @@ def train_dpo(
         tokenizer: Goes with the checkpoints.
         rows: The pairs, at least one.
         anchors: Trajectories to replay; may be empty.
-        settings: How it is trained.
+        settings: Settings of the training.
         dpo: The loss.
         folder: `checkpoints/` is in it, and `reference.npz`, the computed reference log-probs.
         log: Gets one record for every update.

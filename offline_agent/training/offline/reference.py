@@ -35,8 +35,8 @@ class Reference:
     Attributes:
         sides: For every pair the log-probabilities (nats) of the agent tokens, in order, of chosen [n] and rejected
             [m]; float32 on the CPU.
-        stored, computed: How many pairs' were stored in the rows, and how many were not.
-        checked: How many were there already and were computed again to see whether they are this model's.
+        stored, computed: Number of pairs whose log-probabilities were stored in the rows, and of the others.
+        checked: Number of stored ones that were computed again, to see whether they are this model's.
         difference: The largest difference a token found by that; None where nothing was checked.
     """
 
@@ -71,7 +71,7 @@ def reference(
         score: Returns the log-probabilities of a pack's units under the start model, for each unit both sides.
         tokens, share: As for training.
         dtype: Of the weights; decides how far stored and computed ones may differ.
-        file: Where computed ones are kept, so that a resumed run does not compute them again.
+        file: The file of computed ones, so that a resumed run does not compute them again.
         main: Whether this process writes the file.
 
     Raises:

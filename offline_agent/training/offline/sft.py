@@ -37,7 +37,7 @@ def train_sft(
         model: A causal language model or a PeftModel.
         tokenizer: Goes with the checkpoints.
         rows: The trajectories, at least one.
-        settings: How it is trained.
+        settings: Settings of the training.
         folder: `checkpoints/` is in it.
         log: Gets one record for every update.
         say: Gets sentences for the user.

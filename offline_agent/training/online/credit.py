@@ -21,7 +21,7 @@ class CreditAssignment:
         by: trajectory: one advantage for all of it. turn: one for each turn, from the branches of its group.
             turn_reward: one for each turn, from what the environment says that single calls earned; with a critic, what
             it learns.
-        discount: Of what later turns earned, a turn; turn_reward without a critic.
+        discount: Factor per turn on the rewards of later turns; for turn_reward without a critic.
         outcome: The share of the whole's reward that is added to what the last turn earned; turn_reward. 0 where the
             environment's rewards of single calls already add up to it.
         judge: Says of a trajectory what each turn earned, in [0, 1], in place of the environment; turn_reward. A turn

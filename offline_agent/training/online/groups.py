@@ -1,7 +1,7 @@
 """Rounds of groups: the tasks that are played, and their outcomes. Uses no tokens and no tensors.
 
 A round is played with one version of the weights. Its tasks are drawn by what is known of them: those that are solved
-about half of the time teach most (algorithms §6, p(1-p)); those that failed come back; those that were always solved
+about half of the time teach most (learnability, p(1 - p)); those that failed come back; those that were always solved
 stay away for a while. Groups without spread can be replaced by other tasks' (DAPO), and a group can branch from shared
 histories (in the spirit of Tree-GRPO, Ji et al. 2025, arXiv 2509.21240).
 """
@@ -35,16 +35,16 @@ class GroupSettings:
     Attributes:
         tasks: Groups of one round.
         size: Roll-outs of one group.
-        rounds: How many there will be; the temperature's schedule ends with the last.
+        rounds: Number of rounds; the temperature's schedule ends with the last.
         temperature: Of the first round's samples.
         last_temperature: Of the last round's, linear in between; None = the same.
         choice: learnability: tasks are drawn with weight E[p(1-p)] of their success rate p. uniform: all alike.
         rest: Rounds that a task stays away after its whole group succeeded.
-        redraws: How many times as many tasks as a round has may be played in place of groups without spread.
+        redraws: Most tasks played in place of groups without spread, as a multiple of a round's tasks.
         branches: Share of a group that branches from another member's history; 0 = all begin at the beginning.
         epsilon, last_epsilon: Chance of each turn that a tool is drawn instead of an action, in the first and the last
             round, linear in between; None = the same.
-        reward: What an attempt is worth: its score in [0, 1], or 1 for success and else 0.
+        reward: The reward of an attempt: its score in [0, 1], or 1 for success and else 0.
     """
 
     tasks: int = 8
@@ -184,7 +184,7 @@ class RoundSampler:
         objective: Says which groups are trained on.
         play: Plays attempts.
         seed: The run's.
-        composite: What an attempt is worth, shaping included, or None where it cannot say; `settings.reward` without.
+        composite: The reward of an attempt, shaping included, or None where it has none; without it, `settings.reward`.
     """
 
     tasks: Sequence[Task]

@@ -76,7 +76,7 @@ def policy_loss(
         advantages: [n].
         owner: int64 [n], to which of the part's m trajectories a token belongs.
         weights: [m], the part's share of `token_weights`.
-        objective: What is maximised.
+        objective: The objective to maximise.
         ref: [n], the same under the reference; may be None where `objective.kl` is 0.
         correction: [n], c; see `correction_weights`. None = 1 everywhere. K3 is not corrected.
         total: Agent tokens of the whole update.

@@ -29,9 +29,9 @@ class Objective:
 
     Attributes:
         name: The entry of `OBJECTIVES` that it was made from, for manifests.
-        baseline: What is taken off a reward: the group's mean, the mean of the group's others (RLOO), nothing, or a
-            critic's value (advantages come from `advantages.gae`).
-        scale: What an advantage is divided by: the standard deviation of the group's rewards or of the whole round's,
+        baseline: The value subtracted from a reward: the group's mean, the mean of the group's others (RLOO), nothing,
+            or a critic's value (advantages come from `advantages.gae`).
+        scale: The divisor of an advantage: the standard deviation of the group's rewards or of the whole round's,
             or nothing. With `baseline="value"`, batch_std whitens the advantages of the round's agent tokens.
         ratio: Of each token, or one for a trajectory: exp of the mean log-ratio of its tokens (GSPO).
         surrogate: clip: min(r A, clip(r, 1 - clip_low, 1 + clip_high) A). cispo: sg(clip(r, ...)) A log pi. none:

@@ -26,7 +26,7 @@ class PlayedRound:
     """The samples and figures of a round.
 
     Attributes:
-        samples: What is trained on; may be empty.
+        samples: The samples to train on; may be empty.
         temperature: That they were sampled at.
         figures: Of the round, for the record of each of its updates.
     """

@@ -35,7 +35,7 @@ class TrainingSample:
             it carried out again, which are learnt from where they are first.
         logps: float [n], the sampler's log-probabilities of the n agent tokens at temperature 1; None = not known.
         turns: Agent tokens of each turn; their sum is n.
-        reward: What it is worth, overlong shaping included.
+        reward: Its reward, overlong shaping included.
         advantages: float [n]; None where a critic has to be asked first.
         earned: float, one for each of `turns`: what it earned by itself, the outcome's share with the last; of a turn
             that is not among them, with the one before it. None = only the whole has a reward.

@@ -69,9 +69,9 @@ def train_online(
         tokenizer: Goes with the checkpoints.
         rounds: Plays; a round that is asked for again gives the same.
         anchors: Trajectories to replay; may be empty.
-        settings: How it is trained; `epochs`, `rows` and `max_updates` are not read, `every` counts rounds.
+        settings: Settings of the training; `epochs`, `rows` and `max_updates` are not read, `every` counts rounds.
         online: Rounds, passes, and what else is not of an optimizer.
-        objective: What is maximised.
+        objective: The objective to maximise.
         folder: `checkpoints/` is in it.
         log: Gets one record for every update.
         watch: Sees every record after `log`; stops the run where it answers.

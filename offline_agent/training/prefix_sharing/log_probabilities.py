@@ -96,7 +96,7 @@ class Scorer:
             model: The model this was built with, or a wrapper of it; it is called as it is, hooks included.
             pack: On any device; it is moved to the model's.
             entropy: Whether entropies are wanted too.
-            temperature: What logits are divided by; > 0.
+            temperature: Divisor of the logits; > 0.
             hidden: Whether hidden states are wanted too.
 
         Raises:
