@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import socket
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -34,6 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 _LOCK = ".lock"
+_DYING_SECONDS = 10.0
 
 
 class RunDirectory:
@@ -265,11 +267,11 @@ def _acquire(path: Path) -> int:
     except OSError as error:
         raise ConfigError(f"run_dir: cannot write to {path}: {error.strerror}. Name another.") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(lock)
         if os.fstat(lock).st_nlink == 0:  # between open and flock its holder removed the file (see `_release`)
             raise BlockingIOError("the lock is gone")
     except OSError as error:
-        holder = os.pread(lock, 200, 0).decode("utf-8", "replace").strip() or "another process"
+        holder = _holder(lock) or "another process"
         os.close(lock)
         raise ConfigError(
             f"run_dir: {path} is in use by {holder}. Wait for it, stop it, or name another run_dir; "
@@ -280,6 +282,41 @@ def _acquire(path: Path) -> int:
         command = os.getpid() if crash_notes.notes is None else crash_notes.notes.command
         os.pwrite(lock, f"process {command} on {socket.gethostname()}".encode(), 0)
     return lock
+
+
+def _lock(lock: int) -> None:
+    """Take the lock; where its holder was killed, wait until the kernel has removed its working process.
+
+    Raises:
+        BlockingIOError: Another run has it.
+    """
+    until = time.monotonic() + _DYING_SECONDS
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # The lock is held by the child that works, which dies with its parent but not at the same instant.
+            if not _killed(_holder(lock)) or time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
+def _holder(lock: int) -> str:
+    return os.pread(lock, 200, 0).decode("utf-8", "replace").strip()
+
+
+def _killed(holder: str) -> bool:
+    """Return whether the command that took the lock is no longer a process of this machine."""
+    words = holder.split()
+    if len(words) != 4 or not words[1].isdigit() or words[3] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(words[1]), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _release(path: Path, lock: int, fresh: bool) -> None:

@@ -53,11 +53,11 @@ elif phase == "refusing":
     real = mining.RefusalLog.append
     def append(self, refusal):
         real(self, refusal)
-        if refusal.kind == "pair" and next(count) == 2:
+        if refusal.kind == "pair" and next(count) == 1:
             die()
     mining.RefusalLog.append = append
 elif phase == "preferences":
-    after(mining, "reweighted", 70)
+    after(mining, "reweighted", 20)
 elif phase == "keeping":
     after(mining, "keep_figures", 0)
 elif phase == "mining at all":

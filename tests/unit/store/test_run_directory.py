@@ -142,6 +142,23 @@ def test_two_in_one_process_are_refused_too(tmp_path: Path) -> None:
         _open(tmp_path / "run")
 
 
+def test_a_killed_command_whose_child_still_ends_is_waited_for(tmp_path: Path) -> None:
+    script = """
+import os, sys, time
+from pathlib import Path
+from offline_agent.store.run_directory import RunDirectory
+
+run = RunDirectory.open(Path(sys.argv[1]), config={}, facts={}, command="t", free=())
+if os.fork() == 0:  # it inherits the lock
+    os.close(1)
+    time.sleep(1.0)
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], check=True, stdout=subprocess.PIPE)
+    with RunDirectory.open(tmp_path / "run", config={}, facts={}, command="t", free=()) as run:
+        assert run.resumed
+
+
 def test_a_directory_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("x")
