@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
-from offline_agent.planning.figures import Figure, exactly, grown, unknown
+from offline_agent.planning.figures import Figure, Forecast, exactly, grown, unknown
 from offline_agent.planning.planner import Planner, ReferenceRun
 from offline_agent.planning.tasks import LACKING, TaskCosts, figures
 from offline_agent.store.columns import PAIR_TABLES
@@ -52,7 +52,7 @@ class BuildPrefs(Planner):
         else:
             mining = grown(seen.summary["seconds"]["judging"], found.sizes, tasks, seen.known)
             out.append(Figure("seconds_mining", mining, "seconds", "replays, pairs, certificates, in one thread"))
-        return [*out, Figure("trees", exactly(tasks), "rows")]
+        return [*out, *_memory(seen), Figure("trees", exactly(tasks), "rows")]
 
     def _found(self, seen: ReferenceRun) -> TaskCosts:
         summary, seconds = seen.summary, seen.summary["seconds"]
@@ -110,6 +110,7 @@ class BuildPrefs(Planner):
         return {
             **self._totals(seen),
             "seconds_mining": summary["seconds"].get("judging"),
+            "memory": summary["this_session"].get("memory", {}).get("resident"),
             "disk": size_of(seen.path),
             "trees": summary["tasks"],
             "pairs": summary["pairs_total"],
@@ -135,6 +136,15 @@ class BuildPrefs(Planner):
         names = ("prompt_tokens_without_cache", "prompt_tokens_computed", "seconds_working")
         spent = {name: value for name in names if (value := totals[name]) is not None}
         return {**spent, "calls_replayed": session["calls_replayed"]}  # pairs are built again
+
+
+def _memory(seen: ReferenceRun | None) -> Iterator[Figure]:
+    """Yield the memory of a search whose policy runs in its process: the probe's, and the room its store has left."""
+    held = {} if seen is None else seen.summary["this_session"].get("memory", {})
+    if held:
+        most = held["resident"] + held["kept_limit"] - held["kept"]
+        note = f"at most: {held['kept_limit'] / 1e9:.2f} GB of it for keys and values kept (policy.cache_bytes)"
+        yield Figure("memory", Forecast(float(most)), "bytes", note)
 
 
 class Evaluate(Planner):

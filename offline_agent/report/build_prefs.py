@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,24 @@ Row = Mapping[str, Any]
 
 _COUNTERS = ("rows", "pairs", "refusals", "totals", "stopped")
 _MEANS = ("plain", "greedy", "best", "best_scores")
+
+
+def peak_memory() -> int:
+    """Return the largest resident memory of this process so far, in bytes."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def memory_note(held: Mapping[str, int]) -> str:
+    """Return what of the memory is keys and values of the policy, and the keys that limit them."""
+    return (
+        f"of it keys and values {_gb(held['kept'])} kept of at most {_gb(held['kept_limit'])} (policy.cache_bytes), "
+        f"{_gb(held['slots'])} in work of at most {_gb(held['slots_limit'])} (policy.slots)"
+    )
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.2f} GB"
 
 
 class Mean:
@@ -114,7 +133,7 @@ class Figures:
         self.session: dict[str, Any] = {}
         self.servers_elsewhere: Elsewhere = {}
 
-    def searched(self, run: RunCounts, restored: RestoreCounts, critic: Any) -> None:
+    def searched(self, run: RunCounts, restored: RestoreCounts, critic: Any, policy: Any = None) -> None:
         """Take what this process measured while it searched."""
         loop = max(0.0, run.seconds - run.seconds_waiting)
         self.seconds |= {"search": run.seconds, "generation": run.generation_seconds, "tools": run.tool_seconds}
@@ -134,6 +153,9 @@ class Figures:
             "replay_mismatches": restored.mismatches,
             "fault_examples": run.fault_examples,
         }
+        held = getattr(policy, "memory", None)
+        if callable(held):
+            self.session["memory"] = {"resident": peak_memory(), **held()}
         if isinstance(critic, PolicyCritic):
             self.session |= {
                 "critic_calls": critic.asked,
@@ -305,6 +327,8 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     out = summary["quarantined"]
     yield "quarantined", str(sum(out.values())), _counts(out)
     yield "candidates refused", str(sum(summary["refused"].values())), _counts(summary["refused"])
+    if "memory" in session:
+        yield "memory, at most", _gb(session["memory"]["resident"]), memory_note(session["memory"])
     for part in ("generation", "tools", "judging", "bookkeeping"):
         if part in seconds:
             yield f"time, {part}", f"{seconds[part]:.1f} s", _TIME_NOTES[part]

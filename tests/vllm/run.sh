@@ -2,11 +2,12 @@
 # Try the policies that use vLLM against a real one on this machine's CPU: a server (the policy contract, a small search,
 # roll-outs, new weights, the online stage), then vLLM in the trainer's own process.
 # Called by `make test-vllm`. Builds .venv-vllm by itself (3.5 GB, once); needs the package and its tests' requirements
-# in the Python that is first on PATH. PORT= and MODEL= can be set; VLLM_CPU_KVCACHE_SPACE (GB) too.
+# in the Python that is first on PATH. PORT=, MODEL= and VLLM_VENV= can be set; VLLM_CPU_KVCACHE_SPACE (GB) too.
+# A run that ends well is written to tests/vllm/last_run.json, which CI prints.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-VENV=.venv-vllm
+VENV=${VLLM_VENV:-.venv-vllm}
 VERSION=0.31.0 # the newest that TRL 1.16 and the pinned torch and transformers go with
 MODEL=${MODEL:-offline_agent/assets/default_model}
 PORT=${PORT:-8377}
@@ -111,4 +112,5 @@ HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 VLLM_LOGGING_LEVEL=ERROR P
     rollouts.max_steps=1 tasks.n=16 optimizer.learning_rate=2e-3 watch.enabled=false run_dir="$WORK/alone" \
     tracking.uri=null 2>"$LOG"
 python -m tests.vllm.online "$WORK/alone" "$WORK/bandit/model"
+python tests/vllm/last_run.py write "$VENV/bin/python"
 echo "test-vllm: all good"

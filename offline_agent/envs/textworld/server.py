@@ -71,6 +71,7 @@ class JavaServer:
                 cwd=BASEPATH,
                 javaopts=_JAVA_OPTIONS,
                 die_on_exit=True,
+                create_new_process_group=True,  # Ctrl-C is for Python; Java ends with it, or every thread's call breaks
                 return_proc=True,
                 java_path=java(),
             )

@@ -78,7 +78,7 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
                 done += 1
     finally:
         pool.close()
-        figures.searched(scheduler.counts, factory.counts, factory.critic)
+        figures.searched(scheduler.counts, factory.counts, factory.critic, parts.policy)
 
 
 # -- settings and logs -------------------------------------------------------------------------------------------------

@@ -81,6 +81,12 @@ class SlotCache:
         size = (shape.layers, 2, slots, shape.kv_heads, self.capacity, shape.width)
         self.data = torch.zeros(size, dtype=dtype, device=device)
 
+    @property
+    def token_bytes(self) -> int:
+        """Size of the keys and values of one token."""
+        shape = self.shape
+        return shape.layers * 2 * shape.kv_heads * shape.width * self.data.element_size()
+
     def reserve(self, length: int) -> None:
         """Make room for sequences of `length` ids.
 

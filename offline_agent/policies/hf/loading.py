@@ -14,10 +14,12 @@ from transformers.utils import logging
 
 from offline_agent.errors import ConfigError, PolicyError, did_you_mean
 from offline_agent.policies.hf.attention import NAME, CacheShape, slot_attention
+from offline_agent.rendering.hub import only_here
 from offline_agent.store import integrity
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NAMED = 8  # most weights or files that a message names
+KEPT_TOKENS = 96 << 10  # with the slots under 1 GB for a model of 4 KiB a token, such as the embedded one
 HASHED_WHOLE = 1 << 22  # most elements of a tensor that are hashed; larger tensors are sampled evenly
 
 AttentionInterface.register(NAME, slot_attention)
@@ -65,11 +67,12 @@ def load_model(path_or_name: str, device: torch.device, dtype: torch.dtype) -> A
             f"policy.model: got {path_or_name!r}, allowed: a folder that exists, or a hub name; there is no such "
             f"folder.{near}"
         )
+    here = only_here(path_or_name, "policy.model")
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # commands have progress bars of their own
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            path_or_name, dtype=dtype, use_safetensors=True, attn_implementation=NAME
+            path_or_name, dtype=dtype, use_safetensors=True, attn_implementation=NAME, local_files_only=here
         )
     except Exception as error:  # transformers raises errors of many classes
         raise ConfigError(
@@ -206,13 +209,19 @@ def shape(model: Any) -> CacheShape:
     return CacheShape(config.num_hidden_layers, heads, kv_heads, width, next(model.parameters()).device.type == "cpu")
 
 
-def share_of_memory() -> int:
-    """Return the default memory of the cache of keys and values in bytes: 2 GiB, or a quarter of a small machine's."""
+def share_of_memory(token_bytes: int) -> int:
+    """Return the default limit, in bytes, of the keys and values that are kept of earlier histories.
+
+    It is room for `KEPT_TOKENS` tokens, at most 2 GiB, and at most a quarter of a small machine's memory.
+
+    Args:
+        token_bytes: Size of one token's keys and values.
+    """
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on every system
-        return 2 << 30
-    return min(2 << 30, memory // 4)
+        memory = 8 << 30
+    return min(KEPT_TOKENS * token_bytes, 2 << 30, memory // 4)
 
 
 def check_arguments(

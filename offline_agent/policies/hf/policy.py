@@ -51,7 +51,8 @@ class HFPolicy:
         tokenizer: Folder or hub name; None = the model's own.
         chat_template: Replaces the tokenizer's own; see `Renderer.load`.
         max_context: Most ids of a prompt and its action together; None = the model's limit.
-        cache_bytes: Memory of the trie; None = 2 GiB, or a quarter of the memory of a smaller machine.
+        cache_bytes: Most bytes of keys and values that are kept of earlier histories; None = room for 98,304 tokens, at
+            most 2 GiB, at most a quarter of the machine's memory. `slots` and `max_context` limit those in work.
         threads: Torch's threads while the model runs; None = 1 for a small model on a CPU, else torch's own number.
 
     Attributes:
@@ -110,10 +111,11 @@ class HFPolicy:
         self._lock = threading.Lock()
         self._closed = False
         self._runner = hf_checks.ModelRunner(self.model, self._threads)
+        cache = SlotCache(slots, hf_loading.shape(self.model), number_format, where)
         self._core = BatchingEngine(
             self._runner.logits,
-            SlotCache(slots, hf_loading.shape(self.model), number_format, where),
-            KVTrie(hf_loading.share_of_memory() if cache_bytes is None else cache_bytes),
+            cache,
+            KVTrie(hf_loading.share_of_memory(cache.token_bytes) if cache_bytes is None else cache_bytes),
             self.renderer.eos_ids,
             draft_tokens=(4 * slots if small else ROW_STEP) if where.type == "cpu" else 0,
         )
@@ -149,6 +151,20 @@ class HFPolicy:
     def thrown_away_ids(self) -> int:
         """Number of ids whose keys and values were evicted from the trie."""
         return self._core.trie.evicted_tokens
+
+    def memory(self) -> dict[str, int]:
+        """Return bytes: weights, keys and values in work (`slots`) and of earlier histories (`kept`), and their limits.
+
+        `kept` is the most there were at a time, `slots` what is reserved now.
+        """
+        core = self._core
+        return {
+            "weights": sum(weights.numel() * weights.element_size() for weights in self.model.parameters()),
+            "slots": core.cache.data.numel() * core.cache.data.element_size(),
+            "slots_limit": self.slots * self.max_context * core.cache.token_bytes,
+            "kept": core.trie.most_bytes,
+            "kept_limit": core.trie.budget,
+        }
 
     def verify_batch_invariance(self) -> bool:
         """Return whether a history gives the same bits in any batch and in any pieces, by a new test.

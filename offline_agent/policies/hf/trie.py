@@ -48,6 +48,7 @@ class KVTrie:
         self.budget = budget
         self.root = TrieNode((), None, None)
         self.bytes = 0
+        self.most_bytes = 0
         self.tokens = 0
         self.evicted_tokens = 0
         self._clock = 0
@@ -122,6 +123,7 @@ class KVTrie:
             self.bytes += node.logits.numel() * node.logits.element_size()
         if self.bytes > self.budget:
             self._evict()
+        self.most_bytes = max(self.most_bytes, self.bytes)
         return node
 
     def clear(self) -> None:
