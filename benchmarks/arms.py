@@ -138,6 +138,18 @@ SUITES = {
     ),
 }
 
+SUITES["frozenlake"] = Suite(
+    environment=("env=examples.frozen_lake:FrozenLake",),
+    collect=(*_COMMON, "search.value=success", "filtered.per_task=6"),
+    sft=("optimizer.learning_rate=5e-4", "optimizer.epochs=2", "batch.rows=8"),
+    dpo=(*_GENTLE, "batch.rows=8"),
+    warm=("env=examples.frozen_lake:FrozenLake", "tasks.n=130", "scratch.layers=3", "scratch.hidden_size=96",
+          "scratch.reading=2", "scratch.vocabulary=400", "optimizer.learning_rate=2e-3", "optimizer.epochs=6",
+          "batch.rows=8"),
+    first=130,
+    held_out=130,
+)  # fmt: skip
+
 WARM = "../warm"
 _POOL = 1200  # distance of the seeds' first train tasks
 

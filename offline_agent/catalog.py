@@ -68,7 +68,7 @@ def resolve(kind: Kind, name: str, key: str | None = None) -> Any:
 
 
 def unknown(kind: Kind, name: str, key: str | None = None) -> str:
-    """Return what is wrong with a name that is neither a short name nor a path."""
+    """Return the fault of a name that is neither a short name nor a path."""
     table, own = TABLES[kind], "callable" if kind == "judge" else "Class"
     allowed = f"{', '.join(sorted(table))}, or module:{own} for your own"
     return f"{key or kind}: got {name!r}, allowed: {allowed}.{did_you_mean(name, table)}"
@@ -176,7 +176,7 @@ def _argument_faults(
 
 
 def _misfit(target: Callable[..., Any], argument: str, value: Any) -> str:
-    """Return what a parameter takes, and how to mend it, where it is annotated with something else than the value."""
+    """Return the type that a parameter takes, and how to mend the value, where the value is of another type."""
     parameter = inspect.signature(target).parameters[argument]
     kind, default = parameter.annotation, parameter.default
     if isinstance(kind, str):

@@ -122,7 +122,7 @@ class EnvPool:
 
 
 def attempt(job: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what the job returns, or an `EnvironmentFault` for what it raises."""
+    """Return the job's result, or an `EnvironmentFault` for its exception."""
     try:
         return job(*arguments)
     except BaseException as error:

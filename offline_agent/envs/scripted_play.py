@@ -68,7 +68,7 @@ class ScriptedPlayer:
 
 
 def facts(trajectory: Trajectory, before: Trajectory | None = None) -> tuple[Any, ...]:
-    """Return what two runs of the same actions must agree on; `before` is the run that this one continues."""
+    """Return the facts on which two runs of the same actions must agree; `before` is the run that is continued."""
     steps = trajectory.steps if before is None else before.steps + trajectory.steps
     verdict = trajectory.verdict
     shown = [(step.observation, step.role, step.fault, step.reward) for step in steps]

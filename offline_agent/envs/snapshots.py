@@ -100,7 +100,7 @@ class SnapshotCosts(NamedTuple):
 
 
 def costs(spec: EnvSpec, task: Task, actions: Sequence[Action]) -> SnapshotCosts:
-    """Return what stepping an environment through some actions costs, with a copy before each where it is isolated.
+    """Return the costs of stepping an environment through some actions, with a copy before each where it is isolated.
 
     Raises:
         EnvironmentFault: The environment broke.

@@ -30,7 +30,7 @@ class Choice:
 
 
 def success_rates(run_dirs: Iterable[Path]) -> dict[str, Known]:
-    """Return what the policy reached alone on each task that was searched; of several searches the last counts.
+    """Return the policy's own success on each task that was searched; of several searches the last one counts.
 
     Rollouts that a limit of the policy's own cut are failures. Those that a fault of the world cut are neither success
     nor failure, and left out; so are trees in quarantine.

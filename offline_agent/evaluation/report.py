@@ -128,7 +128,7 @@ def compare_outcomes(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return what `compare` does, from (successes, rewards) by task."""
+    """Return the same comparison as `compare`, from (successes, rewards) by task."""
     ours, theirs = statistics.task_means(candidate[0]), statistics.task_means(against[0])
     common = sorted(ours.keys() & theirs.keys())
     return {
@@ -141,7 +141,7 @@ def compare_outcomes(
 
 
 def verifiers(attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
-    """Return who judged (the state at the cut, where an attempt was cut): name, version and how many, most first."""
+    """Return the judges (of the state at the cut, where an attempt was cut): name, version, number; most first."""
     verdicts = (attempt.verdict.to_json() for attempt in attempts if attempt.end_score is not None)
     judged = (verdict["evidence"].get("state_at_the_cut", verdict) for verdict in verdicts)
     seen = Counter((verdict["verifier"], verdict["version"]) for verdict in judged)

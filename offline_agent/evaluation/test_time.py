@@ -167,7 +167,7 @@ def _rank(end: Node) -> tuple[bool, bool, float, int, int]:
 
 
 def spent(attempts: Sequence[Attempt], judge: str) -> dict[str, Any]:
-    """Return what search at test time cost, and in words who was asked.
+    """Return the costs of search at test time, and a sentence that says who chose the best attempt.
 
     Args:
         attempts: Of one policy, with mode `best_of_n` or `mcts`.

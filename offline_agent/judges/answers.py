@@ -91,7 +91,7 @@ class AnswerJudge:
 
 
 def produced(trajectory: Trajectory, source: str) -> Any:
-    """Return what a trajectory produced; `AnswerJudge` lists the sources. None where there is nothing of the kind."""
+    """Return the answer that a trajectory produced; `AnswerJudge` lists the sources. None where there is no answer."""
     head, _, name = source.partition(".")
     if head == "answer":
         last = trajectory.steps[-1].action if trajectory.steps else None

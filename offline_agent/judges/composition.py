@@ -15,7 +15,7 @@ from offline_agent.records import Task, Trajectory, Verdict
 
 
 def environment(trajectory: Trajectory) -> Verdict | None:
-    """Return what the environment's own `get_reward` says."""
+    """Return the verdict of the environment's own `get_reward`."""
     return trajectory.verdict
 
 

@@ -73,7 +73,7 @@ class Judge:
 
 
 def as_verdict(value: Any, name: str, version: str, who: str) -> Verdict:
-    """Return what a scorer returned as a verdict.
+    """Return a scorer's result as a verdict.
 
     Args:
         value: A verdict, a score in [0, 1], a bool, or None.

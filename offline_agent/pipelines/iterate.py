@@ -84,7 +84,7 @@ def _pool(config: IterateConfig) -> TasksSection:
 
 
 def _training_faults(config: IterateConfig) -> Iterator[str]:
-    """Yield what the preference training would refuse after the search."""
+    """Yield the faults for which the preference training would refuse to start after the search."""
     from offline_agent.runner.training import dpo_settings
 
     if not config.dpo.enabled:
@@ -102,7 +102,7 @@ def _training_faults(config: IterateConfig) -> Iterator[str]:
 
 
 def _online_faults(config: IterateConfig) -> Iterator[str]:
-    """Yield what the online stage would refuse in the end, and buffers that are not there."""
+    """Yield the faults for which the online stage would refuse to start at the end, and missing buffers."""
     from offline_agent.pipelines.stages.online import faults
 
     for run in config.buffer:

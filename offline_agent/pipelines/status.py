@@ -60,7 +60,7 @@ def _parse(arguments: Sequence[str]) -> Path:
 
 
 def status(run_dir: Path) -> Iterator[str]:
-    """Yield what has become of a run, line by line.
+    """Yield the state of a run, line by line.
 
     Raises:
         DataError: The manifest, or the note of the shards, is broken.

@@ -24,7 +24,7 @@ class Worker:
         self._started = False
 
     def call(self, call: Callable[[], T], seconds: float) -> T | None:
-        """Return what the call returns, or None where it has not returned within the seconds; pass on what it raises.
+        """Return the call's result, or None where it has not returned within the seconds; its exception is raised here.
 
         A worker whose call ran past its limit must not be used again.
         """

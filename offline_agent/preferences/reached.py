@@ -38,7 +38,7 @@ class Reached:
         self.same: Reached | None = None
 
     def find(self, name: str, merge: bool) -> Taken | EnvironmentFault | None:
-        """Return what is known of an action here, or, with `merge`, in a state of the same fingerprint."""
+        """Return the known result of an action here, or, with `merge`, in a state of the same fingerprint."""
         taken = self.taken.get(name)
         return self.same.taken.get(name) if taken is None and merge and self.same is not None else taken
 
@@ -64,7 +64,7 @@ class World:
         return True
 
     def name(self, action: Action) -> str:
-        """Return what tells actions apart by their effect; unlike canonical keys, also those that are faulty."""
+        """Return a key that tells actions apart by their effect; unlike canonical keys, also for faulty actions."""
         key = self.canonical(action)
         return f"{key}\n{action.text}\n{action.detail}" if key.startswith("!") else key
 

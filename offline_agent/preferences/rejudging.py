@@ -89,7 +89,7 @@ def _judged(end: Node) -> bool:
 
 
 def _difference(steps: Sequence[Step], verdict: Verdict, replay: Replay) -> str | None:
-    """Say what did not repeat; None where everything did."""
+    """Return the first difference between a branch and its replay; None where they are equal."""
     for number, (old, new) in enumerate(zip(steps, replay.steps, strict=False), 1):
         if old.observation != new.observation:
             return f"action {number} was answered differently when it was replayed"

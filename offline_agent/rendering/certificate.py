@@ -172,7 +172,7 @@ def check_columns(data: Mapping[str, Any], row: Mapping[str, Any], whole: bool) 
                 raise DataError(f"it lacks {name}, which its certificate covers")
             continue
         got = _fact(name, row[name])
-        if type(got) is not type(want) or got != want:
+        if type(got) is not type(want) or got != want:  # types too: True equals 1, and 1 equals 1.0
             told = ", which is not what was certified"
             if not isinstance(got, str) and not isinstance(want, str):
                 told = f" is {got!r}, certified was {want!r}"
@@ -186,7 +186,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 def _fact(name: str, value: Any) -> Any:
     """Return the certificate's entry for a value: the value itself for numbers, booleans and None, else a hash."""
-    if name in LOGPS and value is not None:
+    if name in LOGPS and value is not None:  # hashed as float32, the precision in which tables keep them
         return floats_hash(value)
     value = canonical(value)
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):

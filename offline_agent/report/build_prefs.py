@@ -134,7 +134,7 @@ class Figures:
         self.servers_elsewhere: Elsewhere = {}
 
     def searched(self, run: RunCounts, restored: RestoreCounts, critic: Any, policy: Any = None) -> None:
-        """Take what this process measured while it searched."""
+        """Take the figures that this process measured while it searched."""
         loop = max(0.0, run.seconds - run.seconds_waiting)
         self.seconds |= {"search": run.seconds, "generation": run.generation_seconds, "tools": run.tool_seconds}
         self.seconds["bookkeeping"] = loop
@@ -196,7 +196,7 @@ class Figures:
             self.totals["unmatched"] += refusal.reason.startswith("length matching")
 
     def of_trees(self) -> dict[str, Any]:
-        """Return what was counted in trees and tables as JSON, for `take_over`."""
+        """Return the counts of trees and tables as JSON, for `take_over`."""
         return {
             **{name: dict(getattr(self, name)) for name in _COUNTERS},
             **{name: getattr(self, name).to_json() for name in _MEANS},
@@ -204,7 +204,7 @@ class Figures:
         }
 
     def take_over(self, kept: Mapping[str, Any]) -> bool:
-        """Take what an earlier session counted in the same trees and tables; return False where it cannot be read."""
+        """Take an earlier session's counts of the same trees and tables; return False where they cannot be read."""
         try:
             counters = {name: Counter(kept[name]) for name in _COUNTERS}
             means = {name: Mean(*kept[name]) for name in _MEANS}

@@ -41,7 +41,7 @@ class Earlier:
     left_out: Mapping[str, str]
 
     def about(self) -> dict[str, Any]:
-        """Return what the summary says of it."""
+        """Return its entry in the summary."""
         out = {"run": str(self.path), "policy": dict(self.policy), "modes": dict(self.modes)}
         return {**out, "modes_not_compared": dict(self.left_out)} if self.left_out else out
 

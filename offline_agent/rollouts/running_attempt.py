@@ -122,7 +122,7 @@ def state_of(episode: Episode) -> tuple[Verdict, str | None]:
 
 
 def guarded(job: Callable[[], Any]) -> Any:
-    """Return what a job returns, or `BrokenEnvironment` for what it raises."""
+    """Return a job's result, or a `BrokenEnvironment` for its exception."""
     try:
         return job()
     except BaseException as error:

@@ -324,7 +324,7 @@ class Backup:
 
 
 def quarantine(tree: SearchTree, edge: Edge, reason: str, gamma: float) -> None:
-    """Take what was backed up through an edge out of its sums and of all sums above, `low` and `high` included.
+    """Subtract the values backed up through an edge from its sums and all sums above; update `low` and `high`.
 
     The values behind it are noise. Nodes behind the edge keep their sums, as a record of what was measured there.
 

@@ -235,7 +235,7 @@ class RequestQueue:
 
 
 def _wrong_scores(scores: Any, n: int) -> str | None:
-    """Return what is wrong with a critic's answer; None where it has one score in [0, 1], or None, for each action."""
+    """Return the fault of a critic's answer; None where it has a score in [0, 1], or None, for each action."""
     if isinstance(scores, BaseException):
         return str(scores)
     if not isinstance(scores, Sequence) or isinstance(scores, str) or len(scores) != n:

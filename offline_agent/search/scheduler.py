@@ -95,7 +95,7 @@ class Scheduler:
         pending: list[TreeSearch] = []
         before = self.counts.seconds
         while True:
-            while active < self._trees:
+            while active < self._trees:  # one tree at a time: it may depend on the results of those before it
                 entry = next(source, None)
                 if entry is None:
                     break
@@ -109,7 +109,7 @@ class Scheduler:
                 target, value = self._inbox.get_nowait()
             except queue.Empty:
                 waiting = time.perf_counter()
-                try:
+                try:  # it wakes without an answer too: hung calls are noticed below, and `tick` shows progress
                     target, value = self._inbox.get(timeout=0.25)
                 except queue.Empty:
                     target = None
@@ -123,7 +123,7 @@ class Scheduler:
                     self._requests.go_on()
                 else:
                     self._start(target[0], target[1], value, pending)
-                while pending:
+                while pending:  # yielded only here: the caller runs while no simulation is half advanced
                     search = pending.pop()
                     active -= 1
                     self.counts.trees += 1
@@ -153,6 +153,7 @@ class Scheduler:
             self.counts.fault(str(value))
             search.abandon(str(value))
         else:
+            # Inline only where both answer at once: one that waits would keep all other trees waiting in this thread.
             if self._inline is not None and not self._pool.workers:
                 search.inline = InlineCalls(self._inline, search.environment.execute)
             search.open(value)

@@ -23,6 +23,8 @@ def refresh_priors(node: Node) -> None:
     if len(edges) == 1:
         edges[0].prior = 1.0
         return
+    # Counts alone would say nothing while every proposal is drawn once; log-probabilities alone would favour whatever
+    # the policy words briefly. The softmax weighs as much as one proposal.
     total = sum([edge.count for edge in edges]) + 1
     logps = [edge.logp for edge in edges]
     known = [logp for logp in logps if logp is not None]
@@ -191,7 +193,7 @@ class GumbelRoot:
                 continue
             if len(alive) == 1 or any(edge.visits + edge.pending < self._quota for edge in alive):
                 return min(alive, key=lambda e: (e.visits + e.pending, -self._gumbel(e), e.id))
-            if any(edge.pending for edge in alive):
+            if any(edge.pending for edge in alive):  # halving on part of a phase would favour fast answers
                 return None
             self.candidates = sorted(alive, key=lambda e: (-self._score(tree, node, e), e.id))[: len(alive) // 2]
             self._quota += self._share()

@@ -114,7 +114,7 @@ def optimizer_state(optimizer: Any, keep: bool) -> dict[str, Any]:
 
 
 def load_optimizer_state(optimizer: Any, state: dict[str, Any]) -> None:
-    """Take what `optimizer_state` gave, in every process; what belongs to a sharded tensor is sharded like it."""
+    """Load the state that `optimizer_state` gave, in every process, sharded as the weights are."""
     weights = [each for group in optimizer.param_groups for each in group["params"]]
     for number, entry in state["state"].items():
         own = weights[int(number)]

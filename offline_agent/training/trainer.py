@@ -132,7 +132,7 @@ class PackedTrainer(CheckedWeights):
         return self.accelerator.num_processes if self.sharded else 1
 
     def idle(self, packs: Sequence[Sequence[Unit]], mine: Sequence[Any]) -> list[list[Unit]]:
-        """Return what this process passes through the model for the others' sake: sharded weights come at each pass."""
+        """Return extra packs, so that all processes make equally many passes: sharded weights are gathered at each."""
         passes = math.ceil(len(packs) / self.accelerator.num_processes)
         least = min((unit for units in packs for unit in units), key=lambda unit: unit.raw_tokens, default=None)
         return [[least]] * (passes - len(mine)) if self.sharded and least is not None else []
@@ -247,7 +247,7 @@ class PackedTrainer(CheckedWeights):
         return [record_of(entry, self.plan.per_epoch) for entry in self.state.log_history if "loss" in entry]
 
     def result(self, done: int, warnings: Sequence[str] = (), **more: Any) -> TrainResult:
-        """Return what the run did, over all its sessions; the model that was given has its weights.
+        """Return the result of the run over all its sessions; the model that was given has its weights.
 
         Raises:
             TrainingError: The weights are not finite.

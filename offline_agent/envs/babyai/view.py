@@ -8,7 +8,7 @@ _FAR = 7  # cells of the field of view to the front
 
 
 def describe(game: Any) -> str:
-    """Return what the agent sees and carries, one thing a line, the nearest first.
+    """Return the objects that the agent sees and carries, one a line, the nearest first.
 
     Args:
         game: The level. Its field of view is 7 by 7 cells, the agent in the middle of the nearest row, and ends at

@@ -62,7 +62,7 @@ def _position(task: data.Entry, messages: Sequence[Message]) -> tuple[int, list[
 
 
 def _done(calls: Sequence[ToolCall], made: Iterable[tuple[ToolCall, str]]) -> set[int]:
-    """Return which calls of the ground truth count as made: exactly, or changed but accepted by the tool."""
+    """Return the calls of the ground truth that count as made: exactly, or changed but accepted by the tool."""
     done: set[int] = set()
     for call, answer in made:
         same = [i for i, c in enumerate(calls) if i not in done and c.name == call.name]

@@ -136,7 +136,7 @@ class JobState:
 
 
 def available() -> str | None:
-    """Return which programs are missing on this machine; None = none."""
+    """Return the programs that are missing on this machine; None = none."""
     missing = [program for program in ("sbatch", "squeue", "scontrol", "scancel") if shutil.which(program) is None]
     return f"there is no {', '.join(missing)} on this machine's PATH" if missing else None
 

@@ -104,7 +104,7 @@ def _isolate(session: Session[Any], spec: EnvSpec, task: Task, needed: bool) -> 
 
 
 def _limited(session: Session[Any], job: Callable[[], Any]) -> Any:
-    """Return what a job returns or the `EnvironmentFault` that it raised, under the limits of a step and a reset."""
+    """Return a job's result or the `EnvironmentFault` that it raised, under the limits of a step and a reset."""
     limits = session.config.limits
     pool, answers = EnvPool(1, limits.reset_seconds + limits.step_seconds), SimpleQueue[Any]()
     pool.submit(job, answers.put)

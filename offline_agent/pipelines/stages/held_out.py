@@ -46,7 +46,7 @@ class Judging:
     def judge(
         self, iteration: int, incumbent: Model, candidates: list[Model], seconds: dict[str, float]
     ) -> dict[str, Decision]:
-        """Return what the gate says of each candidate, by the stage that made it.
+        """Return the gate's decision on each candidate, by the stage that made it.
 
         Args:
             iteration: Its number.

@@ -118,7 +118,7 @@ class TreeMiner:
         self._tools: deque[Sequence[Mapping[str, Any]]] = deque(maxlen=4)  # those of the latest trees
 
     def mine(self, task_id: str) -> TreeRows:
-        """Return what a tree of the run gave. Raises DataError where its file is broken."""
+        """Return the data mined from a tree of the run. Raises DataError where its file is broken."""
         settings = self._settings
         tree = tree_from_json(read_tree(tree_path(settings.path, task_id)))
         for node in tree.nodes:
@@ -144,7 +144,7 @@ class TreeMiner:
         )  # fmt: skip
 
     def map(self, task_ids: Iterable[str]) -> Iterator[TreeRows]:
-        """Yield what each tree gave, in order; raises as `mine`."""
+        """Yield the data of each tree, in order; raises as `mine`."""
         return map(self.mine, task_ids)
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ def _episodes(config: BuildPrefsConfig, spec: EnvSpec, engine: Engine, pool: Env
 
 
 def miner_of(config: BuildPrefsConfig, spec: EnvSpec, rollout: Rollout | None) -> Miner:
-    """Return what mines the trees of a run; `rollout` is needed where mining asks the policy."""
+    """Return the miner of a run's trees; `rollout` is needed where mining asks the policy."""
     pairs = config.pairs
     relabel = pairs.hindsight != "none" and "hindsight" in pairs.kinds
     kinds = [kind for kind in pairs.kinds if kind != "hindsight" or relabel]

@@ -117,7 +117,7 @@ def _pairs(candidates: CandidateStore, chosen: WeightedPairs, refused: RefusalLo
 
 
 def _miner(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine) -> TreeMiner | MinerProcesses:
-    """Return what mines: this process, or others."""
+    """Return the miner: in this process, or in others."""
     model = parts.policy.identity.get("model_hash")
     settings = MinerSettings(
         session.config, session.run.path, parts.spec.replay_only, parts.spec.isolated, parts.policy.renderer,
@@ -150,7 +150,7 @@ def keep_figures(run: RunDirectory, figures: Mapping[str, Any]) -> None:
 
 
 def _state(run: RunDirectory) -> dict[str, Any]:
-    """Return what mining depends on and what it wrote: the code, and names, sizes and times of change of the files."""
+    """Return the inputs and outputs of mining: the code's hash, and names, sizes and times of change of the files."""
     resumed = run.manifest.get("resumed")
     code = resumed[-1]["code"] if resumed else run.manifest["hashes"]["code"]
     return {"code": code, "trees": _digest(run.path / "trees"), **{name: _digest(run.path / name) for name in _WRITTEN}}

@@ -103,7 +103,7 @@ def make_sampler(config: RefineGrpoConfig, renderer: Renderer, task: Task) -> Sa
 
 
 def absent() -> Sampler:
-    """Return what stands for the sampler in processes that do not play: the first one does."""
+    """Return a stand-in for the sampler in processes that do not play; only the first process plays."""
     nobody: Any = _Nobody()
     return Sampler(nobody, lambda trained, tokenizer, folder: None)
 

@@ -86,13 +86,13 @@ class Balance:
         self.weighted = weighted
 
     def select(self, pairs: Sequence[PairFacts]) -> Selection:
-        """Return which pairs are kept: `choose` for facts that are all in memory."""
+        """Return the pairs that are kept: `choose` for facts that are all in memory."""
         refusals: list[Refusal] = []
         choice = self.choose(FactTable.of(pairs), refusals.append)
         return Selection(tuple(choice.kept.tolist()), tuple(choice.weights.tolist()), tuple(refusals))
 
     def choose(self, table: FactTable, refuse: Refuse) -> WeightedPairs:
-        """Return which pairs are kept: doubles, contradictions, caps and lengths, in this order.
+        """Return the pairs that are kept after the rules on doubles, contradictions, caps and lengths, in this order.
 
         Args:
             table: The facts of all pairs; its keys are let go of.
@@ -241,7 +241,7 @@ def _refusal(table: FactTable, i: int, reason: str, **facts: object) -> Refusal:
 
 
 def _among(table: FactTable, left: Ints) -> NDArray[np.bool_]:
-    """Tell of each of these pairs whether another of them says the opposite; bool [n]."""
+    """Return bool [n]: whether another of these pairs says the opposite."""
     backward = table.key("backward", 0)[left]
     # By the first half of the keys almost all are sorted out; the whole is compared of the few that are left.
     known = np.sort(table.key("forward", 0)[left])

@@ -296,7 +296,7 @@ def _group(name: str) -> int:
 
 
 def _content(steps: Sequence[Step]) -> list[object]:
-    """Return what a trainer sees of a side: the turns, and the answers between them."""
+    """Return the part of a side that a trainer sees: the turns, and the answers between them."""
     turns = [list(s.action.token_ids) if s.action.token_ids is not None else s.action.text for s in steps]
     answers = [step.observation for step in steps[:-1]]
     return [turns, answers]

@@ -42,7 +42,7 @@ class RejectionFilter:
         self.origins = frozenset(origins)
 
     def select(self, trajectories: Iterable[Trajectory], name: str) -> tuple[list[Trajectory], list[Refusal]]:
-        """Return what is kept of the trajectories of one tree, shortest first, and why successes were refused.
+        """Return the trajectories of one tree that are kept, shortest first, and the refusals of successes.
 
         Args:
             trajectories: The branches of one tree, relabelled and shortened ones included.

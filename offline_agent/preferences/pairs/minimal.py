@@ -84,7 +84,7 @@ def delete_steps(trajectory: Trajectory, replayer: Replayer, each: bool = False)
 
 
 def _shortened(versions: _Versions, kept: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what is left when no single step can be left out any more."""
+    """Return the steps that are left when no single step can be left out any more."""
     size = len(kept) // 2
     while size:
         before, end = len(kept), len(kept)

@@ -68,7 +68,7 @@ class Siblings:
         self._policy = policy
 
     def side(self, edge: Edge) -> Side:
-        """Return what is known of an executed action.
+        """Return the known values of an executed action.
 
         A child below which nothing is left to learn has no use for more visits: its policy-weighted value and that
         value's own uncertainty stand for it.
@@ -82,7 +82,7 @@ class Siblings:
         return Side(edge, evidence, as_evidence(estimate, evidence.count))
 
     def evidence(self, edge: Edge) -> Evidence:
-        """Return what the rollouts through an edge say: their scores, or the end's verdict where that is exact."""
+        """Return the scores of the rollouts through an edge, or the end's verdict where that is exact."""
         if self.exact(edge):
             assert edge.child is not None and edge.child.verdict is not None
             verdict = edge.child.verdict

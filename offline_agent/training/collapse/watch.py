@@ -167,7 +167,7 @@ class Watch:
             self(record)
 
     def __call__(self, figures: Mapping[str, float | None | Mapping[str, float]]) -> list[Finding]:
-        """Return what is newly wrong after an update.
+        """Return the warnings that are new after an update.
 
         Args:
             figures: The update's record. Followed are those in `FIGURES` of the history, `tools` (tool to its share of

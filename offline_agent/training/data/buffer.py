@@ -114,7 +114,7 @@ def _draw(rows: list[dict[str, Any]], size: int, priority: float, seed: int) -> 
 
 
 def _keys(row: Row) -> tuple[Hashable, Hashable]:
-    """Return what names the pair, and what names its contrary."""
+    """Return the key of the pair, and the key of the pair with its sides exchanged."""
     names = ("prompt", "chosen", "rejected")
     if row.get("prompt_ids") is not None:
         prompt, *sides = (hash_json(list(row[f"{name}_ids"])) for name in names)

@@ -78,7 +78,7 @@ class LoadReport:
         return {name: getattr(self, name) for name in self.COUNTS if getattr(self, name)}
 
     def notes(self) -> list[str]:
-        """Return what the user should be told before training begins: one sentence each."""
+        """Return notes for the user, shown before training begins: one sentence each."""
         out = []
         if self.tasks == 1 and self.kept > 1:
             out.append(f"all {self.kept} rows are of one task: what is learnt is that task, not the environment")

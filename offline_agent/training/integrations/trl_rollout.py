@@ -69,7 +69,7 @@ def reward(
     log_metric: Callable[[str, float], None] | None = None,
     **_: Any,
 ) -> list[float | None]:
-    """Return what the environment gave each episode, for `GRPOTrainer(reward_funcs=…)`.
+    """Return the environment's reward of each episode, for `GRPOTrainer(reward_funcs=…)`.
 
     None = unscored: TRL leaves it out of its group's mean and spread, and gives it no advantage.
 

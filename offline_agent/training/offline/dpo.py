@@ -245,7 +245,7 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
             return parts | {name: value.sum() / count for name, value in figures.items()}
 
     def _seen(self, units: Sequence[Unit], sides: Sequence[Sides], chosen: Tensor, rejected: Tensor) -> PairSums:
-        """Return what a loss sees of the pairs; for dmpo every token counts as its turn's weight says."""
+        """Return the sums of the pairs that a loss needs; for dmpo every token is multiplied by its turn's weight."""
         device = chosen.device
         ref = self._ref[[unit.index for unit in units]].to(device)
         tokens = torch.tensor([[len(side) for side in pair] for pair in sides], device=device)
@@ -290,7 +290,7 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
         return loss.detach(), {index: (pulls[2 * k], pulls[2 * k + 1]) for k, index in enumerate(order)}
 
     def trl_loss(self, pairs: Sequence[Sides], ref: Tensor) -> Tensor:
-        """Return what TRL's own code makes of per-token log-probabilities.
+        """Return the loss of TRL's own code from per-token log-probabilities.
 
         Args:
             pairs: For each of B pairs the agent tokens' log-probabilities, chosen [n] and rejected [m].

@@ -150,7 +150,7 @@ def _key(units: Sequence[Unit]) -> str:
 
 
 def _read(file: Path, key: str, units: Sequence[Unit]) -> dict[int, Sides]:
-    """Return what an earlier session computed for these rows; nothing where it is missing, torn or of other rows."""
+    """Return an earlier session's log-probabilities of these rows; empty where the file is missing, torn or other."""
     with contextlib.suppress(OSError, ValueError, KeyError), np.load(file, allow_pickle=False) as data:
         if str(data["key"]) == key:
             parts: Iterator[torch.Tensor] = iter(torch.split(torch.from_numpy(data["values"]), data["sizes"].tolist()))

@@ -98,7 +98,7 @@ def kept_groups(rewards: Sequence[float | None], groups: Sequence[Group], object
 
 
 def overlong(tokens: int, objective: Objective) -> float:
-    """Return what is added to the reward of a trajectory of so many agent tokens, in [-1, 0].
+    """Return the length penalty of a trajectory of so many agent tokens, in [-1, 0]; it is added to the reward.
 
     0 up to `overlong_soft`, then linearly down to -1 at `overlong_hard` and beyond (DAPO, Yu et al. 2025, arXiv
     2503.14476, eq. 13, with soft = L_max - L_cache and hard = L_max); 0 where the objective has no such lengths.

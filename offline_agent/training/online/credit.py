@@ -38,7 +38,7 @@ TRAJECTORY = CreditAssignment()
 
 
 def turn_rewards(attempt: Attempt, credit: CreditAssignment) -> tuple[tuple[float, ...] | None, str | None]:
-    """Return what each turn earned, as the judge or the environment says; or None and why nobody says it."""
+    """Return the reward of each turn, from the judge or the environment; or None and the reason why there is none."""
     if credit.judge is None:
         given = [step.reward for step in attempt.steps]
         said = tuple(one for one in given if one is not None)

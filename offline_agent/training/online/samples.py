@@ -119,7 +119,7 @@ def sample(
     credit: CreditAssignment = TRAJECTORY,
     refused: list[tuple[str, str]] | None = None,
 ) -> list[TrainingSample]:
-    """Return what is trained on: the judged attempts of the groups that are kept, in their order.
+    """Return the samples that are trained on: the judged attempts of the groups that are kept, in their order.
 
     Unscored attempts are in no mean and in no loss. Those whose row fails its certificate, is longer than the model
     takes, or lacks what one of its turns earned where `credit` asks for it, are in the group's mean, in no loss, and

@@ -1,4 +1,4 @@
-"""Is a model's attention over a trie exact? Asked of the model itself, before anything is trained."""
+"""Check that a model computes the same log-probabilities over a trie as row by row, before anything is trained."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def distance(model: Any, found: torch.Tensor, known: torch.Tensor) -> tuple[floa
 
 
 def odd_layers(config: Any, seen: list[int | None]) -> str | None:
-    """Return what speaks against a model whose layers called the attention as `seen`, or None.
+    """Return the reason why a model cannot be computed over tries, or None where its layers' calls show none.
 
-    A short probe cannot show a long window, so what each layer asked for is held against the configuration.
+    A short probe cannot show the effect of a long window, so the window that each layer asked for (`seen`) is compared
+    with the configuration.
     """
     count = getattr(config, "num_hidden_layers", None)
     if count is not None and len(seen) != count:

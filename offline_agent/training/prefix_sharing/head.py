@@ -53,6 +53,7 @@ def score(
         entropy: Whether entropies are wanted.
         limit: Most logits held at once; None = by device. Where all fit, nothing is computed twice.
     """
+    # Only agent tokens are scored; logits of all positions at once would be the largest tensor of the whole step.
     rows = max(1, (limit or CHUNK.get(hidden.device.type, CHUNK["cuda"])) // max(1, vocabulary))
     if len(target) <= rows or not torch.is_grad_enabled():
         parts = [_chunk(head, h, t, entropy) for h, t in zip(hidden.split(rows), target.split(rows), strict=True)]
@@ -66,11 +67,11 @@ def score(
 
 
 def after_head(config: Any) -> Head:
-    """Return what a model of this configuration does to its logits: a factor or divisor and a soft cap, where set.
+    """Return the change that a model of this configuration makes to its logits: a factor or divisor and a soft cap.
 
     Known: `logit_scale` (Cohere), `output_multiplier`, `lm_head_multiplier` (Falcon-H1), `logits_scaling` (a divisor in
-    Granite), `final_logit_softcapping` (Gemma). Whether that is all is for a comparison with the model's own logits to
-    say.
+    Granite), `final_logit_softcapping` (Gemma). A model with another change is found by `check`, which compares with
+    the model's own logits.
     """
     factors = (getattr(config, name, None) for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"))
     factor = next((value for value in factors if value is not None), None)

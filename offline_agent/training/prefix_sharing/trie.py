@@ -152,7 +152,7 @@ def pack(sequences: list[Sequence]) -> Pack:
 
 
 def _kept(end: Ids, source: Ids) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which tokens [N] have a source in their subtree."""
+    """Return bool [N]: whether a token has a source in its subtree."""
     sources = np.concatenate(([0], np.cumsum(np.bincount(source, minlength=len(end)))))
     return sources[end] > sources[:-1]
 
