@@ -155,6 +155,10 @@ class SftDataSection(Section):
     files: Paths = key(
         (), "parquet or JSON-lines files with `messages`, or with `input_ids` and `action_mask`", strict=False
     )
+    success: str = key("success", "column of data.files with the outcome: true or 1, false or 0, null = unknown")
+    unknown: Literal["refuse", "leave_out", "take"] = key(
+        "refuse", "rows of data.files whose outcome is unknown: refuse the file, leave them out, or learn from them too"
+    )
     per_task: int | None = key(None, "most rows of one task, first come; null = all", ge=1)
     negatives: bool = key(True, "use rows that teach to refuse impossible calls, where there are any")
 
@@ -164,10 +168,10 @@ class TrainSftConfig(TrainConfig):
 
     about: ClassVar[str] = "Train on demonstrations (warm start), or on verified successes (rejection fine-tuning)."
     main_keys: ClassVar[tuple[str, ...]] = (
-        "model.path", "data.runs", "data.files", "data.per_task", "env", "tasks.n", "demonstrations.per_task",
-        "demonstrations.noise", "optimizer.learning_rate", "optimizer.epochs", "optimizer.max_updates", "batch.rows",
-        "batch.tokens", "batch.max_length", "lora.rank", "scratch.layers", "checkpoints.every", "launcher", "seed",
-        "run_dir", "tracking.uri",
+        "model.path", "data.runs", "data.files", "data.success", "data.per_task", "env", "tasks.n",
+        "demonstrations.per_task", "demonstrations.noise", "optimizer.learning_rate", "optimizer.epochs",
+        "optimizer.max_updates", "batch.rows", "batch.tokens", "batch.max_length", "lora.rank", "scratch.layers",
+        "checkpoints.every", "launcher", "seed", "run_dir", "tracking.uri",
     )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("", "the embedded model on demonstrations of the shop's scripted expert"),

@@ -71,6 +71,8 @@ def prepare(config: TrainSftConfig) -> tuple[SftInputs, Facts]:
             max_length=training.max_length(config, inputs.trainable[0]),
             per_task=config.data.per_task,
             negatives=config.data.negatives,
+            success=config.data.success,
+            unknown=config.data.unknown,
         )
     return inputs, _facts(config, inputs)
 

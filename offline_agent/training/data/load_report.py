@@ -25,7 +25,8 @@ class LoadReport:
         no_agent_tokens: Rows left out because a side has nothing the policy sampled.
         capped: Rows left out as more than `per_task` of their task.
         negatives: Rows left out that teach to refuse; they were not asked for.
-        unverified: Trajectories left out because no verifier called them a success.
+        unverified: Trajectories left out because they failed, or because their outcome is unknown.
+        unknown: Trajectories of unknown outcome that are learnt from, as was asked for.
         unusable: Foreign rows left out that cannot be encoded.
         other_kinds: Pairs left out because their kind was not asked for.
         foreign: Rows kept whose ids were made here from messages.
@@ -50,6 +51,7 @@ class LoadReport:
     capped: int = 0
     negatives: int = 0
     unverified: int = 0
+    unknown: int = 0
     unusable: int = 0
     other_kinds: int = 0
     foreign: int = 0
@@ -91,6 +93,10 @@ class LoadReport:
         if self.unusable:
             example = next((f"{name}: {why}" for name, why in self.left_out if why.startswith(UNUSABLE)), "")
             out.append(f"{self.unusable} rows of messages cannot be used, e.g. {example}")
+        if self.unknown:
+            out.append(
+                f"{self.unknown} rows of unknown outcome are learnt from as if they were successes (data.unknown=take)"
+            )
         if self.uncertified:
             out.append(f"{self.uncertified} rows have ids and no certificate: their tokenizer is taken on trust")
         if self.older:

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from offline_agent.errors import ConfigError, DataError
+from offline_agent.errors import ConfigError
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import completed
 from offline_agent.training.data.load_report import LoadReport
+from offline_agent.training.data.outcomes import SUCCESS, Unknown, successful
 from offline_agent.training.data.reading import PAIR, SIDES, TRAJECTORY, Ids, RowReader, SourceRow
 
 __all__ = ["LoadReport", "PairRow", "TrajectoryRow", "is_negative", "length", "load_pairs", "load_trajectories"]
@@ -211,6 +212,8 @@ def load_trajectories(
     per_task: int | None = None,
     negatives: bool = True,
     verified: bool = True,
+    success: str = SUCCESS,
+    unknown: Unknown = "refuse",
     key: str = "data",
 ) -> tuple[list[TrajectoryRow], LoadReport]:
     """Return the trajectories of runs and files, in order, and what was left out.
@@ -222,29 +225,30 @@ def load_trajectories(
         max_length: Longer rows are left out.
         per_task: Most rows of one task, first come; None = all. Refusals are not counted.
         negatives: Use refusals of impossible calls (`preferences.filters.impossible`).
-        verified: Leave out rows whose `success` is there and not true, but those refusals.
+        verified: Use successes alone, beside those refusals; else the outcome is not looked at.
+        success: The column of the files with the outcome (`outcomes.successful`).
+        unknown: Rows of the files whose outcome is unknown are refused, left out, or taken as successes are.
         key: The configuration section the paths are from, for messages.
 
     Raises:
-        ConfigError, DataError: As `load_pairs`.
+        ConfigError, DataError: As `load_pairs`; or a row's outcome is unknown, or no outcome.
     """
     report = LoadReport()
+    shape = replace(TRAJECTORY, more=(*TRAJECTORY.more, success))
     kept: dict[tuple[Ids, Ids], TrajectoryRow] = {}
     of_task: Counter[str] = Counter()
-    for found in RowReader(renderer, report, TRAJECTORY).rows(runs, files, key):
+    for found in RowReader(renderer, report, shape).rows(runs, files, key):
         row, name = found.row, found.name
         refusal = is_negative(row)
         if refusal and not negatives:
             report.leave("negatives", name, "it teaches to refuse, which was not asked for")
             continue
-        if found.source.own and verified and not refusal and row.get("success") is not True:
-            raise DataError(
-                f"{name}: its success is {row.get('success')!r}; allowed in a run's verified successes: True, or None "
-                "in a row that teaches to refuse"
-            )
-        if verified and not refusal and "success" in row and row["success"] is not True:
-            report.leave("unverified", name, "no verifier called it a success")
-            continue
+        if verified and not refusal:
+            done = successful(found, success, unknown)
+            if done is False or (done is None and unknown == "leave_out"):
+                report.leave("unverified", name, "it failed" if done is False else "its outcome is unknown")
+                continue
+            report.unknown += done is None
         tokens = found.tokens()
         if tokens is None:
             continue

@@ -189,7 +189,22 @@ def read(source: Source, columns: Sequence[str]) -> Iterator[tuple[int, dict[str
         raise DataError(f"{source.path}: not readable as Parquet ({error})") from error
 
 
+def column_names(source: Source) -> list[str]:
+    """Return the names of a file's columns, of JSON lines those of the first row. Raises as `read`."""
+    if source.path.suffix not in LINES:
+        import pyarrow.parquet as pq
+
+        return list(pq.read_schema(source.path).names)
+    return next((list(row) for _, row in _objects(source.path)), [])
+
+
 def _lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any], bool]]:
+    for number, row in _objects(path):
+        yield number, {name: value for name, value in known(row).items() if name in columns}, False
+
+
+def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the line's number and the object of each line that is not blank."""
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -201,7 +216,7 @@ def _lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, 
                     raise DataError(f"{path}, line {number}: no JSON ({error}); one row a line is wanted") from error
                 if not isinstance(row, dict):
                     raise DataError(f"{path}, line {number}: a {type(row).__name__}, not an object with columns")
-                yield number, {name: value for name, value in known(row).items() if name in columns}, False
+                yield number, row
     except (OSError, UnicodeError) as error:
         raise DataError(f"{path}: not readable as UTF-8 text ({error})") from error
 

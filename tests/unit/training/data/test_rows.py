@@ -26,7 +26,7 @@ def pairs_of(runs: Any = (), files: Any = (), renderer: Any = None, **more: Any)
 
 
 def trajectories_of(runs: Any = (), files: Any = (), **more: Any) -> tuple[list[TrajectoryRow], LoadReport]:
-    options = {"max_length": 2048, **more}
+    options = {"max_length": 2048, "unknown": "take", **more}
     return load_trajectories(runs, files, options.pop("renderer", None) or rows_kit.renderer(), **options)
 
 
@@ -249,15 +249,68 @@ def test_refusals_are_used_on_request(tmp_path: Path) -> None:
     assert len(kept) == 1 and report.negatives == 1
 
 
-def test_what_no_verifier_called_a_success_is_left_out(tmp_path: Path) -> None:
-    from offline_agent.records import Verdict
+def outcomes(tmp_path: Path, column: str, values: list[Any], form: str = "jsonl") -> str:
+    """Write a file of one conversation for each value; `...` leaves the column out of its row."""
+    rows: list[dict[str, Any]] = []
+    for number, value in enumerate(values):
+        messages = [{"role": "user", "content": f"Buy {number}."}, {"role": "assistant", "content": "Bought."}]
+        rows.append({"task_id": str(number), "messages": messages} | ({} if value is ... else {column: value}))
+    if form == "jsonl":
+        return str(lines(tmp_path / "a.jsonl", rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    return str(tmp_path / "a.parquet")
 
-    unscored = Verdict(None, None, "kit", error="broke")
-    rows = [trajectory(0), trajectory(1, verdict=Verdict(0.5, False, "kit")), trajectory(2, verdict=unscored)]
-    file = lines(tmp_path / "a.jsonl", rows)
-    kept, report = trajectories_of(files=[file])
-    assert len(kept) == 1 and report.unverified == 2
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("values", [[True, False, True], [1, 0, 1], [1.0, 0.0, 1.0]])
+def test_an_outcome_is_true_or_false_or_1_or_0(tmp_path: Path, values: list[Any], form: str) -> None:
+    file = outcomes(tmp_path, "success", values, form)
+    kept, report = load_trajectories([], [file], rows_kit.renderer(), max_length=2048)
+    assert [row.task_id for row in kept] == ["0", "2"] and report.unverified == 1
     assert len(trajectories_of(files=[file], verified=False)[0]) == 3
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_the_column_of_the_outcome_can_be_named(tmp_path: Path, form: str) -> None:
+    file = outcomes(tmp_path, "solved", [0, 1], form)
+    kept, report = load_trajectories([], [file], rows_kit.renderer(), max_length=2048, success="solved")
+    assert [row.task_id for row in kept] == ["1"] and report.unverified == 1
+    own = run(tmp_path / "r", filtered=[trajectory(7)])  # a run's own column is not renamed
+    kept, _ = load_trajectories([own], [file], rows_kit.renderer(), max_length=2048, success="solved")
+    assert [row.task_id for row in kept] == ["train-7", "1"]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("column", "values", "words"),
+    [
+        ("outcome", [1, 0], r":[01] 0: it has no column success.* are task_id, messages, outcome.*data.success=COLUMN"),
+        ("success", [True, None], r":[12] 1: its success is null.*data.unknown=leave_out \| take"),
+    ],
+)
+def test_a_row_of_unknown_outcome_is_refused_unless_told_otherwise(
+    tmp_path: Path, column: str, values: list[Any], words: str, form: str
+) -> None:
+    file = outcomes(tmp_path, column, values, form)
+    with pytest.raises(DataError, match=words):
+        load_trajectories([], [file], rows_kit.renderer(), max_length=2048)
+    kept, report = trajectories_of(files=[file], unknown="take")
+    assert len(kept) == 2 and any("rows of unknown outcome are learnt from" in note for note in report.notes())
+    kept, report = trajectories_of([run(tmp_path / "r", filtered=[trajectory(7)])], [file], unknown="leave_out")
+    assert report.unverified == len(values) + 1 - len(kept) == (1 if column == "success" else 2)
+
+
+def test_a_failure_is_left_out_although_rows_of_unknown_outcome_are_taken(tmp_path: Path) -> None:
+    file = outcomes(tmp_path, "success", [False, ..., None, True])
+    kept, report = trajectories_of(files=[file], unknown="take")
+    assert [row.task_id for row in kept] == ["1", "2", "3"] and (report.unverified, report.unknown) == (1, 2)
+
+
+@pytest.mark.parametrize("value", [0.5, 2, "yes", "true", [1]])
+def test_an_outcome_of_another_kind_is_refused(tmp_path: Path, value: Any) -> None:
+    file = outcomes(tmp_path, "success", [value])
+    with pytest.raises(DataError, match=r"its success is .*, allowed: true, false, 1, 0, or null"):
+        trajectories_of(files=[file])
 
 
 @pytest.mark.parametrize("success", [False, None])
