@@ -36,8 +36,8 @@ def only_here(source: str, key: str) -> bool:
     except HFValidationError:
         pass  # no hub name at all, and no folder either
     raise ConfigError(
-        f"{key}: got {source!r}; there is no such folder, no model of that name in the hub's cache on this machine, and "
-        f"the hub cannot be reached ({why}). Give a folder that save_pretrained wrote, or copy the model here first"
+        f"{key}: got {source!r}; there is no such folder, no model of that name in the hub's cache on this machine, "
+        f"and the hub cannot be reached ({why}). Give a folder that save_pretrained wrote, or copy the model here first"
     )
 
 

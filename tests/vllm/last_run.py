@@ -9,7 +9,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def digests(root: Path = ROOT) -> dict[str, str]:
 def write(python: str, record: Path = RECORD) -> None:
     """Write the record; `python` is the interpreter that has vLLM."""
     ran = subprocess.run([python, "-c", _VERSIONS], capture_output=True, text=True, check=True)
-    when = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     told = {"when": when, "with": json.loads(ran.stdout), "files": digests()}
     record.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
