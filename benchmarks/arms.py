@@ -116,6 +116,7 @@ _COMMON = ("pairs.kinds=[step,trajectory]", "pairs.rejudge=0", "filtered.origins
 _GENTLE = ("optimizer.learning_rate=5e-5", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
 _COOKING = ("env=textworld", "env.game=cookingworld")
 _COOKING += ("env.params=numLocations=1,numIngredients=1,numDistractorItems=2,includeDoors=0",)
+_LAKE = ("env=examples.frozen_lake:FrozenLake",)
 
 SUITES = {
     "shop": Suite(
@@ -136,19 +137,17 @@ SUITES = {
         first=350,
         held_out=100,
     ),
+    "frozenlake": Suite(
+        environment=_LAKE,
+        collect=(*_COMMON, "search.value=success", "filtered.per_task=6"),
+        sft=("optimizer.learning_rate=5e-4", "optimizer.epochs=2", "batch.rows=8"),
+        dpo=(*_GENTLE, "batch.rows=8"),
+        warm=(*_LAKE, "tasks.n=100", "scratch.layers=3", "scratch.hidden_size=96", "scratch.reading=2",
+              "scratch.vocabulary=400", "optimizer.learning_rate=2e-3", "optimizer.epochs=6", "batch.rows=8"),
+        first=100,
+        held_out=130,
+    ),  # fmt: skip
 }
-
-SUITES["frozenlake"] = Suite(
-    environment=("env=examples.frozen_lake:FrozenLake",),
-    collect=(*_COMMON, "search.value=success", "filtered.per_task=6"),
-    sft=("optimizer.learning_rate=5e-4", "optimizer.epochs=2", "batch.rows=8"),
-    dpo=(*_GENTLE, "batch.rows=8"),
-    warm=("env=examples.frozen_lake:FrozenLake", "tasks.n=130", "scratch.layers=3", "scratch.hidden_size=96",
-          "scratch.reading=2", "scratch.vocabulary=400", "optimizer.learning_rate=2e-3", "optimizer.epochs=6",
-          "batch.rows=8"),
-    first=130,
-    held_out=130,
-)  # fmt: skip
 
 WARM = "../warm"
 _POOL = 1200  # distance of the seeds' first train tasks

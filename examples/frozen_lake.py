@@ -1,4 +1,4 @@
-"""Gymnasium's FrozenLake on random maps, as an environment of one's own with an expert; docs/environments.md walks on it.
+"""Gymnasium's FrozenLake on random maps as an environment of one's own; docs/environments.md builds it step by step.
 
 python -m offline_agent.envs.conformance examples.frozen_lake:FrozenLake
 """
@@ -28,7 +28,8 @@ class FrozenLake:
         seen = set()
         for map_seed in range(20_000):
             rows = lake(map_seed)
-            if zlib.crc32("".join(rows).encode()) % 10 in part and tuple(rows) not in seen:  # a map is in one split only
+            # The map decides its split, so that no map is in two.
+            if zlib.crc32("".join(rows).encode()) % 10 in part and tuple(rows) not in seen:
                 seen.add(tuple(rows))
                 yield {"map_seed": map_seed}
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from offline_agent.launch import stages as _stages
+from offline_agent.launch import stages
 from offline_agent.pipelines import entry
 from offline_agent.pipelines.entry import main
-from offline_agent.planning import plan as _plan
+from offline_agent.planning import plan
 from offline_agent.store.columns import PAIR_TABLES
 from offline_agent.store.events import EventLog
 from tests.helpers.bandit import ENV, QUIET, command, in_process, warm_started
@@ -40,7 +40,7 @@ TRAIN = [QUIET, "threads=1", "batch.rows=4"]
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes run in this process, in a folder that can be looked at."""
-    monkeypatch.setattr(_stages, "_run", in_process)
+    monkeypatch.setattr(stages, "_run", in_process)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.chdir(tmp_path)
@@ -49,13 +49,13 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(monkeypatch: pytest.MonkeyPatch, pipeline: str, *keys: str) -> dict[str, Any]:
     """Return the figures that --plan prints, by name; nothing may be left behind."""
     told: dict[str, Any] = {}
-    show = _plan.show
+    show = plan.show
 
     def keep(figures: Any, *more: Any) -> Any:
         told.update(figures)
         return show(figures, *more)
 
-    monkeypatch.setattr(_plan, "show", keep)
+    monkeypatch.setattr(plan, "show", keep)
     assert main(command(pipeline), [*keys, "--plan"]) == 0
     left = [str(path) for path in Path.cwd().rglob("*")]
     assert left == [str(Path.cwd() / "temporary")], left
@@ -145,8 +145,8 @@ def test_an_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_given_figures_need_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_plan, "run_stage", None, raising=False)
-    monkeypatch.setattr(_stages, "_run", None)  # nothing is run
+    monkeypatch.setattr(plan, "run_stage", None, raising=False)
+    monkeypatch.setattr(stages, "_run", None)  # nothing is run
     told = planned(
         monkeypatch, "build_prefs", *SEARCH, "plan.probe=0", "plan.tokens=500", "plan.tokens_per_second=100",
         "plan.tool_calls=10", "plan.tool_seconds=3", "plan.pairs=2.5", "plan.generators=4",
@@ -293,7 +293,7 @@ def test_the_online_stage(monkeypatch: pytest.MonkeyPatch, start: Path, tmp_path
 
 def planned_without_looking(monkeypatch: pytest.MonkeyPatch, pipeline: str, *keys: str) -> dict[str, Any]:
     told: dict[str, Any] = {}
-    monkeypatch.setattr(_plan, "show", lambda figures, *more: told.update(figures) or "")
+    monkeypatch.setattr(plan, "show", lambda figures, *more: told.update(figures) or "")
     assert main(command(pipeline), [*keys, "--plan"]) == 0
     return told
 

@@ -206,16 +206,16 @@ def test_a_new_model_reads_first_and_a_stop_in_between_changes_nothing(
     assert read["agent_tokens"] > 3 * summary(tmp_path / "whole")["training"]["agent_tokens"]  # observations count
     assert "read before" in capsys.readouterr().out
 
-    from offline_agent.runner import training as _training
+    from offline_agent.runner import training
 
-    stop = _training.train
+    stop = training.train
 
     def stopped(*given: Any) -> Any:
         raise RuntimeError("stopped")
 
-    monkeypatch.setattr(_training, "train", stopped)
+    monkeypatch.setattr(training, "train", stopped)
     assert train(tmp_path / "run", *keys) != 0
-    monkeypatch.setattr(_training, "train", stop)
+    monkeypatch.setattr(training, "train", stop)
     assert train(tmp_path / "run", *keys) == 0
     assert curve(tmp_path / "run") == pytest.approx(curve(tmp_path / "whole"), abs=1e-6)
     assert summary(tmp_path / "run")["model"]["hash"] == summary(tmp_path / "whole")["model"]["hash"]

@@ -92,11 +92,11 @@ import sys, signal
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from tests.unit.launch.test_stages import PIPELINE, tiny
-from offline_agent.launch import stages as _stages
+from offline_agent.launch import stages
 from offline_agent.runner.signals import signals
-_stages.Stage.command = property(lambda stage: [sys.executable, str(PIPELINE), "--config", str(stage.file)])
+stages.Stage.command = property(lambda stage: [sys.executable, str(PIPELINE), "--config", str(stage.file)])
 with signals():
-    print(_stages.run_stage(tiny(Path({folder!r}), count=20, pause=0.3), lambda line: None, "again"))
+    print(stages.run_stage(tiny(Path({folder!r}), count=20, pause=0.3), lambda line: None, "again"))
 """
 
 

@@ -12,7 +12,7 @@ from offline_agent.config.loading import load
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.launch import torchrun as _processes
+from offline_agent.launch import torchrun
 from offline_agent.launch.slurm import batch as slurm
 from offline_agent.launch.torchrun import Follower, check, rank
 from offline_agent.pipelines import build_prefs, train_dpo
@@ -69,13 +69,13 @@ def test_a_follower_reads_the_run_and_writes_beside_it(tmp_path: Path) -> None:
 
 
 def test_a_follower_waits_for_the_first_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_processes, "_PATIENCE", 0.3)
+    monkeypatch.setattr(torchrun, "_PATIENCE", 0.3)
     with pytest.raises(DataError, match="did not begin it"):
-        _processes._opened(tmp_path, "train_sft")
+        torchrun._opened(tmp_path, "train_sft")
     (tmp_path / "manifest.json").write_text(json.dumps({"command": "train_sft", "run_id": "x"}))
-    assert _processes._opened(tmp_path, "train_sft")["run_id"] == "x"
+    assert torchrun._opened(tmp_path, "train_sft")["run_id"] == "x"
     with pytest.raises(DataError, match="did not begin it"):
-        _processes._opened(tmp_path, "train_dpo")
+        torchrun._opened(tmp_path, "train_dpo")
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from offline_agent.preferences.dataset.export import pair_row
 from offline_agent.records import Action, PreferencePair, Step, ToolCall
-from offline_agent.store import schemas as _schemas
+from offline_agent.store import schemas
 from offline_agent.store.columns import known
 from tests.helpers import rows as rows_kit
 from tests.helpers.rows import pair, refusal, trajectory
@@ -146,7 +146,7 @@ def test_no_column_has_a_name_that_a_trainer_takes_for_its_own() -> None:
         "TRAJECTORIES": {"messages", "tools"},
     }
     for table, meant in messages.items():
-        names = set(getattr(_schemas, table).names)
+        names = set(getattr(schemas, table).names)
         assert names & {*TAKEN, "prompt", "chosen", "rejected", "messages", "tools"} == meant, table
 
 

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline_agent.errors import DataError
-from offline_agent.store import schemas as _schemas
+from offline_agent.store import schemas
 from offline_agent.training.data.rows import load_pairs, load_trajectories
 from tests.helpers import rows as rows_kit
 from tests.helpers.rows import pair, run, trajectory
 
-PAIRS, TRAJECTORIES = _schemas.PREFERENCES.names, _schemas.FILTERED.names
+PAIRS, TRAJECTORIES = schemas.PREFERENCES.names, schemas.FILTERED.names
 KINDS = ("step", "trajectory", "hindsight", "minimal")
 
 

@@ -17,7 +17,7 @@ from offline_agent.preferences.dataset.export import pair_rows
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import PreferencePair, Verdict
 from offline_agent.rendering import certificate
-from offline_agent.store import schemas as _schemas
+from offline_agent.store import schemas
 from offline_agent.store.columns import stored, table_of
 from offline_agent.store.tables import write_table
 from offline_agent.training.data.rows import load_pairs, load_trajectories
@@ -164,7 +164,7 @@ def earlier(path: Path, monkeypatch: pytest.MonkeyPatch, pairs: list[Any], filte
     with monkeypatch.context() as patched:
         patched.setattr(tables, "VERSION", 1)
         for table, rows, schema in (
-            ("preferences", pairs, _schemas.PREFERENCES), ("filtered", filtered, _schemas.FILTERED),
+            ("preferences", pairs, schemas.PREFERENCES), ("filtered", filtered, schemas.FILTERED),
         ):  # fmt: skip
             write_table(path / table / "0000.parquet", table, map(of_version_1, rows), renamed(schema))
     return str(path)
@@ -200,7 +200,7 @@ def test_pairs_of_an_earlier_version_can_be_replayed(tmp_path: Path, monkeypatch
     files = sorted(Path(old).glob("preferences/*.parquet"))
     again = replay(files, [pair(n) for n in range(5, 9)], kinds=KINDS, pairs=10, share=1.0, priority=1.0, seed=0).rows
     out = []
-    for table, schema in (("preferences", _schemas.PREFERENCES), ("multiturn_preferences", _schemas.MULTITURN)):
+    for table, schema in (("preferences", schemas.PREFERENCES), ("multiturn_preferences", schemas.MULTITURN)):
         found = [stored(row, table) for row in again if table_of(row) == table]
         out.append(str(write_table(tmp_path / f"{table}.parquet", table, found, schema)))
     assert pairs_of(files=out)[1].kept == 2
