@@ -22,7 +22,7 @@ class ModelSection(Section):
 
 
 class ScratchSection(Section):
-    """A new model in place of `model.path`: Llama's shape, with a tokenizer learnt from the demonstrations."""
+    """A new model in place of `model.path`: Llama's shape, with a tokenizer learnt from what it is trained on."""
 
     layers: int = key(0, "layers of a new model with random weights; 0 = train model.path instead", ge=0, le=1024)
     hidden_size: int = key(128, "width", ge=16, le=65536)
@@ -32,7 +32,7 @@ class ScratchSection(Section):
     max_positions: int = key(2048, "longest sequence in tokens", ge=64, le=2**24)
     reading: float = key(
         0.0,
-        "passes over the demonstrations that predict every token, the environment's too, before the policy's own alone",
+        "passes over the trajectories that predict every token, the environment's too, before the policy's own alone",
         ge=0,
     )
 

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.training import TrainSftConfig
@@ -38,7 +37,8 @@ class SftInputs:
 
     Attributes:
         spec, tasks: The environment and tasks to demonstrate; None where rows are read.
-        trainable: Model, tokenizer and renderer; None while a new model waits for the texts of its tokenizer.
+        trainable: Model, tokenizer and renderer; None while a new model waits for demonstrations, whose texts its
+            tokenizer is learnt from.
         rows, report: The training rows; None before the demonstrations.
     """
 
@@ -61,30 +61,13 @@ def prepare(config: TrainSftConfig) -> tuple[SftInputs, Facts]:
     if not config.scratch.layers:
         inputs.trainable = training.load(config)
     if given:
-        from offline_agent.training.data.rows import load_trajectories
-
-        assert inputs.trainable is not None  # _faults refuses a new model beside rows
-        inputs.rows, inputs.report = load_trajectories(
-            config.data.runs,
-            config.data.files,
-            inputs.trainable[2],
-            max_length=training.max_length(config, inputs.trainable[0]),
-            per_task=config.data.per_task,
-            negatives=config.data.negatives,
-            success=config.data.success,
-            unknown=config.data.unknown,
-        )
+        _load(inputs, config)
     return inputs, _facts(config, inputs)
 
 
 def _faults(config: TrainSftConfig, given: bool) -> list[str]:
     faults = []
     if config.scratch.layers:
-        if given:
-            faults.append(
-                "scratch.layers: a new model learns its tokenizer from demonstrations; rows of data.runs and "
-                "data.files go with a tokenizer that is there. Leave either out"
-            )
         faults += [
             f"model.{name}: got {value!r}, but scratch.layers={config.scratch.layers} asks for a new model with a "
             "tokenizer of its own; set one of them"
@@ -104,6 +87,27 @@ def _faults(config: TrainSftConfig, given: bool) -> list[str]:
     return faults
 
 
+def _load(inputs: SftInputs, config: TrainSftConfig) -> None:
+    """Fill in the rows of `data` and, where it is new, the model: equal data and seed give equal weights and ids."""
+    from offline_agent.training.data import selection
+    from offline_agent.training.data.rows import load_trajectories
+
+    data = config.data
+    rules: dict[str, Any] = {"negatives": data.negatives, "success": data.success, "unknown": data.unknown}
+    if inputs.trainable is None:
+        inputs.trainable = _new(config, selection.texts(data.runs, data.files, **rules))
+    model, _, renderer = inputs.trainable
+    inputs.rows, inputs.report = load_trajectories(
+        data.runs,
+        data.files,
+        renderer,
+        max_length=training.max_length(config, model),
+        per_task=data.per_task,
+        from_messages=bool(config.scratch.layers),
+        **rules,
+    )
+
+
 def _demonstrable(config: TrainSftConfig, faults: list[str]) -> tuple[EnvSpec | None, list[Task]]:
     try:
         arguments, isolated = dict(config.env.model_extra or {}), config.env.isolate == "process"
@@ -112,7 +116,8 @@ def _demonstrable(config: TrainSftConfig, faults: list[str]) -> tuple[EnvSpec | 
         if spec.demonstrate is None:
             raise ConfigError(
                 f"env: {spec.name} has no scripted expert to learn from; give it a class method "
-                "demonstrate(task, messages, rng, noise), or name data.runs or data.files"
+                "demonstrate(task, messages, rng, noise), or name data.runs or data.files, such as the run of a search "
+                "(build_prefs policy=random)"
             )
         return spec, make_tasks(spec, config.tasks)
     except ConfigError as error:
@@ -185,6 +190,7 @@ def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, An
     """Have the expert do the tasks, write the table, and make the new model where one is asked for."""
     from offline_agent.preferences.dataset.export import trajectory_row
     from offline_agent.rollouts.demonstrations import demonstrate, texts
+    from offline_agent.training.models import save_plain
 
     config, spec = session.config, inputs.spec
     assert spec is not None
@@ -208,7 +214,8 @@ def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, An
             "Raise demonstrations.max_steps, lower demonstrations.noise, or take other tasks"
         )
     if inputs.trainable is None:
-        inputs.trainable = _new(config, texts(done.trajectories), session.run.path / "start")
+        inputs.trainable = _new(config, texts(done.trajectories))
+        save_plain(*inputs.trainable[:2], session.run.path / "start")  # a resumed run starts from the same
     renderer = inputs.trainable[2]
     rows = (trajectory_row(trajectory, renderer) for trajectory in done.trajectories)
     session.run.write_rows(TABLE, rows, schemas.TRAJECTORIES)
@@ -217,10 +224,10 @@ def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, An
     return counts
 
 
-def _new(config: TrainSftConfig, texts: Iterator[str], folder: Path) -> tuple[Any, Any, Renderer]:
-    """Make the new model, and keep it: a resumed run starts from the same weights and ids."""
+def _new(config: TrainSftConfig, texts: Iterator[str]) -> tuple[Any, Any, Renderer]:
+    """Return the new model."""
     from offline_agent.rendering.renderer import Renderer
-    from offline_agent.training.models import new_model, save_plain
+    from offline_agent.training.models import new_model
 
     shape = config.scratch
     model, tokenizer = new_model(
@@ -234,12 +241,11 @@ def _new(config: TrainSftConfig, texts: Iterator[str], folder: Path) -> tuple[An
         seed=config.seed,
         dtype=config.model.dtype,
     )
-    save_plain(model, tokenizer, folder)
     return model, tokenizer, Renderer(tokenizer)
 
 
 def _read(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]:
-    """Have the new model predict whole demonstrations, in place, before it is trained on the policy's own words alone.
+    """Have the new model predict whole trajectories, in place, before it is trained on the policy's own words alone.
 
     It is to learn the environment's language and to copy from it; nothing is preferred here. A session that finds it
     done takes the weights from there.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.play import play
@@ -128,14 +129,18 @@ def _why(trajectory: Trajectory) -> str:
     return f"it failed (score {verdict.score:g})"
 
 
+def signature(schema: Mapping[str, Any]) -> str:
+    """Return a tool's schema as the template of new models writes it: its name and its parameters' names."""
+    function = schema.get("function", schema)
+    return f" {function['name']}({', '.join(function.get('parameters', {}).get('properties', {}))})"
+
+
 def texts(trajectories: Sequence[Trajectory]) -> Iterator[str]:
     """Yield the texts to train a tokenizer on: prompts, tools, observations and turns."""
     for trajectory in trajectories:
         start = trajectory.context.lineage()[0]
         yield start.system
-        for schema in start.tools:
-            function = schema.get("function", schema)
-            yield f" {function['name']}({', '.join(function.get('parameters', {}).get('properties', {}))})"
+        yield from map(signature, start.tools)
         yield start.observation or ""
         for step in trajectory.steps:
             yield step.observation or ""

@@ -104,7 +104,7 @@ def test_kill_9_and_resume_end_with_the_same_curve(whole: Path, tmp_path: Path) 
         (["tasks.split=test", "tasks.file=none.jsonl"], ["tasks.split: got 'test'", "tasks.file: cannot read"]),
         (["optimizer.learning_rat=1"], ["optimizer.learning_rate"]),
         (["model.path=./nowhere"], ["model.path: got './nowhere'"]),
-        (["scratch.layers=1", "model.path=x", "data.files=[a.jsonl]"], ["scratch.layers: a new model", "model.path:"]),
+        (["scratch.layers=1", "model.path=x", "data.files=[a.csv]"], ["model.path: got 'x', but scratch.layers=1"]),
         (["data.runs=[nowhere]", "data.files=[a.csv]"], ["data.runs: there is no nowhere", "data.files:"]),
         (["batch.max_length=4096", "data.files=[a.csv]"], ["batch.max_length: got 4096, allowed: at most 2048"]),
         (["env=examples/reach.py:Reach"], ["has no scripted expert"]),

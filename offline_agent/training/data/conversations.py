@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import ConfigError, DataError
+from offline_agent.rendering.parsing import CLOSE, OPEN, dump
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rendering.styles import TEMPLATES
+from offline_agent.rollouts.demonstrations import signature
 
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -130,6 +132,16 @@ class Encoder:
             found = next((control for control in self._controls if control in text), None)
             if found is not None:
                 raise DataError(f"{name} holds the text {found!r}, which would become a control token")
+
+
+def texts(messages: Any, tools: Any, loose: bool) -> Iterator[str]:
+    """Yield the texts of a conversation, to learn a tokenizer from; arguments and errors as `Encoder.trajectory`."""
+    for schema in _tools(tools, loose) or ():
+        yield signature(schema)
+    for message in _messages(messages, loose):
+        yield message["content"]
+        for call in message.get("tool_calls", ()):
+            yield f"{OPEN}\n{dump(call['function'])}\n{CLOSE}"
 
 
 def _messages(value: Any, loose: bool) -> list[dict[str, Any]]:

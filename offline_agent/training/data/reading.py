@@ -69,14 +69,12 @@ class SourceRow:
         row: Its columns.
         source: The file it is from.
         loose: Its nested values have nulls for absent keys.
-        reader: The reader that found it.
     """
 
     name: str
     row: dict[str, Any]
     source: Source
     loose: bool
-    reader: RowReader
 
     @property
     def certificate(self) -> dict[str, Any]:
@@ -84,61 +82,66 @@ class SourceRow:
         text = self.row.get("certificate")
         return {} if text is None else certificate.parse(text)
 
-    def tokens(self) -> tuple[Ids, ...] | None:
-        """Return its ids and then its masks, int [n] each, checked; None where it was left out.
 
-        Raises:
-            DataError: It fails its certificate, or is of another tokenizer; the message names it.
-        """
-        return self.reader.tokens(self)
+def read_rows(
+    runs: Sequence[str], files: Sequence[str], shape: RowFormat, report: LoadReport, key: str
+) -> Iterator[SourceRow]:
+    """Yield the rows of runs and files, in order. Raises as `rows.load_pairs`, before the first row if it can."""
+    for source in sources.find(runs, files, shape.tables, key):
+        report.files.append(str(source.path))
+        report.hashes[str(source.path)] = hash_path(source.path)
+        if source.rows == 0:
+            report.left_out.append((str(source.path), "it is empty"))
+        for number, row, loose in sources.read(source, shape.columns):
+            report.read += 1
+            name = _name(source, number, row)
+            split = row.get("split")
+            if split is not None and split != "train":
+                raise DataError(
+                    f"{name}: its split is {split!r}; what a policy is measured on must not be trained on. "
+                    "Build pairs and trajectories of tasks.split=train"
+                )
+            try:
+                check_columns(row, source.own, source.sealed)
+            except DataError as error:
+                raise DataError(f"{name}: {error}") from error
+            yield SourceRow(name, row, source, loose)
 
 
-class RowReader:
-    """Reads and checks rows of one shape.
+class TokenReader:
+    """Reads the token columns of rows of one shape, and checks them; makes them where a row has messages alone.
 
     Args:
         renderer: Of the tokenizer that is trained with.
         report: Counts of the rows that are read and left out.
         shape: The columns of a row.
+        from_messages: Make them in any case: those that are stored are of another tokenizer.
     """
 
-    def __init__(self, renderer: Renderer, report: LoadReport, shape: RowFormat) -> None:
+    def __init__(
+        self, renderer: Renderer, report: LoadReport, shape: RowFormat, from_messages: bool = False
+    ) -> None:
         self._renderer = renderer
         self._report = report
         self._shape = shape
+        self._from_messages = from_messages
         self._encoder: Encoder | None = None
         self._numbers = list(range(max(2, renderer.vocab_size)))
         self._known: dict[Ids, Ids] = {}
 
-    def rows(self, runs: Sequence[str], files: Sequence[str], key: str) -> Iterator[SourceRow]:
-        """Yield the rows of runs and files, in order. Raises as `rows.load_pairs`, before the first row if it can."""
-        for source in sources.find(runs, files, self._shape.tables, key):
-            self._report.files.append(str(source.path))
-            self._report.hashes[str(source.path)] = hash_path(source.path)
-            if source.rows == 0:
-                self._report.left_out.append((str(source.path), "it is empty"))
-            for number, row, loose in sources.read(source, self._shape.columns):
-                self._report.read += 1
-                name = _name(source, number, row)
-                split = row.get("split")
-                if split is not None and split != "train":
-                    raise DataError(
-                        f"{name}: its split is {split!r}; what a policy is measured on must not be trained on. "
-                        "Build pairs and trajectories of tasks.split=train"
-                    )
-                try:
-                    check_columns(row, source.own, source.sealed)
-                except DataError as error:
-                    raise DataError(f"{name}: {error}") from error
-                yield SourceRow(name, row, source, loose, self)
-
     def tokens(self, found: SourceRow) -> tuple[Ids, ...] | None:
-        """See `SourceRow.tokens`."""
+        """Return a row's ids and then its masks, int [n] each, checked; None where it was left out.
+
+        Raises:
+            DataError: It fails its certificate, or is of another tokenizer; the message names it.
+        """
         shape, row = self._shape, found.row
         columns = (*shape.ids, *shape.masks)
         given: list[Any] = [row.get(column) for column in columns]
         bare = row.get("certificate") is None and all(values is None for values in given)
-        if not bare and (found.source.own or row.get("certificate") is not None):
+        if self._from_messages:
+            bare = True
+        elif not bare and (found.source.own or row.get("certificate") is not None):
             bare = not self._certified(found)
         elif not bare:
             self._uncertified(found, columns, given)

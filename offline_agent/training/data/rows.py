@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from offline_agent.errors import ConfigError
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import completed
 from offline_agent.training.data.load_report import LoadReport
-from offline_agent.training.data.outcomes import SUCCESS, Unknown, successful
-from offline_agent.training.data.reading import PAIR, SIDES, TRAJECTORY, Ids, RowReader, SourceRow
+from offline_agent.training.data.reading import PAIR, SIDES, TRAJECTORY, Ids, SourceRow, TokenReader, read_rows
+from offline_agent.training.data.selection import SUCCESS, Unknown, is_negative, select
 
-__all__ = ["LoadReport", "PairRow", "TrajectoryRow", "is_negative", "length", "load_pairs", "load_trajectories"]
+__all__ = ["LoadReport", "PairRow", "TrajectoryRow", "length", "load_pairs", "load_trajectories"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +120,14 @@ def load_pairs(
     contradicted: set[tuple[Ids, Ids, Ids]] = set()
     computed: dict[str, str] = {}
     others: Counter[str] = Counter()
-    for found in RowReader(renderer, report, PAIR).rows(runs, files, key):
+    reader = TokenReader(renderer, report, PAIR)
+    for found in read_rows(runs, files, PAIR, report, key):
         kind = found.row.get("kind") or "foreign"
         if kind != "foreign" and kind not in kinds:
             others[kind] += 1
             report.leave("other_kinds", found.name, f"its kind, {kind}, was not asked for")
             continue
-        pair = _pair(found, kind, max_length, report)
+        pair = _pair(found, reader.tokens(found), kind, max_length, report)
         if pair is None:
             continue
         this = pair.prompt_ids, pair.chosen_ids, pair.rejected_ids
@@ -158,10 +158,11 @@ def load_pairs(
     return pairs, report
 
 
-def _pair(found: SourceRow, kind: str, max_length: int, report: LoadReport) -> PairRow | None:
+def _pair(
+    found: SourceRow, tokens: tuple[Ids, ...] | None, kind: str, max_length: int, report: LoadReport
+) -> PairRow | None:
     """Return the row, or None where it is left out."""
     row, name = found.row, found.name
-    tokens = found.tokens()
     if tokens is None:
         return None
     prompt, chosen, rejected, chosen_mask, rejected_mask = tokens
@@ -214,6 +215,7 @@ def load_trajectories(
     verified: bool = True,
     success: str = SUCCESS,
     unknown: Unknown = "refuse",
+    from_messages: bool = False,
     key: str = "data",
 ) -> tuple[list[TrajectoryRow], LoadReport]:
     """Return the trajectories of runs and files, in order, and what was left out.
@@ -226,30 +228,24 @@ def load_trajectories(
         per_task: Most rows of one task, first come; None = all. Refusals are not counted.
         negatives: Use refusals of impossible calls (`preferences.filters.impossible`).
         verified: Use successes alone, beside those refusals; else the outcome is not looked at.
-        success: The column of the files with the outcome (`outcomes.successful`).
+        success: The column of the files with the outcome (`selection.successful`).
         unknown: Rows of the files whose outcome is unknown are refused, left out, or taken as successes are.
+        from_messages: Encode all messages anew: stored ids are of another tokenizer.
         key: The configuration section the paths are from, for messages.
 
     Raises:
         ConfigError, DataError: As `load_pairs`; or a row's outcome is unknown, or no outcome.
     """
     report = LoadReport()
-    shape = replace(TRAJECTORY, more=(*TRAJECTORY.more, success))
     kept: dict[tuple[Ids, Ids], TrajectoryRow] = {}
     of_task: Counter[str] = Counter()
-    for found in RowReader(renderer, report, shape).rows(runs, files, key):
+    reader = TokenReader(renderer, report, TRAJECTORY, from_messages)
+    chosen = select(
+        runs, files, report, negatives=negatives, verified=verified, success=success, unknown=unknown, key=key
+    )
+    for found in chosen:
         row, name = found.row, found.name
-        refusal = is_negative(row)
-        if refusal and not negatives:
-            report.leave("negatives", name, "it teaches to refuse, which was not asked for")
-            continue
-        if verified and not refusal:
-            done = successful(found, success, unknown)
-            if done is False or (done is None and unknown == "leave_out"):
-                report.leave("unverified", name, "it failed" if done is False else "its outcome is unknown")
-                continue
-            report.unknown += done is None
-        tokens = found.tokens()
+        tokens = reader.tokens(found)
         if tokens is None:
             continue
         ids, mask = tokens
@@ -260,17 +256,12 @@ def load_trajectories(
             report.leave("too_long", name, f"{len(ids)} tokens, at most {max_length} are allowed")
         elif (ids, mask) in kept:
             report.leave("duplicates", name, f"the same tokens as {kept[ids, mask].name}")
-        elif not refusal and per_task is not None and of_task[task] >= per_task:
+        elif not is_negative(row) and per_task is not None and of_task[task] >= per_task:
             report.leave("capped", name, f"more than {per_task} of its task")
         else:
-            of_task[task] += not refusal
+            of_task[task] += not is_negative(row)
             kept[ids, mask] = TrajectoryRow(name, task, row.get("origin") or "foreign", ids, mask)
     rows = list(kept.values())
     report.finish(((row.task_id, row.origin, length(row)) for row in rows), "trajectory")
     return rows, report
 
-
-def is_negative(row: Mapping[str, Any]) -> bool:
-    """Tell whether a row of `filtered` teaches to refuse: nobody judged it, and nobody had to."""
-    judged = "success" not in row or row["success"] is not None or row.get("verdict") is not None
-    return row.get("origin") == "demonstration" and not judged
