@@ -6,7 +6,8 @@ An environment is a plain class with TRL's `environment_factory` contract; nothi
 * every other public method with type hints and a Google docstring is a tool;
 * `terminated`, set True when the episode is over; `get_reward()`, in [0, 1], at the end.
 
-Optional: attributes `system_prompt`, `name`, `version`, `irreversible`, `replay_only`, `deterministic_verifier`;
+Optional: attributes `system_prompt`, `name`, `version`, `irreversible`, `replay_only`, `one_thread`,
+`deterministic_verifier`;
 `turn_reward` (class attribute or property: the reward of the last call alone, in [0, 1], or None); properties
 `fingerprint`, `achieved_goal`; `__deepcopy__`, `__enter__`, `__exit__`; the class method
 `demonstrate(task, messages, rng, noise)` (a scripted expert); `_reply(text)` (the scripted user's next turn after an
@@ -46,6 +47,7 @@ class Environment:
     version: ClassVar[str] = "1"
     irreversible: ClassVar[frozenset[str]] = frozenset()
     replay_only: ClassVar[bool] = False
+    one_thread: ClassVar[bool] = True
     deterministic_verifier: ClassVar[bool] = True
     terminated: bool = False
 
@@ -120,6 +122,7 @@ class EnvSpec:
         self.system_prompt: str = prompt if isinstance(prompt, str) else ""
         self.irreversible = frozenset(getattr(cls, "irreversible", ()))
         self.replay_only = bool(getattr(cls, "replay_only", False))
+        self._one_thread = bool(getattr(cls, "one_thread", True))
         own = bool(getattr(cls, "deterministic_verifier", True))
         self.deterministic_verifier = own and (judge is None or judge.deterministic)
         self.turn_rewards = inspect.getattr_static(cls, "turn_reward", self) is not self
@@ -146,6 +149,14 @@ class EnvSpec:
         spec = cls(found, args, name=name_or_path if name_or_path in catalog.ENVIRONMENTS else None, **options)
         spec.path = name_or_path
         return spec
+
+    @property
+    def one_thread(self) -> bool:
+        """Whether one thread opens, steps, copies and closes an environment and its copies.
+
+        A class says `one_thread = False` where any thread may; an isolated one is called by its own process's thread.
+        """
+        return self._one_thread and not self.isolated
 
     @property
     def identity(self) -> dict[str, Any]:

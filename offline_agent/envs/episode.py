@@ -7,6 +7,7 @@ import copy
 import inspect
 import json
 import math
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,7 +59,7 @@ _BAD_INPUT = (ValueError, TypeError, LookupError, ToolError)
 
 
 class Episode:
-    """One live environment; not thread-safe. Made by `EnvSpec.open`.
+    """One live environment; for the thread that made it (`usable_here`). Made by `EnvSpec.open`.
 
     Attributes:
         spec: The environment's class.
@@ -70,6 +71,7 @@ class Episode:
         self.spec = spec
         self.tools: ToolSet = spec.tools
         self._env = environment
+        self._thread = threading.current_thread()
         self._over = False
         self._task: Task | None = None
 
@@ -77,6 +79,11 @@ class Episode:
     def terminated(self) -> bool:
         """Whether the episode is over."""
         return self._over or bool(self._read("terminated", False))
+
+    @property
+    def usable_here(self) -> bool:
+        """Whether the present thread may use it: it opened or copied it, or the environment allows any thread."""
+        return not self.spec.one_thread or self._thread is threading.current_thread()
 
     @property
     def system_prompt(self) -> str:

@@ -101,7 +101,8 @@ class Scheduler:
                     break
                 active += 1
                 search, records = entry
-                self._pool.submit(search.environment.open, partial(self._post, (search, records)), self._reset_seconds)
+                search.lane = self._pool.lane(search.environment.one_thread)
+                search.lane.submit(search.environment.open, partial(self._post, (search, records)), self._reset_seconds)
             if not active:
                 self._note_time(before + time.monotonic() - started)
                 return
@@ -127,7 +128,8 @@ class Scheduler:
                     search = pending.pop()
                     active -= 1
                     self.counts.trees += 1
-                    self._pool.submit(search.environment.close, _ignore)
+                    search.lane.submit(search.environment.close, _ignore)
+                    search.lane.close()
                     yield search
             now = time.monotonic()
             if now - last_tick > 0.5:
@@ -193,7 +195,7 @@ class Scheduler:
             elif kind == EXECUTE:
                 if self._pool.workers:
                     job = partial(environment.execute, request[1], request[2])
-                    self._pool.submit(partial(job, replay=False), partial(self._executed, simulation, job))
+                    search.lane.submit(partial(job, replay=False), partial(self._executed, simulation, job))
                     return
                 value = attempt(environment.execute, request[1], request[2])
             elif kind == WAKE:
@@ -219,7 +221,7 @@ class Scheduler:
         """
         if isinstance(value, ReplayNeeded):
             limit = self._pool.limit_of(self._reset_seconds, value.calls + 1)
-            self._pool.submit(job, partial(self._post, simulation), limit)
+            simulation.search.lane.submit(job, partial(self._post, simulation), limit)
         else:
             self._post(simulation, value)
 
