@@ -28,11 +28,13 @@ _QUOTED = re.compile(
 )
 _NAMED = re.compile(r"(?:\be\.?g\.?,?|\bsuch as|\bfor example:?,?)\s+([^\s,;()\"'`]+)", re.IGNORECASE)
 _LISTED = re.compile(r"\b(?:one of|either|any of|among)\b(?: the \w+)?\s*:?\s*([^.;()\n]{3,200})", re.IGNORECASE)
+_LISTS_END = re.compile(r"\b(?:for example|e\.g|such as)\b", re.IGNORECASE)
 _BETWEEN = re.compile(r"\s*(?:,|/|\||\bor\b|\band\b)\s*")
 _SLASHED = re.compile(r"(?<![\w/.:])[A-Za-z]+(?:/[A-Za-z]+)+(?![\w/])")
 _LETTERS = re.compile(r"(?<![\w'])([A-Z]{1,8})(?![\w'])")
 _LETTER = re.compile(r"(?<![\w'])[A-Z](?![\w'])")
-_COUNTS = {name: number for number, name in enumerate(("one two three four five six seven eight").split(), 1)}
+_COUNTED = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+_COUNTS = {name: number for number, name in enumerate(_COUNTED, 1)}
 
 
 class Facts(NamedTuple):
@@ -99,7 +101,7 @@ def _examples(text: str) -> Iterator[str]:
     for named in _NAMED.findall(text):
         yield named.rstrip(".")
     for listed in _LISTED.findall(text):
-        items = [item.strip(" \"'`") for item in _BETWEEN.split(listed)]
+        items = [item.strip(" \"'`") for item in _BETWEEN.split(_LISTS_END.split(listed)[0])]
         if len(items) > 1:
             yield from (item for item in items if item and len(item.split()) <= 3)
     for slashed in _SLASHED.findall(text):

@@ -121,9 +121,9 @@ class _Draw:
         if low is None and high is None:
             return self._free_number()
         found = self._seen.number(self._rng)
-        if found is not None and (low is None or found > low) and (high is None or found < high):
-            if self._rng.random() < 0.5:
-                return found
+        fits = found is not None and (low is None or found > low) and (high is None or found < high)
+        if found is not None and fits and self._rng.random() < 0.5:
+            return found
         low = low if low is not None else (high or 0) - SPREAD
         high = high if high is not None else low + SPREAD
         value = round(self._rng.uniform(low, high), 2)
@@ -160,10 +160,13 @@ class _Draw:
         """Return words of the conversation, an example, or a text that was answered well before, perhaps changed."""
         rng, own, tool = self._rng, read_description(self._own), read_description(self._tool)
         example, used = self._seen.example(rng), self._seen.used(rng, self._parameter)
+        counts = sizes(self._own)
+        symbols = letters(self._own) or (self._digits() if "digit" in self._own.lower() else "")
         return str(self._of(
             (4, True, lambda: self._seen.words(rng)),
             (14, bool(own.examples), lambda: self._perhaps_varied(rng.choice(own.examples))),
             (2, bool(own.ranges), lambda: rng.randint(*rng.choice(own.ranges))),
+            (8, bool(symbols and counts), lambda: "".join(rng.choices(symbols, k=rng.choice(counts)))),
             (2, bool(tool.examples), lambda: self._perhaps_varied(rng.choice(tool.examples))),
             (2, example is not None, lambda: self._perhaps_varied(str(example))),
             (3, used is not None, lambda: self._perhaps_varied(str(used))),

@@ -19,7 +19,7 @@ class Dials:
         rng = random.Random(seed)
         self.code = [rng.randint(0, 3) for _ in range(3)]
         self.dials, self.terminated = [0, 0, 0], False
-        return f"Set the dials to {' '.join(map(str, self.code))} and open the box."
+        return "Open the box. A dial clicks at its number."
 
     def turn(self, dial: int, to: int) -> str:
         """Turn a dial.
@@ -31,7 +31,7 @@ class Dials:
         if not 1 <= dial <= 3 or not 0 <= to <= 3:
             raise ValueError("there is no such dial or number")
         self.dials[dial - 1] = to
-        return f"Dial {dial} shows {to}."
+        return "It clicks." if to == self.code[dial - 1] else "It turns."
 
     def open_box(self) -> str:
         """Open the box, once."""
@@ -39,7 +39,8 @@ class Dials:
         return "It opens." if self.dials == self.code else "It stays shut."
 
     def get_reward(self) -> float:
-        return float(self.terminated and self.dials == self.code)
+        right = sum(a == b for a, b in zip(self.dials, self.code, strict=True))
+        return right / 3 if self.terminated else 0.0
 
 
 class Hanoi:
