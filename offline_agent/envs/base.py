@@ -33,6 +33,7 @@ from offline_agent.records import Task, Verdict
 
 if TYPE_CHECKING:
     from offline_agent.envs.isolation.client import EpisodeServer
+    from offline_agent.envs.watch import CallWatch
     from offline_agent.judges.judge import Judge
 
 __all__ = ["EnvSpec", "Environment", "Episode", "StepResult", "ToolError", "ToolSet"]
@@ -79,6 +80,7 @@ class EnvSpec:
         demonstrate: The scripted expert `(task args, messages, rng, noise) -> message`; None where there is none.
         deterministic_verifier: The same end state always gets the same verdict.
         turn_rewards: The class has a `turn_reward`: a reward of each single call.
+        watch: Told of each call; set by the conformance suite, None elsewhere.
 
     Raises:
         ConfigError: The class does not meet the contract: every fault found, one line each.
@@ -126,6 +128,7 @@ class EnvSpec:
         own = bool(getattr(cls, "deterministic_verifier", True))
         self.deterministic_verifier = own and (judge is None or judge.deterministic)
         self.turn_rewards = inspect.getattr_static(cls, "turn_reward", self) is not self
+        self.watch: CallWatch | None = None
         self.demonstrate: Callable[..., Any] | None = getattr(cls, "demonstrate", None)
         for tool in sorted(self.irreversible - set(self.tools.names)):
             near = did_you_mean(tool, self.tools.names)
@@ -230,6 +233,8 @@ class EnvSpec:
                 if self._server is None:
                     self._server = EpisodeServer(self)
             return self._server.open(self)
+        if self.watch is not None:
+            self.watch.begin()
         try:
             environment = self.cls(**self.args)
             if hasattr(self.cls, "__enter__"):
