@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from offline_agent import catalog
+from offline_agent.envs.census import Census
 from offline_agent.envs.episode import Episode, StepResult, ToolError
 from offline_agent.envs.judged import JudgedEpisode
 from offline_agent.envs.tools import ToolSet
@@ -71,7 +72,7 @@ class EnvSpec:
         sandboxed: Whether tools marked irreversible may be called.
         max_observation_chars: Longer observations are cut, with a note that says so.
         isolated: Open environments in processes of their own (`envs.isolation`).
-        most_processes: Number of processes above which each tree keeps only its last one.
+        most_open: Number of environments that may be open at once; see `Census`.
         judge: Gives the verdicts; None = the class's own `get_reward`.
 
     Attributes:
@@ -80,6 +81,7 @@ class EnvSpec:
         demonstrate: The scripted expert `(task args, messages, rng, noise) -> message`; None where there is none.
         deterministic_verifier: The same end state always gets the same verdict.
         turn_rewards: The class has a `turn_reward`: a reward of each single call.
+        census: Counts the environments that are open.
         watch: Told of each call; set by the conformance suite, None elsewhere.
 
     Raises:
@@ -95,14 +97,14 @@ class EnvSpec:
         sandboxed: bool = False,
         max_observation_chars: int = 8000,
         isolated: bool = False,
-        most_processes: int = 256,
+        most_open: int = 4096,
         judge: Judge | None = None,
     ) -> None:
         self.cls = cls
         self.judge = judge
         self.path = f"{cls.__module__}:{cls.__qualname__}" if inspect.isclass(cls) else ""
         self.isolated = isolated
-        self.most_processes = most_processes
+        self.census = Census(most_open)
         self._server: EpisodeServer | None = None
         self._starting = threading.Lock()
         self.args = dict(args or {})
@@ -143,7 +145,7 @@ class EnvSpec:
         Args:
             name_or_path: A short name of the catalog, `module:Class`, or `path/to/file.py:Class`.
             args: Keyword arguments of the environment's constructor.
-            options: `sandboxed`, `max_observation_chars`, `isolated`, `most_processes`, `judge`; see the class.
+            options: `sandboxed`, `max_observation_chars`, `isolated`, `most_open`, `judge`; see the class.
 
         Raises:
             ConfigError: There is no such environment, or it does not meet the contract.
@@ -247,11 +249,6 @@ class EnvSpec:
                 raise
             raise EnvironmentFault(f"{self.name}: opening it raised {in_words(error)}") from error
         return Episode(self, environment)
-
-    @property
-    def crowded(self) -> bool:
-        """Whether more processes of environments live than `most_processes`."""
-        return self._server is not None and self._server.live > self.most_processes
 
     def _listed(self, listing: Callable[..., Any], split: str, args: Mapping[str, Any]) -> Iterator[Any]:
         try:

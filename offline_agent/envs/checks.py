@@ -86,6 +86,7 @@ class Checks:
         self.player.longest = max(3, min(self.max_steps, int(share / max(self.costs.call, 1e-6))))
 
     def tasks(self) -> Iterator[str]:
+        """Every split has tasks, listed the same each time."""
         for split in SPLITS:
             self._tasks[split] = list(itertools.islice(self.spec.tasks(split), MAX_LISTED))
             again = list(itertools.islice(self.spec.tasks(split), 20))
@@ -106,6 +107,7 @@ class Checks:
                         yield f"{task.task_id!r} is in {other!r} and in {split!r}"
 
     def reset(self) -> Iterator[str]:
+        """Two instances begin alike, and a second reset gives a fresh episode."""
         for task in self._some():
             before = copy.deepcopy(dict(task.args))
             with self._opened() as one, self._opened() as two:
@@ -121,6 +123,7 @@ class Checks:
                 yield f"{task.task_id}: reset changed its arguments"
 
     def trl(self) -> Iterator[str]:
+        """TRL finds the same tools."""
         members = inspect.getmembers(self.spec.cls, inspect.isfunction)
         expected = {n for n, _ in members if n not in ("reset", "get_reward") and not n.startswith("_")}
         if expected != set(self.spec.tools.names):
@@ -186,6 +189,7 @@ class Checks:
                     yield f"{task.task_id}: after faulty calls the same actions are answered differently"
 
     def oracle(self) -> Iterator[str]:
+        """The expert without noise earns 1.0."""
         if self.spec.demonstrate is None:
             raise NotApplicable("there is no demonstrate hook")
         for task in self._some():
@@ -196,6 +200,7 @@ class Checks:
                 yield f"{task.task_id}: after {len(played.steps)} actions without noise it scored {got:.500}"
 
     def empty(self) -> Iterator[str]:
+        """Answering nothing ends the episode with 0."""
         for task in self._some():
             played = self.player.run(task, [Action("")] * self.max_steps)
             verdict = played.verdict
@@ -205,6 +210,7 @@ class Checks:
                 yield f"{task.task_id}: answering nothing scored {None if verdict is None else verdict.score}, not 0"
 
     def reward(self) -> Iterator[str]:
+        """The reward can be asked for at any time, answers alike when asked twice, and changes nothing."""
         for task in self._some():
             with self._opened() as episode:
                 episode.reset(task)
@@ -249,12 +255,14 @@ class Checks:
             yield "turn_reward was None after every call; leave it out where there is nothing to say"
 
     def replay(self) -> Iterator[str]:
+        """The same actions in a new instance are answered alike."""
         for task in self._some():
             script = self.player.script(task)
             if facts(self.player.run(task, script)) != facts(self.player.run(task, script)):
                 yield f"{task.task_id}: the same actions in a new instance were answered differently; seed all chance"
 
     def copies(self) -> Iterator[str]:
+        """Copies made at several points continue like the original, and do not touch it."""
         if self.spec.replay_only:
             raise NotApplicable("replay_only: states are restored by replay")
         for task in self._some():
@@ -287,7 +295,7 @@ class Checks:
                 yield f"{task.task_id}: {fault}; take `one_thread = False` away, then one thread makes all calls"
                 return
             if got != expected:
-                yield f"{task.task_id}: called by several threads it answers differently; take `one_thread = False` away"
+                yield f"{task.task_id}: by several threads it answers differently; take `one_thread = False` away"
 
     def _by_many_threads(self, task: Task, actions: Sequence[Action]) -> Trajectory:
         """Play actions, each call in another thread."""
@@ -305,6 +313,7 @@ class Checks:
             _elsewhere(episode.close)
 
     def goals(self) -> Iterator[str]:
+        """`reset` accepts the goals that are named as achieved."""
         seen = False
         for task in self._some():
             with self._opened() as episode:

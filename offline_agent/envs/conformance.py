@@ -29,7 +29,7 @@ class Check:
     Attributes:
         name: Name of the check.
         passed: None where it does not apply.
-        detail: The faults, each with how to correct it, or why it does not apply; "" when passed, or what was left out.
+        detail: The faults, each with how to correct it; why it does not apply; or what was left out. "" otherwise.
         traceback: Of the errors behind the faults, where the environment raised; else "".
     """
 
@@ -72,7 +72,9 @@ class Report:
         return "\n".join([*lines, *self.notes])
 
 
-def check(name_or_path: str, args: Mapping[str, Any] | None = None, judge: Judge | None = None, **limits: Any) -> Report:
+def check(
+    name_or_path: str, args: Mapping[str, Any] | None = None, judge: Judge | None = None, **limits: Any
+) -> Report:
     """Load an environment, check it, with a judge in place of its `get_reward` where one is given; print the report.
 
     Args:
@@ -114,10 +116,10 @@ def missing_members(cls: type, judge: Judge | None = None) -> Iterator[str]:
     step = inspect.getattr_static(cls, "step", None)
     if inspect.isfunction(step) and "action" in inspect.signature(step).parameters:
         yield (
-            f"environment {cls.__name__} looks like a Gym environment: step(action) is one tool for everything, reset "
-            "returns (observation, info), rewards come from step. Do not inherit from it: hold it in an attribute, give "
-            "each kind of action a method with typed parameters that returns text, let reset(self, **task) return text, "
-            "set `terminated`, and return the reward from get_reward (docs/environments.md, A Gym environment)"
+            f"environment {cls.__name__} looks like a Gym environment, whose step(action) is one tool for everything. "
+            "Hold it in an attribute instead of inheriting from it: give each kind of action a method with typed "
+            "parameters that returns text, let reset(self, **task) return text and not (observation, info), set "
+            "`terminated`, and return the reward from get_reward (docs/environments.md, A Gym environment)"
         )
 
 
@@ -156,7 +158,7 @@ def _notes(spec: EnvSpec, checks: Checks) -> Iterator[str]:
         yield (
             f"a search with the defaults (search.simulations={search.simulations}, search.max_steps="
             f"{search.max_steps}) spends at most {in_time(task)} in the environment for a task, {in_time(100 * task)} "
-            f"for 100 tasks, {in_time(100 * task / workers)} with limits.workers={workers} where calls wait rather than "
+            f"for 100 tasks, {in_time(100 * task / workers)} where limits.workers={workers} calls wait at once and do not "
             "compute"
         )
     tools = tool_functions(spec.cls)

@@ -20,6 +20,10 @@ MOST = 4096
 """Environments that may be open at once where neither memory nor file handles set a limit."""
 MOST_PROCESSES = 256
 RESERVED_HANDLES = 64  # for tables, logs and connections of the run
+_OF_GROUP = (  # limit and use of the control group's memory, version 2 and 1
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 _SOME = 4  # instances that are opened to measure one, where opening is quick
 _QUICK = 0.1  # seconds
 
@@ -94,7 +98,7 @@ def _seconds(value: float) -> str:
     return f"{value:.1f} s" if value >= 1 else f"{value * 1000:.2g} ms" if value < 0.1 else f"{value * 1000:.0f} ms"
 
 
-# -- memory, handles and processes ---------------------------------------------------------------------------------------
+# -- memory, handles and processes -----------------------------------------------------------------------------------
 
 
 def holding_of_one(spec: EnvSpec, task: Task) -> Holding:
@@ -189,10 +193,9 @@ def _free_memory() -> int:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 free.append(int(line.split()[1]) * 1024)
-    for most, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for most, used in _OF_GROUP:
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
-            group = Path("/sys/fs/cgroup")
-            free.append(max(0, int((group / most).read_text()) - int((group / used).read_text())))
+            free.append(max(0, int(Path(most).read_text()) - int(Path(used).read_text())))
     return min(free)
 
 

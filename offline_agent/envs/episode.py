@@ -55,11 +55,15 @@ class Episode:
             (attribute `_tools`, read after `reset`).
     """
 
+    _counts = True  # as an open environment
+
     def __init__(self, spec: EnvSpec, environment: Any) -> None:
         self.spec = spec
         self.tools: ToolSet = spec.tools
         self._env = environment
         self._thread = threading.current_thread()
+        self._open = self._counts
+        spec.census.count(self._open)
         self._over = False
         self._task: Task | None = None
 
@@ -213,11 +217,22 @@ class Episode:
         Raises:
             EnvironmentFault: `__exit__` raised.
         """
+        self._leave()
         if hasattr(type(self._env), "__exit__"):
             try:
                 self._env.__exit__(None, None, None)
             except BaseException as error:
                 raise self._wrap("__exit__", error) from error
+
+    def __del__(self) -> None:
+        if hasattr(self, "_open"):
+            self._leave()
+
+    def _leave(self) -> None:
+        """Count it as closed, once."""
+        if self._open:
+            self._open = False
+            self.spec.census.count(-1)
 
     def _answer(self, action: Action) -> StepResult:
         """End the user's turn: the scripted user speaks again, or the episode is over."""
@@ -282,7 +297,7 @@ class Episode:
         if isinstance(error, EnvironmentFault):
             return error
         task = self._task.task_id if self._task else "-"
-        rule = f"; a tool tells the policy of bad input by {BAD_INPUT_NAMES}, any other error is a fault" if tool else ""
+        rule = f"; tools tell the policy of bad input by {BAD_INPUT_NAMES}, any other error is a fault" if tool else ""
         return EnvironmentFault(f"{self.spec.name}: {what} raised {in_words(error)} (task {task}){rule}")
 
     @staticmethod

@@ -285,7 +285,8 @@ class Restorer:
             while self._spare:
                 if (episode := self._spare.pop()).usable_here:
                     return episode
-            if self._spec.replay_only and len(self._live) >= self._limit:
+            full = len(self._live) >= self._limit or (len(self._live) > 0 and self._spec.census.crowded)
+            if self._spec.replay_only and full:
                 # Starting another may be expensive; the oldest state would be given up anyway, and can be replayed.
                 _, old = self._live.popitem(last=False)
                 held, old.episode = old.episode, None
@@ -295,7 +296,8 @@ class Restorer:
 
     def _release(self, episode: Episode) -> None:
         with self._lock:
-            if self._spec.replay_only and (self._shared or not self._closed) and len(self._spare) < 2:
+            wanted = len(self._spare) < 2 and (self._shared or not (self._closed or self._spec.census.crowded))
+            if self._spec.replay_only and wanted:
                 self._spare.append(episode)  # starting such an environment may be expensive; a reset makes it usable
                 return
         _close(episode)
@@ -308,7 +310,7 @@ class Restorer:
             else:
                 state.episode = episode
                 self._live[id(state)] = state
-                if len(self._live) > self._limit or (len(self._live) > 1 and self._spec.crowded):
+                if len(self._live) > self._limit or (len(self._live) > 1 and self._spec.census.crowded):
                     _, old = self._live.popitem(last=False)
                     evicted, old.episode = old.episode, None
         if evicted is not None:

@@ -27,6 +27,9 @@ from offline_agent.search.tree_search import TreeSearch
 __all__ = ["Critic", "EnvPool", "RunCounts", "Scheduler"]
 
 
+_CLOSED = object()  # stands for a tree whose environments were closed; a failure to close changes nothing recorded
+
+
 class Scheduler:
     """Runs tree searches to their end, many at once.
 
@@ -116,7 +119,9 @@ class Scheduler:
                     target = None
                 self.counts.seconds_waiting += time.perf_counter() - waiting
             if target is not None:
-                if type(target) is Simulation:
+                if target is _CLOSED:  # only now is there room for the environments of another tree
+                    active -= 1
+                elif type(target) is Simulation:
                     self._advance(target, value, pending)
                 elif type(target) is SentRequest:
                     for simulation, answer in self._requests.take(target, value):
@@ -126,9 +131,9 @@ class Scheduler:
                     self._start(target[0], target[1], value, pending)
                 while pending:
                     search = pending.pop()
-                    active -= 1
                     self.counts.trees += 1
-                    search.lane.submit(search.environment.close, _ignore)
+                    closed = partial(self._post, _CLOSED)
+                    search.lane.submit(search.environment.close, closed)
                     search.lane.close()
                     yield search
             now = time.monotonic()
@@ -236,7 +241,3 @@ class Scheduler:
         self._launch(search.finish(simulation))
         if search.finished:
             over.append(search)
-
-
-def _ignore(result: Any) -> None:
-    """Ignore the result of closing an environment: a failure changes nothing that was recorded."""

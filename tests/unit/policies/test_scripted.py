@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from offline_agent.envs.tools import ToolSet
-from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.arguments.sources import SeenText
 from offline_agent.arguments.values import argument_values
+from offline_agent.envs.tools import ToolSet
+from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.policies.scripted import NoisyPolicy, OraclePolicy, RandomPolicy
 from offline_agent.records import Context, Task, ToolCall

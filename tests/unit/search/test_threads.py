@@ -1,4 +1,4 @@
-"""One thread opens, steps, copies and closes an environment: a plain `sqlite3.connect` works in searches and replays."""
+"""One thread opens, steps, copies and closes an environment: a plain `sqlite3.connect` works wherever it is played."""
 
 from __future__ import annotations
 
