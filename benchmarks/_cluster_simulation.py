@@ -270,6 +270,8 @@ def action(seed: int) -> Action:
 class Doors:
     """A tree of doors: every way is `depth` turns long, and has a score."""
 
+    one_thread = False
+
     def __init__(self, depth: int) -> None:
         self.depth = depth
 

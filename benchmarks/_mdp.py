@@ -78,6 +78,8 @@ class Choices:
 class ChoicesWorld:
     """The task as the search sees it."""
 
+    one_thread = False
+
     def __init__(self, task: Choices) -> None:
         self._task = task
 

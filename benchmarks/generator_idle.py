@@ -95,6 +95,8 @@ def _action(door: int) -> Action:
 class SlowWorld:
     """A tree of doors behind which every call takes its time."""
 
+    one_thread = False
+
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 

@@ -65,6 +65,8 @@ class FreeEngine(InlineEngine):
 class FreeWorld:
     """A complete tree of branching 4 and depth 8; the state is the history's number, level by level."""
 
+    one_thread = False
+
     def open(self) -> Opening:
         """See `TaskEnvironment.open`."""
         return Opening("start", "", (), _key, 0)

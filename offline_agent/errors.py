@@ -24,6 +24,19 @@ class ConfigError(OfflineAgentError):
         super().__init__("\n".join(self.faults))
 
 
+class ToolError(Exception):
+    """An error of a tool for bad input; the message goes to the policy. For environments: `offline_agent.ToolError`.
+
+    Args:
+        message: For the policy: what is wrong, and what is allowed.
+        fault: Class of the error for the records.
+    """
+
+    def __init__(self, message: str, fault: str = "tool_error") -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
 class EnvironmentFault(OfflineAgentError):
     """The environment broke (raised, hung, answered differently on replay); it is no evidence about the policy."""
 

@@ -6,7 +6,8 @@ An environment is a plain class with TRL's `environment_factory` contract; nothi
 * every other public method with type hints and a Google docstring is a tool;
 * `terminated`, set True when the episode is over; `get_reward()`, in [0, 1], at the end.
 
-Optional: attributes `system_prompt`, `name`, `version`, `irreversible`, `replay_only`, `deterministic_verifier`;
+Optional: attributes `system_prompt`, `name`, `version`, `irreversible`, `replay_only`, `one_thread`,
+`deterministic_verifier`;
 `turn_reward` (class attribute or property: the reward of the last call alone, in [0, 1], or None); properties
 `fingerprint`, `achieved_goal`; `__deepcopy__`, `__enter__`, `__exit__`; the class method
 `demonstrate(task, messages, rng, noise)` (a scripted expert); `_reply(text)` (the scripted user's next turn after an
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from offline_agent import catalog
+from offline_agent.envs.census import Census
 from offline_agent.envs.episode import Episode, StepResult, ToolError
 from offline_agent.envs.judged import JudgedEpisode
 from offline_agent.envs.tools import ToolSet
@@ -32,6 +34,7 @@ from offline_agent.records import Task, Verdict
 
 if TYPE_CHECKING:
     from offline_agent.envs.isolation.client import EpisodeServer
+    from offline_agent.envs.watch import CallWatch
     from offline_agent.judges.judge import Judge
 
 __all__ = ["EnvSpec", "Environment", "Episode", "StepResult", "ToolError", "ToolSet"]
@@ -46,6 +49,7 @@ class Environment:
     version: ClassVar[str] = "1"
     irreversible: ClassVar[frozenset[str]] = frozenset()
     replay_only: ClassVar[bool] = False
+    one_thread: ClassVar[bool] = True
     deterministic_verifier: ClassVar[bool] = True
     terminated: bool = False
 
@@ -68,7 +72,7 @@ class EnvSpec:
         sandboxed: Whether tools marked irreversible may be called.
         max_observation_chars: Longer observations are cut, with a note that says so.
         isolated: Open environments in processes of their own (`envs.isolation`).
-        most_processes: Number of processes above which each tree keeps only its last one.
+        most_open: Number of environments that may be open at once; see `Census`.
         judge: Gives the verdicts; None = the class's own `get_reward`.
 
     Attributes:
@@ -77,6 +81,8 @@ class EnvSpec:
         demonstrate: The scripted expert `(task args, messages, rng, noise) -> message`; None where there is none.
         deterministic_verifier: The same end state always gets the same verdict.
         turn_rewards: The class has a `turn_reward`: a reward of each single call.
+        census: Counts the environments that are open.
+        watch: Told of each call; set by the conformance suite, None elsewhere.
 
     Raises:
         ConfigError: The class does not meet the contract: every fault found, one line each.
@@ -91,14 +97,14 @@ class EnvSpec:
         sandboxed: bool = False,
         max_observation_chars: int = 8000,
         isolated: bool = False,
-        most_processes: int = 256,
+        most_open: int = 4096,
         judge: Judge | None = None,
     ) -> None:
         self.cls = cls
         self.judge = judge
         self.path = f"{cls.__module__}:{cls.__qualname__}" if inspect.isclass(cls) else ""
         self.isolated = isolated
-        self.most_processes = most_processes
+        self.census = Census(most_open)
         self._server: EpisodeServer | None = None
         self._starting = threading.Lock()
         self.args = dict(args or {})
@@ -120,9 +126,11 @@ class EnvSpec:
         self.system_prompt: str = prompt if isinstance(prompt, str) else ""
         self.irreversible = frozenset(getattr(cls, "irreversible", ()))
         self.replay_only = bool(getattr(cls, "replay_only", False))
+        self._one_thread = bool(getattr(cls, "one_thread", True))
         own = bool(getattr(cls, "deterministic_verifier", True))
         self.deterministic_verifier = own and (judge is None or judge.deterministic)
         self.turn_rewards = inspect.getattr_static(cls, "turn_reward", self) is not self
+        self.watch: CallWatch | None = None
         self.demonstrate: Callable[..., Any] | None = getattr(cls, "demonstrate", None)
         for tool in sorted(self.irreversible - set(self.tools.names)):
             near = did_you_mean(tool, self.tools.names)
@@ -137,7 +145,7 @@ class EnvSpec:
         Args:
             name_or_path: A short name of the catalog, `module:Class`, or `path/to/file.py:Class`.
             args: Keyword arguments of the environment's constructor.
-            options: `sandboxed`, `max_observation_chars`, `isolated`, `most_processes`, `judge`; see the class.
+            options: `sandboxed`, `max_observation_chars`, `isolated`, `most_open`, `judge`; see the class.
 
         Raises:
             ConfigError: There is no such environment, or it does not meet the contract.
@@ -146,6 +154,14 @@ class EnvSpec:
         spec = cls(found, args, name=name_or_path if name_or_path in catalog.ENVIRONMENTS else None, **options)
         spec.path = name_or_path
         return spec
+
+    @property
+    def one_thread(self) -> bool:
+        """Whether one thread opens, steps, copies and closes an environment and its copies.
+
+        A class says `one_thread = False` where any thread may; an isolated one is called by its own process's thread.
+        """
+        return self._one_thread and not self.isolated
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -219,6 +235,8 @@ class EnvSpec:
                 if self._server is None:
                     self._server = EpisodeServer(self)
             return self._server.open(self)
+        if self.watch is not None:
+            self.watch.begin()
         try:
             environment = self.cls(**self.args)
             if hasattr(self.cls, "__enter__"):
@@ -231,11 +249,6 @@ class EnvSpec:
                 raise
             raise EnvironmentFault(f"{self.name}: opening it raised {in_words(error)}") from error
         return Episode(self, environment)
-
-    @property
-    def crowded(self) -> bool:
-        """Whether more processes of environments live than `most_processes`."""
-        return self._server is not None and self._server.live > self.most_processes
 
     def _listed(self, listing: Callable[..., Any], split: str, args: Mapping[str, Any]) -> Iterator[Any]:
         try:

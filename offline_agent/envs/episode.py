@@ -7,31 +7,19 @@ import copy
 import inspect
 import json
 import math
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offline_agent import crash_notes
 from offline_agent.envs.tools import ToolSet
 from offline_agent.envs.validation import clean_text
-from offline_agent.errors import EnvironmentFault, ends_the_run, in_words
+from offline_agent.errors import EnvironmentFault, ToolError, ends_the_run, in_words
 from offline_agent.judges.judge import as_verdict
 from offline_agent.records import Action, Role, Task, Verdict
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
-
-
-class ToolError(Exception):
-    """An error of a tool for bad input; the message goes to the policy.
-
-    Args:
-        message: For the policy: what is wrong, and what is allowed.
-        fault: Class of the error for the records.
-    """
-
-    def __init__(self, message: str, fault: str = "tool_error") -> None:
-        super().__init__(message)
-        self.fault = fault
 
 
 class StepResult(NamedTuple):
@@ -55,10 +43,11 @@ class StepResult(NamedTuple):
 
 
 _BAD_INPUT = (ValueError, TypeError, LookupError, ToolError)
+BAD_INPUT_NAMES = "ValueError, TypeError, LookupError or offline_agent.ToolError"
 
 
 class Episode:
-    """One live environment; not thread-safe. Made by `EnvSpec.open`.
+    """One live environment; for the thread that made it (`usable_here`). Made by `EnvSpec.open`.
 
     Attributes:
         spec: The environment's class.
@@ -66,10 +55,15 @@ class Episode:
             (attribute `_tools`, read after `reset`).
     """
 
+    _counts = True  # as an open environment
+
     def __init__(self, spec: EnvSpec, environment: Any) -> None:
         self.spec = spec
         self.tools: ToolSet = spec.tools
         self._env = environment
+        self._thread = threading.current_thread()
+        self._open = self._counts
+        spec.census.count(self._open)
         self._over = False
         self._task: Task | None = None
 
@@ -77,6 +71,11 @@ class Episode:
     def terminated(self) -> bool:
         """Whether the episode is over."""
         return self._over or bool(self._read("terminated", False))
+
+    @property
+    def usable_here(self) -> bool:
+        """Whether the present thread may use it: it opened or copied it, or the environment allows any thread."""
+        return not self.spec.one_thread or self._thread is threading.current_thread()
 
     @property
     def system_prompt(self) -> str:
@@ -93,6 +92,11 @@ class Episode:
         self._over = False
         self._task = task
         observation = self._call("reset", copy.deepcopy(dict(task.args)))
+        if observation is None:
+            raise EnvironmentFault(
+                f"{self.spec.name}: reset() returned None (task {task.task_id}); return the first observation as text: "
+                "the policy learns its task from it"
+            )
         own = self._read("_tools", None)
         self.tools = own if isinstance(own, ToolSet) else self.spec.tools
         return self._text(observation)
@@ -213,11 +217,22 @@ class Episode:
         Raises:
             EnvironmentFault: `__exit__` raised.
         """
+        self._leave()
         if hasattr(type(self._env), "__exit__"):
             try:
                 self._env.__exit__(None, None, None)
             except BaseException as error:
                 raise self._wrap("__exit__", error) from error
+
+    def __del__(self) -> None:
+        if hasattr(self, "_open"):
+            self._leave()
+
+    def _leave(self) -> None:
+        """Count it as closed, once."""
+        if self._open:
+            self._open = False
+            self.spec.census.count(-1)
 
     def _answer(self, action: Action) -> StepResult:
         """End the user's turn: the scripted user speaks again, or the episode is over."""
@@ -242,16 +257,23 @@ class Episode:
 
     def _call(self, method: str, arguments: Mapping[str, Any], passed: tuple[type[Exception], ...] = ()) -> Any:
         """Call a method of the environment; errors of the classes `passed` come through, all others are wrapped."""
-        notes = crash_notes.notes
+        notes, watch = crash_notes.notes, self.spec.watch
+        if watch is not None:
+            watch.begin()
         if notes is not None:
             notes.begin(f"{method} of {self.spec.name}, task {self._task.task_id if self._task else '-'}")
         try:
             value = getattr(self._env, method)(**arguments)
-            return asyncio.run(value) if inspect.iscoroutine(value) else value
-        except passed:
-            raise
+            value = asyncio.run(value) if inspect.iscoroutine(value) else value
+            if watch is not None:
+                watch.returned(method)
+            return value
         except BaseException as error:
-            raise self._wrap(f"{method}()", error) from error
+            if watch is not None:
+                watch.raised(method, error)
+            if isinstance(error, passed):
+                raise
+            raise self._wrap(f"{method}()", error, bool(passed)) from error
         finally:
             if notes is not None:
                 notes.end()
@@ -262,14 +284,21 @@ class Episode:
         except BaseException as error:
             raise self._wrap(attribute, error) from error
 
-    def _wrap(self, what: str, error: BaseException) -> EnvironmentFault:
-        """Return an error of the environment's code as a fault; raise it where it ends the run."""
+    def _wrap(self, what: str, error: BaseException, tool: bool = False) -> EnvironmentFault:
+        """Return an error of the environment's code as a fault; raise it where it ends the run.
+
+        Args:
+            what: What raised.
+            error: The error.
+            tool: It was a tool, which may raise other errors for bad input.
+        """
         if ends_the_run(error):
             raise error
         if isinstance(error, EnvironmentFault):
             return error
         task = self._task.task_id if self._task else "-"
-        return EnvironmentFault(f"{self.spec.name}: {what} raised {in_words(error)} (task {task})")
+        rule = f"; tools tell the policy of bad input by {BAD_INPUT_NAMES}, any other error is a fault" if tool else ""
+        return EnvironmentFault(f"{self.spec.name}: {what} raised {in_words(error)} (task {task}){rule}")
 
     @staticmethod
     def _reason(error: Exception) -> str:

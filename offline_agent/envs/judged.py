@@ -37,6 +37,8 @@ class JudgedEpisode(Episode):
         """See `Episode.terminated`."""
         return self._episode.terminated
 
+    _counts = False  # the episode in it is counted
+
     @property
     def system_prompt(self) -> str:
         """See `Episode.system_prompt`."""

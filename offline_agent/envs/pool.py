@@ -1,10 +1,11 @@
-"""Threads in which environments are stepped, each job under a time limit."""
+"""Threads in which environments are stepped, each job under a time limit, those of one environment by one thread."""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from offline_agent.errors import EnvironmentFault, ends_the_run, in_words
 
 Job = tuple[Callable[[], Any], Callable[[Any], None], float | None]
 """The job, the callback for its result, and its time limit in seconds (None = none)."""
+Jobs = queue.SimpleQueue[Job | None]
 
 
 class EnvPool:
@@ -22,8 +24,11 @@ class EnvPool:
     itself (its result is thrown away) and another takes its place. Where it waits for an isolated environment, that
     environment's process is killed, and the thread ends.
 
+    Many libraries bind an object to the thread that made it (`sqlite3`, Playwright, event loops). So what belongs
+    together is submitted to a `lane`, whose jobs one thread makes.
+
     Args:
-        workers: Number of threads; 0 runs every job at once in the caller's thread, without a limit.
+        workers: Number of jobs made at once; 0 makes every job at once in the caller's thread, without a limit.
         time_limit: Seconds a job may take; None = unlimited.
         most_hung: Number of hung jobs after which the run stops, where they are more than one in a hundred.
     """
@@ -32,14 +37,27 @@ class EnvPool:
         self.workers = workers
         self.time_limit = time_limit
         self._most_hung = most_hung
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: Jobs = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._running: dict[int, tuple[float, float, Callable[[Any], None], Call]] = {}
+        self._turns = threading.Semaphore(workers)  # of the lanes
+        self._lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
+        self._running: dict[int, tuple[float, float, Callable[[Any], None], Call, Jobs]] = {}
         self._next = 0
         self.hung = 0
         self.busy_seconds = 0.0
         for _ in range(workers):
-            self._start_thread()
+            self._start_thread(self._jobs)
+
+    def lane(self, own_thread: bool) -> Lane:
+        """Return a lane for the jobs of one tree or attempt.
+
+        Args:
+            own_thread: Its jobs are made by one thread, one after the other; False lets any thread of the pool make
+                them, several at once.
+        """
+        lane = Lane(self, own_thread and self.workers > 0)
+        self._lanes.add(lane)
+        return lane
 
     def submit(self, job: Callable[[], Any], done: Callable[[Any], None], limit: float | None = None) -> None:
         """Run `job`; `done` gets its result, or the exception it raised, from any thread.
@@ -80,14 +98,16 @@ class EnvPool:
         """
         now, late = time.monotonic(), []
         with self._lock:
-            for number, (started, limit, done, call) in list(self._running.items()):
+            for number, (started, limit, done, call, jobs) in list(self._running.items()):
                 if now - started > limit:
                     del self._running[number]
-                    late.append((limit, done, call))
-        for limit, done, call in late:
+                    late.append((limit, done, call, jobs))
+        for limit, done, call, jobs in late:
             self.hung += 1
             call.end()
-            self._start_thread()
+            if jobs is not self._jobs:
+                self._turns.release()
+            self._start_thread(jobs)
             keys = "limits.step_seconds, limits.reset_seconds, limits.critic_seconds"
             done(EnvironmentFault(f"no answer within {limit:g} s ({keys})"))
         if self.hung > max(self._most_hung, self._next // 100):  # a long run may meet as many on a sound one
@@ -99,17 +119,22 @@ class EnvPool:
         """Let each thread end after its present job."""
         for _ in range(self.workers + self.hung):
             self._jobs.put(None)
+        for lane in list(self._lanes):
+            lane.close()
 
-    def _start_thread(self) -> None:
-        threading.Thread(target=self._work, daemon=True).start()
+    def _start_thread(self, jobs: Jobs) -> None:
+        threading.Thread(target=self._work, args=(jobs,), daemon=True).start()
 
-    def _work(self) -> None:
-        while (item := self._jobs.get()) is not None:
+    def _work(self, jobs: Jobs) -> None:
+        of_lane = jobs is not self._jobs
+        while (item := jobs.get()) is not None:
             job, done, limit = item
             call = Call()
+            if of_lane:
+                self._turns.acquire()
             with self._lock:
                 number = self._next = self._next + 1
-                self._running[number] = (time.monotonic(), float("inf") if limit is None else limit, done, call)
+                self._running[number] = (time.monotonic(), float("inf") if limit is None else limit, done, call, jobs)
             started = time.perf_counter()
             with call.made_here():
                 result = attempt(job)
@@ -117,8 +142,43 @@ class EnvPool:
                 self.busy_seconds += time.perf_counter() - started
                 ours = self._running.pop(number, None) is not None
             if not ours:
-                return  # `reap` answered the job and started another thread
+                return  # `reap` answered the job, gave its turn back and started another thread
+            if of_lane:
+                self._turns.release()
             done(result)
+
+
+class Lane:
+    """Jobs that one thread makes, one after the other; made by `EnvPool.lane`.
+
+    After a job that hung another thread goes on: what the first one opened must not be used any more
+    (`Episode.usable_here`).
+
+    Args:
+        pool: The pool, whose limits hold here, and which makes at most `workers` jobs of all lanes at once.
+        own_thread: See `EnvPool.lane`.
+    """
+
+    def __init__(self, pool: EnvPool, own_thread: bool) -> None:
+        self._pool = pool
+        self._own_thread = own_thread
+        self._jobs: Jobs = queue.SimpleQueue()
+        self._started = False
+        self._end = weakref.finalize(self, self._jobs.put, None)  # a lane that nobody holds lets its thread end, too
+
+    def submit(self, job: Callable[[], Any], done: Callable[[Any], None], limit: float | None = None) -> None:
+        """Do as `EnvPool.submit`, in this lane's thread."""
+        if not self._own_thread:
+            self._pool.submit(job, done, limit)
+            return
+        self._jobs.put((job, done, self._pool.time_limit if limit is None else limit))
+        if not self._started:
+            self._started = True
+            self._pool._start_thread(self._jobs)
+
+    def close(self) -> None:
+        """Let its thread end after the jobs that were submitted."""
+        self._end()
 
 
 def attempt(job: Callable[..., Any], *arguments: Any) -> Any:

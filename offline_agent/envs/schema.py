@@ -1,4 +1,4 @@
-"""JSON schemas of tools from type hints and Google docstrings, equal to those of transformers and TRL."""
+"""JSON schemas of tools from type hints and docstrings, equal to those of transformers and TRL."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _PLAIN: dict[Any, Schema] = {
 }
 _BARE: dict[Any, str] = {list: "list[str]", tuple: "tuple[int, int]"}
 _SECTION = re.compile(r"Args:|Returns:|Raises:")
+_UNDERLINED = re.compile(r"^([A-Z][A-Za-z ]*)[ \t]*\n-{3,}[ \t]*$", re.MULTILINE)
 _CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
@@ -44,29 +45,38 @@ def tool_functions(cls: type) -> dict[str, Callable[..., Any]]:
 def function_schema(function: Callable[..., Any]) -> Schema:
     """Return `{"type": "function", "function": {...}}`, equal to `transformers.utils.get_json_schema(function)`.
 
+    A NumPy docstring, which transformers and TRL cannot read, is read as the Google docstring of the same content.
+
     Raises:
-        SchemaFault: A hint, the docstring, or a parameter's line under `Args:` is missing or cannot be used.
+        SchemaFault: A hint, the docstring, or a parameter's description is missing or cannot be used: every fault.
     """
     doc = inspect.getdoc(function)
-    if not doc:
-        raise SchemaFault("it has no docstring; the policy reads the docstring, so say what the tool does")
-    description, documented, returns = parse_docstring(doc)
-    parameters = list(_parameters(function))
+    faults = [] if doc else ["it has no docstring; the policy reads the docstring, so say what the tool does"]
+    description, documented, returns = parse_docstring(doc or "")
+    parameters = list(_parameters(function, faults))
+    hints: dict[str, Any] = {}
     try:
         hints = typing.get_type_hints(function)
     except Exception as error:
-        raise SchemaFault(f"its type hints cannot be resolved ({type(error).__name__}: {error})") from error
+        faults.append(f"its type hints cannot be resolved ({type(error).__name__}: {error})")
+        parameters = []
     properties: dict[str, Schema] = {}
     for parameter in parameters:
         name = parameter.name
         if name not in hints:
-            raise SchemaFault(f"parameter {name!r} has no type hint; write e.g. `{name}: str`")
+            faults.append(f"parameter {name!r} has no type hint; write e.g. `{name}: str`")
         if name not in documented:
-            raise SchemaFault(
+            faults.append(
                 f"parameter {name!r} is not described in the docstring; add the line `{name}: what it is` under `Args:`"
                 " (no type in brackets before the colon)"
             )
-        properties[name] = _property(name, hints[name], documented[name])
+        if name in hints:
+            try:
+                properties[name] = _property(name, hints[name], documented.get(name, ""))
+            except SchemaFault as fault:
+                faults.append(str(fault))
+    if faults:
+        raise SchemaFault("; ".join(faults))
     shape: Schema = {"type": "object", "properties": properties}
     required = [p.name for p in parameters if p.default is inspect.Parameter.empty]
     if required:
@@ -81,12 +91,17 @@ def function_schema(function: Callable[..., Any]) -> Schema:
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the default of every parameter that has one."""
-    return {p.name: p.default for p in _parameters(function) if p.default is not inspect.Parameter.empty}
+    return {p.name: p.default for p in _parameters(function, []) if p.default is not inspect.Parameter.empty}
 
 
 def parse_docstring(doc: str) -> tuple[str, dict[str, str], str | None]:
-    """Split a Google docstring into description, parameter descriptions, and that of the return value, or None."""
+    """Split a docstring into description, parameter descriptions, and that of the return value, or None.
+
+    It is read as Google's; as NumPy's where it has an underlined heading `Parameters`.
+    """
     doc = doc.strip()
+    if is_numpy(doc):
+        return _parse_numpy(doc)
     marks = [(m.start(), m.end(), m.group()) for m in _SECTION.finditer(doc)]
     description = doc[: marks[0][0]].strip() if marks else doc
     args: dict[str, str] = {}
@@ -103,6 +118,28 @@ def parse_docstring(doc: str) -> tuple[str, dict[str, str], str | None]:
     return description, args, returns
 
 
+def is_numpy(doc: str) -> bool:
+    """Return whether a docstring describes its parameters in NumPy's style."""
+    return any(heading.group(1) == "Parameters" for heading in _UNDERLINED.finditer(doc))
+
+
+def _parse_numpy(doc: str) -> tuple[str, dict[str, str], str | None]:
+    headings = list(_UNDERLINED.finditer(doc))
+    ends = [heading.start() for heading in headings[1:]] + [len(doc)]
+    sections = {h.group(1): doc[h.end() : end].strip("\n") for h, end in zip(headings, ends, strict=True)}
+    args: dict[str, list[str]] = {}
+    current: list[list[str]] = []
+    for line in filter(str.strip, sections["Parameters"].split("\n")):
+        if line[0].isspace():
+            for lines in current:
+                lines.append(line.strip())
+        else:
+            names = [name.strip(" *") for name in line.partition(":")[0].split(",")]
+            current = [args.setdefault(name, []) for name in names]
+    returns = " ".join(line.strip() for line in sections.get("Returns", "").split("\n") if line[:1].isspace())
+    return doc[: headings[0].start()].strip(), {name: " ".join(lines) for name, lines in args.items()}, returns or None
+
+
 def _parse_args(body: str) -> dict[str, str]:
     out: dict[str, list[str]] = {}
     current: list[str] | None = None
@@ -115,15 +152,17 @@ def _parse_args(body: str) -> dict[str, str]:
     return {name: " ".join(filter(None, lines)) for name, lines in out.items()}
 
 
-def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+def _parameters(function: Callable[..., Any], faults: list[str]) -> Iterator[inspect.Parameter]:
+    """Yield the parameters that JSON arguments can fill; those that none can are added to the faults."""
     for i, parameter in enumerate(inspect.signature(function).parameters.values()):
         if i == 0 and parameter.name in ("self", "cls") and parameter.annotation is inspect.Parameter.empty:
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise SchemaFault(
+            faults.append(
                 f"parameter {parameter!s} cannot be filled from named JSON arguments; name each parameter,"
                 " without *, ** or /"
             )
+            continue
         yield parameter
 
 

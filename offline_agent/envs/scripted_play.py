@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
+from offline_agent.arguments.sources import SeenText
+from offline_agent.arguments.values import argument_values
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.play import play, script
 from offline_agent.records import Action, Context, Task, ToolCall, Trajectory
 
-_WORDS = ("a", "red shirt", "help", "1", "north", "")
+RANDOM_CALLS = 8
 
 
 class ScriptedPlayer:
@@ -20,25 +22,39 @@ class ScriptedPlayer:
     Args:
         spec: The environment.
         max_steps: Most actions in one run.
+
+    Attributes:
+        longest: Most actions of a script; fewer where calls are slow.
     """
 
     def __init__(self, spec: EnvSpec, max_steps: int) -> None:
         self.spec = spec
-        self.max_steps = max_steps
+        self.max_steps = self.longest = max_steps
+        self._scripts: dict[str, list[Action]] = {}
 
     def script(self, task: Task) -> list[Action]:
-        """Return actions to take: the noisy expert's where there is one, else calls that fit the schemas."""
-        if self.spec.demonstrate is not None:
-            return self.expert(task, noise=0.3).context.actions()
-        rng = random.Random(task.task_id)
-        with contextlib.closing(self.spec.open()) as episode:
-            episode.reset(task)
-            schemas = [s for s in episode.tools.schemas if s["function"]["name"] not in self.spec.irreversible]
-        chosen = [rng.choice(schemas) for _ in range(8)] if schemas else []
-        return [call(schema["function"]["name"], draw(schema, rng)) for schema in chosen]
+        """Return actions to take: the noisy expert's where there is one, else random calls; the same each time."""
+        known = self._scripts.get(task.task_id)
+        if known is None:
+            played = self.walk(task) if self.spec.demonstrate is None else self.expert(task, 0.3, self.longest)
+            known = self._scripts[task.task_id] = played.context.actions()
+        return known
 
-    def expert(self, task: Task, noise: float = 0.0) -> Trajectory:
-        """Play the expert's actions in a fresh environment."""
+    def walk(self, task: Task, calls: int = RANDOM_CALLS, rare: Container[str] = ()) -> Trajectory:
+        """Play random calls; half of them, where any is offered, of the tools in `rare`."""
+        rng = random.Random(f"calls {task.task_id} {calls}")
+
+        def choose(context: Context) -> Action | None:
+            allowed = [s for s in context.tools if self.spec.sandboxed or _name(s) not in self.spec.irreversible]
+            wanted = [schema for schema in allowed if _name(schema) in rare]
+            schemas = wanted if wanted and rng.random() < 0.5 else allowed
+            return drawn_call(rng.choice(schemas), context, rng) if schemas else None
+
+        with contextlib.closing(self.spec.open()) as episode:
+            return play(episode, task, choose, min(calls, self.longest), judge=False)
+
+    def expert(self, task: Task, noise: float = 0.0, longest: int | None = None) -> Trajectory:
+        """Play the expert's actions in a fresh environment, `max_steps` at most or so many."""
         rng = random.Random(f"walk {task.task_id}")
 
         def choose(context: Context) -> Action:
@@ -52,7 +68,7 @@ class ScriptedPlayer:
             return Action(text, thought=text, call=ToolCall(function["name"], function["arguments"]))
 
         with contextlib.closing(self.spec.open()) as episode:
-            return play(episode, task, choose, self.max_steps, origin="demonstration")
+            return play(episode, task, choose, longest or self.max_steps, origin="demonstration")
 
     def run(self, task: Task, actions: Sequence[Action]) -> Trajectory:
         """Play actions in a fresh environment."""
@@ -92,26 +108,12 @@ def faulty(episode: Episode) -> Iterator[Action]:
             yield call(name, {argument: {"not": ["the", object()]}})
 
 
-def draw(schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Return arguments that fit a tool's schema."""
-    shape = schema["function"].get("parameters") or {}
-    required = shape.get("required", ())
-    return {n: _value(s, rng) for n, s in shape.get("properties", {}).items() if n in required or rng.random() < 0.5}
+def drawn_call(schema: Mapping[str, Any], context: Context, rng: random.Random) -> Action:
+    """Return a call of a tool with random arguments that fit its schema (`arguments.values`)."""
+    function = schema["function"]
+    shape, told = function.get("parameters") or {}, str(function.get("description") or "")
+    return call(function["name"], argument_values(shape, rng, SeenText.of(context), told))
 
 
-def _value(schema: Mapping[str, Any], rng: random.Random) -> Any:
-    if schema.get("enum"):
-        return rng.choice(schema["enum"])
-    if "anyOf" in schema:
-        return _value(rng.choice(schema["anyOf"]), rng)
-    kind = schema.get("type", "string")
-    kind = rng.choice(kind) if isinstance(kind, list) else kind
-    if kind == "array":
-        fixed = schema.get("prefixItems")
-        below = fixed if fixed is not None else [schema.get("items") or {}] * rng.randrange(3)
-        return [_value(s, rng) for s in below]
-    if kind == "object":
-        known = {n: _value(s, rng) for n, s in schema.get("properties", {}).items()}
-        return known or {"key": _value(schema.get("additionalProperties") or {}, rng)}
-    plain = {"integer": rng.randrange(-2, 20), "number": rng.randrange(40) / 4, "boolean": rng.random() < 0.5}
-    return None if kind == "null" else plain.get(kind, rng.choice(_WORDS))
+def _name(schema: Mapping[str, Any]) -> str:
+    return str(schema["function"]["name"])

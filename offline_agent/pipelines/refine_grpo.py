@@ -16,6 +16,7 @@ from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.launch import torchrun
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import rounds
+from offline_agent.pipelines.stages.copy_check import bound_environments
 from offline_agent.pipelines.stages.online import (
     OnlineInputs,
     OnlineRun,
@@ -119,9 +120,11 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     session.progress.start(inputs.online.rounds * inputs.online.per_round, "updates")
     started = time.perf_counter()
     try:
+        bound_environments(config.limits, inputs.spec, inputs.tasks)
         episodes = Episodes(
             inputs.spec, engine, pool, seed=config.seed, max_steps=rollouts.max_steps,
-            temperature=rollouts.temperature, max_tokens=rollouts.max_tokens, in_flight=rollouts.in_flight,
+            temperature=rollouts.temperature, max_tokens=rollouts.max_tokens,
+            in_flight=min(rollouts.in_flight, inputs.spec.census.most),
             reset_seconds=config.limits.reset_seconds,
         )  # fmt: skip
         player = rounds.RoundPlayer(episodes, log, inputs.groups.size, first)

@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from offline_agent.arguments.sources import SeenText
+from offline_agent.arguments.values import argument_values
 from offline_agent.errors import ConfigError, PolicyError, ends_the_run, in_words
-from offline_agent.policies.arguments import SeenWords, argument_values
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
 from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Context, Message, ToolCall
@@ -156,7 +157,9 @@ class OraclePolicy(NoisyPolicy):
 class RandomPolicy(ScriptedPolicy):
     """Random calls for any environment: tools drawn uniformly, arguments from their schemas.
 
-    Arguments respect bounds and enumerations; other values are words and numbers of the conversation.
+    Arguments respect bounds and enumerations. Other numbers are small integers, and those of ranges and numbers that
+    descriptions and the conversation name; other texts are words of the conversation, quoted examples, and texts that a
+    tool answered well before, some of them changed (`arguments.values`).
 
     Args:
         answer_probability: Probability that a turn is a final answer (a few words of the conversation) instead of a
@@ -179,12 +182,13 @@ class RandomPolicy(ScriptedPolicy):
         self.identity["answer_probability"] = answer_probability
 
     def _act(self, context: Context, rng: random.Random) -> Action:
-        seen = SeenWords.of(context)
+        seen = SeenText.of(context)
         if not context.tools or rng.random() < self._answer_probability:
             return self._write(seen.words(rng), None)
         schema = context.tools[rng.randrange(len(context.tools))]
         function = schema.get("function", schema)
-        arguments = argument_values(function.get("parameters") or {}, rng, seen)
+        told = str(function.get("description") or "")
+        arguments = argument_values(function.get("parameters") or {}, rng, seen, told)
         return self._write("", ToolCall(function["name"], arguments))
 
 

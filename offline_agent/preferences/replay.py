@@ -98,7 +98,7 @@ class Replayer:
         """Forget what was reached so far, and allow so many calls from here on; None = without limit."""
         self.left = calls
         while self._worlds:
-            self._worlds.pop().restorer.close()
+            self._in_thread(self._worlds.pop().restorer.close)
 
     @contextlib.contextmanager
     def sparing(self, share: float) -> Iterator[None]:
@@ -143,10 +143,10 @@ class Replayer:
     def close(self) -> None:
         """Close what is kept open, and end the thread."""
         self.begin(None)
+        while self._spare:
+            self._in_thread(self._spare.pop().close)
         self._worker.close()
         self._worker = Worker()
-        while self._spare:
-            self._spare.pop().close()
 
     def _run(self, task: Task, actions: Sequence[Action], merge: bool, faulty: Sequence[bool] | None) -> Replay | None:
         self.asked += len(actions)
@@ -234,14 +234,14 @@ class Replayer:
 
     def _world(self, task: Task) -> World:
         if self._worlds and self._worlds[-1].task != task and self._spec.replay_only:
-            self._worlds[-1].restorer.park()  # one episode is enough: another may be dear to start
+            self._in_thread(self._worlds[-1].restorer.park)  # one episode is enough: another may be dear to start
         for world in self._worlds:
             if world.task == task:
                 self._worlds.remove(world)
                 self._worlds.append(world)
                 return world
         while len(self._worlds) >= _WORLDS:
-            self._worlds.pop(0).restorer.close()
+            self._in_thread(self._worlds.pop(0).restorer.close)
         restorer = Restorer(self._spec, task, self._live_states, spare=self._spare, goals=True)
         world = World(task, restorer)
         self._worlds.append(world)
@@ -250,9 +250,23 @@ class Replayer:
         except BaseException:
             if world in self._worlds:  # else it was abandoned
                 self._worlds.remove(world)
-                restorer.close()
+                self._in_thread(restorer.close)
             raise
         return world
+
+    def _in_thread(self, close: Callable[[], None]) -> None:
+        """Give environments up in the thread that opened them; a failure to do so changes nothing that was recorded."""
+        with contextlib.suppress(EnvironmentFault):
+            if self._seconds is None or self._reset_seconds is None:
+                close()
+                return
+
+            def closed() -> bool:
+                close()
+                return True
+
+            if self._worker.call(closed, self._reset_seconds) is None:
+                self._worker = Worker()
 
     def _limited(self, world: World, call: Callable[[], T], actions: int) -> T:
         """Make a call within the time that a reset and so many actions may take; abandon the world beyond it."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
+from offline_agent.envs.census import Census
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report.servers import Elsewhere, of_servers, tables
@@ -133,7 +134,9 @@ class Figures:
         self.session: dict[str, Any] = {}
         self.servers_elsewhere: Elsewhere = {}
 
-    def searched(self, run: RunCounts, restored: RestoreCounts, critic: Any, policy: Any = None) -> None:
+    def searched(
+        self, run: RunCounts, restored: RestoreCounts, critic: Any, policy: Any = None, census: Census | None = None
+    ) -> None:
         """Take the figures that this process measured while it searched."""
         loop = max(0.0, run.seconds - run.seconds_waiting)
         self.seconds |= {"search": run.seconds, "generation": run.generation_seconds, "tools": run.tool_seconds}
@@ -156,6 +159,8 @@ class Figures:
         held = getattr(policy, "memory", None)
         if callable(held):
             self.session["memory"] = {"resident": peak_memory(), **held()}
+        if census is not None:
+            self.session |= {"environments_open": census.peak, "environments_limit": census.most}
         if isinstance(critic, PolicyCritic):
             self.session |= {
                 "critic_calls": critic.asked,
@@ -300,6 +305,9 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     reused = session.get("calls_replayed", 0)
     note = f"+ {reused:,} to restore states, {summary['replayed_calls']:,} in the replays that mine pairs"
     yield "tool calls", f"{summary['tool_calls']:,}", note
+    if "environments_open" in session:
+        note = f"limits.environments: at most {session['environments_limit']:,}"
+        yield "environments open at once", f"{session['environments_open']:,}", note
     if summary["replays_left_out"]:
         note = "they did not fit in pairs.replay_budget; more of it may give more pairs"
         yield "replays left out", f"{summary['replays_left_out']:,}", note

@@ -16,7 +16,7 @@ from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.play import Executed, execute, to_step
-from offline_agent.envs.pool import EnvPool
+from offline_agent.envs.pool import EnvPool, Lane
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
 from offline_agent.policies.outage import Outage
@@ -94,7 +94,8 @@ class Episodes:
         self._tick = tick
         self._inbox: queue.SimpleQueue[tuple[Handle, RunningAttempt | None, Any]] = queue.SimpleQueue()
         self._running: set[RunningAttempt] = set()
-        self._spare: list[Episode] = []
+        self._spare: list[tuple[Lane, Episode]] = []
+        self._lanes: list[Lane] = []  # those of attempts that are over
         self._outage: Outage[tuple[RunningAttempt, ProposeRequest, PolicyError]] = Outage(in_flight + PATIENCE)
         self.requests = 0
         self.prefilled = 0
@@ -145,9 +146,11 @@ class Episodes:
 
     def _open(self, request: AttemptRequest) -> None:
         seed = derive_seed(self._seed, "attempt", request.task.task_id, request.number)
-        attempt = RunningAttempt(request, self._policy, seed)
+        lane, spare = self._spare.pop() if self._spare else (None, None)
+        if lane is None:
+            lane = self._lanes.pop() if self._lanes else self._pool.lane(self._spec.one_thread)
+        attempt = RunningAttempt(request, self._policy, seed, lane)
         self._running.add(attempt)
-        spare = self._spare.pop() if self._spare else None
         job = partial(open_episode, self._spec, spare, request.task, request.prefix)
         self._submit(attempt, job, self._opened, self._pool.limit_of(self._reset_seconds, len(request.prefix)))
 
@@ -248,7 +251,7 @@ class Episodes:
             if not isinstance(value, BrokenEnvironment | EnvironmentFault):
                 return attempt.cut(by, {"reason": reason}, *value)
             if isinstance(value, BrokenEnvironment) and attempt.episode is not None:
-                self._pool.submit(attempt.episode.close, _ignore)
+                attempt.lane.submit(attempt.episode.close, _ignore)
             attempt.episode = None  # broken, or its thread hangs in it
             return attempt.cut(by, {"reason": reason}, None, None)
 
@@ -298,20 +301,24 @@ class Episodes:
     def _end(self, attempt: RunningAttempt, sound: bool) -> None:
         self._running.discard(attempt)
         episode, attempt.episode = attempt.episode, None
-        if episode is None:
+        if episode is not None and self._spec.replay_only and sound and len(self._spare) < SPARE:
+            self._spare.append((attempt.lane, episode))
             return
-        if self._spec.replay_only and sound and len(self._spare) < SPARE:
-            self._spare.append(episode)
-        else:
-            self._pool.submit(episode.close, _ignore)
+        if episode is not None:
+            attempt.lane.submit(episode.close, _ignore)
+        self._lanes.append(attempt.lane)
 
     def _abandon(self) -> None:
         for attempt in self._running:
             if attempt.episode is not None and not attempt.busy:
-                self._pool.submit(attempt.episode.close, _ignore)
-        for episode in self._spare:
-            self._pool.submit(episode.close, _ignore)
-        self._running, self._spare = set(), []
+                attempt.lane.submit(attempt.episode.close, _ignore)
+            attempt.lane.close()
+        for lane, episode in self._spare:
+            lane.submit(episode.close, _ignore)
+            lane.close()
+        for lane in self._lanes:
+            lane.close()
+        self._running, self._spare, self._lanes = set(), [], []
         self._outage.forget()
 
     # -- the pool and the inbox ----------------------------------------------------------------------------------------
@@ -324,7 +331,7 @@ class Episodes:
             return handle(attempt, value)
 
         attempt.busy = True
-        self._pool.submit(partial(guarded, job), partial(self._post, free, attempt), limit)
+        attempt.lane.submit(partial(guarded, job), partial(self._post, free, attempt), limit)
 
     def _post(self, handle: Handle, attempt: RunningAttempt | None, value: Any) -> None:
         self._inbox.put((handle, attempt, value))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.play import begin, extend
-from offline_agent.envs.pool import as_fault
+from offline_agent.envs.pool import Lane, as_fault
 from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, Context, Step, Task, Verdict, cut_verdict
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest
@@ -30,6 +30,7 @@ class RunningAttempt:
         request: The attempt to be played.
         policy: `candidate` or `against`.
         seed: Seed that those of its actions derive from.
+        lane: Where its environment's calls are made.
         episode: Its environment; None before it opened, and once its thread hangs in it.
         context, steps: The history so far.
         action: The action that is being executed; None while the policy is asked.
@@ -42,6 +43,7 @@ class RunningAttempt:
     request: AttemptRequest
     policy: str
     seed: int
+    lane: Lane
     episode: Episode | None = None
     context: Context | None = None
     steps: list[Step] = field(default_factory=list)

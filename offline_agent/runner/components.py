@@ -15,6 +15,7 @@ from offline_agent.config.build_prefs import BuildPrefsConfig, PolicySection, Ta
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.costs import MOST
 from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.judges.rewards import CompositeReward
@@ -82,7 +83,7 @@ def _load_environment(config: Config | RefineGrpoConfig, judge: Judge | None) ->
         dict(config.env.model_extra or {}),
         max_observation_chars=config.limits.max_observation_chars,
         isolated=config.env.isolate == "process",
-        most_processes=config.limits.processes,
+        most_open=config.limits.environments or MOST,
         judge=judge,
     )
 

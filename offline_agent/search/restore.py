@@ -101,7 +101,16 @@ class ReplayNeeded(EnvironmentFault):
 
 
 class TaskEnvironment(Protocol):
-    """The environment of one task as the search uses it, one per tree; its methods are called from pool threads."""
+    """The environment of one task as the search uses it, one per tree; its methods are called from pool threads.
+
+    Attributes:
+        one_thread: They must be called from one thread, one after the other.
+    """
+
+    @property
+    def one_thread(self) -> bool:
+        """See the class."""
+        ...
 
     def open(self) -> Opening:
         """Start the episode. Raises EnvironmentFault."""
@@ -180,6 +189,11 @@ class Restorer:
         self._goals = goals
         self._copyable = not spec.replay_only
         self._closed = False
+
+    @property
+    def one_thread(self) -> bool:
+        """See `TaskEnvironment`."""
+        return self._spec.one_thread
 
     def open(self) -> Opening:
         """See `TaskEnvironment.open`."""
@@ -268,19 +282,22 @@ class Restorer:
 
     def _fresh(self) -> Episode:
         with self._lock:
-            if self._spare:
-                return self._spare.pop()
-            if self._spec.replay_only and len(self._live) >= self._limit:
+            while self._spare:
+                if (episode := self._spare.pop()).usable_here:
+                    return episode
+            full = len(self._live) >= self._limit or (len(self._live) > 0 and self._spec.census.crowded)
+            if self._spec.replay_only and full:
                 # Starting another may be expensive; the oldest state would be given up anyway, and can be replayed.
                 _, old = self._live.popitem(last=False)
-                episode, old.episode = old.episode, None
-                if episode is not None:
-                    return episode
+                held, old.episode = old.episode, None
+                if held is not None and held.usable_here:
+                    return held
         return self._spec.open()
 
     def _release(self, episode: Episode) -> None:
         with self._lock:
-            if self._spec.replay_only and (self._shared or not self._closed) and len(self._spare) < 2:
+            wanted = len(self._spare) < 2 and (self._shared or not (self._closed or self._spec.census.crowded))
+            if self._spec.replay_only and wanted:
                 self._spare.append(episode)  # starting such an environment may be expensive; a reset makes it usable
                 return
         _close(episode)
@@ -293,7 +310,7 @@ class Restorer:
             else:
                 state.episode = episode
                 self._live[id(state)] = state
-                if len(self._live) > self._limit or (len(self._live) > 1 and self._spec.crowded):
+                if len(self._live) > self._limit or (len(self._live) > 1 and self._spec.census.crowded):
                     _, old = self._live.popitem(last=False)
                     evicted, old.episode = old.episode, None
         if evicted is not None:
@@ -304,6 +321,10 @@ class Restorer:
         with self._lock:
             episode = state.episode
             if episode is None:
+                return None
+            if not episode.usable_here:  # its thread hangs, or has ended: the state is replayed
+                state.episode = None
+                del self._live[id(state)]
                 return None
             if self._copyable:
                 self._live.move_to_end(id(state))

@@ -27,6 +27,9 @@ from offline_agent.search.tree_search import TreeSearch
 __all__ = ["Critic", "EnvPool", "RunCounts", "Scheduler"]
 
 
+_CLOSED = object()  # stands for a tree whose environments were closed; a failure to close changes nothing recorded
+
+
 class Scheduler:
     """Runs tree searches to their end, many at once.
 
@@ -101,7 +104,8 @@ class Scheduler:
                     break
                 active += 1
                 search, records = entry
-                self._pool.submit(search.environment.open, partial(self._post, (search, records)), self._reset_seconds)
+                search.lane = self._pool.lane(search.environment.one_thread)
+                search.lane.submit(search.environment.open, partial(self._post, (search, records)), self._reset_seconds)
             if not active:
                 self._note_time(before + time.monotonic() - started)
                 return
@@ -115,7 +119,9 @@ class Scheduler:
                     target = None
                 self.counts.seconds_waiting += time.perf_counter() - waiting
             if target is not None:
-                if type(target) is Simulation:
+                if target is _CLOSED:  # only now is there room for the environments of another tree
+                    active -= 1
+                elif type(target) is Simulation:
                     self._advance(target, value, pending)
                 elif type(target) is SentRequest:
                     for simulation, answer in self._requests.take(target, value):
@@ -125,9 +131,10 @@ class Scheduler:
                     self._start(target[0], target[1], value, pending)
                 while pending:  # yielded only here: the caller runs while no simulation is half advanced
                     search = pending.pop()
-                    active -= 1
                     self.counts.trees += 1
-                    self._pool.submit(search.environment.close, _ignore)
+                    closed = partial(self._post, _CLOSED)
+                    search.lane.submit(search.environment.close, closed)
+                    search.lane.close()
                     yield search
             now = time.monotonic()
             if now - last_tick > 0.5:
@@ -194,7 +201,7 @@ class Scheduler:
             elif kind == EXECUTE:
                 if self._pool.workers:
                     job = partial(environment.execute, request[1], request[2])
-                    self._pool.submit(partial(job, replay=False), partial(self._executed, simulation, job))
+                    search.lane.submit(partial(job, replay=False), partial(self._executed, simulation, job))
                     return
                 value = attempt(environment.execute, request[1], request[2])
             elif kind == WAKE:
@@ -220,7 +227,7 @@ class Scheduler:
         """
         if isinstance(value, ReplayNeeded):
             limit = self._pool.limit_of(self._reset_seconds, value.calls + 1)
-            self._pool.submit(job, partial(self._post, simulation), limit)
+            simulation.search.lane.submit(job, partial(self._post, simulation), limit)
         else:
             self._post(simulation, value)
 
@@ -235,7 +242,3 @@ class Scheduler:
         self._launch(search.finish(simulation))
         if search.finished:
             over.append(search)
-
-
-def _ignore(result: Any) -> None:
-    """Ignore the result of closing an environment: a failure changes nothing that was recorded."""

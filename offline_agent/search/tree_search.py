@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
+from offline_agent.envs.pool import Lane
 from offline_agent.errors import DataError
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.records import Context, Task
@@ -48,7 +49,10 @@ class TreeSearch:
     Attributes:
         tree: The tree; None before `open`.
         inline: Calls that answer at once, where there are any; set by the scheduler.
+        lane: Where its environment's calls are made; set by the scheduler.
     """
+
+    lane: Lane
 
     def __init__(
         self,

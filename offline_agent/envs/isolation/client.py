@@ -35,7 +35,6 @@ class EpisodeServer:
         spec: The environment.
 
     Attributes:
-        live: Number of processes that episodes hold.
         template: A process that has reset the environment once, so its forks have loaded all modules and data. None
             before the first reset, and where that process cannot be forked.
 
@@ -46,10 +45,9 @@ class EpisodeServer:
     def __init__(self, spec: EnvSpec) -> None:
         if not sys.platform.startswith("linux"):
             raise ConfigError("env.isolate: got process, which needs Linux; allowed here: none")
-        self.live = 0
         self.template: IsolatedEpisode | None = None
         self._templated = False
-        self._counting, self._opening = threading.Lock(), threading.Lock()
+        self._keeping, self._opening = threading.Lock(), threading.Lock()
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
@@ -72,14 +70,9 @@ class EpisodeServer:
             raise EnvironmentFault(f"no process can be forked for an environment: {answer['fault']}")
         return int(answer["pid"])
 
-    def count(self, more: int) -> None:
-        """Add to the number of processes that are held."""
-        with self._counting:
-            self.live += more
-
     def keep_template(self, episode: IsolatedEpisode) -> None:
         """Keep a fork of the first episode that was reset."""
-        with self._counting:
+        with self._keeping:
             first, self._templated = not self._templated, True
         if first:
             with contextlib.suppress(EnvironmentFault):
@@ -141,7 +134,6 @@ class IsolatedEpisode(Episode):
         self._pid = pid
         self._terminated: Any = False
         self._held = True
-        server.count(1)
         if pid is None:
             self._pid = int(self._receive("being forked")["value"])
         if opens:
@@ -253,7 +245,7 @@ class IsolatedEpisode(Episode):
         """Let its process end."""
         if self._held:
             self._held = False
-            self._server.count(-1)
+            self._leave()
             self._socket.close()
 
     def _kill(self) -> None:

@@ -12,7 +12,7 @@ from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import DataError
 from offline_agent.evaluation import test_time
 from offline_agent.launch.shards import Shard
-from offline_agent.pipelines.stages.copy_check import trust_copies
+from offline_agent.pipelines.stages.copy_check import bound_environments, trust_copies
 from offline_agent.pipelines.stages.search import critic_of, search_log
 from offline_agent.policies.base import Engine, Policy
 from offline_agent.records import Task
@@ -103,9 +103,12 @@ def play(one: EvaluationRun, label: str, policy: Policy, engine: Engine, pool: E
     config, done, started = one.session.config, one.journal.attempts, time.perf_counter()
     wanted = asks(config, one.inputs.parts.tasks)
     left = [ask for ask in wanted if (label, ask.mode, ask.task.task_id, ask.number) not in done]
+    spec = one.inputs.parts.spec
+    bound_environments(config.limits, spec, one.inputs.parts.tasks)
     episodes = Episodes(
-        one.inputs.parts.spec, engine, pool, policy=label, seed=config.seed, max_steps=config.max_steps,
-        temperature=config.policy.temperature, max_tokens=config.policy.max_tokens, in_flight=config.in_flight,
+        spec, engine, pool, policy=label, seed=config.seed, max_steps=config.max_steps,
+        temperature=config.policy.temperature, max_tokens=config.policy.max_tokens,
+        in_flight=min(config.in_flight, spec.census.most),
         reset_seconds=config.limits.reset_seconds, segment=None if policy.renderer is None else policy.renderer.segment,
         answered_before=len(left) < len(wanted), tick=one.tick,
     )  # fmt: skip
@@ -118,6 +121,8 @@ def play(one: EvaluationRun, label: str, policy: Policy, engine: Engine, pool: E
         "prompt_tokens_reused": episodes.cached,
         "generation_seconds": round(engine.busy_seconds, 2),
         "hung_calls": pool.hung,
+        "environments_open": spec.census.peak,
+        "environments_limit": spec.census.most,
     }
 
 
@@ -135,7 +140,8 @@ def search(
     for attempt in test_time.search_trees(
         parts.spec, left, engine, pool, settings, policy=label, seed=config.seed, reward=parts.reward,
         critic=critic_of(config, engine), segment=None if policy.renderer is None else policy.renderer.segment,
-        trees_in_flight=search.trees_in_flight, state_cache=search.state_cache,
+        trees_in_flight=parts.spec.census.trees(search.trees_in_flight, pool.workers, parts.spec.one_thread),
+        state_cache=search.state_cache,
         reset_seconds=config.limits.reset_seconds, critic_seconds=config.limits.critic_seconds,
         seconds=search.budget.seconds, log=log.append, logged=logged,
         counts=counts, tick=lambda _: one.tick(),

@@ -9,7 +9,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from offline_agent.config.build_prefs import LimitsSection
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.costs import capacity, free_now, holding_of_one
 from offline_agent.envs.play import play
 from offline_agent.envs.pool import EnvPool
 from offline_agent.envs.process_state import ProcessState
@@ -41,7 +43,7 @@ def trust_copies(session: Session[Any], spec: EnvSpec, tasks: Sequence[Task]) ->
         return
     surroundings = ProcessState()
     for task in tasks[:3]:
-        reason = _limited(session, partial(_copying_fault, spec, task))
+        reason = limited(session.config.limits, partial(_copying_fault, spec, task))
         if not isinstance(reason, EnvironmentFault):
             break
     else:
@@ -87,11 +89,11 @@ def _note(session: Session[Any], spec: EnvSpec, reason: str, consequence: str, a
 
 def _isolate(session: Session[Any], spec: EnvSpec, task: Task, needed: bool) -> bool:
     """Isolate the environment where its forks are snapshots and cheaper than replays, or where it is `needed`."""
-    actions = _limited(session, lambda: _random_actions(spec, task))
-    replay = _limited(session, lambda: costs(spec, task, actions))
+    actions = limited(session.config.limits, lambda: _random_actions(spec, task))
+    replay = limited(session.config.limits, lambda: costs(spec, task, actions))
     spec.isolated = True
-    fault = _limited(session, lambda: copying_fault(spec, task, actions))
-    fork = _limited(session, lambda: costs(spec, task, actions)) if fault is None else fault
+    fault = limited(session.config.limits, lambda: copying_fault(spec, task, actions))
+    fork = limited(session.config.limits, lambda: costs(spec, task, actions)) if fault is None else fault
     if any(isinstance(each, EnvironmentFault) for each in (actions, replay, fork)):
         spec.isolated = False  # the search will meet it
         return False
@@ -103,9 +105,8 @@ def _isolate(session: Session[Any], spec: EnvSpec, task: Task, needed: bool) -> 
     return True
 
 
-def _limited(session: Session[Any], job: Callable[[], Any]) -> Any:
+def limited(limits: LimitsSection, job: Callable[[], Any]) -> Any:
     """Return a job's result or the `EnvironmentFault` that it raised, under the limits of a step and a reset."""
-    limits = session.config.limits
     pool, answers = EnvPool(1, limits.reset_seconds + limits.step_seconds), SimpleQueue[Any]()
     pool.submit(job, answers.put)
     while answers.empty():
@@ -129,3 +130,21 @@ def _random_actions(spec: EnvSpec, task: Task, n: int = 4) -> list[Action]:
 
     with contextlib.closing(spec.open()) as episode:
         return play(episode, task, choose, n, judge=False).context.actions()
+
+
+def bound_environments(limits: LimitsSection, spec: EnvSpec, tasks: Sequence[Task]) -> None:
+    """Set how many environments may be open at once, where the configuration leaves it open.
+
+    One is opened to see what it holds; where it does not open, the run will meet the fault itself.
+
+    Args:
+        limits: The section of the configuration.
+        spec: The environment; its `census` is set.
+        tasks: The run's.
+    """
+    if limits.environments is not None:
+        return
+    one = limited(limits, partial(holding_of_one, spec, tasks[0]))
+    if not isinstance(one, EnvironmentFault):
+        spec.census.most = capacity(one, free_now())
+    spec.census.peak = spec.census.open

@@ -16,7 +16,7 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.evaluation import test_time
 from offline_agent.launch.ray import components
-from offline_agent.pipelines.stages.copy_check import trust_copies
+from offline_agent.pipelines.stages.copy_check import bound_environments, trust_copies
 from offline_agent.pipelines.stages.ray_search import TaskRecords, WorkerSearches
 from offline_agent.pipelines.stages.search import search_log, test_time_settings
 from offline_agent.policies.base import Policy
@@ -76,6 +76,7 @@ class EvaluationExecutor:
         self._label = label
         self._engine = parts.policy.engine()
         self._pool = EnvPool(config.limits.workers, config.limits.step_seconds)
+        bound_environments(config.limits, parts.spec, parts.tasks)
         self._servers = components.ServerFigures(parts.policy)
         self._answered_before = answered_before
         self._episodes: Episodes | None = None
@@ -111,7 +112,7 @@ class EvaluationExecutor:
         episodes = self._episodes = Episodes(
             self._parts.spec, self._engine, self._pool, policy=self._label, seed=config.seed,
             max_steps=config.max_steps, temperature=config.policy.temperature, max_tokens=config.policy.max_tokens,
-            in_flight=config.in_flight, reset_seconds=config.limits.reset_seconds,
+            in_flight=min(config.in_flight, self._parts.spec.census.most), reset_seconds=config.limits.reset_seconds,
             segment=None if policy.renderer is None else policy.renderer.segment, answered_before=self._answered_before,
         )  # fmt: skip
         asks, shown = _FeedAttempts(feed), Journal(lambda record: send(number, "record", record), (), {})

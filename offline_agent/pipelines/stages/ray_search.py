@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.launch.ray import components
+from offline_agent.pipelines.stages.copy_check import bound_environments
 from offline_agent.pipelines.stages.search import SearchFactory, critic_of, settings_of
 from offline_agent.policies.base import Engine
 from offline_agent.records import Task
@@ -118,6 +119,7 @@ class SearchExecutor:
         policy, spec = parts.policy, parts.spec
         settings = settings_of(config, len(parts.tasks), policy.max_tokens, spec.deterministic_verifier)
         pool = EnvPool(config.limits.workers, config.limits.step_seconds)
+        bound_environments(config.limits, spec, parts.tasks)
         self._servers = components.ServerFigures(policy)
         self._searches = WorkerSearches(parts, config, settings, policy.engine(), pool)
 

@@ -12,7 +12,7 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.launch.shards import Shard, listed
-from offline_agent.pipelines.stages.copy_check import trust_copies, undoing_changes
+from offline_agent.pipelines.stages.copy_check import bound_environments, trust_copies, undoing_changes
 from offline_agent.policies.base import Engine
 from offline_agent.records import Task
 from offline_agent.report.build_prefs import Figures
@@ -49,6 +49,7 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
     if not left:
         return
     trust_copies(session, parts.spec, parts.tasks)
+    bound_environments(config.limits, parts.spec, left)
     settings = settings_of(config, len(parts.tasks), parts.policy.max_tokens, parts.spec.deterministic_verifier)
     session.progress.start(len(parts.tasks), "searching")
     if config.launcher == "ray":
@@ -78,7 +79,7 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
                 done += 1
     finally:
         pool.close()
-        figures.searched(scheduler.counts, factory.counts, factory.critic, parts.policy)
+        figures.searched(scheduler.counts, factory.counts, factory.critic, parts.policy, parts.spec.census)
 
 
 # -- settings and logs -------------------------------------------------------------------------------------------------
@@ -158,9 +159,10 @@ class SearchFactory:
         self, pool: EnvPool, seconds: float | None = None, tick: Callable[[RunCounts], None] | None = None
     ) -> Scheduler:
         """Return the scheduler that runs the searches; see `Scheduler`."""
-        config = self._config
+        config, spec = self._config, self._parts.spec
+        trees = spec.census.trees(config.search.trees_in_flight, pool.workers, spec.one_thread)
         return Scheduler(
-            self._engine, pool, self.critic, config.search.trees_in_flight, seconds,
+            self._engine, pool, self.critic, trees, seconds,
             reset_seconds=config.limits.reset_seconds, critic_seconds=config.limits.critic_seconds, tick=tick,
         )  # fmt: skip
 

@@ -30,7 +30,7 @@ class Sleeps(Paths):
 
 
 def trees(cls: type, isolated: bool, **options: Any) -> dict[str, str]:
-    spec = EnvSpec(cls, isolated=isolated, most_processes=options.pop("most_processes", 256))
+    spec = EnvSpec(cls, isolated=isolated, most_open=options.pop("most_open", 256))
     spec.open().close()  # starting the process that all are forked from is under no limit
     return search(spec, Guess(), SETTINGS, tasks(spec, 2), **options).trees
 
@@ -40,7 +40,7 @@ def test_isolated_environments_give_the_same_trees(cls: type) -> None:
     expected = trees(cls, False)
     assert trees(cls, True) == expected
     assert trees(cls, True, workers=3) == expected
-    assert trees(cls, True, most_processes=1) == expected  # states are restored by replay where too many live
+    assert trees(cls, True, most_open=1) == expected  # states are restored by replay where too many live
 
 
 def test_a_tool_that_hangs_is_the_same_branch_lost_and_its_process_ends() -> None:

@@ -1,0 +1,210 @@
+"""Sources of random arguments: the words, numbers, ranges and examples of descriptions and of a conversation."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from offline_agent.records import Context
+
+MOST = 2000
+"""Most items of one kind that are kept of one text."""
+WIDEST = 10_000
+"""Widest range of integers that is taken for one."""
+
+_WORD = re.compile(r"[^\s\"'`{}\[\]()<>,;:|=!?]+")
+_NUMBER = re.compile(r"(?<![\w.])-?\d{1,15}(?:\.\d{1,6})?|\d{1,15}(?:\.\d{1,6})?")  # the dash of "0-3" is no sign
+_RANGES = (
+    re.compile(r"(?<![\w.-])(-?\d{1,6})\s*(?:-|–|—|\.{2,3}|…|\bto\b|\bthrough\b)\s*(-?\d{1,6})(?![\w-]|\.\d)"),
+    re.compile(r"\bbetween\s+(-?\d{1,6})\s+and\s+(-?\d{1,6})\b", re.IGNORECASE),
+    re.compile(r"[\[(]\s*(-?\d{1,6})\s*,\s*(-?\d{1,6})\s*[\])]"),
+    re.compile(r"\b(?:up to|at most|no more than|less than|below)()\s+(\d{1,6})\b", re.IGNORECASE),
+)
+_QUOTED = re.compile(
+    r"\"([^\"\n]{1,60})\"|`([^`\n]{1,60})`|“([^”\n]{1,60})”|(?<!\w)'([^'\n]{1,60})'(?!\w)|(\[[^\[\]{}\"\n]{1,40}\])"
+)
+_NAMED = re.compile(r"(?:\be\.?g\.?,?|\bsuch as|\bfor example:?,?)\s+([^\s,;()\"'`]+)", re.IGNORECASE)
+_LISTED = re.compile(r"\b(?:one of|either|any of|among)\b(?: the \w+)?\s*:?\s*([^.;()\n]{3,200})", re.IGNORECASE)
+_LISTS_END = re.compile(r"\b(?:for example|e\.g|such as)\b", re.IGNORECASE)
+_BETWEEN = re.compile(r"\s*(?:,|/|\||\bor\b|\band\b)\s*")
+_SLASHED = re.compile(r"(?<![\w/.:])[A-Za-z]+(?:/[A-Za-z]+)+(?![\w/])")
+_LETTERS = re.compile(r"(?<![\w'])([A-Z]{1,8})(?![\w'])")
+_LETTER = re.compile(r"(?<![\w'])[A-Z](?![\w'])")
+_COUNTED = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+_COUNTS = {name: number for number, name in enumerate(_COUNTED, 1)}
+
+
+class Facts(NamedTuple):
+    """The items of a text that arguments are drawn from.
+
+    Attributes:
+        words: Words, in their order.
+        numbers: Numbers; an int where it has no decimal point.
+        ranges: Pairs (low, high) of integers, both ends included.
+        examples: Quoted and bracketed texts, and the items of lists such as "one of up, down".
+        letters: Single capital letters.
+    """
+
+    words: Sequence[str]
+    numbers: Sequence[float | int]
+    ranges: Sequence[tuple[int, int]]
+    examples: Sequence[str]
+    letters: Sequence[str]
+
+
+def read(text: str) -> Facts:
+    """Return the facts of a text."""
+    words = (word.rstrip(".") for word in _WORD.findall(text))
+    numbers = [float(found) if "." in found else int(found) for found in _NUMBER.findall(text)]
+    examples = [example for example in _examples(text) if example.strip()]
+    kinds = ([word for word in words if word], numbers, list(_ranges(text)), examples, _LETTER.findall(text))
+    return Facts(*(kind[:MOST] for kind in kinds))  # type: ignore[arg-type]  # in the order of the fields
+
+
+@lru_cache(maxsize=4096)
+def read_description(text: str) -> Facts:
+    """Return the facts of a description; they are kept, because descriptions are read for each call."""
+    return read(text)
+
+
+@lru_cache(maxsize=4096)
+def letters(text: str) -> tuple[str, ...]:
+    """Return the capital letters that a description names: single ones, and those of short words of capitals."""
+    return tuple(sorted({letter for word in _LETTERS.findall(text) for letter in word}))
+
+
+@lru_cache(maxsize=4096)
+def sizes(text: str) -> tuple[int, ...]:
+    """Return the small counts that a description names, in digits or in words: "four letters", "3 numbers"."""
+    facts = read_description(text)
+    inside = {end for pair in facts.ranges for end in pair}
+    said = [number for number in facts.numbers if isinstance(number, int) and 1 <= number <= 8]
+    return tuple(
+        [n for n in said if n not in inside] + [_COUNTS[w.lower()] for w in facts.words if w.lower() in _COUNTS]
+    )
+
+
+def _ranges(text: str) -> Iterator[tuple[int, int]]:
+    for pattern in _RANGES:
+        for low, high in pattern.findall(text):
+            first, last = int(low or 0), int(high)
+            if first < last <= first + WIDEST:
+                yield first, last
+
+
+def _examples(text: str) -> Iterator[str]:
+    for groups in _QUOTED.findall(text):
+        yield next(filter(None, groups), "")
+    for named in _NAMED.findall(text):
+        yield named.rstrip(".")
+    for listed in _LISTED.findall(text):
+        items = [item.strip(" \"'`") for item in _BETWEEN.split(_LISTS_END.split(listed)[0])]
+        if len(items) > 1:
+            yield from (item for item in items if item and len(item.split()) <= 3)
+    for slashed in _SLASHED.findall(text):
+        yield from slashed.split("/")
+
+
+class SeenText:
+    """The facts of a conversation, linked to those of its parent, so that each text is read once.
+
+    Args:
+        text: The text that the context added.
+        parent: The conversation before; None at its start.
+        used: (parameter, text) for each text of the last call, where it was answered without an error.
+    """
+
+    __slots__ = ("_counts", "_own", "_parent")
+
+    def __init__(self, text: str, parent: SeenText | None, used: Sequence[tuple[str, str]] = ()) -> None:
+        self._own: tuple[Sequence[Any], ...] = (*read(text), used)
+        before = parent._counts if parent is not None else (0,) * len(self._own)
+        self._counts: tuple[int, ...] = tuple(n + len(own) for n, own in zip(before, self._own, strict=True))
+        self._parent = parent
+
+    @classmethod
+    def of(cls, context: Context) -> SeenText:
+        """Return the facts up to `context`; cached in `context.cache`."""
+        missing: list[Context] = []
+        node: Context | None = context
+        while node is not None and not isinstance(node.cache, SeenText):
+            missing.append(node)
+            node = node.parent
+        seen = node.cache if node is not None else None
+        for entry in reversed(missing):
+            system = entry.system if entry.parent is None else ""
+            seen = entry.cache = cls(f"{system}\n{entry.observation or ''}", seen, tuple(_answered_well(entry)))
+        assert seen is not None  # `context` itself is seen or missing
+        return seen
+
+    def words(self, rng: random.Random) -> str:
+        """Return one to three consecutive words; "x" where there is none."""
+        found = self._find(0, rng)
+        if found is None:
+            return "x"
+        words, at = found
+        return " ".join(words[at : at + rng.choice((1, 1, 2, 3))])
+
+    def number(self, rng: random.Random) -> float | int | None:
+        """Return a number of the conversation; None where there is none."""
+        return self._item(1, rng)
+
+    def range(self, rng: random.Random) -> tuple[int, int] | None:
+        """Return a range of the conversation; None where there is none."""
+        return self._item(2, rng)
+
+    def example(self, rng: random.Random) -> str | None:
+        """Return a quoted or listed text of the conversation; None where there is none."""
+        return self._item(3, rng)
+
+    def letter(self, rng: random.Random) -> str | None:
+        """Return a single capital letter of the conversation; None where there is none."""
+        return self._item(4, rng)
+
+    def used(self, rng: random.Random, parameter: str) -> str | None:
+        """Return a text that a tool answered well, one of this parameter rather than of another; None without any."""
+        found = None
+        for _ in range(3):
+            entry = self._item(5, rng)
+            if entry is None:
+                return None
+            found = str(entry[1])
+            if entry[0] == parameter:
+                break
+        return found
+
+    def _item(self, kind: int, rng: random.Random) -> Any:
+        found = self._find(kind, rng)
+        return None if found is None else found[0][found[1]]
+
+    def _find(self, kind: int, rng: random.Random) -> tuple[Sequence[Any], int] | None:
+        if not self._counts[kind]:
+            return None
+        node, index = self, rng.randrange(self._counts[kind])
+        while node._parent is not None and index < node._parent._counts[kind]:
+            node = node._parent
+        return node._own[kind], index - (node._parent._counts[kind] if node._parent is not None else 0)
+
+
+def _answered_well(context: Context) -> Iterator[tuple[str, str]]:
+    """Yield (parameter, text) of the call that led to `context`, where a tool answered it without an error."""
+    call = context.action.call if context.action is not None else None
+    refused = (context.observation or "").startswith("Error")
+    if call is None or refused or context.role != "tool" or not isinstance(call.arguments, Mapping):
+        return
+    for parameter, value in call.arguments.items():
+        yield from _texts(parameter, value)
+
+
+def _texts(parameter: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield parameter, value
+    elif isinstance(value, Mapping):
+        for name, entry in value.items():
+            yield from _texts(name, entry)
+    elif isinstance(value, Sequence):
+        for entry in value:
+            yield from _texts(parameter, entry)
