@@ -98,6 +98,13 @@ class Workers:
         self._jobs.append((job, done))
         self._start()
 
+    def lane(self, own_thread: bool) -> Workers:
+        """Return itself: jobs have no threads here; see `EnvPool.lane`."""
+        return self
+
+    def close(self) -> None:
+        """Nothing is to be ended."""
+
     def reap(self) -> None:
         """Nothing hangs."""
 

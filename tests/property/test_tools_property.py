@@ -7,8 +7,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offline_agent.arguments.sources import SeenText
+from offline_agent.arguments.values import argument_values
 from offline_agent.envs.base import EnvSpec, ToolSet
-from offline_agent.envs.scripted_play import draw
 from offline_agent.records import Action, ToolCall
 from tests.helpers.hostile_environments import Honest
 from tests.unit.envs.test_tools_schema import Plain
@@ -22,6 +23,11 @@ JSON = st.recursive(
 NAMES = st.sampled_from([*TOOLS.names, "nobody"]) | st.text(max_size=10)
 PARAMETERS = st.sampled_from("abcdef") | st.text(max_size=5)
 CALLS = st.builds(ToolCall, NAMES, st.dictionaries(PARAMETERS, JSON, max_size=6) | JSON)
+
+
+def drawn(schema, seed):
+    shape = schema["function"].get("parameters") or {}
+    return argument_values(shape, random.Random(seed), SeenText("", None))
 
 
 @given(CALLS)
@@ -40,13 +46,13 @@ def test_any_call_is_valid_or_answered(call):
 
 @given(st.integers(0, 2**32), st.sampled_from(TOOLS.schemas))
 def test_arguments_drawn_from_a_schema_fit_it(seed, schema):
-    call = ToolCall(schema["function"]["name"], draw(schema, random.Random(seed)))
+    call = ToolCall(schema["function"]["name"], drawn(schema, seed))
     assert TOOLS.validate(call)[1] is None, TOOLS.validate(call)[2]
 
 
 @given(st.integers(0, 2**32), st.sampled_from(TOOLS.schemas), st.randoms(use_true_random=False))
 def test_the_key_does_not_depend_on_order_or_on_how_numbers_are_written(seed, schema, rng):
-    name, arguments = schema["function"]["name"], draw(schema, random.Random(seed))
+    name, arguments = schema["function"]["name"], drawn(schema, seed)
     shuffled = list(arguments.items())
     rng.shuffle(shuffled)
     rewritten = {k: float(v) if type(v) is int and k == "b" and name == "basics" else v for k, v in shuffled}

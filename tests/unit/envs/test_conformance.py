@@ -16,7 +16,7 @@ def test_an_honest_environment_passes():
     report = check_environment(EnvSpec(hostile.Honest), tasks=3)
     assert report.passed, str(report)
     assert [c.name for c in report.checks if c.passed is None] == [
-        "turn rewards are numbers", "achieved goals are tasks",
+        "turn rewards are numbers", "any thread may call", "achieved goals are tasks",
     ]  # fmt: skip
     assert str(report).startswith("Honest: passed") and "the oracle succeeds" in str(report)
 
