@@ -88,7 +88,12 @@ class PolicySection(Plugged):
     )
     tokenizer: str | None = key(None, "path or name, where it is not the model's own")
     temperature: float = key(0.7, "sampling temperature; 0 = greedy", ge=0, le=100)
-    max_tokens: int | None = key(None, "most tokens of one action; null = the policy's own", ge=1)
+    max_tokens: int | None = key(
+        None,
+        "most tokens of one action; null = the model's own: max_new_tokens of its generation_config.json, else an "
+        "eighth of its context, from 64 to 1,024",
+        ge=1,
+    )
 
     @field_validator("url", mode="before")
     @classmethod
@@ -97,6 +102,9 @@ class PolicySection(Plugged):
         if isinstance(url, str) and ("," in url or url.startswith("[")):
             return tuple(part.strip(" '\"") for part in url.strip("[] ").split(",") if part.strip())
         return tuple(url) if isinstance(url, list) else url
+
+
+OWN_STEPS = "0 = the environment's own: its attribute max_steps, or twice what its expert needs, else 15"
 
 
 class BudgetSection(Section):
@@ -135,7 +143,9 @@ class SearchSection(Section):
     gumbel_m: int = key(8, "candidates of the Gumbel root", ge=2, le=4096)
     leaves_in_flight: int = key(4, "simulations of one tree under way at once", ge=1, le=64)
     trees_in_flight: int = key(64, "tasks searched at once", ge=1, le=10**6)
-    max_steps: int = key(15, "actions in one episode; one that uses them up is truncated", ge=1, le=10**5)
+    max_steps: int = key(
+        0, f"actions in one episode; one that uses them up failed; {OWN_STEPS}", ge=0, le=10**5
+    )
     gamma: float = key(1.0, "discount a step", gt=0, le=1)
     value: Literal["reward", "success"] = key("reward", "what is backed up: the score, or 1 for success and else 0")
     critic: str | None = key(None, "policy = the policy ranks its proposals itself; module:callable; null = none")

@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from offline_agent.config.base import Section, key, section
 from offline_agent.config.build_prefs import (
+    OWN_STEPS,
     EnvSection,
     JudgeSection,
     LimitsSection,
@@ -77,7 +78,7 @@ class EvaluateConfig(RunConfig):
     attempts: int = key(4, "sampled attempts of each task at policy.temperature; 0 = none", ge=0, le=10**6)
     greedy: bool = key(True, "also one greedy attempt of each task")
     max_steps: int = key(
-        15, "actions in one episode; one that uses them up is a failure of its own kind", ge=1, le=10**5
+        0, f"actions in one episode; one that uses them up is a failure of its own kind; {OWN_STEPS}", ge=0, le=10**5
     )
     in_flight: int = key(64, "episodes played at once", ge=1, le=10**6, free=True)
     test_time: TestTimeSection = section(TestTimeSection, "search at test time")

@@ -7,7 +7,14 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from offline_agent.config.base import Section, key, section
-from offline_agent.config.build_prefs import EnvSection, JudgeSection, LimitsSection, RewardSection, TasksSection
+from offline_agent.config.build_prefs import (
+    OWN_STEPS,
+    EnvSection,
+    JudgeSection,
+    LimitsSection,
+    RewardSection,
+    TasksSection,
+)
 from offline_agent.config.training import AdamWSection, PassSection, TrainableConfig
 
 CORRECTIONS = Literal["off", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask"]
@@ -31,8 +38,11 @@ class RolloutsSection(Section):
         0.0, "chance of each turn that the tool is drawn at random among those of a few samples", ge=0, le=1
     )
     last_epsilon: float | None = key(None, "that of the last round, linear in between; null = the same", ge=0, le=1)
-    max_steps: int = key(15, "actions in one episode; one that uses them up failed", ge=1)
-    max_tokens: int = key(64, "most tokens of one action; an episode with a longer one failed", ge=1)
+    max_steps: int = key(0, f"actions in one episode; one that uses them up failed; {OWN_STEPS}", ge=0)
+    max_tokens: int = key(
+        0, "most tokens of one action; an episode with a longer one failed; 0 = the model's own, as policy.max_tokens",
+        ge=0,
+    )  # fmt: skip
     branches: float = key(0.0, "share of a group that branches from another member's history", ge=0, lt=1)
     credit: Literal["trajectory", "turn", "turn_reward"] = key(
         "trajectory",

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import field_validator, model_validator
 
 from offline_agent.config.base import Section, key, section
-from offline_agent.config.build_prefs import EnvSection, JudgeSection, PairKinds, RunConfig, TasksSection
+from offline_agent.config.build_prefs import OWN_STEPS, EnvSection, JudgeSection, PairKinds, RunConfig, TasksSection
 
 Paths = tuple[str, ...]
 
@@ -132,7 +132,7 @@ class DemonstrationsSection(Section):
     per_task: int = key(1, "demonstrations of each task of `tasks`", ge=1, le=10**6)
     noise: tuple[float, ...] = key((0.0,), "carelessness of the demonstrators, drawn evenly", strict=False)
     only_successes: bool = key(True, "leave out those that fail")
-    max_steps: int = key(15, "longest demonstration in actions", ge=1, le=10**5)
+    max_steps: int = key(0, f"longest demonstration in actions; {OWN_STEPS}", ge=0, le=10**5)
 
     @field_validator("noise")
     @classmethod

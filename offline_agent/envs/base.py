@@ -6,7 +6,7 @@ An environment is a plain class with TRL's `environment_factory` contract; nothi
 * every other public method with type hints and a Google docstring is a tool;
 * `terminated`, set True when the episode is over; `get_reward()`, in [0, 1], at the end.
 
-Optional: attributes `system_prompt`, `name`, `version`, `irreversible`, `replay_only`, `one_thread`,
+Optional: attributes `system_prompt`, `name`, `version`, `irreversible`, `replay_only`, `one_thread`, `max_steps`,
 `deterministic_verifier`;
 `turn_reward` (class attribute or property: the reward of the last call alone, in [0, 1], or None); properties
 `fingerprint`, `achieved_goal`; `__deepcopy__`, `__enter__`, `__exit__`; the class method
@@ -50,6 +50,7 @@ class Environment:
     irreversible: ClassVar[frozenset[str]] = frozenset()
     replay_only: ClassVar[bool] = False
     one_thread: ClassVar[bool] = True
+    max_steps: ClassVar[int | None] = None
     deterministic_verifier: ClassVar[bool] = True
     terminated: bool = False
 
@@ -78,6 +79,7 @@ class EnvSpec:
     Attributes:
         path: Name under which another process loads the class.
         tools: The class's tools. A live episode may have fewer: the policy is shown `Episode.tools`.
+        max_steps: The class's own longest episode in actions; None = it names none (`envs.episode_length`).
         demonstrate: The scripted expert `(task args, messages, rng, noise) -> message`; None where there is none.
         deterministic_verifier: The same end state always gets the same verdict.
         turn_rewards: The class has a `turn_reward`: a reward of each single call.
@@ -127,6 +129,7 @@ class EnvSpec:
         self.irreversible = frozenset(getattr(cls, "irreversible", ()))
         self.replay_only = bool(getattr(cls, "replay_only", False))
         self._one_thread = bool(getattr(cls, "one_thread", True))
+        self.max_steps: int | None = getattr(cls, "max_steps", None)
         own = bool(getattr(cls, "deterministic_verifier", True))
         self.deterministic_verifier = own and (judge is None or judge.deterministic)
         self.turn_rewards = inspect.getattr_static(cls, "turn_reward", self) is not self
@@ -262,6 +265,12 @@ class EnvSpec:
 
 
 def _class_faults(cls: type) -> Iterator[str]:
+    most = getattr(cls, "max_steps", None)
+    if most is not None and (type(most) is not int or most < 1):
+        yield (
+            f"environment {cls.__name__}: its max_steps is {most!r}, allowed: None or a whole number from 1, the "
+            "actions of its longest episode; call it otherwise where it means something else"
+        )
     if not inspect.isfunction(inspect.getattr_static(cls, "reset", None)):
         yield f"environment {cls.__name__} has no method reset(self, ...) -> str; that is how a task starts"
     if inspect.isfunction(inspect.getattr_static(cls, "tasks", None)):

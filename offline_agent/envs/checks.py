@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from offline_agent.envs.base import SPLITS, EnvSpec, Episode
 from offline_agent.envs.costs import Costs, measured
+from offline_agent.envs.episode_length import EpisodeLength, episode_length
 from offline_agent.envs.play import begin, extend, to_step
 from offline_agent.envs.scripted_play import ScriptedPlayer, drawn_call, facts, faulty
 from offline_agent.envs.watch import CallWatch
@@ -47,6 +48,7 @@ class Checks:
 
     Attributes:
         costs: What opening and calls cost; None before `measure`, and where the environment broke in it.
+        length: The longest episode where the user names none; None as `costs`.
         left_out: Number of tasks that the present check did not play for want of time.
     """
 
@@ -56,6 +58,7 @@ class Checks:
         self.player = ScriptedPlayer(spec, max_steps)
         self.watch = spec.watch = CallWatch()
         self.costs: Costs | None = None
+        self.length: EpisodeLength | None = None
         self.left_out = 0
         self._seconds = seconds
         self._count = tasks
@@ -84,6 +87,7 @@ class Checks:
         self.costs = measured(self.spec, self.player, self._some())
         share = self._seconds / 2 / RUNS
         self.player.longest = max(3, min(self.max_steps, int(share / max(self.costs.call, 1e-6))))
+        self.length = episode_length(self.spec)
         yield from ()
 
     def tasks(self) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import Any
 from offline_agent import catalog
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.checks import NEVER, Checks, NotApplicable
+from offline_agent.envs.episode_length import DEFAULT_STEPS, EpisodeLength
 from offline_agent.envs.isolation.waiting import Call
 from offline_agent.envs.schema import is_numpy, tool_functions
 from offline_agent.envs.watch import shown
@@ -153,13 +154,14 @@ def _notes(spec: EnvSpec, checks: Checks) -> Iterator[str]:
         from offline_agent.config.build_prefs import LimitsSection, SearchSection
 
         search, workers = SearchSection(), LimitsSection().workers
-        task = costs.of_search(search.simulations, search.max_steps)
+        steps, source = checks.length or EpisodeLength(DEFAULT_STEPS, "the expert was not done in time")
+        task = costs.of_search(search.simulations, steps)
+        yield f"an episode has at most {steps} actions by default ({source}); search.max_steps= changes it"
         yield f"costs: {costs}"
         yield (
-            f"a search with the defaults (search.simulations={search.simulations}, search.max_steps="
-            f"{search.max_steps}) spends at most {in_time(task)} in the environment for a task, {in_time(100 * task)} "
-            f"for 100 tasks, {in_time(100 * task / workers)} where limits.workers={workers} calls wait at once and do "
-            "not compute"
+            f"a search with the defaults (search.simulations={search.simulations}, search.max_steps={steps}) spends at "
+            f"most {in_time(task)} in the environment for a task, {in_time(100 * task)} for 100 tasks, "
+            f"{in_time(100 * task / workers)} where limits.workers={workers} calls wait at once and do not compute"
         )
     tools = tool_functions(spec.cls)
     if numpy := sorted(name for name, tool in tools.items() if is_numpy(inspect.getdoc(tool) or "")):

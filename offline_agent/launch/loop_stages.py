@@ -131,7 +131,12 @@ class LoopStages:
             limits=self.config.limits,
             tasks=RefineTasks(n=None, file=str(tasks)),
             rounds=stage.rounds,
-            rollouts=stage.rollouts.model_copy(update={"max_steps": self.config.search.max_steps}),
+            rollouts=stage.rollouts.model_copy(
+                update={
+                    "max_steps": self.config.search.max_steps,
+                    "max_tokens": stage.rollouts.max_tokens or self.config.policy.max_tokens or 0,
+                }
+            ),
             reward=self.config.reward,
             objective=stage.objective,
             critic=stage.critic,

@@ -18,6 +18,7 @@ from offline_agent.pipelines.stages.mining import mine
 from offline_agent.pipelines.stages.search import gather_trees, search, settings_of
 from offline_agent.report.build_prefs import Figures, show
 from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, served
+from offline_agent.runner.limits import completed
 from offline_agent.runner.pipeline import Command, Facts, Session, Spread
 
 
@@ -71,6 +72,7 @@ COMMAND: Command[BuildPrefsConfig, Parts] = Command(
     prepare=prepare,
     run=run,
     show=show,
+    complete=completed,
     spread=Spread(tasks=lambda parts: len(parts.tasks), share=share, gather=gather_trees),
 )
 

@@ -25,6 +25,7 @@ from offline_agent.report.earlier_evaluation import read_earlier
 from offline_agent.report.evaluate import EXTRA, show, summary
 from offline_agent.rollouts.attempts import Attempt, Journal, row, schema
 from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, make_policy, served
+from offline_agent.runner.limits import completed
 from offline_agent.runner.pipeline import Command, Facts, Session, Shard, Spread
 from offline_agent.store import schemas
 
@@ -182,6 +183,7 @@ COMMAND: Command[EvaluateConfig, EvaluationInputs] = Command(
     prepare=prepare,
     run=run,
     show=show,
+    complete=completed,
     spread=Spread(tasks=lambda inputs: len(inputs.parts.tasks), share=_share, gather=_gather),
 )
 

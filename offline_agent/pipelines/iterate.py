@@ -21,6 +21,7 @@ from offline_agent.launch.loop_stages import LoopStages, model_folder
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.iterations import Iterations
 from offline_agent.report.iterate import show
+from offline_agent.runner.limits import completed
 from offline_agent.runner.pipeline import Command, Facts, Session
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
         tasks = make_tasks(spec, _pool(config))
         first = tasks if config.tasks.n is None else tasks[: config.tasks.n]
         hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in first])
-        faults += settings_of(config, len(first), config.policy.max_tokens or 64).budget_faults(len(first))
+        faults += settings_of(config, len(first), config.policy.max_tokens or 0).budget_faults(len(first))
         held_out = TaskList(itertools.islice(spec.tasks(config.held_out.split), config.held_out.pool))
         hashes["held_out_tasks"] = hash_tasks(held_out)
         if len(held_out) < 2:
@@ -142,6 +143,7 @@ COMMAND: Command[IterateConfig, LoopInputs] = Command(
     prepare=prepare,
     run=run,
     show=show,
+    complete=completed,
 )
 
 if __name__ == "__main__":

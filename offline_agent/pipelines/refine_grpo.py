@@ -27,10 +27,13 @@ from offline_agent.pipelines.stages.online import (
     watch_settings,
 )
 from offline_agent.pipelines.stages.sampler import absent, make_sampler
+from offline_agent.records import POLICY_CUTS
+from offline_agent.report import cuts
 from offline_agent.report.refine_grpo import crowded, ends, export, show
 from offline_agent.report.servers import of_servers
 from offline_agent.runner import training
 from offline_agent.runner.components import make_environment, make_reward, make_tasks
+from offline_agent.runner.limits import completed
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.provenance import hash_json
 from offline_agent.training.collapse.checklist import checklist
@@ -150,6 +153,13 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
         "model": {**saved, "begun": begun},
         "training": {**training.of_result(result, seconds), **ends(result)},
         "filtered": exported.pop("filtered"),
+        "cuts": {
+            "episodes": exported["attempts"],
+            **{kind: exported.pop(kind) for kind in POLICY_CUTS},
+            **cuts.limits(
+                rollouts.max_steps, rollouts.max_tokens, ("rollouts.max_steps", "rollouts.max_tokens")
+            ),
+        },
         "rollouts": {**exported, "env_steps": online.env_steps, "refused_rows": log.refused},
         **of_servers({"sampler": policy}),
         "data": None if inputs.replayed is None else training.of_report(inputs.replayed),
@@ -169,6 +179,7 @@ COMMAND: Command[RefineGrpoConfig, OnlineInputs] = Command(
     prepare=prepare,
     run=run,
     show=show,
+    complete=completed,
 )
 
 if __name__ == "__main__":

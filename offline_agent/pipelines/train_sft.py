@@ -19,6 +19,7 @@ from offline_agent.pipelines.entry import main
 from offline_agent.records import Task
 from offline_agent.runner import training
 from offline_agent.runner.components import make_tasks
+from offline_agent.runner.limits import completed
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store import schemas
 from offline_agent.store.provenance import hash_json
@@ -151,6 +152,10 @@ def run(inputs: SftInputs, session: Session[TrainSftConfig]) -> Mapping[str, Any
     assert inputs.trainable is not None and inputs.rows is not None and inputs.report is not None
     from offline_agent.training.offline.sft import train_sft
 
+    if session.config.scratch.layers:
+        from offline_agent.training.scratch import allow_actions
+
+        allow_actions(inputs.trainable[0], (row.action_mask for row in inputs.rows))
     reading = _read(inputs, session) if session.config.scratch.reading else None
     summary = training.train(session, inputs.trainable, inputs.rows, inputs.report, train_sft)
     summary["data"]["source"] = TABLE if demonstrated else "runs" if session.config.data.runs else "files"
@@ -280,6 +285,7 @@ COMMAND: Command[TrainSftConfig, SftInputs] = Command(
     prepare=prepare,
     run=run,
     show=training.show,
+    complete=completed,
 )
 
 if __name__ == "__main__":

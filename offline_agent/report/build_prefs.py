@@ -13,6 +13,7 @@ from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.census import Census
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import POLICY_CUTS
+from offline_agent.report import cuts
 from offline_agent.report.servers import Elsewhere, of_servers, tables
 from offline_agent.runner.components import Parts
 from offline_agent.runner.terminal import copyable
@@ -94,9 +95,15 @@ def figures_of(tree: SearchTree) -> TreeFigures:
         "tool_calls": tree.counters["tool_calls"],
         "generated": tree.counters["generated"],
         "prompt_trie": tree.counters["prefilled"],
+        "ends": 0,
+        **dict.fromkeys(POLICY_CUTS, 0),
         "quarantined_trees": int(tree.quarantined is not None),
         "quarantined_branches": sum(edge.quarantined is not None for edge in tree.edges),
     }
+    for end in tree.terminals():
+        totals["ends"] += 1
+        if end.cut in POLICY_CUTS:
+            totals[end.cut] += 1
     rollouts = [
         (bool(rollout["greedy"]), float(bool(rollout["success"])))
         for rollout in tree.first_rollouts
@@ -248,6 +255,15 @@ class Figures:
                 "best_of_search": self.best.value,
                 "best_score_of_search": self.best_scores.value,
             },
+            "cuts": {
+                "episodes": self.totals["ends"],
+                **{kind: self.totals[kind] for kind in POLICY_CUTS},
+                **cuts.limits(
+                    config.search.max_steps,
+                    config.policy.max_tokens or parts.policy.max_tokens,
+                    ("search.max_steps", "policy.max_tokens"),
+                ),
+            },
             "pairs": dict(sorted(self.pairs.items())),
             "pairs_total": self.rows["preferences"],
             "tasks_with_pairs": self.paired_tasks,
@@ -295,7 +311,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         f"(tasks.offset={summary['offset'] + summary['tasks']} tasks.n=...), look at a pair:\n"
         f"  {_python()} -m offline_agent.pipelines.show {path}"
     )
-    return Group(table, *tables(summary), where)
+    return Group(*cuts.advice(summary["cuts"]), table, *tables(summary), where)
 
 
 def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -327,6 +343,7 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "success, plain policy", _percent(success["plain_sampled"]), greedy
     note = f"a verified success in the tree; mean best score {success['best_score_of_search'] or 0:.2f}"
     yield "success, best of search", _percent(success["best_of_search"]), note
+    yield from cuts.rows(summary["cuts"])
     yield "pairs", str(summary["pairs_total"]), _counts(summary["pairs"])
     if summary["pairs_dropped_by_length_matching"] > summary["pairs_total"]:
         note = "the better side is mostly the shorter (or longer) one; pairs.length_tolerance=1 keeps them"

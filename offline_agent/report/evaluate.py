@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.evaluation import report, test_time
 from offline_agent.policies.base import Policy
+from offline_agent.report import cuts
 from offline_agent.report.earlier_evaluation import SEARCHES, Earlier
 from offline_agent.report.servers import Elsewhere, of_servers, tables
 from offline_agent.rollouts.attempts import Attempt
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 EXTRA = "best_of_n_sample"  # mode of samples that best_of_n sees beyond the attempts that were asked for
-
-CUTS = {"max_steps": "max_steps", "tokens": "the token limit", "context": "the context's length"}
-"""`records.POLICY_CUTS` in words."""
 
 Summary = Mapping[str, Any]
 Openings = Mapping[str, tuple[str, Sequence[Any]]]
@@ -58,6 +56,10 @@ def summary(
         "split": config.tasks.split,
         "seed": config.seed,
         "modes": _modes(config, candidate),
+        "cuts": cuts.counts(
+            (attempt.cut_by for attempts in candidate.values() for attempt in attempts),
+            config.max_steps, config.policy.max_tokens or parts.policy.max_tokens, ("max_steps", "policy.max_tokens"),
+        ),
         "protocol": _protocol(config, parts, played, openings),
         **of_servers({"candidate": parts.policy, **({} if other is None else {"against": other})}, elsewhere),
     }
@@ -125,7 +127,7 @@ def show(summary: Summary, path: Path) -> RenderableType:
         table.add_column(_title(mode, figures), justify="right")
     for what, cells in _rows(list(modes.values())):
         table.add_row(what, *cells)
-    parts: list[Any] = [table]
+    parts: list[Any] = [*cuts.advice(summary["cuts"]), table]
     compared = list(_compared(summary))
     if compared:
         second = Table(title="success, paired over the same tasks")
@@ -155,8 +157,8 @@ def _rows(columns: Sequence[Summary]) -> Iterator[tuple[str, list[str]]]:
     yield "steps", [_number(figures["steps"]) for figures in columns]
     for name in ("invalid", "refused", "repeated"):
         yield f"{name} calls", [_percent(figures[f"{name}_call_rate"]) for figures in columns]
-    for kind, words in CUTS.items():
-        if kind == "max_steps" or any(figures["cut_rates"][kind] for figures in columns):
+    for kind, words in cuts.WORDS.items():
+        if kind != "context" or any(figures["cut_rates"][kind] for figures in columns):
             yield f"cut by {words}", [_percent(figures["cut_rates"][kind]) for figures in columns]
     if any(figures["unscored"] for figures in columns):
         yield "unscored attempts", [str(figures["unscored"]) for figures in columns]

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offline_agent.records import POLICY_CUTS
+from offline_agent.report import cuts
 from offline_agent.report.servers import tables
 from offline_agent.runner.terminal import copyable
 from offline_agent.store import schemas
@@ -102,7 +104,7 @@ def export(renderer: Renderer, session: Session[RefineGrpoConfig], attempts: Ite
     from offline_agent.preferences.dataset.filters import RejectionFilter
 
     refusals: list[Refusal] = []
-    counts = {"attempts": 0, "successes": 0, "unscored": 0, "filtered": 0}
+    counts = {"attempts": 0, "successes": 0, "unscored": 0, "filtered": 0, **dict.fromkeys(POLICY_CUTS, 0)}
     best = RejectionFilter(session.config.filtered.per_task)
     chosen: dict[str, list[Trajectory]] = {}
 
@@ -111,6 +113,8 @@ def export(renderer: Renderer, session: Session[RefineGrpoConfig], attempts: Ite
             counts["attempts"] += 1
             counts["successes"] += attempt.success is True
             counts["unscored"] += attempt.reward is None
+            if attempt.cut_by in POLICY_CUTS:
+                counts[attempt.cut_by] += 1
             if attempt.success is True and (trajectory := attempt.trajectory()) is not None:
                 task = attempt.task.task_id
                 chosen[task], _ = best.select([*chosen.get(task, ()), trajectory], task)
@@ -174,6 +178,8 @@ def show(summary: Mapping[str, Any], path: Path) -> Any:
     table.add_row("played", f"{rollouts['attempts']} episodes, {steps}")
     if rollouts["unscored"]:
         table.add_row("unscored", f"{rollouts['unscored']}, in no mean and no loss")
+    for what, count, note in cuts.rows(summary["cuts"]):
+        table.add_row(what, f"{count} ({note})")
     table.add_row("objective", summary["objective"]["name"])
     table.add_row("updates", f"{training['updates']} in {training['seconds']:.1f} s")
     table.add_row("success in training", change("success_mean", ".0%"))
@@ -195,4 +201,4 @@ def show(summary: Mapping[str, Any], path: Path) -> Any:
     for warning in summary["warnings"]:
         table.add_row("note", warning)
     after = f"python -m offline_agent.pipelines.evaluate policy.model={path / 'model'}"
-    return Group(table, *tables(summary), copyable(f"Next: {after}"))
+    return Group(*cuts.advice(summary["cuts"]), table, *tables(summary), copyable(f"Next: {after}"))

@@ -82,6 +82,7 @@ def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]
     if asked.print_config:
         show(to_yaml(config).rstrip())
         return lambda: DONE
+    config = command.complete(config)
     if asked.plan or config.plan.expect:
         extensions.check_plan(config, asked.plan)
     launched = None if asked.plan else extensions.launcher(command, config, asked.part, arguments)

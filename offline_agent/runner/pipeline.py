@@ -109,6 +109,8 @@ class Command(Generic[C, P]):
             the facts for the manifest.
         run: Does the work; returns the summary, JSON-serialisable.
         show: Returns the closing text or table of a summary.
+        complete: Fills in keys whose defaults depend on the environment or the model (`runner.limits`); called before
+            `prepare`.
         spread: Division of its tasks into shards; None = none.
     """
 
@@ -117,6 +119,7 @@ class Command(Generic[C, P]):
     prepare: Callable[[C], tuple[P, Facts]]
     run: Callable[[P, Session[C]], Mapping[str, Any]]
     show: Callable[[Mapping[str, Any], Path], Any]
+    complete: Callable[[C], C] = lambda config: config
     spread: Spread[C, P] | None = None
 
 

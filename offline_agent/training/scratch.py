@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ SCAFFOLDS = (
 
 WHOLE = 0.6
 """Share of the vocabulary, after bytes and scaffolds, for whole words; the rest is for pieces of words."""
+
+LEAST_ACTION = 64
+"""Least tokens that an action of a new model may have."""
 
 _LEAST_ROOM = 16
 
@@ -70,6 +74,17 @@ def new_model(
         max_positions=max_positions, seed=seed,
     )  # fmt: skip
     return model.to(getattr(torch, dtype)).to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+
+
+def allow_actions(model: Any, masks: Iterable[Sequence[int]]) -> None:
+    """Set the `max_new_tokens` of a model's generation configuration: twice its longest training action, at least 64.
+
+    Args:
+        model: The model, changed in place.
+        masks: The action masks of its training rows, int [n] each: 1 on the tokens of the policy.
+    """
+    longest = max((sum(1 for _ in run) for mask in masks for bit, run in groupby(mask) if bit), default=0)
+    model.generation_config.max_new_tokens = max(LEAST_ACTION, 2 * longest)
 
 
 def untrained(

@@ -25,6 +25,7 @@ class Shop:
     version = "1"
     system_prompt = "Buy what is asked for."
     page_size = RESULTS_PER_PAGE
+    max_steps = 15
 
     def __init__(self) -> None:
         self._shop: Catalogue = catalogue()

@@ -19,6 +19,8 @@ from offline_agent.store import integrity
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NAMED = 8  # most weights or files that a message names
+LEAST_ACTION_TOKENS, MOST_ACTION_TOKENS = 64, 1024  # where the model does not say how long an action may be
+_CONTEXT_SHARE = 8  # actions and observations of the longest turns that fit in a context
 KEPT_TOKENS = 96 << 10  # with the slots under 1 GB for a model of 4 KiB a token, such as the embedded one
 HASHED_WHOLE = 1 << 22  # most elements of a tensor that are hashed; larger tensors are sampled evenly
 
@@ -224,9 +226,48 @@ def share_of_memory(token_bytes: int) -> int:
     return min(KEPT_TOKENS * token_bytes, 2 << 30, memory // 4)
 
 
+def action_limit(context: int, generation: Any = None) -> int:
+    """Return the most tokens of one action where the user names none.
+
+    Args:
+        context: Most tokens of a prompt and its action together.
+        generation: The model's generation configuration, whose `max_new_tokens` is taken; None or without: an eighth of
+            the context, within `LEAST_ACTION_TOKENS` and `MOST_ACTION_TOKENS`.
+    """
+    own = getattr(generation, "max_new_tokens", None)
+    if own is not None:
+        return int(own)
+    return max(LEAST_ACTION_TOKENS, min(MOST_ACTION_TOKENS, context // _CONTEXT_SHARE))
+
+
+def action_limit_of(path_or_name: str) -> int:
+    """Return `action_limit` of a model's files, without loading its weights.
+
+    Raises:
+        ConfigError: There is no such model.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    here = only_here(path_or_name, "model.path")
+    try:
+        config = AutoConfig.from_pretrained(path_or_name, local_files_only=here).get_text_config()
+    except Exception as error:  # transformers raises errors of many classes
+        raise ConfigError(f"model.path: {path_or_name!r} has no configuration that can be read ({error})") from error
+    try:
+        generation = GenerationConfig.from_pretrained(path_or_name, local_files_only=here)
+    except OSError:  # not every model has one
+        generation = None
+    return action_limit(longest_context(config), generation)
+
+
+def longest_context(config: Any) -> int:
+    """Return the most positions of a model; a large number where its configuration sets no limit."""
+    return getattr(config, "max_position_embeddings", None) or 1 << 20
+
+
 def check_arguments(
     temperature: float,
-    max_tokens: int,
+    max_tokens: int | None,
     slots: int,
     max_context: int | None,
     cache_bytes: int | None,

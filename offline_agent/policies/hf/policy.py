@@ -43,7 +43,7 @@ class HFPolicy:
     Args:
         model: A folder or hub name; None = the embedded default model.
         temperature: Default temperature of requests; 0 = greedy.
-        max_tokens: Default limit of the ids of one action.
+        max_tokens: Default limit of the ids of one action; None = the model's own (`loading.action_limit`).
         slots: Number of samples computed at once.
         dtype: `float32`, `bfloat16` or `float16`; None = float32 on a CPU, bfloat16 elsewhere.
         device: `auto`, `cpu`, `cuda`, …
@@ -69,7 +69,7 @@ class HFPolicy:
         model: str | Path | None = None,
         *,
         temperature: float = 0.7,
-        max_tokens: int = 64,
+        max_tokens: int | None = None,
         slots: int = 64,
         dtype: str | None = None,
         device: str = "auto",
@@ -101,10 +101,11 @@ class HFPolicy:
                 f"policy.tokenizer: it has {self.renderer.vocab_size} ids, the model {config.vocab_size}; "
                 "give the tokenizer the model was trained with"
             )
-        longest = getattr(config, "max_position_embeddings", None) or 1 << 20
+        longest = hf_loading.longest_context(config)
         self.max_context = min(max_context or longest, longest)
+        generation = getattr(self.model, "generation_config", None)
         self.temperature = float(temperature)
-        self.max_tokens = max_tokens
+        self.max_tokens = max_tokens or hf_loading.action_limit(self.max_context, generation)
         self.slots = slots
         small = sum(weights.numel() for weights in self.model.parameters()) < SMALL and where.type == "cpu"
         self._threads = threads or (1 if small else torch.get_num_threads())
@@ -131,7 +132,7 @@ class HFPolicy:
             "device": where.type,
             "threads": self._threads,
             "temperature": self.temperature,
-            "max_tokens": max_tokens,
+            "max_tokens": self.max_tokens,
             "max_context": self.max_context,
             "batch_invariant": self.batch_invariant,
             "torch": torch.__version__,

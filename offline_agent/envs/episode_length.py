@@ -1,0 +1,59 @@
+"""Longest episode of an environment: declared by its class, or measured from its scripted expert."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.scripted_play import ScriptedPlayer
+from offline_agent.errors import EnvironmentFault, in_words
+from offline_agent.records import Task
+
+DEFAULT_STEPS = 15
+_MEASURED = 8  # training tasks that the expert plays
+_ROOM = 2  # a policy may need this many times the expert's actions
+_LONGEST = 250  # actions after which the expert is stopped
+
+
+class EpisodeLength(NamedTuple):
+    """The actions that an episode may have, and the source of this number, in words."""
+
+    steps: int
+    source: str
+
+
+def episode_length(spec: EnvSpec) -> EpisodeLength:
+    """Return the longest episode of an environment where the user names none.
+
+    It is the class's `max_steps`; else twice the most actions that the expert needs for one of the first training
+    tasks, at least `DEFAULT_STEPS`; else `DEFAULT_STEPS`. The same environment and arguments give the same number.
+
+    Raises:
+        ConfigError, EnvironmentFault: The tasks cannot be listed.
+    """
+    if spec.max_steps is not None:
+        return EpisodeLength(spec.max_steps, f"max_steps of {spec.name}")
+    if spec.demonstrate is None:
+        return EpisodeLength(DEFAULT_STEPS, f"{spec.name} has neither max_steps nor an expert")
+    needs, fault = expert_needs(spec, itertools.islice(spec.tasks("train"), _MEASURED))
+    if not needs:
+        why = f": {fault}" if fault else ""
+        return EpisodeLength(DEFAULT_STEPS, f"the expert of {spec.name} solves none of the first tasks{why}")
+    most = max(needs)
+    return EpisodeLength(max(DEFAULT_STEPS, _ROOM * most), f"the expert of {spec.name} needs up to {most} actions")
+
+
+def expert_needs(spec: EnvSpec, tasks: Iterable[Task]) -> tuple[list[int], str]:
+    """Return the actions of the expert for each task that it solves, and the last fault that ended an attempt."""
+    player, needs, fault = ScriptedPlayer(spec, _LONGEST), [], ""
+    for task in tasks:
+        try:
+            played = player.expert(task)
+        except Exception as error:  # the expert is the user's own code, which no boundary wraps
+            fault = str(error) if isinstance(error, EnvironmentFault) else in_words(error)
+            continue
+        if played.verdict is not None and played.verdict.success:
+            needs.append(len(played.steps))
+    return needs, fault

@@ -1,0 +1,68 @@
+"""Episodes that a limit of the policy's own cut: their counts, their rows in closing tables, and advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from offline_agent.records import POLICY_CUTS
+
+WORDS = {"max_steps": "max_steps", "tokens": "the token limit", "context": "the context's length"}
+"""`records.POLICY_CUTS` in words."""
+_MANY_STEPS, _MANY = 0.5, 0.05  # shares of the episodes above which advice is given, for max_steps and for the others
+
+
+def counts(cuts: Iterable[str | None], max_steps: int, max_tokens: int, keys: tuple[str, str]) -> dict[str, Any]:
+    """Return how many episodes each limit cut, as JSON for the summary.
+
+    Args:
+        cuts: For each episode its cut, None where it ended by itself.
+        max_steps, max_tokens: The limits; `max_tokens` = 0 for a policy without tokens.
+        keys: Configuration keys of the two limits.
+    """
+    out: dict[str, Any] = {"episodes": 0, **dict.fromkeys(POLICY_CUTS, 0)}
+    for cut in cuts:
+        out["episodes"] += 1
+        if cut in out:
+            out[str(cut)] += 1
+    return out | limits(max_steps, max_tokens, keys)
+
+
+def limits(max_steps: int, max_tokens: int, keys: tuple[str, str]) -> dict[str, Any]:
+    """Return the limits and their keys, the last part of `counts`."""
+    return {"limits": {"max_steps": [keys[0], max_steps], "tokens": [keys[1], max_tokens]}}
+
+
+def rows(cut: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the rows of a table of three columns: name, count and share, and the limit; from `counts`."""
+    for kind, words in WORDS.items():
+        if not cut[kind] and (kind == "context" or not cut["limits"][kind][1]):
+            continue
+        key, limit = cut["limits"].get(kind, ("", 0))
+        note = f"{key}={limit}" if key else "the history was longer than the model's context"
+        yield f"episodes cut by {words}", f"{cut[kind]:,}", f"{_share(cut, kind):.1%} of {cut['episodes']:,}; {note}"
+
+
+def advice(cut: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each limit that cut so many episodes that it may decide the result; from `counts`."""
+    steps, tokens = cut["limits"]["max_steps"], cut["limits"]["tokens"]
+    if (share := _share(cut, "max_steps")) > _MANY_STEPS:
+        yield (
+            f"Most episodes did not end: {share:.0%} used up {steps[0]}={steps[1]}, and count as failures. If the task "
+            f"needs more actions, raise it, for example {steps[0]}={2 * steps[1]}"
+        )
+    if (share := _share(cut, "tokens")) > _MANY:
+        yield (
+            f"{share:.0%} of the episodes ended in a turn that reached {tokens[0]}={tokens[1]}, and count as failures. "
+            f"If the policy's turns are longer than that, raise it, for example {tokens[0]}={4 * tokens[1]}; if the "
+            "policy repeats itself without an end, it needs training first"
+        )
+    if (share := _share(cut, "context")) > _MANY:
+        yield (
+            f"{share:.0%} of the episodes outgrew the model's context, and count as failures: shorten observations "
+            f"(limits.max_observation_chars), lower {steps[0]}, or take a model with a longer context"
+        )
+
+
+def _share(cut: Mapping[str, Any], kind: str) -> float:
+    return float(cut[kind] / cut["episodes"]) if cut["episodes"] else 0.0
