@@ -224,3 +224,27 @@ def test_a_new_model_reads_first_and_a_stop_in_between_changes_nothing(
 def test_only_a_new_model_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(tmp_path / "run", "scratch.reading=1") == 2
     assert "only a new model reads first" in capsys.readouterr().err
+
+
+def test_a_new_model_comes_of_a_random_search_without_expert_or_model(tmp_path: Path) -> None:
+    from offline_agent.pipelines.build_prefs import COMMAND as BUILD
+    from offline_agent.pipelines.evaluate import COMMAND as EVALUATE
+
+    env = [f"env={ROOT}/examples/reach.py:Reach", *ALWAYS[:1]]
+    found = [*env, "policy=random", "tasks.n=12", "search.simulations=64", f"run_dir={tmp_path / 'found'}"]
+    assert main(BUILD, found) == 0
+    shape = ["scratch.layers=1", "scratch.hidden_size=32", "scratch.heads=2", "scratch.key_value_heads=1"]
+    assert train(tmp_path / "sft", f"data.runs=[{tmp_path / 'found'}]", *shape, "optimizer.epochs=4") == 0
+    folder = tmp_path / "sft" / "model"
+    rows = pq.read_table(tmp_path / "found" / "filtered").to_pylist()
+    assert summary(tmp_path / "sft")["data"]["kept"] == len(rows) > 0
+    assert json.loads((folder / "generation_config.json").read_text())["max_new_tokens"] >= 64
+    assert main(EVALUATE, [*env, f"policy.model={folder}", "tasks.n=4", "attempts=1", "greedy=false",
+                           f"run_dir={tmp_path / 'eval'}"]) == 0  # fmt: skip
+    assert summary(tmp_path / "eval")["cuts"]["episodes"] == 4
+    # the same texts as a file of a user's own give the same model
+    table = pq.read_table(tmp_path / "found" / "filtered")
+    pq.write_table(table.select(["messages", "tools", "success"]), tmp_path / "mine.parquet")
+    again = [f"data.files=[{tmp_path / 'mine.parquet'}]", *shape, "optimizer.epochs=4"]
+    assert train(tmp_path / "again", *again) == 0
+    assert summary(tmp_path / "again")["model"]["hash"] == summary(tmp_path / "sft")["model"]["hash"]

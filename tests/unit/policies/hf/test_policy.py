@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from offline_agent.errors import ConfigError, ContextFull, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.hf.attention import SlotCache
+from offline_agent.policies.hf.loading import action_limit, action_limit_of
 from offline_agent.policies.hf.policy import HFPolicy
 from tests.helpers import hf as kit
 from tests.helpers import rendering as rendering_kit
@@ -379,6 +381,21 @@ def test_loading_errors_say_what_to_do(folder, tmp_path):
     (tmp_path / "my_modal" / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(ConfigError, match="cannot be loaded as a causal language model"):
         HFPolicy(tmp_path / "my_modal")
+
+
+@pytest.mark.parametrize(("context", "room"), [(256, 64), (2048, 256), (4096, 512), (32768, 1024), (1 << 20, 1024)])
+def test_without_a_limit_of_its_own_a_model_may_fill_an_eighth_of_its_context_with_an_action(context, room):
+    assert action_limit(context) == room
+    assert action_limit(context, GenerationConfig(max_new_tokens=96)) == 96
+
+
+def test_the_limit_of_an_action_is_in_the_models_folder(tmp_path):
+    kit.save("llama", tmp_path)
+    assert action_limit_of(str(tmp_path)) == HFPolicy(tmp_path, slots=2).max_tokens == 128
+    GenerationConfig(max_new_tokens=99).save_pretrained(tmp_path)
+    policy = HFPolicy(tmp_path, slots=2)
+    assert action_limit_of(str(tmp_path)) == policy.max_tokens == policy.identity["max_tokens"] == 99
+    assert HFPolicy(tmp_path, slots=2, max_tokens=7).max_tokens == 7
 
 
 def test_wrong_arguments_are_listed_together(folder):

@@ -1,0 +1,77 @@
+"""The longest episode is the class's own, else it follows from its expert."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, ClassVar
+
+import pytest
+
+from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.conformance import check_environment
+from offline_agent.envs.episode_length import DEFAULT_STEPS, episode_length
+from offline_agent.errors import ConfigError
+from tests.helpers.hostile_environments import Honest
+
+
+class Long(Honest):
+    """Ten picks of one, the last of which ends the episode."""
+
+    picks: ClassVar[int] = 20
+
+    def pick(self, n: int) -> Any:
+        """Pick a number.
+
+        Args:
+            n: The number, 0 to 9.
+        """
+        self.picked.append(n)
+        self.terminated = len(self.picked) == self.picks
+        return f"{len(self.picked)} picked."
+
+    def get_reward(self) -> float:
+        return float(len(self.picked) == self.picks)
+
+
+class Declared(Long):
+    max_steps = 33
+
+
+class Inexpert(Long):
+    demonstrate = None  # type: ignore[assignment]
+
+
+class Broken(Long):
+    @classmethod
+    def demonstrate(cls, task, messages, rng: random.Random, noise: float) -> dict[str, Any]:
+        raise KeyError("no plan")
+
+
+def test_a_class_that_names_its_longest_episode_is_believed() -> None:
+    length = episode_length(EnvSpec(Declared))
+    assert length.steps == 33 and "max_steps of" in length.source
+
+
+def test_an_expert_that_needs_many_actions_raises_the_default() -> None:
+    length = episode_length(EnvSpec(Long))
+    assert length.steps == 40 and "up to 20 actions" in length.source
+
+
+@pytest.mark.parametrize(
+    ("cls", "told"), [(Honest, "up to 3 actions"), (Inexpert, "neither max_steps nor an expert"), (Broken, "no plan")]
+)
+def test_else_it_is_the_default(cls: type, told: str) -> None:
+    length = episode_length(EnvSpec(cls))
+    assert length.steps == DEFAULT_STEPS and told in length.source
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "15", 1.5, True])
+def test_a_wrong_max_steps_is_refused(wrong: Any) -> None:
+    cls = type("Wrong", (Honest,), {"max_steps": wrong})
+    with pytest.raises(ConfigError, match="its max_steps is .*allowed: None or a whole number from 1"):
+        EnvSpec(cls)
+
+
+def test_conformance_says_how_long_an_episode_is_and_why() -> None:
+    report = check_environment(EnvSpec(Long), tasks=1)
+    assert "at most 40 actions by default (the expert of Long needs up to 20 actions)" in str(report)

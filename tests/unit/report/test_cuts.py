@@ -1,0 +1,32 @@
+"""Tables say how many episodes a limit cut, and what to raise where they are many."""
+
+from __future__ import annotations
+
+from offline_agent.report.cuts import advice, counts, rows
+
+KEYS = ("search.max_steps", "policy.max_tokens")
+
+
+def test_each_episode_is_counted_under_the_limit_that_cut_it() -> None:
+    found = counts([None, "tokens", "max_steps", "max_steps", "fault"], 15, 64, KEYS)
+    assert (found["episodes"], found["max_steps"], found["tokens"], found["context"]) == (5, 2, 1, 0)
+    table = {name: (count, note) for name, count, note in rows(found)}
+    assert table["episodes cut by max_steps"] == ("2", "40.0% of 5; search.max_steps=15")
+    assert table["episodes cut by the token limit"] == ("1", "20.0% of 5; policy.max_tokens=64")
+
+
+def test_turns_that_do_not_end_are_advised_on_above_one_in_twenty() -> None:
+    assert not list(advice(counts(["tokens"] + [None] * 19, 15, 64, KEYS)))
+    (told,) = advice(counts(["tokens"] * 2 + [None] * 18, 15, 64, KEYS))
+    assert "policy.max_tokens=256" in told and told.startswith("10%")
+
+
+def test_unfinished_episodes_are_advised_on_where_they_are_most() -> None:
+    assert not list(advice(counts(["max_steps", None], 15, 64, KEYS)))
+    (told,) = advice(counts(["max_steps"] * 2 + [None], 15, 64, KEYS))
+    assert told.startswith("Most episodes did not end: 67%") and "search.max_steps=30" in told
+
+
+def test_a_policy_without_tokens_has_no_row_of_them() -> None:
+    assert [name for name, *_ in rows(counts([None], 15, 0, KEYS))] == ["episodes cut by max_steps"]
+    assert not list(rows(counts([], 15, 0, KEYS)))[1:]
