@@ -104,7 +104,9 @@ class PolicySection(Plugged):
         return tuple(url) if isinstance(url, list) else url
 
 
-OWN_STEPS = "0 = the environment's own: its attribute max_steps, or twice what its expert needs, else 15"
+DEFAULT_STEPS = 15
+"""Actions of an episode where neither the user nor the environment says how many it may have."""
+OWN_STEPS = f"0 = the environment's own: its attribute max_steps, or twice what its expert needs, else {DEFAULT_STEPS}"
 
 
 class BudgetSection(Section):

@@ -15,7 +15,7 @@ from typing import Any
 from offline_agent import catalog
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.checks import NEVER, Checks, NotApplicable
-from offline_agent.envs.episode_length import DEFAULT_STEPS, EpisodeLength
+from offline_agent.envs.episode_length import EpisodeLength
 from offline_agent.envs.isolation.waiting import Call
 from offline_agent.envs.schema import is_numpy, tool_functions
 from offline_agent.envs.watch import shown
@@ -151,7 +151,7 @@ def check_environment(spec: EnvSpec, *, tasks: int = 3, max_steps: int = 120, se
 def _notes(spec: EnvSpec, checks: Checks) -> Iterator[str]:
     """Yield what the environment costs and what that means for a search, and what TRL would not read."""
     if (costs := checks.costs) is not None:
-        from offline_agent.config.build_prefs import LimitsSection, SearchSection
+        from offline_agent.config.build_prefs import DEFAULT_STEPS, LimitsSection, SearchSection
 
         search, workers = SearchSection(), LimitsSection().workers
         steps, source = checks.length or EpisodeLength(DEFAULT_STEPS, "the expert was not done in time")

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from offline_agent.config.build_prefs import DEFAULT_STEPS
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.scripted_play import ScriptedPlayer
 from offline_agent.errors import EnvironmentFault, in_words
 from offline_agent.records import Task
 
-DEFAULT_STEPS = 15
 _MEASURED = 8  # training tasks that the expert plays
 _ROOM = 2  # a policy may need this many times the expert's actions
 _LONGEST = 250  # actions after which the expert is stopped

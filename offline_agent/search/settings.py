@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offline_agent.config.build_prefs import SearchSection
+from offline_agent.config.build_prefs import DEFAULT_STEPS, SearchSection
 from offline_agent.errors import ConfigError
 
 _KEYS = SearchSection()  # the defaults are declared there
@@ -60,7 +60,7 @@ class SearchSettings:
     gumbel_root: bool = _KEYS.gumbel_root
     gumbel_m: int = _KEYS.gumbel_m
     leaves_in_flight: int = _KEYS.leaves_in_flight
-    max_steps: int = _KEYS.max_steps
+    max_steps: int = DEFAULT_STEPS
     gamma: float = _KEYS.gamma
     value: str = _KEYS.value
     temperature: float | None = None

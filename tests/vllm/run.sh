@@ -38,12 +38,12 @@ if [ ! -f "$VENV/.installed-$VERSION" ]; then
     "$VENV/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
     touch "$VENV/.installed-$VERSION"
 fi
-if [ ! -f "$VENV/.trains-$VERSION" ]; then
+if [ ! -f "$VENV/.trainer-$VERSION" ]; then
     echo "Installing beside it what the trainer needs, in this Python's versions; what is there stays as it is"
     "$VENV/bin/python" -m pip freeze --disable-pip-version-check | grep -v ' @ ' >"$VENV/.pins"
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c "$VENV/.pins" \
-        $(python -m pip freeze --disable-pip-version-check | grep -E '^(accelerate|datasets|omegaconf|peft|trl)==')
-    touch "$VENV/.trains-$VERSION"
+        $(python -m pip freeze --disable-pip-version-check | grep -E '^(accelerate|datasets|omegaconf|orjson|peft|trl)==')
+    touch "$VENV/.trainer-$VERSION"
 fi
 
 if (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; then

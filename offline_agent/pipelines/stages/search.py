@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline_agent.config.build_prefs import BuildPrefsConfig
+from offline_agent.config.build_prefs import DEFAULT_STEPS, BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, DataError
@@ -101,6 +101,7 @@ def settings_of(
     """
     search, budget = config.search, config.search.budget
     shared = {name: getattr(search, name) for name in SearchSettings.__slots__ if hasattr(search, name)}
+    shared["max_steps"] = search.max_steps or DEFAULT_STEPS  # 0 where the environment was not asked
     shares: dict[str, Any] = {
         f"budget_{name}": None if limit is None else limit // tasks
         for name in ("tokens", "prefilled", "tool_calls")

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from offline_agent.config.build_prefs import DEFAULT_STEPS
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.conformance import check_environment
-from offline_agent.envs.episode_length import DEFAULT_STEPS, episode_length
+from offline_agent.envs.episode_length import episode_length
 from offline_agent.errors import ConfigError
 from tests.helpers.hostile_environments import Honest
 

@@ -139,12 +139,12 @@ def test_nothing_is_left_of_closed_episodes_and_of_the_server() -> None:
     server = psutil.Process(spec._server._process.pid)
     family = [server, *server.children(recursive=True)]
     template = 1
-    assert len(family) == 1 + 12 + template and spec._server.live == 12 + template
+    assert len(family) == 1 + 12 + template and spec.census.open == 12 + template
     for episode in (*episodes, *copies[1:]):
         episode.close()
     copies.clear()  # one that is forgotten unclosed ends as well
     gc.collect()
-    assert spec._server.live == template
+    assert spec.census.open == template
     del episode, episodes, spec
     gc.collect()
     assert psutil.wait_procs(family, timeout=20)[1] == []

@@ -25,5 +25,5 @@ def test_every_key_of_the_search_is_named_with_its_default() -> None:
 def test_the_settings_have_the_defaults_of_the_keys() -> None:
     keys = SearchSection.model_fields
     for field in dataclasses.fields(SearchSettings):
-        if field.name in keys:
+        if field.name in keys and field.name != "max_steps":  # the environment's own, where there is one
             assert field.default == keys[field.name].default, field.name
