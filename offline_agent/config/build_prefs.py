@@ -206,9 +206,9 @@ class PairsSection(Section):
     per_task: int = key(16, "most pairs of one task", ge=1)
     per_depth: int = key(4, "most pairs of one task at one depth", ge=1)
     length_tolerance: float = key(0.05, "largest |mean difference of lengths|, as a share of the mean length", ge=0)
-    max_extra_steps: int = key(5, "a trajectory pair's success may be this much longer than its failure", ge=0)
+    max_extra_steps: int = key(15, "a trajectory pair's success may be this much longer than its failure", ge=0)
     cut_failures: bool = key(
-        False, "a trajectory pair's failure may be one that used up its steps, tokens or context"
+        True, "a trajectory pair's failure may be one that used up its steps, tokens or context"
     )
     hindsight: Literal["final", "future", "none"] = key("final", "which reached goals a failure is relabelled with")
     miners: int = key(1, "processes that build them, each with an environment of its own", ge=1, le=1024, free=True)

@@ -19,6 +19,7 @@ from offline_agent.pipelines.stages.search import gather_trees, search, settings
 from offline_agent.report.build_prefs import Figures, show
 from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, served
 from offline_agent.runner.limits import completed
+from offline_agent.runner.next_steps import tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session, Spread
 
 
@@ -42,6 +43,7 @@ def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
 def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
     """Search, mine, write; see `runner.pipeline.Command.run`."""
     gc.freeze()  # what is loaded by now lives as long as the run: the collector need not walk it again and again
+    tell_environment(session, session.config.policy.model)
     figures = Figures(session.run.path, len(parts.tasks), session.run.resumed)
     engine = parts.policy.engine()
     try:

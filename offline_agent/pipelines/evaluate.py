@@ -26,6 +26,7 @@ from offline_agent.report.evaluate import EXTRA, show, summary
 from offline_agent.rollouts.attempts import Attempt, Journal, row, schema
 from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, make_policy, served
 from offline_agent.runner.limits import completed
+from offline_agent.runner.next_steps import tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session, Shard, Spread
 from offline_agent.store import schemas
 
@@ -96,6 +97,7 @@ def run(inputs: EvaluationInputs, session: Evaluation) -> Mapping[str, Any]:
 
 def _played(inputs: EvaluationInputs, session: Evaluation) -> EvaluationRun:
     """Play what is not played yet."""
+    tell_environment(session, session.config.policy.model)
     gc.freeze()  # loaded objects live as long as the run: the collector need not visit them
     config, parts = session.config, inputs.parts
     log = session.run.events()

@@ -34,6 +34,7 @@ from offline_agent.report.servers import of_servers
 from offline_agent.runner import training
 from offline_agent.runner.components import make_environment, make_reward, make_tasks
 from offline_agent.runner.limits import completed
+from offline_agent.runner.next_steps import environment_keys, tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.provenance import hash_json
 from offline_agent.training.collapse.checklist import checklist
@@ -109,6 +110,7 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     config, folder = session.config, session.run.path
     model, tokenizer, renderer = inputs.trainable
     set_threads(config.threads, model)
+    tell_environment(session, config.model.path)
     if inputs.replayed is not None:
         training.tell(session, inputs.replayed)
     begun, lora, rollouts = training.hashes(inputs.trainable), config.lora, config.rollouts
@@ -148,6 +150,7 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     return {
         "pipeline": session.run.manifest["command"],
         "environment": inputs.spec.name,
+        "environment_keys": environment_keys(config.resolved()),
         "tasks": len(inputs.tasks),
         "objective": asdict(inputs.objective),
         "model": {**saved, "begun": begun},

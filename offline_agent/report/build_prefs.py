@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import resource
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,8 +16,10 @@ from offline_agent.envs.census import Census
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report import cuts
+from offline_agent.report.findings import commonest, findings
 from offline_agent.report.servers import Elsewhere, of_servers, tables
 from offline_agent.runner.components import Parts
+from offline_agent.runner.next_steps import command, environment_keys, python
 from offline_agent.runner.terminal import copyable
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.requests import RunCounts
@@ -27,8 +31,12 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-_COUNTERS = ("rows", "pairs", "refusals", "totals", "stopped")
+_COUNTERS = ("rows", "pairs", "refusals", "totals", "stopped", "quarantine_reasons", "refusal_reasons")
 _MEANS = ("plain", "greedy", "best", "best_scores")
+
+
+_REASONS = 5  # commonest reasons of quarantine and of refusal that the summary has
+_REASON_LENGTH = 160  # characters
 
 
 def peak_memory() -> int:
@@ -77,12 +85,14 @@ class TreeFigures(NamedTuple):
     Attributes:
         totals: Counts that are added up.
         stopped: The reason why its search ended.
+        reasons: The reasons of the tree or its branches in quarantine.
         rollouts: Of the policy's first roll-outs that were judged: whether greedy, and the success, 0 or 1.
         best: Whether a verified success is in it, 0 or 1, and the best score; None for a tree in quarantine.
     """
 
     totals: Mapping[str, int]
     stopped: str
+    reasons: Sequence[str]
     rollouts: Sequence[tuple[bool, float]]
     best: tuple[float, float] | None
 
@@ -109,12 +119,15 @@ def figures_of(tree: SearchTree) -> TreeFigures:
         for rollout in tree.first_rollouts
         if rollout["success"] is not None or rollout["cut"] in POLICY_CUTS
     ]
+    reasons = [str(edge.quarantined) for edge in tree.edges if edge.quarantined is not None]
+    if tree.quarantined is not None:
+        reasons.append(str(tree.quarantined))
     best = None
     if tree.quarantined is None:
         judged = [n.verdict for n in tree.terminals() if n.verdict is not None and n.quarantined is None]
         score = max((verdict.score for verdict in judged if verdict.score is not None), default=0.0)
         best = float(any(verdict.success for verdict in judged)), score
-    return TreeFigures(totals, str(tree.stopped), rollouts, best)
+    return TreeFigures(totals, str(tree.stopped), reasons, rollouts, best)
 
 
 class Figures:
@@ -137,6 +150,8 @@ class Figures:
         self.refusals: Counter[str] = Counter()
         self.totals: Counter[str] = Counter()
         self.stopped: Counter[str] = Counter()
+        self.quarantine_reasons: Counter[str] = Counter()
+        self.refusal_reasons: Counter[str] = Counter()
         self.plain, self.greedy, self.best, self.best_scores = Mean(), Mean(), Mean(), Mean()
         self.session: dict[str, Any] = {}
         self.servers_elsewhere: Elsewhere = {}
@@ -180,6 +195,7 @@ class Figures:
         self.totals.update(tree.totals)
         self.totals.update(mining)
         self.stopped[tree.stopped] += 1
+        self.quarantine_reasons.update(_rule(reason) for reason in tree.reasons)
         for greedy, success in tree.rollouts:
             (self.greedy if greedy else self.plain).add(success)
         if tree.best is not None:
@@ -205,7 +221,14 @@ class Figures:
         """Count what was refused."""
         for refusal in refusals:
             self.refusals[refusal.kind] += 1
+            if refusal.kind not in ("tree", "branch"):  # counted with the trees
+                self.refusal_reasons[_rule(refusal.reason)] += 1
             self.totals["unmatched"] += refusal.reason.startswith("length matching")
+
+    def unmatched(self, pairs: int, longer: bool) -> None:
+        """Take how many pairs are kept though length matching would drop them, and whether better sides are longer."""
+        self.totals["kept_unmatched"] += pairs
+        self.totals["kept_unmatched_longer"] += longer
 
     def of_trees(self) -> dict[str, Any]:
         """Return the counts of trees and tables as JSON, for `take_over`."""
@@ -232,6 +255,8 @@ class Figures:
         return {
             "environment": parts.spec.name,
             "typed": {"env": config.env.name, "policy": config.policy.name},
+            "environment_keys": environment_keys(config.resolved()),
+            "model": config.policy.model,
             "policy": parts.policy.name,
             "split": config.tasks.split,
             "seed": config.seed,
@@ -268,6 +293,8 @@ class Figures:
             "pairs_total": self.rows["preferences"],
             "tasks_with_pairs": self.paired_tasks,
             "pairs_dropped_by_length_matching": self.totals["unmatched"],
+            "kept_unmatched": self.totals["kept_unmatched"],
+            "kept_unmatched_longer": bool(self.totals["kept_unmatched_longer"]),
             "trajectories": self.rows["trajectories"],
             "filtered": self.rows["filtered"],
             "quarantined": {
@@ -276,17 +303,13 @@ class Figures:
                 "rows": self.refusals["row"],
             },
             "refused": dict(sorted(self.refusals.items())),
+            "quarantine_reasons": dict(self.quarantine_reasons.most_common(_REASONS)),
+            "refusal_reasons": dict(self.refusal_reasons.most_common(_REASONS)),
             "stopped": dict(sorted(self.stopped.items())),
             "seconds": {name: round(value, 2) for name, value in self.seconds.items()},
             "this_session": self.session,
             **of_servers({"policy": parts.policy}, self.servers_elsewhere),
         }  # fmt: skip
-
-
-def _python() -> str:
-    """Return how this interpreter is called from here: one in the current folder need not be on the PATH."""
-    here, program = Path.cwd(), Path(sys.executable)
-    return str(program.relative_to(here)) if program.is_relative_to(here) else "python"
 
 
 def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
@@ -307,11 +330,31 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
         f"  trajectories/ {summary['trajectories']} branches; trees/ {summary['tasks']} trees; "
         "quarantine.jsonl says what was refused and why\n"
-        "Next: give the same command with other tasks for more of them "
-        f"(tasks.offset={summary['offset'] + summary['tasks']} tasks.n=...), look at a pair:\n"
-        f"  {_python()} -m offline_agent.pipelines.show {path}"
     )
-    return Group(*cuts.advice(summary["cuts"]), table, *tables(summary), where)
+    reasons = "\n".join(findings(summary))
+    after = copyable("\n".join(_next(summary, path)))
+    told = [reasons, ""] if reasons else []
+    return Group(*cuts.advice(summary["cuts"]), table, *tables(summary), where, *told, after)
+
+
+def _next(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
+    """Yield the lines on how to go on; never more of what gave nothing."""
+    model = [] if summary["model"] is None else [f"model.path={summary['model']}"]
+    data = f"data.runs=[{path}]"
+    yield "Next:"
+    if summary["trajectories"]:
+        yield f"  {command('show', [str(path)])}"
+    if summary["filtered"] and summary["policy"] in ("hf", "random"):
+        new = model if summary["policy"] == "hf" else ["scratch.layers=3", "scratch.hidden_size=96"]
+        yield f"  {command('train_sft', [data, *new])}"
+    if summary["pairs_total"] and summary["policy"] == "hf":
+        yield f"  {command('train_dpo', [data, *model])}"
+    if summary["pairs_total"] or summary["filtered"]:
+        after = summary["offset"] + summary["tasks"]
+        yield f"  the same command with tasks.offset={after} and another run_dir gives more of them, from other tasks"
+    if not summary["filtered"]:
+        name = summary["typed"]["env"]
+        yield f"  {python()} -m offline_agent.envs.conformance {shlex.quote(name)}"
 
 
 def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -350,8 +393,10 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "dropped by length matching", str(summary["pairs_dropped_by_length_matching"]), note
     yield "filtered trajectories", str(summary["filtered"]), f"of {summary['trajectories']} trajectories"
     out = summary["quarantined"]
-    yield "quarantined", str(sum(out.values())), _counts(out)
-    yield "candidates refused", str(sum(summary["refused"].values())), _counts(summary["refused"])
+    note = _counts(out) + commonest(summary["quarantine_reasons"])
+    yield "quarantined", str(sum(out.values())), note
+    note = _counts(summary["refused"]) + commonest(summary["refusal_reasons"])
+    yield "candidates refused", str(sum(summary["refused"].values())), note
     if "memory" in session:
         yield "memory, at most", _gb(session["memory"]["resident"]), memory_note(session["memory"])
     for part in ("generation", "tools", "judging", "bookkeeping"):
@@ -372,6 +417,11 @@ _TIME_NOTES = {
     "judging": "replays, relabelling, pairs, certificates, writing",
     "bookkeeping": "the search itself: selection, backup, event log",
 }
+
+
+def _rule(reason: str) -> str:
+    """Return a reason without its numbers, so that reasons of one rule are counted together; shortened."""
+    return re.sub(r"\d+(\.\d+)?", "#", reason.splitlines()[0] if reason else "")[:_REASON_LENGTH]
 
 
 def _percent(value: float | None) -> str:

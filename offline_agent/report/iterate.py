@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offline_agent.runner.next_steps import evaluation
 from offline_agent.runner.terminal import copyable
 
 if TYPE_CHECKING:
@@ -43,11 +44,12 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         reasons.append(f"stopped {summary['stopped']}")
     change = f"held-out success: {percent(summary['start'])} at the start, {percent(summary['end'])} at the end"
     change += "; each iteration has tasks of its own" if len(summary["iterations"]) > 1 else ""
-    where = copyable(
-        "\n".join(["", *reasons, change, "", f"The model ({summary['model']['from']}) is in {path}/model; use it with"])
-        + f"\n  policy=hf policy.model={path}/model\n"
-        f"Every stage's run directory and configuration is in {path}/iteration-*/"
-    )
+    lines = [
+        "", *reasons, change, "", f"The model ({summary['model']['from']}) is in {path}/model; policy.model= takes it",
+        f"Every stage's run directory and configuration is in {path}/iteration-*/",
+        evaluation(path / "model", summary["environment_keys"]),
+    ]  # fmt: skip
+    where = copyable("\n".join(lines))
     return Group(table, where)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report import cuts
 from offline_agent.report.servers import tables
+from offline_agent.runner.next_steps import evaluation
 from offline_agent.runner.terminal import copyable
 from offline_agent.store import schemas
 
@@ -200,5 +201,5 @@ def show(summary: Mapping[str, Any], path: Path) -> Any:
             table.add_row(f"check: {name}", line)
     for warning in summary["warnings"]:
         table.add_row("note", warning)
-    after = f"python -m offline_agent.pipelines.evaluate policy.model={path / 'model'}"
-    return Group(*cuts.advice(summary["cuts"]), table, *tables(summary), copyable(f"Next: {after}"))
+    after = copyable(evaluation(path / "model", summary["environment_keys"]))
+    return Group(*cuts.advice(summary["cuts"]), table, *tables(summary), after)

@@ -99,6 +99,8 @@ def _length_matched(
             if not nearer:
                 break
             kept.discard(nearer[0])
+    if len(left) - len(kept) > rules.most_dropped * len(left):
+        return left
     reason = f"length matching: |mean Δ| of all pairs would exceed {rules.max_length_gap:.0%} of the mean length"
     for i in queue:
         if i not in kept:

@@ -116,9 +116,9 @@ FACTS = st.lists(
 )
 
 
-@given(FACTS)
-def test_balance_keeps_its_promises(pairs: list[PairFacts]) -> None:
-    rules = Balance()
+@given(FACTS, st.sampled_from([0.5, 1.0]))
+def test_balance_keeps_its_promises(pairs: list[PairFacts], most_dropped: float) -> None:
+    rules = Balance(most_dropped=most_dropped)
     chosen = rules.select(pairs)
     kept = [pairs[i] for i in chosen.kept]
     assert list(chosen.kept) == sorted(set(chosen.kept)) and len(kept) + len(chosen.refusals) == len(pairs)
@@ -127,7 +127,10 @@ def test_balance_keeps_its_promises(pairs: list[PairFacts]) -> None:
     assert max(Counter(p.group for p in kept).values(), default=0) <= rules.per_task
     assert max(Counter((p.group, p.depth) for p in kept).values(), default=0) <= rules.per_depth
     total = sum(p.delta for p in kept)
-    if mean_length_gap(kept) > rules.max_length_gap and len(kept) > 1:  # then no drop would bring the mean nearer
+    matched = sum(refusal.reason.startswith("length matching") for refusal in chosen.refusals)
+    assert matched <= most_dropped * (len(kept) + matched)
+    gap = mean_length_gap(kept) if most_dropped == 1.0 else 0.0
+    if gap > rules.max_length_gap and len(kept) > 1:  # then no drop would bring the mean nearer
         assert all(abs(total - p.delta) >= abs(total) for p in kept if p.delta * total > 0)
     for i, weight in zip(chosen.kept, chosen.weights, strict=True):
         assert weight == pytest.approx(Counter(p.group for p in kept)[pairs[i].group] ** -0.5)

@@ -14,6 +14,7 @@ from offline_agent.config.iterate import IterateConfig
 from offline_agent.launch.loop_stages import LoopStages, Model, model_folder, place_model, template_text, write_tasks
 from offline_agent.pipelines.stages.held_out import Judging
 from offline_agent.report.iterate import percent
+from offline_agent.runner.next_steps import environment_keys
 from offline_agent.runner.pipeline import Session
 from offline_agent.store.columns import MULTITURN, PAIR_TABLES, PREFERENCES, stored, table_of
 
@@ -288,6 +289,7 @@ class Iterations:
         end = self.judging.success(self.model)
         return {
             "environment": self.environment,
+            "environment_keys": environment_keys(self.config.resolved()),
             "start_model": self.config.policy.model or "embedded default",
             "seed": self.config.seed,
             "held_out": self.config.held_out.model_dump(mode="json"),

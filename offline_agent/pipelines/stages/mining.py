@@ -102,6 +102,7 @@ def write_tables(parts: Parts, session: Session[BuildPrefsConfig], engine: Engin
         run.write_rows("filtered", figures.count("filtered", successes), schemas.FILTERED)
         filtered.close()
         chosen = rules_of(session.config).choose(candidates.facts, refused.append)
+        figures.unmatched(chosen.unmatched, chosen.longer)
         pairs = figures.count_pairs(_pairs(candidates, chosen, refused))
         single = (reweighted(row) for row in pairs if table_of(row) == PREFERENCES)
         run.write_rows(PREFERENCES, single, schemas.PREFERENCES)

@@ -49,10 +49,14 @@ class WeightedPairs:
     Attributes:
         kept: int [k], positions in the table, ascending.
         weights: float [k], 1/√(kept pairs of the task).
+        unmatched: Number of the kept pairs that length matching would have dropped, had they not been most of them.
+        longer: Whether the chosen sides are the longer ones on average.
     """
 
     kept: Ints
     weights: NDArray[np.float64]
+    unmatched: int = 0
+    longer: bool = False
 
 
 class Balance:
@@ -62,6 +66,8 @@ class Balance:
         per_task: Most pairs of one task; the kinds take turns, so that none crowds the others out.
         per_depth: Most pairs of one task that diverge at one depth.
         max_length_gap: Greatest |mean Δ length| of chosen against rejected, as a share of the mean length of a side.
+        most_dropped: Largest share of the pairs that length matching may drop; where it would drop more, the better
+            sides of these tasks are the shorter (or longer) ones by nature, and it drops none.
         bins: Number of length bins; those of the largest |Δ| are thinned first.
         weighted: Weight each pair by 1/√(pairs of its task); False gives 1.
     """
@@ -73,6 +79,7 @@ class Balance:
         max_length_gap: float = 0.05,
         bins: int = 8,
         weighted: bool = True,
+        most_dropped: float = 0.5,
     ) -> None:
         if min(per_task, per_depth, bins) < 1 or max_length_gap < 0:
             raise ConfigError(
@@ -83,6 +90,7 @@ class Balance:
         self.per_depth = per_depth
         self.max_length_gap = max_length_gap
         self.bins = bins
+        self.most_dropped = most_dropped
         self.weighted = weighted
 
     def select(self, pairs: Sequence[PairFacts]) -> Selection:
@@ -102,11 +110,12 @@ class Balance:
         left = self._consistent(table, left, refuse)
         table.let_go_of_keys()
         left = self._capped(table, left, refuse)
-        left = self._length_matched(table, left, refuse)
+        left, unmatched = self._length_matched(table, left, refuse)
+        longer = bool(table.delta(left).sum() > 0)
         if not self.weighted:
-            return WeightedPairs(left, np.ones(len(left)))
+            return WeightedPairs(left, np.ones(len(left)), unmatched, longer)
         _, group, counts = np.unique(table.column("group", left), return_inverse=True, return_counts=True)
-        return WeightedPairs(left, 1 / np.sqrt(counts[group.reshape(-1)]))
+        return WeightedPairs(left, 1 / np.sqrt(counts[group.reshape(-1)]), unmatched, longer)
 
     def _once(self, table: FactTable, refuse: Refuse) -> Ints:
         """Keep the surest of those that say the same, the first one among equals."""
@@ -159,8 +168,11 @@ class Balance:
                         break
         return kept
 
-    def _length_matched(self, table: FactTable, left: Ints, refuse: Refuse) -> Ints:
-        """Drop pairs of the side that carries the mean, from the bin of the largest |Δ| down, the least sure first."""
+    def _length_matched(self, table: FactTable, left: Ints, refuse: Refuse) -> tuple[Ints, int]:
+        """Drop pairs of the side that carries the mean, from the bin of the largest |Δ| down, the least sure first.
+
+        Return the pairs that are kept, and how many it would have dropped where that was too much.
+        """
         delta = table.delta(left)
         widest = max(int(np.abs(delta).max(initial=0)), 1)
         bin_ = np.minimum(self.bins - 1, self.bins * np.abs(delta) // widest)
@@ -168,10 +180,13 @@ class Balance:
         length = table.column("chosen_length", left).astype(np.int64) + table.column("rejected_length", left)
         lengths = _Lengths(delta[order], length[order], self.max_length_gap)
         lengths.match()
+        dropped = len(left) - int(lengths.kept.sum())
+        if dropped > self.most_dropped * len(left):
+            return left, dropped
         reason = f"length matching: |mean Δ| of all pairs would exceed {self.max_length_gap:.0%} of the mean length"
         for at in map(int, np.flatnonzero(~lengths.kept)):
             refuse(_refusal(table, int(left[order[at]]), reason, delta=int(lengths.delta[at])))
-        return np.sort(left[order[lengths.kept]])
+        return np.sort(left[order[lengths.kept]]), 0
 
 
 class _Lengths:

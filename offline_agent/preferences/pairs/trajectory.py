@@ -30,7 +30,7 @@ class TrajectoryPairs:
     """
 
     def __init__(
-        self, max_extra_steps: int = 5, per_node: int = 2, certain: bool = True, cut_failures: bool = False
+        self, max_extra_steps: int = 15, per_node: int = 2, certain: bool = True, cut_failures: bool = True
     ) -> None:
         if max_extra_steps < 0 or per_node < 1:
             raise ConfigError(

@@ -84,5 +84,6 @@ def test_a_key_reaches_its_setting(model: Any, entry: Key, make: Any, more: tupl
     ],
 )
 def test_a_key_and_its_setting_have_one_default(section: Any, record: Any) -> None:
-    shared = [name for name in type(section).model_fields if hasattr(record, name) and name not in ("stop", "max_steps")]
+    elsewhere = ("stop", "max_steps")
+    shared = [name for name in type(section).model_fields if hasattr(record, name) and name not in elsewhere]
     assert shared and all(getattr(section, name) == getattr(record, name) for name in shared)

@@ -8,8 +8,10 @@ import pytest
 
 from offline_agent.errors import ConfigError
 from offline_agent.preferences.dataset.balance import Balance, PairFacts, balance, facts_of, mean_length_gap
+from offline_agent.preferences.dataset.candidates import FactTable
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs
+from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import Action, PairKind, PreferencePair
 from tests.helpers import preferences as kit
 
@@ -79,7 +81,7 @@ def test_weights() -> None:
 def test_lengths_are_matched() -> None:
     pairs = [facts(i, group=str(i), chosen_length=10 + i % 7 * 3, rejected_length=12) for i in range(200)]
     assert mean_length_gap(pairs) > 0.05
-    chosen = Balance().select(pairs)
+    chosen = Balance(most_dropped=1.0).select(pairs)
     kept = [pairs[i] for i in chosen.kept]
     assert mean_length_gap(kept) <= 0.05 and len(kept) > 50
     assert all("length matching" in refusal.reason for refusal in chosen.refusals)
@@ -162,3 +164,14 @@ def test_requests_that_differ_are_different_prompts() -> None:
 def test_wrong_numbers() -> None:
     with pytest.raises(ConfigError):
         Balance(per_task=0)
+
+
+def test_where_better_sides_are_shorter_by_nature_length_matching_keeps_all_and_says_so() -> None:
+    pairs = [facts(i, group=str(i), chosen_length=8, rejected_length=20) for i in range(14)]
+    table = FactTable.of(pairs)
+    refusals: list[Refusal] = []
+    choice = Balance().choose(table, refusals.append)
+    assert len(choice.kept) == 14 and not refusals
+    assert choice.unmatched == 13 and not choice.longer
+    strict = Balance(most_dropped=1.0).select(pairs)
+    assert len(strict.kept) == 1 and len(strict.refusals) == 13

@@ -47,28 +47,30 @@ def test_takes_the_failure_nearest_in_length() -> None:
     assert words(pair.rejected) == "B look leave"
 
 
-def test_truncated_branches_are_neither_side() -> None:
+def test_truncated_branches_are_neither_side_where_that_is_asked_for() -> None:
     tree = kit.grow(["A B leave", "look look look look"], max_steps=4)
     assert any(node.truncated for node in tree.nodes)
-    assert TrajectoryPairs().mine(tree)[0] == []
+    assert TrajectoryPairs(cut_failures=False).mine(tree)[0] == []
 
 
 def test_a_truncated_branch_is_no_side_even_where_its_state_was_judged() -> None:
     tree = kit.grow(["A B leave", "look look look look"], max_steps=4)
     cut = next(node for node in tree.nodes if node.truncated)
     cut.verdict = Verdict(0.0, False, "kit")
-    assert TrajectoryPairs().mine(tree)[0] == []
+    assert TrajectoryPairs(cut_failures=False).mine(tree)[0] == []
     cut.truncated, cut.terminated = False, True
-    assert len(TrajectoryPairs().mine(tree)[0]) == 1
+    assert len(TrajectoryPairs(cut_failures=False).mine(tree)[0]) == 1
 
 
 @pytest.mark.parametrize("kind", ["max_steps", "tokens", "context"])
-def test_a_cut_branch_is_the_worse_side_of_a_trajectory_pair_on_request_and_never_of_a_step_pair(kind: str) -> None:
+def test_a_cut_branch_is_the_worse_side_of_a_trajectory_pair_unless_asked_otherwise_and_never_of_a_step_pair(
+    kind: str,
+) -> None:
     tree = kit.grow(["A B leave"] * 5 + ["look look look look"] * 5, max_steps=4)
     cut = next(node for node in tree.nodes if node.cut is not None)
     cut.cut = kind
-    assert TrajectoryPairs().mine(tree)[0] == []
-    (pair,), _ = TrajectoryPairs(cut_failures=True).mine(tree)
+    assert TrajectoryPairs(cut_failures=False).mine(tree)[0] == []
+    (pair,), _ = TrajectoryPairs().mine(tree)
     assert words(pair.rejected) == "look look look look" and words(pair.chosen) == "A B leave"
     assert pair.verdict_rejected is not None and pair.verdict_rejected.verifier == kind and pair.q_rejected == 0.0
     alone = kit.grow(["leave"] * 5 + ["A"] * 5, max_steps=1)

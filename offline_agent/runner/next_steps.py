@@ -1,0 +1,105 @@
+"""Commands that closing tables print: complete, quoted for a shell, with the environment that the run was about."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from offline_agent.runner.pipeline import Session
+
+_DEFAULTS = {"env": {"isolate": "auto"}, "judge": {"name": "environment"}}  # left out of a command
+
+
+def python() -> str:
+    """Return how this interpreter is called from here: one in the current folder need not be on the PATH."""
+    here, program = Path.cwd(), Path(sys.executable)
+    return str(program.relative_to(here)) if program.is_relative_to(here) else "python"
+
+
+def command(name: str, keys: Iterable[str]) -> str:
+    """Return a command that can be copied into a shell.
+
+    Args:
+        name: The command's name.
+        keys: Its arguments, `key=value` or plain.
+    """
+    return f"{python()} -m offline_agent.pipelines.{name} {shlex.join(keys)}"
+
+
+def environment_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys that choose the environment, its arguments and the judge.
+
+    Args:
+        config: A resolved configuration, as in a manifest; without the section `env` there are no keys.
+    """
+    keys = []
+    for section, defaults in _DEFAULTS.items():
+        given = dict(config.get(section) or {})
+        name = given.pop("name", None)
+        if name is None or defaults.get("name") == name:
+            continue
+        keys.append(f"{section}={name}")
+        keys += [f"{section}.{key}={_typed(value)}" for key, value in given.items() if defaults.get(key) != value]
+    return keys
+
+
+def keys_of_runs(runs: Sequence[str | Path]) -> list[str]:
+    """Return `environment_keys` of the first of these run directories whose manifest names an environment."""
+    for run in runs:
+        if keys := environment_keys(_read(Path(run) / "manifest.json").get("config") or {}):
+            return keys
+    return []
+
+
+def evaluation(model: Path, keys: Sequence[str]) -> str:
+    """Return the lines that say how to evaluate a model that was trained on an environment; `keys` are its own."""
+    if keys:
+        return f"Next: {command('evaluate', [*keys, f'policy.model={model}'])}"
+    return (
+        f"Next: {command('evaluate', [f'policy.model={model}'])} env=NAME\n"
+        "      with the environment that the data are from; their files do not name it"
+    )
+
+
+def another_environment(model: str | None, config: Mapping[str, Any]) -> str | None:
+    """Return a warning where a model was trained for another environment than the one that is played, else None.
+
+    Args:
+        model: The model's folder, inside the directory of the run that trained it; None or other folders say nothing.
+        config: The resolved configuration of the present run.
+    """
+    if model is None or not Path(model).is_dir():
+        return None
+    trained = _read(Path(model).resolve().parent / "summary.json").get("environment_keys") or []
+    played = environment_keys(config)
+    if not trained or not played or trained[0] == played[0]:
+        return None
+    return (
+        f"the model {model} was trained for {trained[0]}, and this run plays {played[0]}; if that is not meant, add "
+        f"{shlex.join(trained)}"
+    )
+
+
+def tell_environment(session: Session[Any], model: str | None) -> None:
+    """Print `another_environment`'s warning, if there is one; `model` is the folder that the run plays with."""
+    warning = another_environment(model, session.config.resolved())
+    if warning is not None:
+        session.say(f"{session.run.manifest['command']}: {warning}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a JSON object; {} where there is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _typed(value: Any) -> str:
+    """Return a value as it is typed after `key=`."""
+    return value if isinstance(value, str) else json.dumps(value)
