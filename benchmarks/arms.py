@@ -5,8 +5,8 @@ a round collects attempts or searches on new train tasks with the model so far, 
 begin with the same rounds share them. All calls of a chain are counted: attempts, searches, restored states, mining and
 judging again. What is there is not run again, so a stopped run goes on; `--plan` prints the commands.
 
-Choose on validation tasks (the default); `--split test` is for the arms that were chosen. The last table compares every
-arm with plain attempts and fine-tuning (`attempts`) at the most calls that are not more than the arm's own.
+Choose on validation tasks (the default); `--split test` is for the arms that were chosen. The table compares every arm
+that has trees or preferences with the best chain of plain attempts and fine-tuning that takes no more calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Round:
         collect: Keys of `build_prefs`.
         sft: Keys of `train_sft` on the successes; None = no fine-tuning.
         dpo: Keys of `train_dpo` on the pairs, after the fine-tuning; None = none.
-        again: Whether the successes of the rounds before are learnt from too.
+        again: Whether the warm start is fine-tuned anew on the successes of all rounds so far, in place of the model
+            so far on those of this round.
     """
 
     collect: str
@@ -66,14 +67,16 @@ ROUNDS: dict[str, Round] = {
     "tree+dpo": Round("tree", dpo=_STEP),
     "attempts, all data": Round("attempts", again=True),
     "need, all data": Round("need", again=True),
+    "need+dpo, all data": Round("need", again=True, dpo=_BOTH),
 }
 
 ARMS: dict[str, tuple[str, ...]] = {
     "attempts": ("attempts",) * 4,
     "more updates": ("attempts", "attempts", "attempts+updates"),
-    "attempts, all data": ("attempts", "attempts, all data", "attempts, all data"),
+    "attempts, all data": ("attempts", *("attempts, all data",) * 4),
     "need": ("need",) * 3,
     "need, all data": ("need", "need, all data", "need, all data"),
+    "need, then dpo": ("need", "need, all data", "need+dpo, all data"),
     "attempts then need": ("attempts", "need", "need"),
     "attempts+dpo": ("attempts", "attempts+dpo", "attempts+dpo"),
     "need+dpo": ("attempts", "need+dpo", "need+dpo"),
@@ -81,6 +84,9 @@ ARMS: dict[str, tuple[str, ...]] = {
     "tree+dpo": ("tree+dpo",),
 }
 """Rounds by arm."""
+
+PLAIN = {"attempts", "attempts16", "attempts+updates", "attempts, all data"}
+"""Rounds without a tree and without preferences: the control."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ SUITES = {
     "frozenlake": Suite(
         environment=_LAKE,
         collect=(*_COMMON, "search.value=success", "filtered.per_task=6"),
-        sft=("optimizer.learning_rate=5e-4", "optimizer.epochs=2", "batch.rows=8"),
+        sft=("optimizer.learning_rate=5e-4", "optimizer.epochs=8", "batch.rows=8"),  # 16 are no better for attempts
         dpo=(*_GENTLE, "batch.rows=8"),
         warm=(*_LAKE, "tasks.n=100", "scratch.layers=3", "scratch.hidden_size=96", "scratch.reading=2",
               "scratch.vocabulary=400", "optimizer.learning_rate=2e-3", "optimizer.epochs=6", "batch.rows=8"),
@@ -150,7 +156,7 @@ SUITES = {
 }
 
 WARM = "../warm"
-_POOL = 1200  # distance of the seeds' first train tasks
+_POOL = 1500  # distance of the seeds' first train tasks
 
 
 def chains(arms: Sequence[str]) -> list[tuple[str, ...]]:
@@ -197,7 +203,8 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
                 place = name_of((*before, last.collect, *last.sft, *("again",) * last.again), "sft").replace("=", "")
                 if place not in seen:
                     seen.add(place)
-                    start = (f"model.path={model}",) if model else ()
+                    begun = models[()] if last.again else model
+                    start = (f"model.path={begun}",) if begun else ()
                     yield Stage(place, "train_sft", (f"seed={seed}", *start, runs, *suite.sft, *last.sft), after)
                 model, after = str(folder / place / "model"), (place, *after)
             if last.dpo is not None:
@@ -252,11 +259,12 @@ def measured(seeds: Sequence[Seed], split: str, chain: Sequence[str]) -> Any:
     return matrix(seeds, f"{split}-{name_of(chain or ('warm',), 'test')}", "sampled")
 
 
-def control(seeds: Sequence[Seed], chain: Sequence[str]) -> tuple[str, ...]:
-    """Return the longest chain of plain attempts that takes at most the calls of this chain, 5 % over allowed."""
+def control(seeds: Sequence[Seed], chain: Sequence[str], options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the best chain of plain attempts that takes at most the calls of this chain, 5 % over allowed."""
     most = 1.05 * np.mean([calls(seed, chain) for seed in seeds])
-    plain = [ARMS["attempts"][:n] for n in range(len(ARMS["attempts"]) + 1)]
-    return max((one for one in plain if np.mean([calls(seed, one) for seed in seeds]) <= most), key=len)
+    plain = chains([arm for arm in options.arms if set(ARMS[arm]) <= PLAIN])
+    allowed = [one for one in plain if np.mean([calls(seed, one) for seed in seeds]) <= most]
+    return max(allowed, key=lambda one: float(measured(seeds, options.split, one).mean()), default=())
 
 
 def table(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -272,14 +280,12 @@ def table(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, 
             "95 %": f"{low:.1%} to {high:.1%}",
             "each seed": ", ".join(f"{mean:.1%}" for mean in values.mean(1)),
         }
-        plain = control(seeds, chain) if chain else ()
-        if chain and plain and chain != plain:
+        plain = control(seeds, chain, options) if chain and not set(chain) <= PLAIN else ()
+        if plain:
             gain = values - measured(seeds, options.split, plain)
             low, high = interval(gain)
             row["against attempts"] = f"{100 * gain.mean():+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
-            row["attempts' rounds, calls"] = (
-                f"{len(plain)}, {np.mean([calls(seed, plain) for seed in seeds]):,.0f}"
-            )
+            row["of attempts"] = f"{', '.join(plain)}; {np.mean([calls(seed, plain) for seed in seeds]):,.0f} calls"
         rows.append(row)
     return rows
 
