@@ -18,6 +18,7 @@ from offline_agent.config.training import TrainDpoConfig
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines.entry import main
 from offline_agent.runner import training
+from offline_agent.runner.next_steps import keys_of_runs
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.store.provenance import hash_json
@@ -136,9 +137,9 @@ def _read_anchors(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str]
 def run(inputs: DpoInputs, session: Session[TrainDpoConfig]) -> Mapping[str, Any]:
     """Search first where no pairs were named, and train; see `runner.pipeline.Command.run`."""
     config = session.config
-    searched = inputs.pairs is None
-    if searched:
-        _read(inputs, config, [str(_search(session))])
+    searched = None if inputs.pairs is not None else _search(session)
+    if searched is not None:
+        _read(inputs, config, [str(searched)])
     assert inputs.pairs is not None and inputs.report is not None
     for note in inputs.notes:
         session.say(f"note: {note}")
@@ -154,11 +155,13 @@ def run(inputs: DpoInputs, session: Session[TrainDpoConfig]) -> Mapping[str, Any
 
     summary = training.train(session, inputs.trainable, inputs.pairs, inputs.report, trainer)
     summary["data"] |= {
-        "source": SEARCH if searched else "runs" if config.data.runs else "files",
+        "source": SEARCH if searched is not None else "runs" if config.data.runs else "files",
         "replayed": len(inputs.anchors),
         "replayed_left_out": {} if inputs.replayed is None else inputs.replayed.dropped(),
         "reference_reason": inputs.report.reference_reason,
     }
+    if searched is not None:
+        summary["environment_keys"] = keys_of_runs([searched])
     summary["loss"] = config.dpo.model_dump(mode="json")
     summary["warnings"] += inputs.notes
     return summary

@@ -128,12 +128,19 @@ def train(
     seconds = time.perf_counter() - started
     return {
         "pipeline": session.run.manifest["command"],
-        "environment_keys": environment_keys(config.resolved()) or keys_of_runs(config.data.runs),
+        "environment_keys": _environment(config),
         "data": of_report(report),
         "model": {**save(model, tokenizer, folder), "begun": begun},
         "training": of_result(result, seconds),
         "warnings": [*report.notes(), *result.warnings],
     }
+
+
+def _environment(config: Any) -> list[str]:
+    """Return the keys of the environment that the rows are from; none where only files are read, which name none."""
+    if config.data.runs or config.data.files:
+        return keys_of_runs(config.data.runs)
+    return environment_keys(config.resolved())
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
