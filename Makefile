@@ -17,7 +17,7 @@ JAVA := command -v java >/dev/null || { echo "No java found: installing one into
 	{ echo "TextWorldExpress needs Java, and none could be installed. On Debian and Ubuntu: apt-get install default-jre-headless"; exit 1; }
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-bfcl demo-textworld test test-fast test-vllm docs lint clean
+.PHONY: help install demo demo-bfcl demo-textworld test test-fast test-lowest test-vllm docs lint clean
 
 help:
 	@echo "make demo            install, then search, judge and build pairs on the embedded default (offline, CPU)"
@@ -25,6 +25,7 @@ help:
 	@echo "make demo-textworld  the same on TextWorldExpress"
 	@echo "make test            install what tests need and run them all (PYTEST_ARGS=... is passed on)"
 	@echo "make test-fast       unit, property and contract tests without engines: under two minutes on two cores"
+	@echo "make test-lowest     the server policy's tests with the lowest openai that is allowed"
 	@echo "make docs            write docs/configuration.md from the keys"
 	@echo "make test-vllm       try the server policy against a real vLLM (builds its own environment, several GB)"
 	@echo "make lint            ruff, mypy, import-linter"
@@ -48,6 +49,18 @@ test-vllm: $(VENV)/.dev
 
 test-fast: $(VENV)/.test
 	$(RUN) -m pytest tests/unit tests/property tests/contract -m "not slow" -n 2 --dist loadfile
+
+# the lowest openai that pyproject.toml allows lies beside the others and comes first
+test-lowest: $(VENV)/.lowest
+	PYTHONPATH="$(CURDIR)/$(VENV)/lowest" $(RUN) -c "import openai; print('lowest openai:', openai.__version__)"
+	PYTHONPATH="$(CURDIR)/$(VENV)/lowest" $(RUN) -m pytest tests/unit/policies/server -q -n 2 --dist loadfile
+
+$(VENV)/.lowest: pyproject.toml constraints.txt $(VENV)/.test
+	grep -v '^openai==' constraints.txt > $(VENV)/lowest.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/lowest.txt --upgrade \
+		--target $(VENV)/lowest "openai==$$(sed -n 's/.*"openai>=\(.*\)".*/\1/p' pyproject.toml)" 2> $(VENV)/lowest.log || \
+		{ cat $(VENV)/lowest.log; exit 1; }
+	touch $@
 
 docs: $(VENV)/.base
 	$(RUN) -m offline_agent.config.documentation > docs/configuration.md

@@ -67,16 +67,19 @@ ROUNDS: dict[str, Round] = {
     "tree+dpo": Round("tree", dpo=_STEP),
     "attempts, all data": Round("attempts", again=True),
     "need, all data": Round("need", again=True),
+    "need+updates, all data": Round("need", sft=("optimizer.epochs=16",), again=True),
     "need+dpo, all data": Round("need", again=True, dpo=_BOTH),
 }
 
 ARMS: dict[str, tuple[str, ...]] = {
-    "attempts": ("attempts",) * 4,
+    "attempts": ("attempts",) * 5,
     "more updates": ("attempts", "attempts", "attempts+updates"),
     "attempts, all data": ("attempts", *("attempts, all data",) * 4),
     "need": ("need",) * 3,
     "need, all data": ("need", "need, all data", "need, all data"),
+    "need, more updates": ("need", "need, all data", "need+updates, all data"),
     "need, then dpo": ("need", "need, all data", "need+dpo, all data"),
+    "need, dpo each round": ("need+dpo, all data",) * 3,
     "attempts then need": ("attempts", "need", "need"),
     "attempts+dpo": ("attempts", "attempts+dpo", "attempts+dpo"),
     "need+dpo": ("attempts", "need+dpo", "need+dpo"),
