@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from offline_agent.config.build_prefs import DEFAULT_STEPS
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.process_state import ProcessState
 from offline_agent.envs.scripted_play import ScriptedPlayer
 from offline_agent.errors import EnvironmentFault, in_words
 from offline_agent.records import Task
@@ -15,6 +17,7 @@ from offline_agent.records import Task
 _MEASURED = 8  # training tasks that the expert plays
 _ROOM = 2  # a policy may need this many times the expert's actions
 _LONGEST = 250  # actions after which the expert is stopped
+_SECONDS = 120.0  # time for all of its plays
 
 
 class EpisodeLength(NamedTuple):
@@ -37,7 +40,7 @@ def episode_length(spec: EnvSpec) -> EpisodeLength:
         return EpisodeLength(spec.max_steps, f"max_steps of {spec.name}")
     if spec.demonstrate is None:
         return EpisodeLength(DEFAULT_STEPS, f"{spec.name} has neither max_steps nor an expert")
-    needs, fault = expert_needs(spec, itertools.islice(spec.tasks("train"), _MEASURED))
+    needs, fault = _in_time(lambda: expert_needs(spec, itertools.islice(spec.tasks("train"), _MEASURED)))
     if not needs:
         why = f": {fault}" if fault else ""
         return EpisodeLength(DEFAULT_STEPS, f"the expert of {spec.name} solves none of the first tasks{why}")
@@ -46,14 +49,29 @@ def episode_length(spec: EnvSpec) -> EpisodeLength:
 
 
 def expert_needs(spec: EnvSpec, tasks: Iterable[Task]) -> tuple[list[int], str]:
-    """Return the actions of the expert for each task that it solves, and the last fault that ended an attempt."""
+    """Return the actions of the expert for each task that it solves, and the last fault that ended an attempt.
+
+    Changes that the environment makes to this process are undone; a search tells them.
+    """
     player, needs, fault = ScriptedPlayer(spec, _LONGEST), [], ""
+    surroundings = ProcessState()
     for task in tasks:
         try:
             played = player.expert(task)
         except Exception as error:  # the expert is the user's own code, which no boundary wraps
             fault = str(error) if isinstance(error, EnvironmentFault) else in_words(error)
             continue
+        finally:
+            surroundings.put_back()
         if played.verdict is not None and played.verdict.success:
             needs.append(len(played.steps))
     return needs, fault
+
+
+def _in_time(measure: Callable[[], tuple[list[int], str]]) -> tuple[list[int], str]:
+    """Return what is measured, in a thread of its own; nothing where it hangs."""
+    found: list[tuple[list[int], str]] = []
+    thread = threading.Thread(target=lambda: found.append(measure()), daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    return found[0] if found else ([], f"it was not done after {_SECONDS:g} s")

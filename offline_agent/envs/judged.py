@@ -24,6 +24,8 @@ class JudgedEpisode(Episode):
         judge: Gives the verdicts.
     """
 
+    _counts = False  # the episode in it is counted
+
     def __init__(self, spec: EnvSpec, episode: Episode, judge: Judge) -> None:
         self.spec = spec
         self.tools = episode.tools
@@ -37,7 +39,10 @@ class JudgedEpisode(Episode):
         """See `Episode.terminated`."""
         return self._episode.terminated
 
-    _counts = False  # the episode in it is counted
+    @property
+    def usable_here(self) -> bool:
+        """See `Episode.usable_here`."""
+        return self._episode.usable_here
 
     @property
     def system_prompt(self) -> str:

@@ -12,7 +12,7 @@ _SCRIPTED = ("oracle", "noisy")
 def findings(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each cause, the first cause first: why there is little, and how to get more."""
     tasks, best = summary["tasks"], summary["success"]["best_of_search"]
-    if summary["quarantined"]["trees"] > _MOST * tasks:
+    if summary["quarantined"]["trees"] > _MOST * tasks or (not summary["cuts"]["episodes"] and quarantined(summary)):
         yield _quarantined(summary)
     elif not best:
         yield _no_success(summary)
@@ -27,9 +27,15 @@ def findings(summary: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def quarantined(summary: Mapping[str, Any]) -> int:
+    """Return the number of trees, branches and rows in quarantine."""
+    return sum(summary["quarantined"].values())
+
+
 def _quarantined(summary: Mapping[str, Any]) -> str:
+    trees, branches = summary["quarantined"]["trees"], summary["quarantined"]["branches"]
     return (
-        f"{summary['quarantined']['trees']} of {summary['tasks']} trees are in quarantine"
+        f"{trees} of {summary['tasks']} trees and {branches} branches are in quarantine"
         f"{commonest(summary['quarantine_reasons'])}. This says nothing about the policy: mend the environment, "
         "python -m offline_agent.envs.conformance checks it"
     )

@@ -32,7 +32,11 @@ def test_a_run_that_found_pairs_has_nothing_to_explain() -> None:
         ({"pairs_total": 0, "refused": {}}, "none has a success and a failure that differ"),
         (
             {"quarantined": {"trees": 9, "branches": 0, "rows": 0}, "quarantine_reasons": {"no answer": 9}},
-            "9 of 10 trees are in quarantine, most often (9) because: no answer",
+            "9 of 10 trees and 0 branches are in quarantine, most often (9) because: no answer",
+        ),
+        (
+            NONE | {"cuts": {"episodes": 0}, "quarantined": {"trees": 0, "branches": 7, "rows": 0}},
+            "0 of 10 trees and 7 branches are in quarantine",
         ),
         ({"kept_unmatched": 13, "pairs_total": 14}, "would drop 13 of 14 pairs, because the better sides are shorter"),
     ],
