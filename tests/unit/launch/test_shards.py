@@ -33,7 +33,7 @@ def content(run: Path) -> dict[str, bytes]:
 def in_shards(name: str, run: Path, keys: list[str], count: int = 2) -> None:
     """Begin a run, cut it, and do every shard, as the jobs of Slurm's do."""
     command = COMMANDS[name]
-    config = load(command.config, None, [*keys, f"run_dir={run}"])
+    config = command.complete(load(command.config, None, [*keys, f"run_dir={run}"]))
     prepared, facts = command.prepare(config)
     from offline_agent.runner.opening import open_run
 
