@@ -46,11 +46,13 @@ class Round:
 COLLECT: dict[str, tuple[str, ...]] = {
     "attempts": ("search.algorithm=best_of_n", "search.simulations=4"),
     "attempts16": ("search.algorithm=best_of_n", "search.simulations=16"),
+    "retries": ("search.algorithm=best_of_n", "search.simulations=16", "search.until=success"),
     "tree": ("search.simulations=16",),
     "need": ("search.simulations=16", "search.until=success"),
     "need32": ("search.simulations=32", "search.until=success"),
 }
-"""Ways to collect. `need`: four attempts, and a tree from them where all four failed."""
+"""Ways to collect. `need`: four attempts, and a tree from them where all four failed; `retries`: further plain attempts
+there, the control of `need`."""
 
 _STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
@@ -58,6 +60,7 @@ _BOTH = ("data.kinds=[step,trajectory]",)
 ROUNDS: dict[str, Round] = {
     "attempts": Round("attempts"),
     "attempts16": Round("attempts16"),
+    "retries": Round("retries"),
     "tree": Round("tree"),
     "need": Round("need"),
     "need32": Round("need32"),
@@ -66,6 +69,7 @@ ROUNDS: dict[str, Round] = {
     "need+dpo": Round("need", dpo=_BOTH),
     "tree+dpo": Round("tree", dpo=_STEP),
     "attempts, all data": Round("attempts", again=True),
+    "retries, all data": Round("retries", again=True),
     "need, all data": Round("need", again=True),
     "need+updates, all data": Round("need", sft=("optimizer.epochs=16",), again=True),
     "need+dpo, all data": Round("need", again=True, dpo=_BOTH),
@@ -75,6 +79,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "attempts": ("attempts",) * 5,
     "more updates": ("attempts", "attempts", "attempts+updates"),
     "attempts, all data": ("attempts", *("attempts, all data",) * 4),
+    "retries, all data": ("retries", *("retries, all data",) * 3),
     "need": ("need",) * 3,
     "need, all data": ("need", "need, all data", "need, all data"),
     "need, more updates": ("need", "need, all data", "need+updates, all data"),
@@ -88,7 +93,7 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 """Rounds by arm."""
 
-PLAIN = {"attempts", "attempts16", "attempts+updates", "attempts, all data"}
+PLAIN = {"attempts", "attempts16", "attempts+updates", "attempts, all data", "retries", "retries, all data"}
 """Rounds without a tree and without preferences: the control."""
 
 
