@@ -48,6 +48,17 @@ def load(model: type[Model], file: str | Path | None = None, overrides: Sequence
     return config
 
 
+def read_value(raw: str) -> Any:
+    """Return the value of a text that was typed after `key=`: read as YAML, the text itself where it is none.
+
+    Interpolations (`${...}`) are left as they are.
+    """
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={raw}"]), resolve=False)["value"]  # type: ignore[index, call-overload]
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError):
+        return raw
+
+
 def to_yaml(config: BaseModel) -> str:
     """Return the configuration as YAML that `load` reads back to an equal one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
@@ -77,10 +88,7 @@ def _override(
     if not equals or not all(parts):
         faults.append(f"{override!r}: write key=value, e.g. seed=1.{did_you_mean(path, known)}")
         return
-    try:
-        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={raw}"]), resolve=False)["value"]  # type: ignore[index, call-overload]
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError):
-        value = raw
+    value = read_value(raw)
     entry = known.get(path) or known.get(path.removesuffix(".name"))
     whole = isinstance(value, dict) and _plugged(_field_model(model, path))  # env={name: ..., argument: ...}
     if entry is not None and entry.text and not whole and not isinstance(value, str | None):

@@ -87,7 +87,7 @@ class Episode:
         """Start the task and return the first observation.
 
         Raises:
-            EnvironmentFault: `reset` raised.
+            EnvironmentFault: `reset` raised, returned None, or left the episode over.
         """
         self._over = False
         self._task = task
@@ -96,6 +96,11 @@ class Episode:
             raise EnvironmentFault(
                 f"{self.spec.name}: reset() returned None (task {task.task_id}); return the first observation as text: "
                 "the policy learns its task from it"
+            )
+        if self.terminated:
+            raise EnvironmentFault(
+                f"{self.spec.name}: `terminated` is True after reset() (task {task.task_id}), so that no action can be "
+                "played; set it False in reset(), and leave tasks out that are over before they begin"
             )
         own = self._read("_tools", None)
         self.tools = own if isinstance(own, ToolSet) else self.spec.tools

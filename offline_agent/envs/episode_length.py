@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from offline_agent.config.build_prefs import DEFAULT_STEPS
@@ -40,7 +40,7 @@ def episode_length(spec: EnvSpec) -> EpisodeLength:
         return EpisodeLength(spec.max_steps, f"max_steps of {spec.name}")
     if spec.demonstrate is None:
         return EpisodeLength(DEFAULT_STEPS, f"{spec.name} has neither max_steps nor an expert")
-    needs, fault = _in_time(lambda: expert_needs(spec, itertools.islice(spec.tasks("train"), _MEASURED)))
+    needs, fault = _in_time(spec, list(itertools.islice(spec.tasks("train"), _MEASURED)))
     if not needs:
         why = f": {fault}" if fault else ""
         return EpisodeLength(DEFAULT_STEPS, f"the expert of {spec.name} solves none of the first tasks{why}")
@@ -48,30 +48,30 @@ def episode_length(spec: EnvSpec) -> EpisodeLength:
     return EpisodeLength(max(DEFAULT_STEPS, _ROOM * most), f"the expert of {spec.name} needs up to {most} actions")
 
 
-def expert_needs(spec: EnvSpec, tasks: Iterable[Task]) -> tuple[list[int], str]:
-    """Return the actions of the expert for each task that it solves, and the last fault that ended an attempt.
+def _in_time(spec: EnvSpec, tasks: Sequence[Task]) -> tuple[list[int], str]:
+    """Return `_expert_needs`, measured in a thread of its own; nothing where it hangs.
 
-    Changes that the environment makes to this process are undone; a search tells them.
+    Changes that the environment makes to this process are undone here, not in the thread: Python allows signal handlers
+    to be set in the main thread alone, and a thread that hangs must not undo anything later. A search tells of them.
     """
-    player, needs, fault = ScriptedPlayer(spec, _LONGEST), [], ""
+    found: list[tuple[list[int], str]] = []
     surroundings = ProcessState()
+    thread = threading.Thread(target=lambda: found.append(_expert_needs(spec, tasks)), daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    surroundings.put_back()
+    return found[0] if found else ([], f"it was not done after {_SECONDS:g} s")
+
+
+def _expert_needs(spec: EnvSpec, tasks: Iterable[Task]) -> tuple[list[int], str]:
+    """Return the actions of the expert for each task that it solves, and the last fault that ended an attempt."""
+    player, needs, fault = ScriptedPlayer(spec, _LONGEST), [], ""
     for task in tasks:
         try:
             played = player.expert(task)
-        except Exception as error:  # the expert is the user's own code, which no boundary wraps
+        except BaseException as error:  # the expert is the user's own code, which no boundary wraps
             fault = str(error) if isinstance(error, EnvironmentFault) else in_words(error)
             continue
-        finally:
-            surroundings.put_back()
         if played.verdict is not None and played.verdict.success:
             needs.append(len(played.steps))
     return needs, fault
-
-
-def _in_time(measure: Callable[[], tuple[list[int], str]]) -> tuple[list[int], str]:
-    """Return what is measured, in a thread of its own; nothing where it hangs."""
-    found: list[tuple[list[int], str]] = []
-    thread = threading.Thread(target=lambda: found.append(measure()), daemon=True)
-    thread.start()
-    thread.join(_SECONDS)
-    return found[0] if found else ([], f"it was not done after {_SECONDS:g} s")

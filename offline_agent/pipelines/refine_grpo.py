@@ -156,13 +156,10 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
         "model": {**saved, "begun": begun},
         "training": {**training.of_result(result, seconds), **ends(result)},
         "filtered": exported.pop("filtered"),
-        "cuts": {
-            "episodes": exported["attempts"],
-            **{kind: exported.pop(kind) for kind in POLICY_CUTS},
-            **cuts.limits(
-                rollouts.max_steps, rollouts.max_tokens, ("rollouts.max_steps", "rollouts.max_tokens")
-            ),
-        },
+        "cuts": cuts.counts(
+            exported["attempts"], {kind: exported.pop(kind) for kind in POLICY_CUTS},
+            rollouts.max_steps, rollouts.max_tokens, ("rollouts.max_steps", "rollouts.max_tokens"),
+        ),
         "rollouts": {**exported, "env_steps": online.env_steps, "refused_rows": log.refused},
         **of_servers({"sampler": policy}),
         "data": None if inputs.replayed is None else training.of_report(inputs.replayed),

@@ -18,7 +18,7 @@ from offline_agent.config.training import TrainDpoConfig
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines.entry import main
 from offline_agent.runner import training
-from offline_agent.runner.next_steps import keys_of_runs
+from offline_agent.runner.next_steps import keys_of_runs, typed
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.store.provenance import hash_json
@@ -174,7 +174,7 @@ def _search(session: Session[TrainDpoConfig]) -> Path:
     config, model = session.config, session.config.model
     keys: dict[str, Any] = {
         **_SMALL_SEARCH,
-        "pairs.kinds": f"[{','.join(built_kinds(config.data.kinds, DEFAULT_ORIGINS))}]",
+        "pairs.kinds": list(built_kinds(config.data.kinds, DEFAULT_ORIGINS)),
         "policy": "hf",
         "policy.model": model.path,
         "policy.tokenizer": model.tokenizer,
@@ -187,7 +187,7 @@ def _search(session: Session[TrainDpoConfig]) -> Path:
         "run_dir": str((session.run.path / SEARCH).resolve()),
     }
     optional = ("policy.model", "policy.tokenizer", "policy.chat_template")
-    given = [f"{name}={_typed(value)}" for name, value in keys.items() if value is not None or name not in optional]
+    given = [f"{name}={typed(value)}" for name, value in keys.items() if value is not None or name not in optional]
     stage = Stage(SEARCH, SEARCH, load(BuildPrefsConfig, None, given))
     session.say(
         f"train_dpo: no pairs were named (data.runs, data.files), so {_SMALL_SEARCH['tasks.n']} tasks of the embedded "
@@ -195,10 +195,6 @@ def _search(session: Session[TrainDpoConfig]) -> Path:
     )
     run_stage(stage, session.say, f"give the same command with run_dir={session.run.path}")
     return stage.path
-
-
-def _typed(value: Any) -> str:
-    return "null" if value is None else str(value)
 
 
 COMMAND: Command[TrainDpoConfig, DpoInputs] = Command(

@@ -280,15 +280,11 @@ class Figures:
                 "best_of_search": self.best.value,
                 "best_score_of_search": self.best_scores.value,
             },
-            "cuts": {
-                "episodes": self.totals["ends"],
-                **{kind: self.totals[kind] for kind in POLICY_CUTS},
-                **cuts.limits(
-                    config.search.max_steps,
-                    config.policy.max_tokens or parts.policy.max_tokens,
-                    ("search.max_steps", "policy.max_tokens"),
-                ),
-            },
+            "cuts": cuts.counts(
+                self.totals["ends"], self.totals,
+                config.search.max_steps, config.policy.max_tokens or parts.policy.max_tokens,
+                ("search.max_steps", "policy.max_tokens"),
+            ),
             "pairs": dict(sorted(self.pairs.items())),
             "pairs_total": self.rows["preferences"],
             "tasks_with_pairs": self.paired_tasks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offline_agent.records import POLICY_CUTS
@@ -12,25 +12,22 @@ WORDS = {"max_steps": "max_steps", "tokens": "the token limit", "context": "the 
 _MANY_STEPS, _MANY = 0.5, 0.05  # shares of the episodes above which advice is given, for max_steps and for the others
 
 
-def counts(cuts: Iterable[str | None], max_steps: int, max_tokens: int, keys: tuple[str, str]) -> dict[str, Any]:
+def counts(
+    episodes: int, cut: Mapping[Any, int], max_steps: int, max_tokens: int, keys: tuple[str, str]
+) -> dict[str, Any]:
     """Return how many episodes each limit cut, as JSON for the summary.
 
     Args:
-        cuts: For each episode its cut, None where it ended by itself.
+        episodes: The number of all episodes.
+        cut: The number of episodes by cut (`records.POLICY_CUTS`); other keys are left out.
         max_steps, max_tokens: The limits; `max_tokens` = 0 for a policy without tokens.
         keys: Configuration keys of the two limits.
     """
-    out: dict[str, Any] = {"episodes": 0, **dict.fromkeys(POLICY_CUTS, 0)}
-    for cut in cuts:
-        out["episodes"] += 1
-        if cut in out:
-            out[str(cut)] += 1
-    return out | limits(max_steps, max_tokens, keys)
-
-
-def limits(max_steps: int, max_tokens: int, keys: tuple[str, str]) -> dict[str, Any]:
-    """Return the limits and their keys, the last part of `counts`."""
-    return {"limits": {"max_steps": [keys[0], max_steps], "tokens": [keys[1], max_tokens]}}
+    return {
+        "episodes": episodes,
+        **{kind: cut.get(kind, 0) for kind in POLICY_CUTS},
+        "limits": {"max_steps": [keys[0], max_steps], "tokens": [keys[1], max_tokens]},
+    }
 
 
 def rows(cut: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,8 @@ def summary(
         "seed": config.seed,
         "modes": _modes(config, candidate),
         "cuts": cuts.counts(
-            (attempt.cut_by for attempts in candidate.values() for attempt in attempts),
+            sum(map(len, candidate.values())),
+            Counter(attempt.cut_by for attempts in candidate.values() for attempt in attempts),
             config.max_steps, config.policy.max_tokens or parts.policy.max_tokens, ("max_steps", "policy.max_tokens"),
         ),
         "protocol": _protocol(config, parts, played, openings),

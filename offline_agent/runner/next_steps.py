@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from offline_agent.config.loading import read_value
 from offline_agent.runner.pipeline import Session
 
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
 _DEFAULTS = {"env": {"isolate": "auto"}, "judge": {"name": "environment"}}  # left out of a command
 
 
@@ -30,6 +33,18 @@ def command(name: str, keys: Iterable[str]) -> str:
     return f"{python()} -m offline_agent.pipelines.{name} {shlex.join(keys)}"
 
 
+def typed(value: Any) -> str:
+    """Return a value as it is typed after `key=`, so that `config.loading.load` gives the same value again.
+
+    Args:
+        value: Text without control characters, finite number, truth value, None, or lists and dicts of them.
+    """
+    if isinstance(value, str) and "${" not in value and read_value(value) == value:
+        return value
+    text = json.dumps(value, ensure_ascii=False)
+    return _INTERPOLATION.sub(lambda found: rf"{2 * found[1]}\\${{", text)  # OmegaConf's escape
+
+
 def environment_keys(config: Mapping[str, Any]) -> list[str]:
     """Return the keys that choose the environment, its arguments and the judge.
 
@@ -43,7 +58,7 @@ def environment_keys(config: Mapping[str, Any]) -> list[str]:
         if name is None or defaults.get("name") == name:
             continue
         keys.append(f"{section}={name}")
-        keys += [f"{section}.{key}={_typed(value)}" for key, value in given.items() if defaults.get(key) != value]
+        keys += [f"{section}.{key}={typed(value)}" for key, value in given.items() if defaults.get(key) != value]
     return keys
 
 
@@ -98,8 +113,3 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _typed(value: Any) -> str:
-    """Return a value as it is typed after `key=`."""
-    return value if isinstance(value, str) else json.dumps(value)

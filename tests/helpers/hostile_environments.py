@@ -359,6 +359,23 @@ class StaleReset(Honest):
         return f"The goal is {goal}."
 
 
+class CountsResets(Honest):
+    """Tells in its first observation how often it was reset."""
+
+    def reset(self, goal: int) -> str:
+        self.resets = getattr(self, "resets", 0) + 1
+        return f"{super().reset(goal)} This is game {self.resets}."
+
+
+class OverAtOnce(Honest):
+    """Is over after its reset where there is nothing to pick."""
+
+    def reset(self, goal: int) -> str:
+        told = super().reset(goal)
+        self.terminated = goal % 2 == 0
+        return told
+
+
 class Earns(Honest):
     """Says after each call that it earned what it is made with."""
 

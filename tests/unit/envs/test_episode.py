@@ -136,6 +136,8 @@ def test_broken_environments_are_wrapped_wherever_they_break():
         EnvSpec(hostile.RaisesInInit).open()
     with pytest.raises(EnvironmentFault, match="OSError: no world"):
         opened(hostile.RaisesInReset)
+    with pytest.raises(EnvironmentFault, match="`terminated` is True after reset"):
+        EnvSpec(hostile.OverAtOnce).open().reset(Task("goal-4", "train", {"goal": 4}))
     with pytest.raises(EnvironmentFault, match="SystemExit"):
         opened(hostile.ExitsInTool).step(pick(1))
     episode = opened(hostile.RaisesInTool)

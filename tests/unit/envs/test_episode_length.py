@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -11,7 +13,7 @@ from offline_agent.config.build_prefs import DEFAULT_STEPS
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.conformance import check_environment
 from offline_agent.envs.episode_length import episode_length
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, OfflineAgentError
 from tests.helpers.hostile_environments import Honest
 
 
@@ -42,6 +44,28 @@ class Inexpert(Long):
     demonstrate = None  # type: ignore[assignment]
 
 
+class Leaving(Long):
+    """Exits in place of raising."""
+
+    @classmethod
+    def demonstrate(cls, task, messages, rng: random.Random, noise: float) -> dict[str, Any]:
+        raise SystemExit(3)
+
+
+class Moving(Long):
+    """Changes the process that it runs in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.chdir("/")
+
+
+class Listless(Long):
+    @classmethod
+    def tasks(cls, split: str) -> Any:
+        raise KeyError("no such table")
+
+
 class Broken(Long):
     @classmethod
     def demonstrate(cls, task, messages, rng: random.Random, noise: float) -> dict[str, Any]:
@@ -59,11 +83,28 @@ def test_an_expert_that_needs_many_actions_raises_the_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cls", "told"), [(Honest, "up to 3 actions"), (Inexpert, "neither max_steps nor an expert"), (Broken, "no plan")]
+    ("cls", "told"),
+    [
+        (Honest, "up to 3 actions"),
+        (Inexpert, "neither max_steps nor an expert"),
+        (Broken, "no plan"),
+        (Leaving, "SystemExit"),
+    ],
 )
 def test_else_it_is_the_default(cls: type, told: str) -> None:
     length = episode_length(EnvSpec(cls))
     assert length.steps == DEFAULT_STEPS and told in length.source
+
+
+def test_an_error_in_the_list_of_tasks_is_passed_on() -> None:
+    with pytest.raises(OfflineAgentError, match="no such table"):
+        episode_length(EnvSpec(Listless))
+
+
+def test_changes_of_the_process_are_undone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert episode_length(EnvSpec(Moving)).steps == 40
+    assert Path.cwd() == tmp_path
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "15", 1.5, True])

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 from offline_agent.report.cuts import advice, counts, rows
 
 KEYS = ("search.max_steps", "policy.max_tokens")
 
 
+def counted(cut: list[str | None], max_tokens: int = 64) -> dict[str, Any]:
+    return counts(len(cut), Counter(cut), 15, max_tokens, KEYS)
+
+
 def test_each_episode_is_counted_under_the_limit_that_cut_it() -> None:
-    found = counts([None, "tokens", "max_steps", "max_steps", "fault"], 15, 64, KEYS)
+    found = counted([None, "tokens", "max_steps", "max_steps", "fault"])
     assert (found["episodes"], found["max_steps"], found["tokens"], found["context"]) == (5, 2, 1, 0)
     table = {name: (count, note) for name, count, note in rows(found)}
     assert table["episodes cut by max_steps"] == ("2", "40.0% of 5; search.max_steps=15")
@@ -16,17 +23,17 @@ def test_each_episode_is_counted_under_the_limit_that_cut_it() -> None:
 
 
 def test_turns_that_do_not_end_are_advised_on_above_one_in_twenty() -> None:
-    assert not list(advice(counts(["tokens"] + [None] * 19, 15, 64, KEYS)))
-    (told,) = advice(counts(["tokens"] * 2 + [None] * 18, 15, 64, KEYS))
+    assert not list(advice(counted(["tokens"] + [None] * 19)))
+    (told,) = advice(counted(["tokens"] * 2 + [None] * 18))
     assert "policy.max_tokens=256" in told and told.startswith("10%")
 
 
 def test_unfinished_episodes_are_advised_on_where_they_are_most() -> None:
-    assert not list(advice(counts(["max_steps", None], 15, 64, KEYS)))
-    (told,) = advice(counts(["max_steps"] * 2 + [None], 15, 64, KEYS))
+    assert not list(advice(counted(["max_steps", None])))
+    (told,) = advice(counted(["max_steps"] * 2 + [None]))
     assert told.startswith("Most episodes did not end: 67%") and "search.max_steps=30" in told
 
 
 def test_a_policy_without_tokens_has_no_row_of_them() -> None:
-    assert [name for name, *_ in rows(counts([None], 15, 0, KEYS))] == ["episodes cut by max_steps"]
-    assert not list(rows(counts([], 15, 0, KEYS)))[1:]
+    assert [name for name, *_ in rows(counted([None], 0))] == ["episodes cut by max_steps"]
+    assert not list(rows(counted([], 0)))[1:]

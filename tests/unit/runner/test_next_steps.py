@@ -6,10 +6,13 @@ import json
 import shlex
 from pathlib import Path
 
+from hypothesis import example, given
+from hypothesis import strategies as st
+
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.loading import load
-from offline_agent.runner.next_steps import another_environment, environment_keys, evaluation, keys_of_runs
+from offline_agent.runner.next_steps import another_environment, environment_keys, evaluation, keys_of_runs, typed
 
 GIVEN = [
     "env=my.module:Env", "env.level=3", "env.words=[a b,c]", "env.isolate=process", "judge=f1", "judge.threshold=0.8",
@@ -23,6 +26,24 @@ def test_the_keys_of_a_run_give_the_same_environment_and_judge_again() -> None:
     assert again.env == config.env and again.judge == config.judge
     assert environment_keys(load(BuildPrefsConfig).resolved()) == ["env=shop"]
     assert environment_keys({"optimizer": {}}) == []
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"])) | st.sampled_from(
+    ["5", "null", "", "${x}", "\\${x}", "\\\\${x}", "a: b", "[a", "'q'", '"q"', " a ", "~", "1e5", "#c", "a #b",
+     "{a: 1}"]
+)  # fmt: skip
+VALUES = st.recursive(
+    TEXTS | st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner),
+    max_leaves=4,
+)
+
+
+@given(VALUES)
+@example("${oc.env:HOME}")
+def test_a_typed_value_is_read_as_the_same_value(value: object) -> None:
+    config = load(BuildPrefsConfig, overrides=["env=my:Env", f"env.argument={typed(value)}"])
+    assert config.env.model_extra == {"argument": value}
 
 
 def test_a_trainer_takes_the_environment_from_the_run_that_it_reads(tmp_path: Path) -> None:
