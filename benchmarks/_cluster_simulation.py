@@ -329,7 +329,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What a simulated cluster did.
+    """The results of a simulated cluster.
 
     Attributes:
         seconds, samples: Of the steady part: until fewer trees were left than may be in flight.

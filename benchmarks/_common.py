@@ -1,4 +1,4 @@
-"""What every benchmark shares: a table on stdout, the same figures as JSON, and the machine they were measured on."""
+"""Parts that all benchmarks use: a table on stdout, the same figures as JSON, and the machine they were measured on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiments over seeds: commands run as soon as what they need is done, and what each seed came to is kept.
+"""Experiments over seeds: commands run as soon as the stages they need are done, and each seed's results are kept.
 
 A seed that is finished leaves one small file, so that seeds may be run one at a time and on different machines; the
 tables are made of these files. Knows nothing of what the commands are.
@@ -54,7 +54,7 @@ class Stage:
 
 @dataclass
 class Seed:
-    """What one seed's evaluations came to.
+    """The results of one seed's evaluations.
 
     Attributes:
         seed: Its number.

@@ -1,4 +1,4 @@
-"""What the weights that a small model begins with are worth: the default model's training from three beginnings.
+"""Effect of a small model's initial weights: the default model's training from three initialisations.
 
 Run `python benchmarks/beginnings.py` (`--updates`: of each; the schedule is the default model's own, cut off there).
 Same data in the same order; what differs is how the untrained weights are drawn. The figures are `discernment.py`'s.

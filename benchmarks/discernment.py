@@ -1,4 +1,4 @@
-"""What a model sees at the product pages of the shop, and whether it acts on it: needs no roll-out.
+"""Reading of the shop's product pages by a model, and whether it acts on what it reads; without roll-outs.
 
 Run `python benchmarks/discernment.py MODEL [MODEL ...]` (folders; none = the embedded default). At each product page
 that a careless demonstrator opens in validation tasks, the model is asked, in the demonstrator's own context: how

@@ -1,4 +1,4 @@
-"""What step DPO does to a fine-tuned policy at different learning rates: success, and what else it changes.
+"""Effect of step DPO on a fine-tuned policy at different learning rates: success, and other changes of behaviour.
 
 Run `python benchmarks/dpo_rates.py --offline DIR --work DIR` after `offline_loop.py --work DIR` (its first iterations
 are read). Every `train_dpo` begins from the same fine-tuned model of its seed and learns from the same step pairs; all

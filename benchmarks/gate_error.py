@@ -1,4 +1,4 @@
-"""How often a run of `iterate` promotes what is worse, and how often what is better: simulated runs, where it is known.
+"""Error rates of the gate of `iterate`: how often it promotes worse and better candidates, in simulated runs.
 
 Run `python benchmarks/gate_error.py`. A run has five iterations of two candidates, 50 held-out tasks and 4 attempts at
 each. The incumbent solves a task with a chance drawn from 0.2 + 0.6 Beta(2, 2); a candidate's chance is that one,
@@ -34,7 +34,7 @@ Chances = Any  # float [tasks]: how often each task is solved
 
 @dataclass(frozen=True)
 class Scenario:
-    """What the candidates are.
+    """The change of the candidates against the incumbent.
 
     Attributes:
         name: In the table.

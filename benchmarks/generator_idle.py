@@ -1,4 +1,4 @@
-"""How much of the generator stands empty while tools are slow: serial, lock-step, and this project's scheduler.
+"""Idle share of the generator while tools are slow: serial, lock-step, and this project's scheduler.
 
 Run `python benchmarks/generator_idle.py`. Latencies are simulated, the search is the real one: a generator of 64 slots
 in which a sample takes 40 ms on average (uniform within ±50 %), and tools that take `--ratio` times as long. A request

@@ -43,9 +43,11 @@ class Clock:
 
     @property
     def rate(self) -> float:
+        """Tokens a second."""
         return self.tokens / self.wall
 
     def row(self, name: str) -> dict[str, Any]:
+        """Return the table's row."""
         return {
             "side": name,
             "tokens": self.tokens,
@@ -70,6 +72,7 @@ class Histories:
         return episode, Context(task, self.spec.system_prompt, episode.tools.schemas, episode.reset(task))
 
     def advance(self, actions: Sequence[Action]) -> None:
+        """Take one step in each open episode; replace those that ended."""
         for i, ((episode, context), action) in enumerate(zip(self.open, actions, strict=True)):
             result = episode.step(action)
             if result.terminated:
@@ -117,6 +120,7 @@ def differences(
 
 
 def main() -> None:
+    """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(DEFAULT_MODEL))
     parser.add_argument("--tasks", type=int, default=64)

@@ -32,9 +32,11 @@ class Tiny:
 
     @classmethod
     def tasks(cls, split: str) -> list[dict[str, Any]]:
+        """Return one task."""
         return [{"task_id": split}]
 
     def reset(self) -> str:
+        """Begin an episode."""
         self.calls = 0
         return "go"
 
@@ -44,6 +46,7 @@ class Tiny:
         return str(self.calls)
 
     def get_reward(self) -> float:
+        """Return 0."""
         return 0.0
 
 
@@ -51,6 +54,7 @@ class Generator(Tiny):
     """Counts with a generator."""
 
     def reset(self) -> str:
+        """Begin an episode."""
         self.numbers = (str(number) for number in itertools.count(1))
         return "go"
 

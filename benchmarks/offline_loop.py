@@ -1,4 +1,4 @@
-"""What the offline loop gains on held-out tasks: warm start, rejection fine-tuning, each kind of pairs, two iterations.
+"""Gains of the offline loop on held-out tasks: warm start, rejection fine-tuning, each kind of pairs, two iterations.
 
 Run `python benchmarks/offline_loop.py --work DIR` (hours on a laptop; `--jobs` commands at once). Every stage is one
 command of the project with a run directory of its own under DIR; what is there is not run again, so a stopped run goes
@@ -30,7 +30,7 @@ ROWS = {
     "step, trajectory, hindsight and minimal": "dpo_all",
     "two iterations (step)": "final",
 }
-"""What a row of the table is called, and its model."""
+"""Names of the table's rows, and their models."""
 _ABLATIONS = {"dpo_trajectory": "trajectory", "dpo_all": "step,trajectory,hindsight,minimal"}
 
 
@@ -75,7 +75,7 @@ class Suite:
 
     @property
     def rows(self) -> dict[str, str]:
-        """What the rows of the table are called, and their models."""
+        """Names of the table's rows, and their models."""
         return ROWS if self.ablations else {title: model for title, model in ROWS.items() if model not in _ABLATIONS}
 
 

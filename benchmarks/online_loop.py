@@ -1,4 +1,4 @@
-"""What the online stage gains on held-out tasks, from the offline checkpoint and from the warm start.
+"""Gains of the online stage on held-out tasks, from the offline checkpoint and from the warm start.
 
 Run `python benchmarks/online_loop.py --offline DIR --work DIR` after `offline_loop.py --work DIR`: its models are where
 this begins. Every stage is one command with a run directory of its own; what is there is not run again. `--plan` prints
@@ -39,7 +39,7 @@ ROWS = {
     "offline loop": "offline",
     **{f"offline loop → {name.upper()}": f"offline-{name}" for name in OBJECTIVES},
 }
-"""What a row of the table is called, and its model."""
+"""Names of the table's rows, and their models."""
 
 
 def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Stage]:

@@ -100,6 +100,7 @@ class ShopTruth:
         self._known: dict[tuple[str, int], float] = {}
 
     def __call__(self, task: Task, edge: Edge) -> float:
+        """Return the edge's value, measured once."""
         key = (task.task_id, edge.id)
         if key not in self._known:
             self._known[key] = self._measure(task, edge)

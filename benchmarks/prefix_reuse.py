@@ -55,14 +55,17 @@ class Noting:
 
     @property
     def busy_seconds(self) -> float:
+        """See `Engine.busy_seconds`."""
         return self._engine.busy_seconds
 
     def submit(self, request: ProposeRequest, done: Done) -> None:
+        """Count the request and pass it on."""
         self.requests += 1
         self.contexts[id(request.context)] = request.context
         self._engine.submit(request, done)
 
     def close(self) -> None:
+        """See `Engine.close`."""
         self._engine.close()
 
 
@@ -128,6 +131,7 @@ def scripted(name: str, tasks: int, simulations: int, proposals: int) -> tuple[E
 
 
 def main() -> None:
+    """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=None, help="default: the embedded one")
     parser.add_argument("--env", default="shop")

@@ -285,6 +285,7 @@ def measure(case: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--cases", nargs="+", choices=list(NAMES), default=list(NAMES))

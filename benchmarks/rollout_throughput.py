@@ -48,7 +48,7 @@ LATENCIES = (0.0, 0.5, 2.0)  # of the serial loop's generation of a turn
 
 @dataclass
 class Side:
-    """What one way to play took; `idle` is the share of the time in which nothing was generated."""
+    """Costs of one way to play; `idle` is the share of the time in which nothing was generated."""
 
     name: str
     trajectories: int = 0
@@ -128,6 +128,7 @@ def slow_shop(endless: bool) -> Any:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
+    """Let torch compute with so many threads inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -279,6 +280,7 @@ def measure(bench: Bench, latency: float, repeats: int) -> list[Side]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(DEFAULT_MODEL))
     parser.add_argument("--tasks", type=int, default=12)

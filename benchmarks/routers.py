@@ -68,9 +68,11 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
+        """Answer with the list of models."""
         self._answer({"object": "list", "data": [{"id": "m", "object": "model"}]})
 
     def do_POST(self) -> None:
+        """Answer a completion after the time that its prompt and tokens take."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if "messages" in body:
             with self.server.slots:

@@ -1,4 +1,4 @@
-"""How throughput grows with the number of servers (simulated), and with the number of Ray workers (real).
+"""Growth of throughput with the number of servers (simulated) and with the number of Ray workers (real).
 
 Run `python benchmarks/scaling.py` for both, `--simulated` or `--real` for one of them.
 
@@ -57,6 +57,7 @@ class Recorder:
 
     @property
     def busy_seconds(self) -> float:
+        """See `Engine.busy_seconds`."""
         return self._engine.busy_seconds
 
     def submit(self, request: ProposeRequest, done: Done) -> None:
@@ -107,6 +108,7 @@ class Recorder:
         self._engine.submit(request, ended)
 
     def close(self) -> None:
+        """See `Engine.close`."""
         self._engine.close()
 
     def occupied(self) -> float:

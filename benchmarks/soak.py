@@ -89,6 +89,7 @@ class Servers:
                 self._start(number)
 
     def close(self) -> None:
+        """End all servers."""
         for process in self._processes:
             if process is not None:
                 process.kill()
@@ -121,6 +122,7 @@ class Driver:
     family: dict[int, psutil.Process] = field(default_factory=dict)
 
     def start(self) -> None:
+        """Start the command, its output appended to the log."""
         with open(self.said, "ab") as said:
             self.process = subprocess.Popen(self.command, stdout=said, stderr=said, env=ENVIRONMENT)
 
@@ -186,6 +188,7 @@ class Soak:
     whole: tuple[dict[str, str], Counter[tuple[str, int]]] = field(default_factory=lambda: ({}, Counter()))
 
     def command(self, run_dir: Path, *more: str) -> list[str]:
+        """Return the command line of a run."""
         keys = [*KEYS, self.servers.key, f"tasks.n={self.arguments.tasks}", "search.simulations=16", *more]
         return [sys.executable, "-m", "offline_agent.pipelines.build_prefs", *keys, f"run_dir={run_dir}"]
 

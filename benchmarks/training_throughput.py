@@ -50,15 +50,18 @@ class Clock(TrainerCallback):
         self.ends: list[tuple[float, float]] = []
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Take the times of an update's end."""
         self.ends.append((time.perf_counter(), time.process_time()))
 
     @property
     def seconds(self) -> tuple[float, float]:
+        """Wall and processor seconds between the first update's end and the last's."""
         (wall, processor), (wall_end, processor_end) = self.ends[0], self.ends[-1]
         return wall_end - wall, processor_end - processor
 
 
 def fresh() -> tuple[Any, Any]:
+    """Return model and tokenizer, loaded anew."""
     model = AutoModelForCausalLM.from_pretrained(DEFAULT_MODEL, dtype=torch.float32)
     return model, AutoTokenizer.from_pretrained(DEFAULT_MODEL)
 
@@ -128,12 +131,14 @@ def messages(run: Path, task: str, count: int) -> Any:
 
 
 def useful(task: str, rows: Sequence[Any]) -> int:
+    """Return the number of tokens that the loss counts."""
     if task == "sft":
         return sum(sum(row.action_mask) for row in rows)
     return sum(sum(row.chosen_mask) + sum(row.rejected_mask) for row in rows)
 
 
 def sides(task: str, rows: Sequence[Any], run: Path, updates: int) -> Iterator[tuple[str, Callable[[Path], Any]]]:
+    """Yield each side's name and the function that trains it in a folder."""
     def table() -> Any:
         return messages(run, task, len(rows))
 
@@ -144,6 +149,7 @@ def sides(task: str, rows: Sequence[Any], run: Path, updates: int) -> Iterator[t
 
 
 def main() -> None:
+    """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=None, help="a run directory of build_prefs")
     parser.add_argument("--updates", type=int, default=5, help="optimizer updates of each side, the first not timed")

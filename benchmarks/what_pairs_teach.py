@@ -1,5 +1,5 @@
-"""Which step pairs teach something that holds for other tasks: preferences before and after DPO, on the pairs that were
-learnt from and on those of other seeds, by the tools of the two sides.
+"""Generalisation of step pairs: preferences before and after DPO, on the pairs that were learnt from and on those of
+other seeds, by the tools of the two sides.
 
 Run `python benchmarks/what_pairs_teach.py --offline DIR` after `offline_loop.py --work DIR`, with two seeds at least.
 Nothing is trained here: each seed's fine-tuned model, and the one that step DPO made of it, say which side they like.

@@ -1,6 +1,7 @@
 """Search, judge and learn from tool-call trajectories, offline first."""
 
 from offline_agent.errors import ToolError
+from offline_agent.store.tables import rows
 
-__all__ = ["ToolError"]
+__all__ = ["ToolError", "rows"]
 __version__ = "0.1.0"

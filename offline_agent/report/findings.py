@@ -23,7 +23,8 @@ def findings(summary: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"Length matching would drop {summary['kept_unmatched']} of {summary['pairs_total']} pairs, because the "
             f"better sides are {longer} than the others. So all are kept; a loss that counts tokens may learn the "
-            f"length: prefer dpo.loss=ipo or an average a token, or look whether {longer} answers are right here"
+            f"length: prefer dpo.loss=sigmoid_norm, which averages over tokens, or look whether {longer} answers are "
+            "right here"
         )
 
 

@@ -200,7 +200,7 @@ class Node:
 
     @property
     def quarantined(self) -> str | None:
-        """Why the values from here on are noise: the reason of the nearest quarantined edge above; None without one."""
+        """Reason of the nearest quarantined edge above, which makes all values from here on noise; None without one."""
         edge = self.edge
         while edge is not None:
             if edge.quarantined is not None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from offline_agent.errors import DataError
+from offline_agent.errors import DataError, did_you_mean
 from offline_agent.store.files import write_atomic
 
 if TYPE_CHECKING:
@@ -222,3 +222,28 @@ def read_table(path: Path) -> Iterator[dict[str, Any]]:
                     yield {field.name: _decode(row[field.name], field.type) for field in batch.schema}
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path}: not readable as Parquet ({error}). {mend}") from error
+
+
+def rows(run_dir: str | Path, table: str = "preferences") -> Iterator[dict[str, Any]]:
+    """Yield the rows of a run's table, messages as lists of dicts; also as `offline_agent.rows`.
+
+    Readers that do not know Arrow's JSON type (pandas, polars, DuckDB) give each message as JSON text instead, which a
+    chat template renders as an empty conversation without an error.
+
+    Args:
+        run_dir: A run directory.
+        table: Its folder with the table's files, such as `preferences`, `filtered` or `trajectories` (docs/data.md).
+
+    Raises:
+        DataError: There is no such table, or a file of it is not readable (`read_table`).
+    """
+    folder = Path(run_dir) / table
+    files = sorted(folder.glob("*.parquet"))
+    if not files:
+        there = sorted({file.parent.name for file in Path(run_dir).glob("*/*.parquet")})
+        raise DataError(
+            f"{folder}: there is no table here. Tables of {run_dir}: {', '.join(there) or 'none'}"
+            f"{did_you_mean(table, there)}"
+        )
+    for file in files:
+        yield from read_table(file)

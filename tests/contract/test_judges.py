@@ -1,4 +1,4 @@
-"""What every judge of the package promises: a verdict, always; evidence that is JSON; no score it cannot stand by."""
+"""Promises of every judge of the package: a verdict, always; evidence that is JSON; no score it cannot stand by."""
 
 from __future__ import annotations
 

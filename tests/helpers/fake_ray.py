@@ -90,7 +90,7 @@ class Actor:
 
 
 class FakeRay:
-    """What `WorkerPool` uses of the module `ray`.
+    """The part of the module `ray` that `WorkerPool` uses.
 
     Args:
         cpus: Of each node.

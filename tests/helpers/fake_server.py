@@ -19,7 +19,7 @@ Answer = tuple[int, Any] | None
 
 
 class FakeServer:
-    """What the server saw, and how it shall answer.
+    """Requests that the server got, and how it answers.
 
     Attributes:
         misbehave: From (path, body, how many posts before) to an answer; None = behave.

@@ -1,4 +1,4 @@
-"""What must hold for any record, and how often the watch is wrong about a run that does not change."""
+"""Invariants of the watch for any record, and its error rate on a run that does not change."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def stationary(seed: int, wanders: float) -> list[dict[str, Any]]:
 
 
 def over_runs(wanders: float) -> tuple[int, Counter[str]]:
-    """How many runs are stopped, and how many are warned of by each rule (but for what is true of their groups)."""
+    """Return how many runs are stopped, and how many each rule warns of (warnings that are true of groups left out)."""
     stopped, said = 0, Counter[str]()
     for seed in range(RUNS):
         watch = Watch(WatchSettings())

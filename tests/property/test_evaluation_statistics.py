@@ -1,4 +1,4 @@
-"""What must hold for any attempts at all."""
+"""Invariants of the statistics for any attempts."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_weights_say_how_it_is_averaged(counts: list[int]) -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(sorted(OBJECTIVES)), st.integers(0, 2**16))
 def test_on_policy_every_surrogate_pulls_alike(name: str, seed: int) -> None:
-    """Where the weights are those of the roll-outs, each gradient is -A times the weight of its token."""
+    """With the weights of the roll-outs, each gradient is -A times the weight of its token."""
     wanted = objective(name, **FIELDS.get(name, {}), kl=0.0)
     counts = [3, 1, 4]
     logps, _, _, _, advantages, *_ = columns(sum(counts), seed)

@@ -243,7 +243,7 @@ class Hindsight:
 
 
 def _differs(steps: Sequence[Step], again: Replay, key: str) -> str | None:
-    """Why the final state is not the one the tree recorded, or does not achieve the goal; None where all is well."""
+    """Return why the final state differs from the recorded one or does not achieve the goal; None where it does."""
     if [step.observation for step in again.steps] != [step.observation for step in steps]:
         return "the environment answered differently on replay"
     goal = again.goals[-1] if again.goals else None
@@ -253,7 +253,7 @@ def _differs(steps: Sequence[Step], again: Replay, key: str) -> str | None:
 
 
 def _unverified(fresh: Replay, wanted: int, key: str) -> str | None:
-    """Why the replay under the new task is no success; None where it is one."""
+    """Return why the replay under the new task is no success; None where it is one."""
     if fresh.start_verdict.success is True or (fresh.start_goal is not None and goal_key(fresh.start_goal) == key):
         return "it held at reset"
     if fresh.verdict.success is None:

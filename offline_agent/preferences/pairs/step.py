@@ -127,7 +127,7 @@ class StepPairs:
         return pairs[: self.per_node]
 
     def _unfit(self, edge: Edge, compared: Siblings) -> str | None:
-        """Why an edge can be neither side; None where it can."""
+        """Return why an edge can be neither side; None where it can."""
         if edge.child is None:
             return "never executed"
         if edge.quarantined is not None:

@@ -1,4 +1,4 @@
-"""Who is chosen among samples and branches, what that cost, and that a stopped search goes on."""
+"""Choice among samples and branches, its cost, and continuation of a stopped search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who samples the online stage's actions: what it is given by the keys, and which processes have one."""
+"""The sampler of the online stage: its arguments from the keys, and the processes that have one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan's figures are made of: intervals from a few tasks, rows never seen, the table."""
+"""Sources of a plan's figures: intervals from a few tasks, rows never seen, the table."""
 
 from __future__ import annotations
 

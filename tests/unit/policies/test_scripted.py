@@ -227,7 +227,7 @@ def test_schemas_that_contain_themselves_end():
 
 
 def test_random_calls_pass_reflected_tools():
-    """What reflection makes of a class, chance can call."""
+    """Random play can call every tool that reflection finds."""
 
     class Tools:
         def book(self, city: str, nights: int, tags: list[str], mode: str = "train", price: float | None = None) -> str:

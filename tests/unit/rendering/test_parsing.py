@@ -1,4 +1,4 @@
-"""What a model may write in a turn, and what becomes of it."""
+"""Turns that a model may write, and the actions they become."""
 
 import json
 

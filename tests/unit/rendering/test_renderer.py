@@ -1,4 +1,4 @@
-"""Which templates are taken and which are refused, what a prompt is, and what a stored row must prove."""
+"""Templates that are accepted and refused, prompts, and proofs of stored rows."""
 
 import hashlib
 import json

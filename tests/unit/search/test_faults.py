@@ -1,4 +1,4 @@
-"""What breaks: environments, verifiers, policies. The branch is quarantined, the run goes on, nothing is scored 0."""
+"""Faults of environments, verifiers and policies: the branch is quarantined, the run goes on, nothing is scored 0."""
 
 from __future__ import annotations
 

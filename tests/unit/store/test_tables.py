@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import offline_agent
 from offline_agent.errors import DataError
 from offline_agent.store import tables
 from offline_agent.store.schemas import FILTERED, PREFERENCES, TRAJECTORIES
@@ -150,3 +152,23 @@ def test_a_broken_or_foreign_table_is_named(tmp_path: Path) -> None:
         list(read_table(tmp_path / "f.parquet"))
     with pytest.raises(DataError, match="missing"):
         list(read_table(tmp_path / "none.parquet"))
+
+
+def test_rows_of_a_run_are_those_that_were_written(tmp_path: Path) -> None:
+    for shard in range(2):
+        write_table(tmp_path / "filtered" / f"{shard}.parquet", "filtered", [trajectory(task_id=str(shard))], FILTERED)
+    found = list(offline_agent.rows(tmp_path, "filtered"))
+    assert [row["task_id"] for row in found] == ["0", "1"]
+    assert found[0]["messages"][1]["tool_calls"] == CALLS
+    with pytest.raises(DataError, match="Tables of .*: filtered Did you mean 'filtered'?"):
+        next(offline_agent.rows(tmp_path, "filterd"))
+
+
+def test_the_documented_way_of_pandas_gives_the_same_messages(tmp_path: Path) -> None:
+    """Catches a change of the storage type that would make docs/data.md's lines wrong."""
+    pandas = pytest.importorskip("pandas")
+    write_table(tmp_path / "0.parquet", "filtered", [trajectory()], FILTERED)
+    (texts,) = pandas.read_parquet(tmp_path)["messages"]
+    parsed = [json.loads(text) for text in texts]
+    (row,) = read_table(tmp_path / "0.parquet")
+    assert parsed == row["messages"]

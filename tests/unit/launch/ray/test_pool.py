@@ -38,7 +38,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 class Counts:
-    """What hands of a test share, as if they could see each other."""
+    """State that the workers of a test share."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

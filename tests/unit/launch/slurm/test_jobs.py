@@ -1,4 +1,4 @@
-"""What is said of a run's jobs, and the launcher around them, with a Slurm that is made up."""
+"""Reports on a run's jobs, and the launcher around them, with a simulated Slurm."""
 
 from __future__ import annotations
 

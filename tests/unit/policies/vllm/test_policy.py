@@ -297,7 +297,7 @@ def test_what_cannot_be_is_refused_before_it_starts(monkeypatch):
 
 
 class Worker(CheckpointWorker):
-    """What vLLM's worker class is to the extension."""
+    """The part of vLLM's worker class that the extension uses."""
 
     class vllm_config:
         class model_config:

@@ -165,7 +165,7 @@ def table(tmp_path: Path, renderer: Renderer | None, name: str = "multiturn_pref
 
 
 def test_a_plain_trainer_reads_what_was_said(tmp_path: Path, renderer: Renderer) -> None:
-    """What TRL tokenises from the message columns is what the token columns hold: nothing added, nothing lost."""
+    """TRL tokenises the message columns to exactly the ids of the token columns."""
     import datasets
 
     path = table(tmp_path, renderer)

@@ -27,7 +27,7 @@ SHARES = {
 
 
 def usual(reward: float = 0.4) -> Record:
-    """What a run without a fault logs, before noise."""
+    """Records of a run without a fault, before noise."""
     return {
         "loss": 0.02,
         "reward_mean": reward,
