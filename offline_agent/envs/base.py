@@ -271,6 +271,16 @@ def _class_faults(cls: type) -> Iterator[str]:
             f"environment {cls.__name__}: its max_steps is {most!r}, allowed: None or a whole number from 1, the "
             "actions of its longest episode; call it otherwise where it means something else"
         )
+    reply = inspect.getattr_static(cls, "_reply", None)
+    if inspect.isfunction(reply):
+        try:
+            inspect.signature(reply).bind(None, text="")
+        except TypeError:
+            yield (
+                f"environment {cls.__name__}: got _reply{inspect.signature(reply)}, allowed: _reply(self, text) -> str "
+                "| None, the scripted user's next turn after an answer without a call; call it otherwise where it "
+                "means something else"
+            )
     if not inspect.isfunction(inspect.getattr_static(cls, "reset", None)):
         yield f"environment {cls.__name__} has no method reset(self, ...) -> str; that is how a task starts"
     if inspect.isfunction(inspect.getattr_static(cls, "tasks", None)):

@@ -7,6 +7,7 @@ from typing import Any
 
 _MOST = 0.5  # share of the tasks or of the candidates above which one cause is named
 _SCRIPTED = ("oracle", "noisy")
+_FEW = 100  # successes below which a new model of random search has learnt next to nothing (docs/environments.md)
 
 
 def findings(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -18,6 +19,13 @@ def findings(summary: Mapping[str, Any]) -> Iterator[str]:
         yield _no_success(summary)
     elif not summary["pairs_total"]:
         yield _no_pair(summary)
+    elif summary["policy"] == "random" and best < _MOST and summary["filtered"] < _FEW:
+        yield (
+            f"policy=random solved {best:.0%} of {summary['tasks']} tasks and leaves {summary['filtered']} successes. "
+            "A new model learns little from so few: raise tasks.n or search.simulations, give the class `demonstrate` "
+            "and take policy=noisy, or begin with a model that is trained already (docs/environments.md, 'Where random "
+            "search is not enough')"
+        )
     if summary["kept_unmatched"]:
         longer = "longer" if summary["kept_unmatched_longer"] else "shorter"
         yield (

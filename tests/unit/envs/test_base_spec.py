@@ -148,3 +148,10 @@ def test_the_base_class_adds_no_tools():
     with pytest.raises(EnvironmentFault, match="must define reset"):
         spec.open().reset(Task("t", "train", {}))
     assert "must define get_reward" in (spec.open().verdict().error or "")
+
+
+@pytest.mark.parametrize("reply", [lambda self: None, lambda self, answer: None, lambda self, text, more: None])
+def test_a_helper_that_is_called_as_the_scripted_user_is_refused(reply):
+    with pytest.raises(ConfigError, match=r"got _reply\(self.*allowed: _reply\(self, text\).*call it otherwise"):
+        EnvSpec(type("Game", (Honest,), {"_reply": reply}))
+    EnvSpec(type("Game", (Honest,), {"_reply": lambda self, text, **more: None}))

@@ -38,6 +38,10 @@ def test_a_run_that_found_pairs_has_nothing_to_explain() -> None:
             NONE | {"cuts": {"episodes": 0}, "quarantined": {"trees": 0, "branches": 7, "rows": 0}},
             "0 of 10 trees and 7 branches are in quarantine",
         ),
+        (
+            {"policy": "random", "filtered": 16, "success": {"best_of_search": 0.1, "plain_sampled": 0.0}},
+            "policy=random solved 10% of 10 tasks and leaves 16 successes. A new model learns little from so few",
+        ),
         ({"kept_unmatched": 13, "pairs_total": 14}, "would drop 13 of 14 pairs, because the better sides are shorter"),
     ],
 )
