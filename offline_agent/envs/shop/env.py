@@ -26,6 +26,7 @@ class Shop:
     system_prompt = "Buy what is asked for."
     page_size = RESULTS_PER_PAGE
     max_steps = 15
+    one_thread = False  # nothing in it is bound to a thread; a search without a model is a fifth faster
 
     def __init__(self) -> None:
         self._shop: Catalogue = catalogue()
