@@ -71,6 +71,8 @@ ROUNDS: dict[str, Round] = {
     "tree+dpo": Round("tree", dpo=_STEP),
     "attempts, all data": Round("attempts", again=True),
     "retries, all data": Round("retries", again=True),
+    "attempts+updates, all data": Round("attempts", sft=_TWICE, again=True),
+    "retries+updates, all data": Round("retries", sft=_TWICE, again=True),
     "need, all data": Round("need", again=True),
     "need+updates, all data": Round("need", sft=_TWICE, again=True),
     "need+dpo, all data": Round("need", again=True, dpo=_BOTH),
@@ -81,6 +83,8 @@ ARMS: dict[str, tuple[str, ...]] = {
     "more updates": ("attempts", "attempts", "attempts+updates"),
     "attempts, all data": ("attempts", *("attempts, all data",) * 4),
     "retries, all data": ("retries", *("retries, all data",) * 3),
+    "attempts, all data, more updates": ("attempts", *("attempts, all data",) * 3, "attempts+updates, all data"),
+    "retries, all data, more updates": ("retries", "retries, all data", "retries+updates, all data"),
     "need": ("need",) * 3,
     "need, all data": ("need", "need, all data", "need, all data"),
     "need, more updates": ("need", "need, all data", "need+updates, all data"),
@@ -94,7 +98,9 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 """Rounds by arm."""
 
-PLAIN = {"attempts", "attempts16", "attempts+updates", "attempts, all data", "retries", "retries, all data"}
+PLAIN = {
+    name for name, one in ROUNDS.items() if one.collect in ("attempts", "attempts16", "retries") and one.dpo is None
+}
 """Rounds without a tree and without preferences: the control."""
 
 

@@ -92,11 +92,9 @@ def table(seeds: list[Seed]) -> list[dict[str, Any]]:
         values = matrix(seeds, f"test-{name}", "sampled")
         low, high = share_interval(values)
         row = {"learnt from": title, "success": f"{values.mean():.1%}", "95 %": f"{low:.1%} to {high:.1%}"}
-        if name != "base":
-            low, high = interval(values - base)
-            row["against the model"] = f"{100 * (values - base).mean():+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
-        else:
-            row["against the model"] = ""
+        row["against the model"] = "" if name == "base" else _difference(values - base)
+        before = matrix(seeds, f"test-{name.removesuffix('-dpo')}", "sampled") if name.endswith("-sft-dpo") else None
+        row["against fine-tuning"] = "" if before is None else _difference(values - before)
         data = name.split("-")[0]
         row["pairs"] = row["trajectories"] = ""
         if name != "base":
@@ -107,6 +105,11 @@ def table(seeds: list[Seed]) -> list[dict[str, Any]]:
         row["each seed"] = ", ".join(f"{mean:.1%}" for mean in values.mean(1))
         rows.append(row)
     return rows
+
+
+def _difference(gain: Any) -> str:
+    low, high = interval(gain)
+    return f"{100 * gain.mean():+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def main() -> None:
