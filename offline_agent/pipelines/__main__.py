@@ -7,6 +7,7 @@ python -m offline_agent.pipelines.train_dpo     train on preference pairs
 python -m offline_agent.pipelines.evaluate      play held-out tasks, with intervals; compare two policies
 python -m offline_agent.pipelines.iterate       all of these in turn, again and again; promote what is not worse
 python -m offline_agent.pipelines.refine_grpo   train on what the policy plays, online
+python -m offline_agent.pipelines.export        write a run's rows as files of TRL, LLaMA-Factory, Axolotl, verl, ...
 python -m offline_agent.pipelines.show          look at pairs of a run
 python -m offline_agent.pipelines.status        what has become of a run
 python -m offline_agent.pipelines.track         send to MLflow what a run could not send

@@ -26,10 +26,18 @@ def __getattr__(name: str) -> Any:
     return globals()[name]
 
 
-def _make() -> dict[str, pa.Schema]:
+def schema_of(table: tuple[columns.Column, ...]) -> pa.Schema:
+    """Return the schema of columns under their known names."""
     import pyarrow as pa
 
-    types = {
+    types = _types()
+    return pa.schema([pa.field(column.name, types[column.type], nullable=not column.required) for column in table])
+
+
+def _types() -> dict[str, pa.DataType]:
+    import pyarrow as pa
+
+    return {
         # JSON, read back by `datasets` as values and by other readers as text: no message gets a key it does not have,
         # which matters because chat templates test which keys there are.
         "messages": pa.list_(pa.json_()),
@@ -43,11 +51,10 @@ def _make() -> dict[str, pa.Schema]:
         "flag": pa.bool_(),
     }
 
+
+def _make() -> dict[str, pa.Schema]:
     def schema(table: tuple[columns.Column, ...], name: str) -> pa.Schema:
-        return pa.schema([
-            pa.field(columns.stored_name(column.name, name), types[column.type], nullable=not column.required)
-            for column in table
-        ])  # fmt: skip
+        return schema_of(tuple(c._replace(name=columns.stored_name(c.name, name)) for c in table))
 
     trajectories = schema(columns.TRAJECTORY, "trajectories")
     return {

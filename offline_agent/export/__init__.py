@@ -1,0 +1,1 @@
+"""Export of a run's rows to the files of other trainers."""

@@ -1,0 +1,111 @@
+"""LLaMA-Factory's sharegpt format: turns of `from` and `value`, the user's side and the model's side in alternation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from offline_agent.export.format import PAIRS, SUCCESSES, ExportRow, Format, Part, Unfit
+from offline_agent.records import Message
+
+_BETWEEN = "\n</tool_response>\n<tool_response>\n"
+"""Text between the results of parallel calls: LLaMA-Factory's converter of OpenAI messages writes it, too."""
+
+
+def preference(row: ExportRow) -> Iterator[Mapping[str, Any]]:
+    """Yield the pair; `chosen` and `rejected` are one turn each."""
+    chosen, rejected = row.single_turns()
+    system, turns = _turns(row.messages("prompt"))
+    if len(turns) % 2 == 0:
+        raise Unfit("its history does not end with the user or a tool's result")
+    yield {"system": system, "conversations": turns, "chosen": _turn(chosen), "rejected": _turn(rejected),
+           "tools": row.row["tools"]}  # fmt: skip
+
+
+def conversation(row: ExportRow) -> Iterator[Mapping[str, Any]]:
+    """Yield the trajectory up to its last turn of the policy: what follows is never learnt."""
+    system, turns = _turns(row.messages("messages"))
+    turns = turns[: len(turns) // 2 * 2]
+    if not turns:
+        raise Unfit("it has no turn of the policy")
+    yield {"system": system, "conversations": turns, "tools": row.row["tools"]}
+
+
+def _turns(messages: Sequence[Message]) -> tuple[str, list[dict[str, str]]]:
+    """Return the system message and the turns, which alternate."""
+    system = ""
+    if messages and messages[0]["role"] == "system":
+        system, messages = messages[0]["content"], messages[1:]
+    out: list[dict[str, str]] = []
+    for message in messages:
+        turn = _turn(message)
+        ours = turn["from"] in ("gpt", "function_call")
+        if out and message["role"] == "tool" and out[-1]["from"] == "observation":
+            out[-1]["value"] += _BETWEEN + turn["value"]
+        elif ours != (len(out) % 2 == 1):
+            before = _BEFORE[out[-1]["from"]] if out else "nothing"
+            raise Unfit(
+                f"a message of the {message['role']} follows {before}; the format has the user (or a tool) and the "
+                "model in alternation"
+            )
+        else:
+            out.append(turn)
+    return system, out
+
+
+def _turn(message: Message) -> dict[str, str]:
+    role, content = message["role"], message.get("content") or ""
+    if role == "user":
+        return {"from": "human", "value": content}
+    if role == "tool":
+        return {"from": "observation", "value": content}
+    if role != "assistant":
+        raise Unfit(f"a {role} message after the first; the format has one, at the beginning")
+    if message.get("reasoning_content"):
+        raise Unfit("a turn with reasoning_content: each template of the trainer marks it by other words")
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    if not calls:
+        return {"from": "gpt", "value": content}
+    plain = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
+    text = json.dumps(plain if len(plain) > 1 else plain[0], ensure_ascii=False)
+    if not content:
+        return {"from": "function_call", "value": text}
+    if "<tool_call>" in content or "</tool_call>" in content:
+        raise Unfit("the text beside a call holds <tool_call>, the mark by which the trainer finds the call")
+    return {"from": "function_call", "value": f"{content}<tool_call>{text}</tool_call>"}
+
+
+_BEFORE = {"human": "the user", "gpt": "the model", "function_call": "a call", "observation": "a tool's result"}
+_TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}
+_INFO = {
+    "preference": {
+        "file_name": "preference.jsonl", "formatting": "sharegpt", "ranking": True, "tags": _TAGS,
+        "columns": {"messages": "conversations", "system": "system", "tools": "tools", "chosen": "chosen",
+                    "rejected": "rejected"},
+    },
+    "sft": {
+        "file_name": "sft.jsonl", "formatting": "sharegpt", "tags": _TAGS,
+        "columns": {"messages": "conversations", "system": "system", "tools": "tools"},
+    },
+}  # fmt: skip
+
+FORMAT = Format(
+    about="LLaMA-Factory 0.9.5: sharegpt JSON lines and dataset_info.json",
+    parts=(
+        Part("preference.jsonl", PAIRS, preference),
+        Part("sft.jsonl", SUCCESSES, conversation),
+    ),
+    load="""\
+```yaml
+dataset_dir: this folder      # its dataset_info.json names both files
+dataset: preference           # stage: dpo; or sft, stage: sft
+```""",
+    trains="In `sft` every turn of the model (`mask_history` off), in `preference` the turn of each side. The trainer "
+    "renders with its own templates, so what it trains on is not what was sampled token by token.",
+    lost="Token ids, masks, log-probabilities and certificates; weights and confidence of pairs; pairs with a side of "
+    "several turns; reasoning_content. Results of parallel calls are one observation, joined as LLaMA-Factory joins "
+    "OpenAI's. Text beside a call stands before `<tool_call>`, which its templates take apart (kimi and LFM2 by other "
+    "words). What follows the last turn of the model is left out.",
+    extra={"dataset_info.json": json.dumps(_INFO, indent=2) + "\n"},
+)

@@ -1,0 +1,214 @@
+"""Formats of other trainers: what their loaders make of random conversations of a run is the conversation again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from offline_agent.export.format import ExportRow, Unfit
+from offline_agent.export.formats import atif, axolotl, llama_factory, openai, trl, verl
+from offline_agent.logs.episode import Fields
+from offline_agent.logs.formats import FORMATS as LOGS
+from tests.helpers import rows as kit
+from tests.helpers.log_writers import TOOLS, spoken
+from tests.helpers.trainer_loaders import IGNORED, chat_faults, function, input_output, sharegpt
+
+FIELDS = Fields(None, None, None, None, "train", ())
+CONVERSATIONS = 300
+
+
+def conversations(seed: int) -> list[list[dict[str, Any]]]:
+    """Return random conversations; parallel calls, replies of the user, reasoning, odd characters."""
+    rng = random.Random(seed)
+    return [spoken(rng, number).expected() for number in range(CONVERSATIONS)]
+
+
+def trajectory(messages: Sequence[Mapping[str, Any]], **more: Any) -> ExportRow:
+    facts = {"task_id": "t", "split": "train", "origin": "search", "reward": 1.0, "success": True, "verdict": None}
+    return ExportRow("run/filtered/0", {"messages": list(messages), "tools": json.dumps(TOOLS), **facts, **more})
+
+
+def pair(messages: Sequence[Mapping[str, Any]]) -> ExportRow:
+    """Return a pair of the last turn with a call (else the last) against another, after the messages before it."""
+    turns = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+    place = next((n for n in reversed(turns) if calls(messages[n])), turns[-1])
+    sides = {"chosen": [messages[place]], "rejected": [{"role": "assistant", "content": "no"}]}
+    row = {"prompt": messages[:place], **sides, "tools": json.dumps(TOOLS), "task_id": "t"}
+    return ExportRow("run/preferences/0", row)
+
+
+def calls(message: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+
+
+def thinks(messages: Sequence[Mapping[str, Any]]) -> bool:
+    return any("reasoning_content" in message for message in messages)
+
+
+def interrupted(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the user speaks right after a tool's result, which does not alternate."""
+    return any((a["role"], b["role"]) == ("tool", "user") for a, b in itertools.pairwise(messages))
+
+
+def told(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, list[tuple[str, Any]]]]:
+    """Return (role, text, calls) of each message, results of parallel calls joined."""
+    out: list[tuple[str, str, list[tuple[str, Any]]]] = []
+    for message in messages:
+        text = message.get("content") or ""
+        if message["role"] == "tool" and out and out[-1][0] == "tool":
+            out[-1] = ("tool", f"{out[-1][1]}\n</tool_response>\n<tool_response>\n{text}", [])
+        else:
+            out.append((message["role"], text, calls(message)))
+    return out
+
+
+def read_sharegpt(turns: Sequence[Mapping[str, str]], system: str) -> list[tuple[str, str, list[tuple[str, Any]]]]:
+    roles = {"user": "user", "assistant": "assistant", "observation": "tool", "function": "assistant"}
+    out: list[tuple[str, str, list[tuple[str, Any]]]] = [("system", system, [])] if system else []
+    for turn in turns:
+        text, made = function(turn["content"]) if turn["role"] == "function" else (turn["content"], [])
+        out.append((roles[turn["role"]], text, made))
+    return out
+
+
+def test_llama_factory_reads_every_turn_or_the_row_is_refused() -> None:
+    """Alone catches a row that its loader skips with a warning, or a call, result or system message that is lost."""
+    refused = 0
+    for messages in conversations(1):
+        try:
+            (row,) = llama_factory.conversation(trajectory(messages))
+        except Unfit as error:
+            reason = str(error)
+            assert thinks(messages) or "reasoning_content" not in reason
+            assert interrupted(messages) or "alternation" not in reason
+            refused += 1
+            continue
+        loaded = sharegpt(row, ranking=False)
+        assert loaded is not None, row
+        assert read_sharegpt([*loaded[0], *loaded[1]], row["system"]) == told(messages)
+        assert json.loads(row["tools"]) == TOOLS
+    assert 0 < refused < 0.8 * CONVERSATIONS
+
+
+def test_llama_factory_reads_both_sides_of_a_pair() -> None:
+    for messages in conversations(2):
+        if thinks(messages) or interrupted(messages):
+            continue
+        given = pair(messages)
+        (row,) = llama_factory.preference(given)
+        loaded = sharegpt(row, ranking=True)
+        assert loaded is not None
+        sides = [read_sharegpt([side], "")[0] for side in loaded[1]]
+        assert sides == told([*given.messages("chosen"), *given.messages("rejected")])
+        assert read_sharegpt(loaded[0], row["system"]) == told(given.messages("prompt"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "alternation"),
+        ([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}], "one, at the beginning"),
+        ([{"role": "assistant", "content": "a"}], "follows nothing"),
+        ([{"role": "user", "content": "a"}], "no turn of the policy"),
+    ],
+)
+def test_llama_factory_names_what_it_cannot_carry(messages: list[dict[str, Any]], reason: str) -> None:
+    with pytest.raises(Unfit, match=reason):
+        list(llama_factory.conversation(trajectory(messages)))
+
+
+def test_text_that_looks_like_a_mark_of_a_call_is_refused() -> None:
+    call = {"type": "function", "function": {"name": "search", "arguments": {}}}
+    turn = {"role": "assistant", "content": "I write <tool_call> now", "tool_calls": [call]}
+    with pytest.raises(Unfit, match="<tool_call>"):
+        list(llama_factory.conversation(trajectory([{"role": "user", "content": "a"}, turn])))
+
+
+def test_openai_accepts_every_chat_and_our_reader_reads_it_back() -> None:
+    """Alone catches ids of calls that are not unique, results in another order, arguments that are objects."""
+    seen = 0
+    for messages in conversations(3):
+        try:
+            (row,) = openai.chat(trajectory(messages))
+        except Unfit:
+            continue
+        seen += 1
+        assert not chat_faults(row["messages"])
+        (read,) = LOGS["openai"].episodes({**row, "success": True}, "f:1", FIELDS)
+        assert list(read.messages) == messages
+        assert [tool["function"]["name"] for tool in row["tools"]] == ["search", "open", "buy"]
+        (preference,) = openai.preference(pair(messages))
+        whole = [*preference["input"]["messages"], *preference["preferred_output"]]
+        assert not chat_faults(whole)
+        assert len(whole) < len(row["messages"]) or not any(map(calls, messages))
+        ids = [call["id"] for message in whole for call in message.get("tool_calls") or ()]
+        assert len(ids) == len(set(ids))
+    assert seen > CONVERSATIONS / 2
+
+
+def test_atif_is_read_back_whole() -> None:
+    for messages in conversations(4):
+        (document,) = atif.document(trajectory(messages))
+        (read,) = LOGS["atif"].episodes(json.loads(json.dumps(document)), "f:1", FIELDS)
+        assert list(read.messages) == messages
+        assert list(read.tools) == TOOLS
+        assert (read.task, read.success, read.score) == ("t", True, 1.0)
+
+
+def test_atif_has_the_ids_that_were_sampled() -> None:
+    """Alone catches spans of the mask that are given to other turns."""
+    row = kit.trajectory(0, "red tea cup")
+    (document,) = atif.document(ExportRow("run/trajectories/0", row))
+    (read,) = LOGS["atif"].episodes(json.loads(json.dumps(document)), "f:1", FIELDS)
+    last = read.tokens[-1]
+    assert last is not None and len(read.tokens) == 3
+    ids, mask = row["input_ids"], row["action_mask"]
+    assert [*last.prompt, *last.sampled] == ids[: len(last.prompt) + len(last.sampled)]
+    sampled = [token for token, there in zip(ids, mask, strict=True) if there]
+    assert [token for turn in read.tokens if turn is not None for token in turn.sampled] == sampled
+
+
+def test_axolotl_trains_exactly_the_mask() -> None:
+    """Alone catches segments that are tokenised to other ids than the run's, or labels beside the mask."""
+    row = kit.trajectory(0, "red tea cup")
+    tokens = (tuple(row["input_ids"]), tuple(row["action_mask"]))
+    (made,) = axolotl.segments(ExportRow("n", row, tokens, kit.renderer()))
+    ids, labels = input_output(json.loads(json.dumps(made)), kit.renderer().tokenizer)
+    assert ids == row["input_ids"]
+    assert labels == [token if on else IGNORED for token, on in zip(row["input_ids"], row["action_mask"], strict=True)]
+
+
+def test_axolotl_pair_is_the_text_of_its_ids() -> None:
+    row = kit.pair(0, "tea", "cup")
+    names = ("prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_mask")
+    (made,) = axolotl.preference(ExportRow("n", row, tuple(tuple(row[name]) for name in names), kit.renderer()))
+    for name, text in made.items():
+        assert kit.renderer().tokenizer(text, add_special_tokens=False)["input_ids"] == row[f"{name}_ids"]
+
+
+def test_text_that_is_tokenised_otherwise_is_left_out() -> None:
+    """Alone catches a row whose ids its own text does not give (a policy may sample any spelling)."""
+    tokenizer = kit.renderer().tokenizer
+    whole = tokenizer("search", add_special_tokens=False)["input_ids"]
+    spelt = [token for letter in "search" for token in tokenizer(letter, add_special_tokens=False)["input_ids"]]
+    assert whole != spelt
+    with pytest.raises(Unfit, match="other ids"):
+        list(axolotl.segments(ExportRow("n", {}, (tuple(spelt), (1,) * len(spelt)), kit.renderer())))
+
+
+@pytest.mark.parametrize("convert", [trl.preference, trl.labelled, llama_factory.preference, openai.preference])
+def test_a_side_of_several_turns_is_refused(convert: Any) -> None:
+    row = kit.pair(0, "tea cup", "mug", kind="trajectory")
+    with pytest.raises(Unfit, match="several turns"):
+        list(convert(ExportRow("n", row)))
+
+
+def test_verl_gets_ids_and_mask() -> None:
+    row = kit.trajectory(0)
+    (made,) = verl.tokens(ExportRow("n", row, (tuple(row["input_ids"]), tuple(row["action_mask"]))))
+    assert (made["input_ids"], made["loss_mask"]) == (row["input_ids"], row["action_mask"])
