@@ -36,6 +36,7 @@ class LoggedEpisode:
         cut: The provider ended the last turn at its token limit.
         args: Fields that a judge needs, as arguments of the task.
         tokens: For each of its turns the ids that the log has, or None; empty where it has none at all.
+        choice: Its number among the choices of one record.
     """
 
     name: str
@@ -50,6 +51,7 @@ class LoggedEpisode:
     cut: bool = False
     args: Mapping[str, Any] = field(default_factory=dict)
     tokens: tuple[TurnTokens | None, ...] = ()
+    choice: int = 0
 
     def __post_init__(self) -> None:
         first = next((n for n, message in enumerate(self.messages) if message["role"] == "assistant"), None)
@@ -62,6 +64,11 @@ class LoggedEpisode:
     def turns(self) -> int:
         """The number of its turns."""
         return sum(message["role"] == "assistant" for message in self.messages)
+
+    @property
+    def record(self) -> str:
+        """The name of its record, which the other choices share."""
+        return self.name.removesuffix(f"/{self.choice}")
 
     @property
     def group(self) -> str:

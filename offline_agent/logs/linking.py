@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from offline_agent.logs.episode import LoggedEpisode, digest
+from offline_agent.logs.outcomes import Outcomes
 from offline_agent.logs.tokens import TokenCheck, TurnTokens
 from offline_agent.preferences.pairs.trajectory import trajectory
 from offline_agent.preferences.refusals import Refusal
@@ -67,6 +68,7 @@ def link(
     episodes: Sequence[LoggedEpisode],
     judge: Callable[[Trajectory], Verdict] | None = None,
     tokens: TokenCheck | None = None,
+    outcomes: Outcomes | None = None,
 ) -> Linked:
     """Return the trees of one task's episodes.
 
@@ -78,14 +80,17 @@ def link(
         episodes: Those of one task, in the order of the logs.
         judge: Gives the verdict on ends whose outcome the log does not tell; None = they stay without one.
         tokens: Checks the ids of the log; None = they are not read.
+        outcomes: Of sessions, apart from their records; None = there are none.
     """
     refusals: list[Refusal] = []
     whole, parts = _without_parts(episodes)
+    if outcomes is not None:
+        whole = outcomes.told(whole)
     trees: dict[str, _Builder] = {}
     sessions: set[tuple[str, str]] = set()
     for episode in whole:
         if episode.session is not None:
-            content = digest([episode.messages, episode.tools, episode.score, episode.success])
+            content = digest([episode.messages, episode.tools, episode.score, episode.success, episode.choice])
             if (episode.session, content) in sessions:
                 refusals.append(Refusal("log", episode.name, f"session {episode.session} was read before, the same"))
                 continue

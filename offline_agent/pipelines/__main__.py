@@ -1,6 +1,7 @@
 """The list of commands, each with --help:
 
 python -m offline_agent.pipelines.build_prefs   search tasks, judge, write preference pairs and filtered trajectories
+python -m offline_agent.pipelines.capture       keep the model calls of an agent, token by token, as a log
 python -m offline_agent.pipelines.import_logs   turn logs of agents into preference pairs and verified trajectories
 python -m offline_agent.pipelines.train_sft     train on demonstrations, or on verified successes
 python -m offline_agent.pipelines.train_dpo     train on preference pairs

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from offline_agent.logs import files
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from offline_agent.logs.formats import FORMATS, recognise, records
 from offline_agent.logs.linking import link
+from offline_agent.logs.outcomes import Outcomes
 from offline_agent.logs.tokens import TokenCheck
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.miners import TreeRows, rows_of
@@ -123,10 +124,10 @@ def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]
     figures = ImportFigures(Figures(session.run.path, 0, session.run.resumed))
     refused = RefusalLog(session.run, figures.mined)
     with closing(TextFile(session.run.path, "episodes")) as kept:
-        groups = _read(inputs, session, figures, refused, kept)
+        groups, outcomes = _read(inputs, session, figures, refused, kept)
         session.progress.start(len(groups), "linking and building pairs")
         with closing(_miner(session.config)) as miner:
-            trees = _trees(groups, kept, inputs, session, figures, refused)
+            trees = _trees(groups, kept, inputs, outcomes, session, figures, refused)
             mined = _rows(trees, miner, inputs.renderer, figures)
             write_mined(session, mined, _balance(session.config), figures.mined)
     return figures.summary(session.config)
@@ -138,9 +139,12 @@ def _read(
     figures: ImportFigures,
     refused: RefusalLog,
     kept: TextFile,
-) -> dict[str, list[int]]:
-    """Keep every episode in a scratch file; return the numbers of those of each task, in the order of the logs."""
-    groups: dict[str, list[int]] = {}
+) -> tuple[dict[str, list[int]], Outcomes]:
+    """Keep every episode in a scratch file; return the numbers of those of each task, in the order of the logs, and the
+    outcomes that records of their own tell.
+    """
+    places: list[tuple[str | None, str]] = []  # session and task of each episode
+    outcomes = Outcomes(inputs.fields)
     session.progress.start(len(inputs.paths), "reading")
     for number, path in enumerate(inputs.paths, 1):
         for record in _records(path):
@@ -149,6 +153,8 @@ def _read(
                 refused.append(Refusal("log", record.name, record.damage))
                 continue
             found = _format_of(record.value, session.config.format)
+            if found is None and _tells_outcome(record, outcomes, refused):
+                continue
             if found is None:
                 refused.append(Refusal("log", record.name, _unknown(record.value, session.config.format)))
                 continue
@@ -156,11 +162,22 @@ def _read(
                 session.say(f"import_logs: {path}: {found[0]}, because it has {found[1]}")
             figures.formats[found] += 1
             for episode in _episodes(record, found[0], inputs.fields, refused):
-                groups.setdefault(episode.group, []).append(len(kept))
+                places.append((episode.session, episode.group))
                 kept.add(json.dumps(episode.to_json()))
         session.progress.update(number, episodes=len(kept))
-    figures.read = len(kept)
-    return groups
+    figures.read, figures.outcomes = len(kept), len(outcomes)
+    groups: dict[str, list[int]] = {}
+    for number, (name, group) in enumerate(places):
+        groups.setdefault(outcomes.task(name) or group, []).append(number)
+    return groups, outcomes
+
+
+def _tells_outcome(record: files.Record, outcomes: Outcomes, refused: RefusalLog) -> bool:
+    try:
+        return outcomes.take(record.value, record.name)
+    except DataError as error:
+        refused.append(Refusal("log", record.name, str(error)))
+        return True
 
 
 def _episodes(
@@ -178,15 +195,17 @@ def _trees(
     groups: Mapping[str, list[int]],
     kept: TextFile,
     inputs: Inputs,
+    outcomes: Outcomes,
     session: Session[ImportLogsConfig],
     figures: ImportFigures,
     refused: RefusalLog,
 ) -> Iterator[SearchTree]:
     """Yield the trees of each task, written to the run directory."""
     tokens = None if inputs.renderer is None else TokenCheck(inputs.renderer)
-    for numbers in groups.values():
+    for task, numbers in groups.items():
         episodes = [LoggedEpisode.from_json(json.loads(kept[number])) for number in numbers]
-        linked = link(episodes, inputs.judge, tokens)
+        episodes = [one if one.group == task else replace(one, task=task) for one in episodes]
+        linked = link(episodes, inputs.judge, tokens, outcomes if len(outcomes) else None)
         for refusal in linked.refusals:
             refused.append(refusal)
         figures.linked(linked)

@@ -27,6 +27,7 @@ class ImportFigures:
     Attributes:
         records: Records of the files, damaged ones included.
         read: Episodes in them.
+        outcomes: Sessions whose outcome has a record of its own.
         formats: Records by format, and why they were taken for it.
     """
 
@@ -34,6 +35,7 @@ class ImportFigures:
         self.mined = mined
         self.records = 0
         self.read = 0
+        self.outcomes = 0
         self.formats: Counter[tuple[str, str]] = Counter()
         self._tasks = self._trees = self._parts = self._episodes = self._judged = self._exact = 0
         self._with_ids = self._with_logps = 0
@@ -86,6 +88,7 @@ class ImportFigures:
             "records": self.records,
             "formats": dict(sorted(formats.items())),
             "episodes_read": self.read,
+            "outcomes_apart": self.outcomes,
             "parts": self._parts,
             "episodes": self._episodes,
             "judged": self._judged,
@@ -137,7 +140,10 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     note = f"and {summary['parts']:,} that are a part of a longer one" if summary["parts"] else ""
     yield "episodes", f"{summary['episodes']:,}", note
     share = _percent(summary["success"]["attempts"])
-    yield "with an outcome", f"{summary['judged']:,}", f"{share} are successes" if summary["judged"] else ""
+    note = f"{share} are successes" if summary["judged"] else ""
+    if summary["outcomes_apart"]:
+        note += f"; {summary['outcomes_apart']:,} sessions have a record of their outcome"
+    yield "with an outcome", f"{summary['judged']:,}", note
     note = f"in {summary['trees']:,} trees; {_percent(summary['success']['tasks'])} have a success"
     yield "tasks", f"{summary['tasks']:,}", f"{note}; {summary['tasks_with_pairs']:,} with pairs"
     yield "pairs", f"{summary['pairs_total']:,}", _counts(summary["pairs"])

@@ -49,10 +49,8 @@ def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[L
         tokens = _tokens(record, choice)
         place = name if len(choices) == 1 else f"{name}/{number}"
         episode = LoggedEpisode(place, conversation([*request["messages"], message]), **known)
-        if len(choices) > 1 and episode.session is not None:
-            episode = replace(episode, session=f"{episode.session}/{number}")
         turns = (*(None for _ in range(episode.turns - 1)), tokens) if tokens is not None else ()
-        yield replace(episode, cut=choice.get("finish_reason") == "length", tokens=turns)
+        yield replace(episode, cut=choice.get("finish_reason") == "length", tokens=turns, choice=number)
 
 
 def _request(record: Mapping[str, Any]) -> Mapping[str, Any]:

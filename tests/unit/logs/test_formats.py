@@ -143,7 +143,8 @@ def test_calls_of_the_api_with_several_choices_are_an_episode_each() -> None:
                for text, reason in (("one", "stop"), ("two", "length"))]  # fmt: skip
     one, two = read({"request": request, "response": {"choices": choices}, "session_id": "s"})
     assert [one.messages[-1]["content"], two.messages[-1]["content"]] == ["one", "two"]
-    assert (one.cut, two.cut, one.session, two.session) == (False, True, "s/0", "s/1")
+    assert (one.cut, two.cut, one.session, two.session) == (False, True, "s", "s")
+    assert (one.choice, two.choice, one.record) == (0, 1, two.record)
 
 
 def test_older_names_of_openai_are_read() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 from offline_agent.errors import DataError
 from offline_agent.logs.conversation import conversation
-from offline_agent.logs.episode import LoggedEpisode
+from offline_agent.logs.episode import Fields, LoggedEpisode
 from offline_agent.logs.linking import Linked, link
+from offline_agent.logs.outcomes import Outcomes
 from offline_agent.logs.tokens import TokenCheck, TurnTokens, turn_tokens
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.preferences.mining import Miner
@@ -26,6 +28,7 @@ from offline_agent.rendering.renderer import Renderer
 from offline_agent.search.serialization import tree_from_json, tree_to_json
 
 USER = {"role": "user", "content": "go"}
+OTHER = {"role": "user", "content": "sum up"}
 
 
 def call(name: str, said: str = "", **arguments: Any) -> dict[str, Any]:
@@ -143,6 +146,51 @@ def test_a_session_that_comes_twice_is_counted_once() -> None:
     assert (linked.episodes, linked.judged) == (1, 1)
     assert [(refusal.name, refusal.kind) for refusal in linked.refusals] == [("log:2", "log")]
     assert link([episode(say("done"), success=True)] * 2).episodes == 2  # without ids they are two attempts
+
+
+def told(*records: dict[str, Any]) -> Outcomes:
+    outcomes = Outcomes(Fields())
+    for number, record in enumerate(records):
+        assert outcomes.take(record, f"outcomes:{number}")
+    return outcomes
+
+
+def scores(linked: Linked) -> dict[str, bool | None]:
+    """Return the outcome of each end, by the text of its last turn."""
+    ends = [one for tree in linked.trees for one in trajectories(tree)]
+    return {one.steps[-1].action.text: None if one.verdict is None else one.verdict.success for one in ends}
+
+
+def test_an_outcome_of_a_session_belongs_to_its_ends() -> None:
+    """Alone catches an outcome on a turn that the agent asked for again, or on its calls one by one."""
+    outcomes = told({"session_id": "s", "reward": 1.0, "task_id": "t"})
+    first, again = (call("a"), result("r"), say("cut off")), (call("a"), result("r"), say("done"))
+    calls = [first[:1], first, again]
+    linked = link([episode(*turns, session="s", name=f"log:{n}") for n, turns in enumerate(calls)], outcomes=outcomes)
+    assert (linked.parts, linked.judged, scores(linked)) == (1, 1, {"cut off": None, "done": True})
+    helper = episode(say("summary"), session="s", name="log:9")  # another conversation of the session ends as it does
+    linked = link([episode(*again, session="s"), replace(helper, messages=conversation([OTHER, say("summary")]))],
+                  outcomes=outcomes)  # fmt: skip
+    assert scores(linked) == {"done": True, "summary": True}
+    assert scores(link([episode(*again, session="another")], outcomes=outcomes)) == {"done": None}
+
+
+def test_an_outcome_of_a_session_leaves_choices_that_nobody_took() -> None:
+    outcomes = told({"session_id": "s", "success": False})
+    one, two = (replace(episode(say(text), session="s"), name=f"log:1/{n}", choice=n) for n, text in enumerate("ab"))
+    assert scores(link([one, two], outcomes=outcomes)) == {"a": None, "b": None}
+    went_on = episode(say("a"), {"role": "user", "content": "and?"}, say("done"), session="s", name="log:2")
+    assert scores(link([one, two, went_on], outcomes=outcomes)) == {"b": None, "done": False}
+
+
+def test_a_session_with_two_outcomes_has_none() -> None:
+    outcomes = told({"session_id": "s", "success": False})
+    assert outcomes.take({"session_id": "s", "success": False}, "outcomes:1")  # sent twice
+    with pytest.raises(DataError, match="another outcome or task in outcomes:0"):
+        outcomes.take({"session_id": "s", "success": True}, "outcomes:2")
+    assert scores(link([episode(say("done"), session="s")], outcomes=outcomes)) == {"done": None}
+    assert not outcomes.take({"success": True}, "f") and not outcomes.take({"session_id": "x"}, "f")
+    assert not outcomes.take({"session_id": "x", "success": True, "messages": []}, "f")
 
 
 def test_contradicting_outcomes_are_in_quarantine() -> None:

@@ -1,0 +1,110 @@
+"""Outcomes of sessions: records that tell how a session ended, apart from those of its calls.
+
+An outcome belongs to the ends of its session: not to a turn that the agent asked for again later, and not to one of
+several choices while nobody knows which one the agent took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from offline_agent.errors import DataError
+from offline_agent.logs.episode import Fields, LoggedEpisode, digest
+
+_CONTENTS = ("messages", "steps", "conversations", "choices", "request", "response", "prompt", "completion")
+
+
+class Outcomes:
+    """The outcomes of sessions, as they are read.
+
+    Args:
+        fields: The fields of a record that tell of its session.
+    """
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+        self._known: dict[str, dict[str, Any]] = {}
+        self._places: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def take(self, record: Any, name: str) -> bool:
+        """Return whether a record tells the outcome of a session; it is kept.
+
+        Args:
+            record: One JSON value of a log.
+            name: `file:line`, for messages.
+
+        Raises:
+            DataError: It tells another outcome or task than a record before it, or a value that is none. The session
+                then has no outcome.
+        """
+        if not isinstance(record, Mapping) or any(name in record for name in _CONTENTS):
+            return False
+        told = self._fields.read(record)
+        if told["session"] is None or told["score"] is None:
+            return False
+        session = told["session"]
+        kept = {key: told[key] for key in ("task", "score", "success", "outcome")}
+        before = self._known.setdefault(session, kept)
+        if before != kept:
+            self._known[session] = {**kept, "task": before["task"], "score": None, "success": None, "outcome": None}
+            raise DataError(f"session {session} has another outcome or task in {self._places[session]}; it gets none")
+        self._places.setdefault(session, name)
+        return True
+
+    def task(self, session: str | None) -> str | None:
+        """Return the task that the record of a session names."""
+        told = self._known.get(session or "")
+        return None if told is None else told["task"]
+
+    def told(self, episodes: Sequence[LoggedEpisode]) -> list[LoggedEpisode]:
+        """Return episodes with the outcomes of their sessions.
+
+        Args:
+            episodes: Those of one task that no other one continues, in the order of the logs.
+        """
+        sessions: dict[str, list[LoggedEpisode]] = {}
+        for episode in episodes:
+            if episode.session in self._known:
+                sessions.setdefault(episode.session, []).append(episode)
+        ends = {id(episode) for group in sessions.values() for episode in _ends(group)}
+        return [self._of(episode) if id(episode) in ends else episode for episode in episodes]
+
+    def _of(self, episode: LoggedEpisode) -> LoggedEpisode:
+        told = self._known[episode.session or ""]
+        if episode.score is not None or told["score"] is None:
+            return episode
+        return replace(episode, score=told["score"], success=told["success"], outcome=told["outcome"])
+
+
+def _ends(episodes: Sequence[LoggedEpisode]) -> list[LoggedEpisode]:
+    """Return the episodes of a session that the agent did not leave."""
+    requests = [_requests(episode) for episode in episodes]
+    answers: dict[str, list[tuple[int, str]]] = {}  # by request: the episodes that answer it, and by which turn
+    for number, asked in enumerate(requests):
+        for request, turn in asked:
+            answers.setdefault(request, []).append((number, turn))
+
+    def left(number: int) -> bool:
+        for place, (request, turn) in enumerate(requests[number], 1):
+            for other, given in answers[request]:
+                later = other > number and (given != turn or place == len(requests[number]))
+                if other != number and (later or episodes[other].record == episodes[number].record):
+                    return True
+        return False
+
+    return [episode for number, episode in enumerate(episodes) if not left(number)]
+
+
+def _requests(episode: LoggedEpisode) -> list[tuple[str, str]]:
+    """Return for each turn the digests of the messages before it and of itself."""
+    at, out = digest(episode.tools), []
+    for message in episode.messages:
+        if message["role"] == "assistant":
+            out.append((at, digest(message)))
+        at = digest([at, message])
+    return out

@@ -1,0 +1,113 @@
+"""Capture of an agent's model calls: `python -m offline_agent.pipelines.capture upstream=URL`.
+
+Starts a local server of OpenAI's chat API that passes every call on and keeps it, with token ids and log-probabilities
+where the server has them (vLLM), as a log that `import_logs` reads. The agent needs another base_url and nothing else:
+
+  base_url=http://127.0.0.1:8100/sessions/NAME/v1      the session in the address, or
+  base_url=http://127.0.0.1:8100/v1  api_key=session:NAME
+
+When the episode is over, tell how it ended:
+
+  curl -d '{"success": true, "task_id": "TASK"}' http://127.0.0.1:8100/sessions/NAME/outcome
+
+Headers are never kept, so no key is. Ctrl-C ends it; what was kept stays.
+
+Exit status: 0 ended, 1 it could not listen or write, 2 the request was wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from offline_agent.capture.call_log import CallLog
+from offline_agent.config.base import masked
+from offline_agent.config.capture import CaptureConfig
+from offline_agent.config.documentation import key_table
+from offline_agent.config.keys import keys
+from offline_agent.config.loading import load
+from offline_agent.errors import ConfigError, DataError
+from offline_agent.runner.next_steps import command
+from offline_agent.runner.terminal import say, show
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until a signal ends it; returns the exit status."""
+    if "--help" in arguments or "-h" in arguments:
+        show(f"{__doc__}\n{key_table(keys(CaptureConfig))}")
+        return 0
+    try:
+        config, key = _checked(arguments)
+        log = CallLog(Path(config.log))
+    except ConfigError as error:
+        say(f"capture: {error}")
+        return 2
+    except DataError as error:
+        say(f"capture: {error}")
+        return 1
+    try:
+        asyncio.run(_serve(config, key, log))
+    except OSError as error:
+        say(f"capture: {config.host}:{config.port} cannot be listened on: {error}. Name another port, port=PORT")
+        return 1
+    finally:
+        log.close()
+    say(f"{log.calls:,} calls and {log.outcomes:,} outcomes are in {log.path}")
+    if log.calls:
+        say(f"Next:\n  {command('import_logs', [f'source={config.log}', 'run_dir=runs/logs', 'tokenizer=MODEL'])}")
+    return 0
+
+
+def _checked(arguments: Sequence[str]) -> tuple[CaptureConfig, str | None]:
+    """Return the request and the server's key; raises ConfigError."""
+    config, faults, key = load(CaptureConfig, overrides=arguments), [], None
+    try:
+        address = urlsplit(config.upstream)
+        whole = address.scheme in ("http", "https") and bool(address.hostname)
+    except ValueError:
+        whole = False
+    if not whole:
+        faults.append(
+            f"upstream: got {config.upstream!r}, allowed: the address of a server of OpenAI's API with its version, "
+            "such as upstream=http://localhost:8000/v1"
+        )
+    if config.upstream_key is not None:
+        key = os.environ.get(config.upstream_key)
+        if not key:
+            faults.append(
+                f"upstream_key: got {config.upstream_key!r}, but there is no such environment variable; it names the "
+                "variable that holds the key"
+            )
+    if faults:
+        raise ConfigError(faults)
+    return config, key
+
+
+async def _serve(config: CaptureConfig, key: str | None, log: CallLog) -> None:
+    from aiohttp import web
+
+    from offline_agent.capture.proxy import Proxy
+
+    proxy = Proxy(config.upstream, log, key, config.tokens, config.timeout, lambda text: say(f"capture: {text}"))
+    runner = web.AppRunner(proxy.application(), access_log=None, handler_cancellation=False)
+    await runner.setup()
+    stop = asyncio.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    try:
+        site = web.TCPSite(runner, config.host, config.port)
+        await site.start()
+        port = runner.addresses[0][1]
+        say(f"capture: http://{config.host}:{port}/sessions/NAME/v1 → {masked(config.upstream)}; log: {log.path}")
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

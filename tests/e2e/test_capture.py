@@ -1,0 +1,266 @@
+"""Capture: an agent that knows nothing of us is recorded, through kill -9, and what it sampled becomes rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_agent.logs.conversation import conversation
+from offline_agent.logs.episode import digest
+from offline_agent.pipelines import build_prefs, import_logs
+from offline_agent.policies.base import DEFAULT_MODEL
+from offline_agent.rendering.renderer import Renderer
+from offline_agent.store.columns import known
+from offline_agent.store.tables import read_table
+from tests.helpers.api_calls import calls_of
+from tests.helpers.fake_server import FakeServer, serving
+
+OFF = "tracking.uri=null"
+REFUSED = {"error": {"message": "Extra inputs are not permitted: return_token_ids", "code": 400}}
+
+
+@contextmanager
+def capturing(upstream: str, *keys: str, **env: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command; yield it and its address."""
+    command = [sys.executable, "-m", "offline_agent.pipelines.capture", f"upstream={upstream}", "port=0", *keys]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **env})
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert "capture: http://" in line, line + process.stderr.read()
+        yield process, line.split()[1].removesuffix("/sessions/NAME/v1")
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def post(url: str, body: Any, key: str = "") -> tuple[int, Any]:
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def wire(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages as an agent sends them: with ids of calls, arguments as text."""
+    out, waiting, count = [], [], 0
+    for message in json.loads(json.dumps(messages)):
+        if message["role"] == "tool":
+            message["tool_call_id"] = waiting.pop(0)
+            message.pop("name", None)
+        for call in message.get("tool_calls") or ():
+            arguments = call["function"]["arguments"]
+            call["function"]["arguments"] = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            call["id"], count = f"call_{count}", count + 1
+            waiting.append(call["id"])
+        out.append(message)
+    return out
+
+
+def upstream(records: list[dict[str, Any]]) -> FakeServer:
+    """Return a server that answers as the policy of a search did; `user` tells which attempt asks."""
+    answers = {
+        (one["session_id"], digest(conversation(one["request"]["messages"]))): one["response"] for one in records
+    }
+
+    def complete(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = json.loads(json.dumps(answers[body["user"], digest(conversation(body["messages"]))]))
+        for choice in answer["choices"]:
+            choice["index"] = 0
+            for number, call in enumerate(choice["message"].get("tool_calls") or ()):
+                call["id"] = f"made-{number}"
+            if not body.get("logprobs"):
+                choice["logprobs"] = None
+            if not body.get("return_token_ids"):
+                del choice["token_ids"]
+        if not body.get("return_token_ids"):
+            del answer["prompt_token_ids"]
+        return {"id": "c", "object": "chat.completion", "created": 1, "model": "tiny", **answer}
+
+    return FakeServer(complete)
+
+
+def play(base: str, session: str, calls: list[dict[str, Any]], stream: bool) -> None:
+    """Make an attempt's calls with OpenAI's own client, as an agent would."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{base}/sessions/{session}/v1", api_key="sk-of-the-user", max_retries=0)
+    for one in calls:
+        asked = {"model": "tiny", "messages": wire(one["request"]["messages"]), "tools": one["request"]["tools"]}
+        wanted = one["response"]["choices"][0]["message"]
+        if stream:
+            text, named = "", []
+            for chunk in client.chat.completions.create(**asked, user=one["session_id"], stream=True):
+                delta = chunk.choices[0].delta
+                text += delta.content or ""
+                named += [call.function.name for call in delta.tool_calls or ()]
+        else:
+            answer = client.chat.completions.create(**asked, user=one["session_id"])
+            assert "token_ids" not in answer.choices[0].model_extra and answer.choices[0].logprobs is None
+            message = answer.choices[0].message
+            text, named = message.content or "", [call.function.name for call in message.tool_calls or ()]
+        assert text == (wanted.get("content") or "")
+        assert named == [call["function"]["name"] for call in wanted.get("tool_calls") or ()]
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """Return a search and the calls that its attempts would have made."""
+    run = tmp_path_factory.mktemp("searched") / "s"
+    keys = ["search.algorithm=best_of_n", "search.simulations=4", "tasks.n=6", "filtered.per_task=8", OFF]
+    assert build_prefs.main(build_prefs.COMMAND, [*keys, "pairs.kinds=[trajectory]", f"run_dir={run}"]) == 0
+    return run, calls_of(run, Renderer.load(DEFAULT_MODEL))
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [known(row) for file in sorted((run / "trajectories").glob("*.parquet")) for row in read_table(file)]
+
+
+def test_an_agent_is_captured_token_by_token_through_kill_9(
+    searched: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone catches ids that are lost in streams, calls that are lost with a killed proxy, a key in the log."""
+    monkeypatch.chdir(tmp_path)
+    run, records = searched
+    sessions: dict[str, list[dict[str, Any]]] = {}
+    for record in sorted(records, key=lambda one: len(one["request"]["messages"])):
+        sessions.setdefault(record["session_id"], []).append(record)
+    names = sorted(sessions)
+    with serving(upstream(records)) as server:
+        with capturing(server.url, "log=captured") as (process, base):
+            for number, name in enumerate(names[: len(names) // 2]):
+                play(base, name, sessions[name], stream=number % 2 == 1)
+            half = sessions[names[-1]]
+            play(base, names[-1], half[: len(half) // 2], stream=False)
+            process.kill()
+            process.wait()
+        with capturing(server.url, "log=captured") as (process, base):
+            play(base, names[-1], half[len(half) // 2 :], stream=True)
+            for name in names[len(names) // 2 : -1]:
+                play(base, name, sessions[name], stream=False)
+            for name in names:
+                told = {"success": sessions[name][-1]["success"], "task_id": sessions[name][-1]["task_id"]}
+                assert post(f"{base}/sessions/{name}/outcome", told) == (200, {"session_id": name, "kept": True})
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+            assert process.stderr is not None and f"and {len(names):,} outcomes are in" in process.stderr.read()
+    assert "sk-of-the-user" not in "".join(file.read_text() for file in Path("captured").iterdir())
+    assert import_logs.main(import_logs.COMMAND, [
+        "source=captured", f"tokenizer={DEFAULT_MODEL}", "run_dir=r", OFF]) == 0  # fmt: skip
+    summary = json.loads(Path("r/summary.json").read_text())
+    assert summary["records"] == len(records) + len(names) and not summary["refused"].get("log")
+    assert (summary["level"], summary["episodes"], summary["judged"]) == ("tokens", len(names), len(names))
+    columns = ("task_id", "success", "input_ids", "action_mask", "logps")
+    found, own = [sorted(tuple(row[name] for name in columns) for row in rows(one) if row["terminated"])
+                  for one in (Path("r"), run)]  # fmt: skip
+    assert found == own and found
+
+
+def test_a_server_that_knows_no_token_ids_is_asked_once_and_captured_as_text(
+    searched: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    _, records = searched
+    server = upstream(records)
+    server.misbehave = lambda path, body, count: (400, REFUSED) if "return_token_ids" in body else None
+    first = [one for one in records if one["session_id"] == records[0]["session_id"]]
+    first.sort(key=lambda one: len(one["request"]["messages"]))
+    with serving(server), capturing(server.url, f"log={tmp_path / 'log'}") as (process, base):
+        play(base, "s", first, stream=False)
+        assert sum("return_token_ids" in body for _, body in server.seen) == 1
+        assert len(server.seen) == len(first) + 1
+        process.terminate()
+        process.wait()
+    (file,) = (tmp_path / "log").iterdir()
+    assert len(file.read_text().splitlines()) == len(first)
+
+
+def test_sessions_by_key_faults_of_the_server_and_wrong_outcomes(tmp_path: Path) -> None:
+    answer = {"id": "c", "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}}]}
+    server = FakeServer(lambda path, body: answer)
+    server.misbehave = lambda path, body, count: (
+        (429, {"error": {"message": "slow down"}}) if body.get("seed") == 429 else
+        (200, b"no JSON") if body.get("seed") == 1 else None
+    )  # fmt: skip
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
+    log = tmp_path / "log"
+    with serving(server), capturing(server.url, f"log={log}", "upstream_key=KEY", KEY="sk-own") as (process, base):
+        chat = f"{base}/v1/chat/completions"
+        assert post(chat, ask, "session:one")[0] == 200
+        assert server.headers[-1]["authorization"] == "Bearer sk-own"
+        assert post(f"{base}/outcome", {"reward": 0.5}, "session:one")[0] == 200
+        assert post(chat, {**ask, "seed": 429}, "session:one") == (429, {"error": {"message": "slow down"}})
+        assert post(chat, {**ask, "seed": 1}, "session:one")[0] == 502
+        for body, said in (({}, "wanted success"), ({"success": "yes"}, "wanted success"), ({"reward": 7}, "reward")):
+            status, told = post(f"{base}/sessions/one/outcome", body)
+            assert status == 400 and said in told["error"]["message"]
+        assert "which session" in post(f"{base}/outcome", {"success": True}, "sk-other")[1]["error"]["message"]
+        assert post(f"{base}/sessions/a%20b/outcome", {"success": True})[0] == 400
+        with urllib.request.urlopen(f"{base}/v1/models") as models:
+            assert json.loads(models.read())["data"] == [{"id": "tiny"}]
+        server.running.kill()
+        status, told = post(chat, ask)
+        assert status == 502 and "no answer from" in told["error"]["message"]
+    lines = [json.loads(line) for file in log.iterdir() for line in file.read_text().splitlines()]
+    assert [{*line} - {"session_id", "time"} for line in lines] == [{"request", "response"}, {"reward"}]
+    assert "sk-own" not in json.dumps(lines)
+
+
+def test_a_slow_answer_keeps_a_stream_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone catches clients that give up on a stream without a byte, and errors that come after its beginning."""
+    code = "import offline_agent.capture.proxy as p; p._PATIENCE = 0.2\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    answer = {"id": "c", "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}}],
+              "usage": {"total_tokens": 3}}  # fmt: skip
+    server = FakeServer(lambda path, body: answer)
+
+    def slow(path: str, body: dict[str, Any], count: int) -> Any:
+        time.sleep(0.7 if count >= 0 else 0)
+        return (500, b"broken") if body.get("seed") == 5 else None
+
+    server.misbehave = slow
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH"), os.getcwd()])])
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "stream": True,
+            "stream_options": {"include_usage": True}}  # fmt: skip
+    with serving(server), capturing(server.url, f"log={tmp_path / 'log'}", PYTHONPATH=path) as (process, base):
+        def read(**more: Any) -> list[str]:
+            request = urllib.request.Request(f"{base}/v1/chat/completions", json.dumps({**body, **more}).encode(),
+                                             {"Content-Type": "application/json"})  # fmt: skip
+            with urllib.request.urlopen(request) as stream:
+                return stream.read().decode().split("\n\n")
+
+        parts = read()
+        assert parts[0] == ": waiting" and parts[-2] == "data: [DONE]"
+        events = [json.loads(part.removeprefix("data: ")) for part in parts if part.startswith("data: {")]
+        assert events[0]["choices"][0]["delta"]["content"] == "hi" and events[-1]["usage"] == {"total_tokens": 3}
+        assert '"error"' in read(seed=5)[-2] and "broken" in read(seed=5)[-2]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["upstream=localhost:8000"], "upstream: got 'localhost:8000'"),
+        ([], "upstream: got ''"),
+        (["upstream=http://x/v1", "upstream_key=NOT_THERE"], "there is no such environment variable"),
+        (["upstream=http://x/v1", "port=70000"], "port"),
+        (["upstream=http://x/v1", "session=a"], "session: unknown key"),
+    ],
+)
+def test_a_wrong_request_is_told(keys: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from offline_agent.pipelines.capture import main
+
+    assert main(keys) == 2
+    assert said in capsys.readouterr().err
