@@ -78,6 +78,7 @@ def upstream(records: list[dict[str, Any]]) -> FakeServer:
     }
 
     def complete(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        assert "stream" not in body  # a parser of calls loses ids there
         answer = json.loads(json.dumps(answers[body["user"], digest(conversation(body["messages"]))]))
         for choice in answer["choices"]:
             choice["index"] = 0
