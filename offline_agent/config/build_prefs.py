@@ -26,7 +26,14 @@ class EnvSection(Plugged):
 
     argument_note: ClassVar[str] = "any argument of the environment's constructor, e.g. env.game=coin"
     _known = field_validator("name")(lambda name: known_name("env", name))
-    name: str = key("shop", "bfcl, shop, textworld, or module:Class of your own (env=NAME is short for env.name=NAME)")
+    name: str = key(
+        "shop", "babyai, bfcl, shop, textworld, module:Class of your own, or an adapted one: gym:ID, mcp:COMMAND, "
+        "openenv:URL, textarena:ID (env=NAME is short for env.name=NAME)",
+    )  # fmt: skip
+    python: str | None = key(
+        None, "path of the Python interpreter (3.11 or newer) that has what the environment needs; it runs there, in "
+        "processes of its own, and needs nothing of this program installed; null = this one",
+    )  # fmt: skip
     isolate: Literal["auto", "none", "process"] = key(
         "auto", "process = environments run in processes of their own, where a crash costs one branch and a snapshot "
         "is a fork; auto = where a search finds that copies are no snapshots and forks are cheaper than replays, or "

@@ -78,6 +78,7 @@ class EnvSpec:
 
     Attributes:
         path: Name under which another process loads the class.
+        python: The interpreter that runs it; None = this one.
         tools: The class's tools. A live episode may have fewer: the policy is shown `Episode.tools`.
         max_steps: The class's own longest episode in actions; None = it names none (`envs.episode_length`).
         demonstrate: The scripted expert `(task args, messages, rng, noise) -> message`; None where there is none.
@@ -106,6 +107,7 @@ class EnvSpec:
         self.judge = judge
         self.path = f"{cls.__module__}:{cls.__qualname__}" if inspect.isclass(cls) else ""
         self.isolated = isolated
+        self.python: str | None = None
         self.census = Census(most_open)
         self._server: EpisodeServer | None = None
         self._starting = threading.Lock()
@@ -142,20 +144,41 @@ class EnvSpec:
             raise ConfigError(faults)
 
     @classmethod
-    def load(cls, name_or_path: str, args: Mapping[str, Any] | None = None, **options: Any) -> EnvSpec:
+    def load(
+        cls, name_or_path: str, args: Mapping[str, Any] | None = None, *, python: str | None = None, **options: Any
+    ) -> EnvSpec:
         """Return the environment of that name.
 
         Args:
-            name_or_path: A short name of the catalog, `module:Class`, or `path/to/file.py:Class`.
+            name_or_path: A short name of the catalog, `module:Class`, `path/to/file.py:Class`, or one that is adapted,
+                such as `gym:ID` (`envs.adapters`).
             args: Keyword arguments of the environment's constructor.
+            python: The interpreter that has what it needs; None = this one.
             options: `sandboxed`, `max_observation_chars`, `isolated`, `most_open`, `judge`; see the class.
 
         Raises:
             ConfigError: There is no such environment, or it does not meet the contract.
         """
-        found = catalog.resolve("env", name_or_path)
+        if python is not None:
+            return cls._elsewhere(python, name_or_path, dict(args or {}), options)
+        from offline_agent.envs.adapters import environment_class
+
+        found = environment_class(name_or_path, args)
         spec = cls(found, args, name=name_or_path if name_or_path in catalog.ENVIRONMENTS else None, **options)
         spec.path = name_or_path
+        return spec
+
+    @classmethod
+    def _elsewhere(cls, python: str, path: str, args: dict[str, Any], options: Mapping[str, Any]) -> EnvSpec:
+        """Return an environment of another interpreter; it is isolated."""
+        from offline_agent.envs.isolation.client import EpisodeServer
+        from offline_agent.envs.isolation.remote import stand_in
+
+        inside = {name: options[name] for name in ("sandboxed", "max_observation_chars") if name in options}
+        server, facts = EpisodeServer.of_interpreter(python, path, args, inside)
+        spec = cls(stand_in(facts, server), {}, **{**options, "isolated": True})
+        spec.path, spec.args, spec.python, spec._server = path, args, python, server
+        spec.tools, spec.turn_rewards = ToolSet.from_json(facts["tools"]), facts["turn_rewards"]
         return spec
 
     @property
@@ -171,7 +194,8 @@ class EnvSpec:
         """JSON-serialisable facts for the manifest."""
         path = f"{self.cls.__module__}:{self.cls.__qualname__}"
         judge = {} if self.judge is None else {"judge": self.judge.identity}
-        return {"name": self.name, "version": self.version, "class": path, "args": self.args, **judge}
+        python = {} if self.python is None else {"python": self.python}
+        return {"name": self.name, "version": self.version, "class": path, "args": self.args, **python, **judge}
 
     def tasks(self, split: str) -> Iterator[Task]:
         """Yield the tasks of a split, in the environment's order.
@@ -182,6 +206,16 @@ class EnvSpec:
         """
         if split not in SPLITS:
             raise ConfigError(f"tasks.split: got {split!r}, allowed: {', '.join(SPLITS)}.{did_you_mean(split, SPLITS)}")
+        seen: set[str] = set()
+        for index, entry in enumerate(self.entries(split)):
+            task = self.task(entry, split, index)
+            if task.task_id in seen:
+                raise ConfigError(f"environment {self.name}, {split}: two tasks are called {task.task_id!r}")
+            seen.add(task.task_id)
+            yield task
+
+    def entries(self, split: str) -> Iterator[Any]:
+        """Yield what the class lists as the tasks of a split, unchecked. Raises as `tasks`."""
         listing = getattr(self.cls, "tasks", None)
         if listing is None:
             raise ConfigError(
@@ -189,14 +223,7 @@ class EnvSpec:
                 " of reset's arguments, or name a file with tasks.file"
             )
         taken = inspect.signature(listing).parameters
-        seen: set[str] = set()
-        source = self._listed(listing, split, {k: v for k, v in self.args.items() if k in taken})
-        for index, entry in enumerate(source):
-            task = self.task(entry, split, index)
-            if task.task_id in seen:
-                raise ConfigError(f"environment {self.name}, {split}: two tasks are called {task.task_id!r}")
-            seen.add(task.task_id)
-            yield task
+        yield from self._listed(listing, split, {k: v for k, v in self.args.items() if k in taken})
 
     def task(self, entry: Any, split: str, index: int) -> Task:
         """Return one task from the dict that `tasks`, or a line of a task file, gives.

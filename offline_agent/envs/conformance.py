@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from offline_agent import catalog
+from offline_agent.envs.adapters import environment_class
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.checks import NEVER, Checks, NotApplicable
 from offline_agent.envs.episode_length import EpisodeLength
@@ -88,10 +88,14 @@ def check(
         ConfigError: There is no such environment, or it does not meet the contract: every fault, those that a search
             would find later included.
     """
+    args = dict(args or {})
+    python = args.pop("python", None)
     try:
-        spec = EnvSpec.load(name_or_path, args, judge=judge)
+        spec = EnvSpec.load(name_or_path, args, python=python, judge=judge)
     except ConfigError as error:
-        cls = catalog.resolve("env", name_or_path)
+        if python is not None:
+            raise
+        cls = environment_class(name_or_path, args)
         raise ConfigError([*error.faults, *missing_members(cls, judge)]) from error
     if faults := list(missing_members(spec.cls, judge)):
         raise ConfigError(faults)
@@ -214,7 +218,7 @@ def main(arguments: Sequence[str]) -> int:
     sys.path.insert(0, "")  # the caller's environments lie in the current directory
     usage = (
         "usage: python -m offline_agent.envs.conformance NAME|module:Class ... [tasks=N] [seconds=S] [max_steps=N]\n"
-        "           [env.ARGUMENT=...] [judge=NAME judge.ARGUMENT=...]"
+        "           [env.ARGUMENT=...] [env.python=PATH] [judge=NAME judge.ARGUMENT=...]"
     )
     if "--help" in arguments or "-h" in arguments:
         print(f"{usage}\n\n{__doc__}")

@@ -61,6 +61,9 @@ class ToolSet:
         Raises:
             ConfigError: One line per tool that cannot be described, naming tool and parameter and how to mend it.
         """
+        own = getattr(environment, "_tool_schemas", None)
+        if own is not None:  # an adapter's class: its tools are described where they come from
+            return cls(own, answers_differ=getattr(environment, "_answers_differ", True))
         faults: list[str] = []
         schemas: list[dict[str, Any]] = []
         defaults: dict[str, dict[str, Any]] = {}

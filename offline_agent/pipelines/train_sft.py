@@ -113,7 +113,7 @@ def _demonstrable(config: TrainSftConfig, faults: list[str]) -> tuple[EnvSpec | 
     try:
         arguments, isolated = dict(config.env.model_extra or {}), config.env.isolate == "process"
         judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
-        spec = EnvSpec.load(config.env.name, arguments, isolated=isolated, judge=judge)
+        spec = EnvSpec.load(config.env.name, arguments, python=config.env.python, isolated=isolated, judge=judge)
         if spec.demonstrate is None:
             raise ConfigError(
                 f"env: {spec.name} has no scripted expert to learn from; give it a class method "

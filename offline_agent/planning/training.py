@@ -185,7 +185,8 @@ def count_demonstrated(config: TrainSftConfig) -> int:
     from offline_agent.envs.base import EnvSpec
     from offline_agent.runner.components import make_tasks
 
-    return len(make_tasks(EnvSpec.load(config.env.name, dict(config.env.model_extra or {})), config.tasks))
+    spec = EnvSpec.load(config.env.name, dict(config.env.model_extra or {}), python=config.env.python)
+    return len(make_tasks(spec, config.tasks))
 
 
 def _trained(seen: ReferenceRun) -> dict[str, float | None]:

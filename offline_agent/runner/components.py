@@ -82,6 +82,7 @@ def _load_environment(config: Config | RefineGrpoConfig, judge: Judge | None) ->
         config.env.name,
         dict(config.env.model_extra or {}),
         max_observation_chars=config.limits.max_observation_chars,
+        python=config.env.python,
         isolated=config.env.isolate == "process",
         most_open=config.limits.environments or MOST,
         judge=judge,

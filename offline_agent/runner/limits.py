@@ -56,6 +56,7 @@ def _steps(config: Any) -> int:
         spec = EnvSpec.load(
             config.env.name,
             dict(config.env.model_extra or {}),
+            python=config.env.python,
             isolated=config.env.isolate == "process",
             judge=make_judge(config.judge.name, dict(config.judge.model_extra or {})),
         )

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.envs.episode import Episode, StepResult
 from offline_agent.envs.isolation import waiting
 from offline_agent.envs.isolation.protocol import BadMessage, receive_answer, send_request
+from offline_agent.envs.isolation.remote import bootstrap, check_interpreter
 from offline_agent.envs.tools import ToolSet
-from offline_agent.errors import ConfigError, EnvironmentFault
+from offline_agent.errors import ConfigError, EnvironmentFault, ToolError
 from offline_agent.records import Action, Task, Verdict
 
 if TYPE_CHECKING:
@@ -43,6 +44,39 @@ class EpisodeServer:
     """
 
     def __init__(self, spec: EnvSpec) -> None:
+        options = {"sandboxed": spec.sandboxed, "max_observation_chars": spec.max_observation_chars}
+        self._begin(spec.path, spec.args, options)
+        if self._answer.get("faults"):
+            raise ConfigError([f"env.isolate=process, {spec.name}: {fault}" for fault in self._answer["faults"]])
+
+    @classmethod
+    def of_interpreter(
+        cls, python: str, path: str, args: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[EpisodeServer, dict[str, Any]]:
+        """Return the server of an environment in another interpreter, and what it is like (`remote.facts_of`).
+
+        Args:
+            python: The interpreter.
+            path: The environment's name, as that interpreter finds it.
+            args: Arguments of its constructor.
+            options: Of `EnvSpec`.
+
+        Raises:
+            ConfigError: It is no interpreter, or it cannot load the environment.
+        """
+        check_interpreter(python)
+        server = cls.__new__(cls)
+        try:
+            server._begin(path, args, options, python)
+        except EnvironmentFault as error:
+            raise ConfigError(f"env.python: {python} cannot serve {path}: {error}; its own words are above") from error
+        if server._answer.get("faults"):
+            raise ConfigError([f"env.python={python}: {fault}" for fault in server._answer["faults"]])
+        return server, server._answer["facts"]
+
+    def _begin(
+        self, path: str, args: Mapping[str, Any], options: Mapping[str, Any], python: str | None = None
+    ) -> None:
         if not sys.platform.startswith("linux"):
             raise ConfigError("env.isolate: got process, which needs Linux; allowed here: none")
         self.template: IsolatedEpisode | None = None
@@ -51,17 +85,24 @@ class EpisodeServer:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
+        program, environ = [sys.executable, "-m", "offline_agent.envs.isolation.server"], {"PYTHONPATH": paths}
+        if python is not None:
+            program, environ = [python, "-c", bootstrap(_PACKAGE)], {}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "offline_agent.envs.isolation.server", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
-                env={**os.environ, "PYTHONPATH": paths},
+                [*program, str(theirs.fileno())], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                start_new_session=True, env={**_environ(python), **environ},
             )  # fmt: skip
         self._finalizer = weakref.finalize(self, _end, self._socket, self._process)
-        options = {"sandboxed": spec.sandboxed, "max_observation_chars": spec.max_observation_chars}
-        answer = self._ask((spec.path, spec.args, options, list(sys.path), os.getpid()))
-        if answer.get("faults"):
-            raise ConfigError([f"env.isolate=process, {spec.name}: {fault}" for fault in answer["faults"]])
+        own = list(sys.path) if python is None else None
+        self._answer = self._ask((path, dict(args), dict(options), own, os.getpid()))
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """Return the answer of the environment's class to `tasks` or `demonstrate`; raises EnvironmentFault."""
+        answer = self._ask((what, *arguments))
+        if "fault" in answer:
+            raise EnvironmentFault(answer["fault"])
+        return answer["value"]
 
     def fork(self, theirs: socket.socket) -> int:
         """Return the process id of a new episode that has this end of a socket pair; raises EnvironmentFault."""
@@ -163,7 +204,16 @@ class IsolatedEpisode(Episode):
     def step(self, action: Action) -> StepResult:
         """See `Episode.step`."""
         bare = action if action.token_ids is None else replace(action, token_ids=None, logps=None)
-        return StepResult(*self._ask("step", bare))
+        watch = self.spec.watch
+        if watch is not None:
+            watch.begin()
+        result = StepResult(*self._ask("step", bare))
+        if watch is not None and action.call is not None:
+            if result.fault is None:
+                watch.returned(action.call.name)
+            elif result.fault not in ("unknown_tool", "bad_arguments"):
+                watch.raised(action.call.name, ToolError(result.observation or ""))
+        return result
 
     def verdict(self) -> Verdict:
         """See `Episode.verdict`."""
@@ -275,6 +325,11 @@ class IsolatedEpisode(Episode):
         if "fault" in answer:
             raise EnvironmentFault(str(answer["fault"]))
         return answer
+
+
+def _environ(python: str | None) -> dict[str, str]:
+    """Return the variables for a server; another interpreter does not look for modules where this one does."""
+    return {k: v for k, v in os.environ.items() if python is None or k not in ("PYTHONPATH", "PYTHONHOME")}
 
 
 def _end(own: socket.socket, process: subprocess.Popen[bytes]) -> None:

@@ -15,9 +15,12 @@ import socket
 import sys
 import time
 from collections import OrderedDict
+from itertools import islice
+from typing import Any
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.isolation.protocol import receive_request, send_answer
+from offline_agent.envs.isolation.remote import demonstrated, facts_of
 from offline_agent.envs.isolation.worker import serve
 from offline_agent.errors import ConfigError, in_words
 
@@ -65,12 +68,24 @@ class ForkServer:
                     return handed[0]
                 handed[0].close()
                 send_answer(self._run, {"pid": pid})
+            elif what in ("tasks", "demonstrate"):
+                send_answer(self._run, self._of_class(what, arguments))
             elif what == "ended":
                 send_answer(self._run, {"code": self._end_of(arguments[0])})
             else:
                 self._kill(arguments[0])
                 send_answer(self._run, {})
         return None
+
+    def _of_class(self, what: str, arguments: list[Any]) -> dict[str, Any]:
+        """Return the answer of the class to a request of another interpreter."""
+        try:
+            if what == "demonstrate":
+                return {"value": demonstrated(self._spec, *arguments)}
+            split, first, count = arguments
+            return {"value": list(islice(self._spec.entries(split), first, first + count))}
+        except Exception as error:  # the environment's code
+            return {"fault": f"{self._spec.name}: {what} raised {in_words(error)}"}
 
     def _end_of(self, pid: int) -> int | None:
         """Return how a process ended: its exit status, or minus the signal; None where it lives on, or is unknown."""
@@ -119,16 +134,18 @@ def main() -> None:
     run = socket.socket(fileno=int(sys.argv[1]))
     ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     (path, args, options, paths, parent), _ = receive_request(run)
-    sys.path[:] = paths
+    if paths is not None:
+        sys.path[:] = paths
     try:
         spec = EnvSpec.load(path, args, **options)
+        facts = {} if paths is not None else {"facts": facts_of(spec)}
     except ConfigError as error:
         send_answer(run, {"faults": list(error.faults)})
         return
     except Exception as error:  # of a module that imports differently here
         send_answer(run, {"faults": [in_words(error)]})
         return
-    send_answer(run, {})
+    send_answer(run, facts)
     gc.collect()
     gc.freeze()  # what was imported is never collected, so its pages stay shared
     mine = ForkServer(spec, run, parent).serve()

@@ -38,7 +38,7 @@ def trust_copies(session: Session[Any], spec: EnvSpec, tasks: Sequence[Task]) ->
             and are cheaper than replays, or where it changes the process it runs in.
         tasks: Those that will be searched.
     """
-    choosing = session.config.env.isolate == "auto"
+    choosing = session.config.env.isolate == "auto" and not spec.isolated
     if spec.replay_only:
         return
     surroundings = ProcessState()

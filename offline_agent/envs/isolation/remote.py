@@ -1,0 +1,165 @@
+"""Environments of another interpreter (`env.python=PATH`): a class that stands for one that cannot be imported here.
+
+The other interpreter runs the server of `isolation.server` with this package alone beside its own libraries, so the
+requirements of an environment and of training cannot clash. It needs Python 3.11 or newer and nothing installed.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.envs.tools import ToolSet
+from offline_agent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from offline_agent.envs.base import EnvSpec
+    from offline_agent.envs.isolation.client import EpisodeServer
+
+OLDEST = (3, 11)
+_AT_ONCE = 1000  # tasks of a request
+_FLAGS = ("version", "replay_only", "max_steps", "deterministic_verifier", "system_prompt")
+_HERE = "env.python runs it elsewhere"
+
+
+def check_interpreter(python: str) -> None:
+    """Raise ConfigError where a path is no Python interpreter that is new enough."""
+    question = "import sys; print(*sys.version_info[:2])"
+    try:
+        done = subprocess.run([python, "-c", question], capture_output=True, text=True, timeout=60, check=False)
+        version = tuple(map(int, done.stdout.split()))
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"env.python: got {python!r}, which is no Python interpreter: {error}") from error
+    if done.returncode or len(version) != 2:
+        told = done.stderr.strip().splitlines()
+        raise ConfigError(f"env.python: {python!r} does not start: {told[-1] if told else done.returncode}")
+    if version < OLDEST:
+        found, oldest = (".".join(map(str, one)) for one in (version, OLDEST))
+        raise ConfigError(f"env.python: {python!r} is Python {found}, allowed: {oldest} or newer")
+
+
+def facts_of(spec: EnvSpec) -> dict[str, Any]:
+    """Return what the other side has to know of an environment, as JSON."""
+    import inspect
+
+    from offline_agent.envs.conformance import missing_members
+    from offline_agent.envs.schema import is_numpy, tool_functions
+
+    cls = spec.cls
+    reset = inspect.signature(cls.reset).parameters  # type: ignore[attr-defined]
+    reason = getattr(cls, "hindsight", None)
+    members = inspect.getmembers(cls, inspect.isfunction)
+    return {
+        **{flag: getattr(spec, flag) for flag in _FLAGS},
+        "name": spec.name,
+        "module": cls.__module__,
+        "class": cls.__qualname__,
+        "irreversible": sorted(spec.irreversible),
+        "tools": spec.tools.to_json(),
+        "methods": [name for name, _ in members if not name.startswith("_") and name not in ("reset", "get_reward")],
+        "numpy": [name for name, tool in tool_functions(cls).items() if is_numpy(inspect.getdoc(tool) or "")],
+        "turn_rewards": spec.turn_rewards,
+        "named": "task_id" in reset or any(one.kind is one.VAR_KEYWORD for one in reset.values()),
+        "tasks": hasattr(cls, "tasks"),
+        "get_reward": hasattr(cls, "get_reward"),
+        "demonstrate": spec.demonstrate is not None,
+        "exit": hasattr(cls, "__exit__"),
+        "achieved_goal": hasattr(cls, "achieved_goal"),
+        "hindsight": reason if isinstance(reason, str) else None,
+        "missing": list(missing_members(cls)),
+    }
+
+
+def demonstrated(spec: EnvSpec, task: Any, messages: Any, state: Any, noise: float) -> dict[str, Any]:
+    """Return the expert's message, and the state of the random generator after it."""
+    assert spec.demonstrate is not None
+    rng = random.Random()
+    rng.setstate((state[0], tuple(state[1]), state[2]))
+    message = spec.demonstrate(task, messages, rng, noise)
+    return {"message": message, "rng": rng.getstate()}
+
+
+def stand_in(facts: Mapping[str, Any], server: EpisodeServer) -> type:
+    """Return a class with the contract of the environment that a server has; only its class-level parts can be used.
+
+    Args:
+        facts: What `facts_of` returned there.
+        server: The server.
+    """
+    members: dict[str, Any] = {flag: facts[flag] for flag in _FLAGS}
+    members |= {"name": facts["name"], "irreversible": frozenset(facts["irreversible"])}
+    members |= {"__module__": facts["module"], "__qualname__": facts["class"], "_server": server}
+    members["reset"] = _reset_named if facts["named"] else _reset
+    members |= {name: _elsewhere(name) for name in facts["methods"]}
+    if facts["tasks"]:
+        members["tasks"] = classmethod(_tasks)
+    if facts["get_reward"]:
+        members["get_reward"] = _elsewhere("get_reward")
+    if facts["demonstrate"]:
+        members["demonstrate"] = classmethod(_demonstrate)
+    if facts["exit"]:
+        members["__exit__"] = _elsewhere("__exit__")
+    if facts["achieved_goal"]:
+        members["achieved_goal"] = None
+    if facts["hindsight"] is not None:
+        members["hindsight"] = facts["hindsight"]
+    if facts["turn_rewards"]:
+        members["turn_reward"] = None
+    made = type(facts["class"].rpartition(".")[2], (), members)
+    made._tool_schemas = ToolSet.from_json(facts["tools"]).schemas  # type: ignore[attr-defined]
+    return made
+
+
+def _reset(self: Any) -> str:
+    raise RuntimeError(_HERE)
+
+
+def _reset_named(self: Any, **task: Any) -> str:
+    raise RuntimeError(_HERE)
+
+
+def _elsewhere(name: str) -> Any:
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        raise RuntimeError(_HERE)
+
+    method.__name__ = name
+    return method
+
+
+def _tasks(cls: Any, split: str) -> Iterator[dict[str, Any]]:
+    first = 0
+    while True:
+        entries: Sequence[Any] = cls._server.ask("tasks", split, first, _AT_ONCE)
+        yield from entries
+        first += len(entries)
+        if len(entries) < _AT_ONCE:
+            return
+
+
+def _demonstrate(cls: Any, task: Any, messages: Any, rng: random.Random, noise: float) -> Any:
+    answer = cls._server.ask("demonstrate", task, messages, rng.getstate(), noise)
+    version, numbers, gauss = answer["rng"]
+    rng.setstate((version, tuple(numbers), gauss))
+    return answer["message"]
+
+
+def bootstrap(package: Path) -> str:
+    """Return a program that imports this package alone from its folder, and serves.
+
+    Args:
+        package: The folder that holds `offline_agent`; other packages in it are not found.
+    """
+    root = str(package / "offline_agent")
+    return (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('offline_agent', {root + '/__init__.py'!r}, "
+        f"submodule_search_locations=[{root!r}])\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['offline_agent'] = module\n"
+        "spec.loader.exec_module(module)\n"
+        "from offline_agent.envs.isolation.server import main\n"
+        "main()\n"
+    )
