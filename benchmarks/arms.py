@@ -50,9 +50,10 @@ COLLECT: dict[str, tuple[str, ...]] = {
     "tree": ("search.simulations=16",),
     "need": ("search.simulations=16", "search.until=success"),
     "need32": ("search.simulations=32", "search.until=success"),
+    "states": ("search.simulations=16", "search.until=success", "search.repeated_states=close"),
 }
 """Ways to collect. `need`: four attempts, and a tree from them where all four failed; `retries`: further plain attempts
-there, the control of `need`."""
+there, the control of `need`; `states`: as `need`, over states in place of histories."""
 
 _STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
@@ -65,6 +66,10 @@ ROUNDS: dict[str, Round] = {
     "tree": Round("tree"),
     "need": Round("need"),
     "need32": Round("need32"),
+    "states": Round("states"),
+    "states, all data": Round("states", again=True),
+    "states+updates, all data": Round("states", sft=_TWICE, again=True),
+    "states+dpo, all data": Round("states", again=True, dpo=_BOTH),
     "attempts+updates": Round("attempts", sft=("optimizer.epochs=4",)),
     "attempts+dpo": Round("attempts", dpo=_BOTH),
     "need+dpo": Round("need", dpo=_BOTH),
@@ -90,6 +95,9 @@ ARMS: dict[str, tuple[str, ...]] = {
     "need, more updates": ("need", "need, all data", "need+updates, all data"),
     "need, then dpo": ("need", "need, all data", "need+dpo, all data"),
     "need, dpo each round": ("need+dpo, all data",) * 3,
+    "states, all data": ("states", "states, all data", "states, all data"),
+    "states, more updates": ("states", "states, all data", "states+updates, all data"),
+    "states, then dpo": ("states", "states, all data", "states+dpo, all data"),
     "attempts then need": ("attempts", "need", "need"),
     "attempts+dpo": ("attempts", "attempts+dpo", "attempts+dpo"),
     "need+dpo": ("attempts", "need+dpo", "need+dpo"),

@@ -164,6 +164,10 @@ class SearchSection(Section):
     critic_alpha: float | None = key(
         None, "fixed weight of the search against the critic; null = n / (n + 2)", ge=0, le=1
     )
+    repeated_states: Literal["close", "keep"] = key(
+        "keep", "close = a simulation ends where it comes to a state that its tree has already, as the environment's "
+        "fingerprint says, and that action is not tried again: where many ways lead to the same state",
+    )  # fmt: skip
     greedy_first: bool = key(True, "the first rollout of a tree is greedy")
     state_cache: int = key(64, "environment copies kept for each tree", ge=0, le=10**6, free=True)
     budget: BudgetSection = section(BudgetSection, "limits of the whole run")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from offline_agent.records import POLICY_CUTS, Action, Context
+from offline_agent.search.repeats import KnownStates
 from offline_agent.search.selection import refresh_priors
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.simulation import Simulation, Transition
@@ -22,16 +23,32 @@ class Backup:
     Args:
         settings: The search's settings.
         segment: The renderer's `segment`, by which prefilled tokens are counted; None counts none.
+        known: Receives the state of every node; None where nobody asks for them.
     """
 
-    def __init__(self, settings: SearchSettings, segment: Callable[[Context], Sequence[int]] | None) -> None:
+    def __init__(
+        self,
+        settings: SearchSettings,
+        segment: Callable[[Context], Sequence[int]] | None,
+        known: KnownStates | None = None,
+    ) -> None:
         self._settings = settings
         self._segment = segment
+        self._known = known
         self._deterministic = settings.deterministic_verifier
         self._independent = settings.algorithm == "best_of_n"
         self._gamma = settings.gamma
         self._first = settings.proposals
         self._rollouts = settings.simulations if self._independent else settings.proposals
+
+    def note_root(self, state: Any) -> None:
+        """Add the start of the episode to the known states.
+
+        Args:
+            state: The environment's handle on it.
+        """
+        if self._known is not None:
+            self._known.add(getattr(state, "fingerprint", None), 0, 0)
 
     def commit(self, tree: SearchTree, simulation: Simulation) -> None:
         """Apply a simulation that has run to its end."""
@@ -130,6 +147,9 @@ class Backup:
         else:
             if simulation.cut in POLICY_CUTS:
                 self._cut(node, simulation.cut)
+            elif simulation.cut == "repeated" and node.edge is not None:
+                node.closed = node.edge.closed = True
+                node = node.edge.parent  # which may have nothing else that is open
         if simulation.mismatch is not None:
             self._quarantine_mismatch(tree, simulation, edges)
         if simulation.value is not None:
@@ -160,6 +180,8 @@ class Backup:
         node.verdict, node.goal, node.fingerprint = outcome.verdict, outcome.goal, outcome.fingerprint
         node.state, node.seed = outcome.state, seed
         node.greedy = greedy and edge.parent.greedy
+        if self._known is not None:
+            self._known.add(outcome.fingerprint, context.depth, tree.commits)
         return node
 
     def _add_chain(
@@ -204,6 +226,8 @@ class Backup:
                 len(nodes), edge, context, over, judged, fingerprint, goal, state, seed, greedy, 1, value, leaf
             )
             nodes.append(node)
+            if self._known is not None:
+                self._known.add(fingerprint, context.depth, tree.commits)
         tree.counters["tool_calls"] += len(transitions) - (simulation.cut == "tokens")  # that turn was not executed
         if cut:
             self._cut(node, simulation.cut)

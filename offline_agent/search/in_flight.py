@@ -61,14 +61,16 @@ class SharedLeaf:
         seed: As `Node.seed`, of that history.
         size: Number of simulations that ever joined; the rank of the next one.
         active: Number of those that are not committed.
+        commits: As `Simulation.commits`, of those that join.
     """
 
-    __slots__ = ("seed", "size", "active", "_start")
+    __slots__ = ("seed", "size", "active", "commits", "_start")
 
-    def __init__(self, seed: int, size: int = 0) -> None:
+    def __init__(self, seed: int, size: int = 0, commits: int = 0) -> None:
         self.seed = seed
         self.size = size
         self.active = size
+        self.commits = commits
         self._start: PendingNode | None = None
 
     def start(self) -> PendingNode:

@@ -83,6 +83,7 @@ def _rollout(
     temperature = 0.0 if simulation.greedy else rules.temperature
     width = 1 if simulation.index < rules.plain_rollouts else rules.rollout_proposals
     others: Others = ()
+    watched = rules.known is not None
     while True:
         if chosen is not None:
             sample, action, key = chosen
@@ -112,7 +113,7 @@ def _rollout(
             transitions.append((sample, key, action, None, None, seed, str(fault), others))
             simulation.end_by_fault(fault)
             return
-        observation, role, terminated, _, verdict, _, _, state = outcome
+        observation, role, terminated, _, verdict, fingerprint, _, state = outcome
         context = Context(task, system, tools, observation, context, action, role)
         transitions.append((sample, key, action, outcome, context, seed, None, others))
         if terminated:
@@ -120,6 +121,9 @@ def _rollout(
             return
         if context.depth >= max_steps:
             simulation.cut, simulation.value = "max_steps", 0.0
+            return
+        if watched and simulation.repeats(fingerprint, context.depth, rules):
+            simulation.cut = "repeated"
             return
 
 

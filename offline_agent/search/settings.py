@@ -34,6 +34,8 @@ class SearchSettings:
         temperature, max_tokens: Of proposals; None = the policy's own setting.
         greedy_first: The first rollout is the greedy one.
         critic_alpha: Weight of the search against the critic; None = n / (n + 2).
+        repeated_states: `close` ends a simulation at a state that the tree has already, and closes the edge; `keep`
+            goes on.
         deterministic_verifier: A judged terminal is closed after one visit.
         until: When a tree has enough, looked at once its first `proposals` rollouts are known: `spent` never, `success`
             at the first verified success, `contrast` at the first success and the first failure.
@@ -67,6 +69,7 @@ class SearchSettings:
     max_tokens: int | None = None
     greedy_first: bool = _KEYS.greedy_first
     critic_alpha: float | None = _KEYS.critic_alpha
+    repeated_states: str = _KEYS.repeated_states
     deterministic_verifier: bool = True
     until: str = "spent"
     budget_tokens: int | None = None
@@ -78,7 +81,7 @@ class SearchSettings:
         faults = []
         for name, allowed in (
             ("algorithm", ("mcts", "best_of_n")), ("selection", ("puct", "uct")), ("value", ("reward", "success")),
-            ("until", ("spent", "success", "contrast")),
+            ("until", ("spent", "success", "contrast")), ("repeated_states", ("close", "keep")),
         ):  # fmt: skip
             if getattr(self, name) not in allowed:
                 faults.append(f"search.{name}: got {getattr(self, name)!r}, allowed: {', '.join(allowed)}")

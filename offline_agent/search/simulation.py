@@ -20,6 +20,7 @@ from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.records import Action, Context, Step, Trajectory, Verdict
 from offline_agent.search.in_flight import EMPTY, PendingNode, SharedLeaf
+from offline_agent.search.repeats import KnownStates
 from offline_agent.search.restore import Opening, Outcome, ReplayMismatch
 from offline_agent.search.tree import Edge, Node, mean_logp
 from offline_agent.seeding import child_seed, draw_seeds, mix
@@ -67,6 +68,8 @@ class RolloutRules:
         success_only: The value is 1.0 or 0.0, as the verdict's success says; otherwise the score.
         critic: Proposals are shown to a critic.
         reward: See `TreeSearch`.
+        known: States at which a simulation ends, other than a plain rollout; None where it ends at none.
+        plain: Number of plain rollouts, which are the policy's own and end at no known state.
     """
 
     max_steps: int
@@ -77,6 +80,8 @@ class RolloutRules:
     success_only: bool
     critic: bool
     reward: Reward | None
+    known: KnownStates | None = None
+    plain: int = 0
 
 
 class Simulation:
@@ -94,7 +99,10 @@ class Simulation:
         critic: Scores of the critic by canonical key.
         transitions: Actions beyond the tree, first to last.
         cut: None, or what ended it without a verdict: one of `records.POLICY_CUTS`, whose value is 0, or `fault`,
-            `policy`, `unscored`, `duplicate` (every proposal drawn was known), which have no value.
+            `policy`, `unscored`, `duplicate` (every proposal drawn was known), `repeated` (its last action led to a
+            state that the tree or its own way had before), which have no value.
+        commits: Number of commits of the tree when its new history was first looked for: the states of these are known
+            to it, and to all that share that history.
         verdict: Of the end state; None where none was asked for.
         value: To back up, in [0, 1]; None backs up nothing.
         mismatch: Depth at which a replay differed from what the tree recorded; None otherwise.
@@ -106,7 +114,7 @@ class Simulation:
 
     __slots__ = (
         "index", "path", "node", "edge", "draw", "leaf", "rank", "greedy", "drawn", "critic", "transitions", "cut",
-        "verdict", "value", "mismatch", "error", "coroutine", "search", "done",
+        "verdict", "value", "mismatch", "error", "coroutine", "search", "done", "commits",
     )  # fmt: skip
 
     def __init__(self, index: int, path: list[Edge], node: Node) -> None:
@@ -129,6 +137,14 @@ class Simulation:
         self.coroutine: Generator[Request, Any, None] | None = None
         self.search: Any = None
         self.done = False
+        self.commits = 0
+
+    def repeats(self, fingerprint: str | None, depth: int, rules: RolloutRules) -> bool:
+        """Return whether the state of its last transition, at that depth, was known before; plain rollouts go on."""
+        if rules.known is None or fingerprint is None or self.index < rules.plain:
+            return False
+        own = [outcome.fingerprint for _, _, _, outcome, *_ in self.transitions[:-1] if outcome is not None]
+        return fingerprint in own or rules.known.has(fingerprint, depth, self.commits)
 
     def judge(self, verdict: Verdict | None, context: Context, rules: RolloutRules) -> None:
         """Turn the end state's verdict into the value to back up, or into the reason why there is none."""
@@ -333,6 +349,8 @@ def _add_transition(
         simulation.judge(outcome.verdict, context, rules)
     elif context.depth >= rules.max_steps:
         simulation.cut, simulation.value = "max_steps", 0.0
+    elif simulation.repeats(outcome.fingerprint, context.depth, rules):
+        simulation.cut = "repeated"
     else:
         return False
     return True

@@ -22,6 +22,7 @@ from offline_agent.search.backup import Backup
 from offline_agent.search.event_log import restore_shared, simulation_from_record, simulation_to_record
 from offline_agent.search.in_flight import SharedLeaf
 from offline_agent.search.inline import InlineCalls, simulate_inline
+from offline_agent.search.repeats import KnownStates
 from offline_agent.search.restore import Opening, Outcome, TaskEnvironment
 from offline_agent.search.selection import GumbelRoot, puct, uct
 from offline_agent.search.settings import SearchSettings
@@ -74,10 +75,12 @@ class TreeSearch:
         self.tree: SearchTree | None = None
         self.inline: InlineCalls | None = None
         self._log = log
-        self._backup = Backup(settings, segment)
+        known = KnownStates() if settings.repeated_states == "close" and settings.algorithm == "mcts" else None
+        self._backup = Backup(settings, segment, known)
         self._rules = RolloutRules(
             settings.max_steps, settings.temperature, settings.max_tokens, settings.rollout_proposals,
-            settings.proposals if settings.greedy_first else 0, settings.value == "success", critic, reward,
+            settings.proposals if settings.greedy_first else 0, settings.value == "success", critic, reward, known,
+            settings.proposals,
         )  # fmt: skip
         self._seed = derive_seed(seed, "tree", self.tree_id)
         self._choose = (
@@ -120,6 +123,7 @@ class TreeSearch:
             count = self._proposals_wanted(node) if len(node.edges) < most else 0
             if count:
                 simulation = Simulation(index, path, node)
+                simulation.commits = tree.commits
                 simulation.draw = range(node.samples, node.samples + count)
                 node.drawing = True
                 return self._mark(simulation)
@@ -134,8 +138,9 @@ class TreeSearch:
                 simulation = Simulation(index, path[:-1], node)
                 simulation.edge = edge
                 if edge.leaf is None:
-                    edge.leaf = SharedLeaf(child_seed(node.seed, edge.key))
+                    edge.leaf = SharedLeaf(child_seed(node.seed, edge.key), commits=tree.commits)
                 simulation.leaf, simulation.rank = edge.leaf, edge.leaf.size
+                simulation.commits = edge.leaf.commits
                 edge.leaf.size += 1
                 edge.leaf.active += 1
                 edge.pending += 1
@@ -296,6 +301,7 @@ class TreeSearch:
         self.tree = SearchTree(context, self.tree_id)
         root = self.tree.root
         root.state, root.seed = opening.state, self._seed
+        self._backup.note_root(opening.state)
         root.greedy = True
         root.leaf = self._root_leaf = self._new_root_leaf(root, self._seed, self.settings.proposals)
 
