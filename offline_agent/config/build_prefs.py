@@ -210,6 +210,9 @@ class PairRules(Section):
     min_gap: float = key(0.2, "least difference of the values of a step pair", ge=0, le=1)
     min_visits: int = key(3, "least visits of each side of a step pair, unless its value is exact", ge=1)
     confidence: float = key(0.9, "least P(Q_w > Q_l) of a step pair", ge=0.5, le=0.999999)
+    decisive: bool = key(
+        False, "one rollout with a score above 0 settles an action against one that ends the episode with a score of 0"
+    )
     per_node: int = key(2, "most step pairs of one node", ge=1)
     per_task: int = key(16, "most pairs of one task", ge=1)
     per_depth: int = key(4, "most pairs of one task at one depth", ge=1)

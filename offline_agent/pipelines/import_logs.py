@@ -228,7 +228,9 @@ def _miner(config: ImportLogsConfig) -> Miner:
     pairs = config.pairs
     return Miner(
         None,
-        steps=StepPairs(pairs.min_visits, pairs.min_gap, pairs.confidence, pairs.per_node),
+        steps=StepPairs(
+            pairs.min_visits, pairs.min_gap, pairs.confidence, pairs.per_node, decisive=pairs.decisive
+        ),
         trajectory_pairs=TrajectoryPairs(pairs.max_extra_steps, cut_failures=pairs.cut_failures),
         filtered=RejectionFilter(config.filtered.per_task),
         kinds=pairs.kinds,

@@ -229,6 +229,7 @@ def miner_of(config: BuildPrefsConfig, spec: EnvSpec, rollout: Rollout | None) -
         spec,
         steps=StepPairs(
             pairs.min_visits, pairs.min_gap, pairs.confidence, pairs.per_node, value=config.search.value,
+            decisive=pairs.decisive,
             exact_terminals=spec.deterministic_verifier, value_source=pairs.value_source,
             critic_alpha=config.search.critic_alpha,
         ),

@@ -45,6 +45,8 @@ class StepPairs:
             critic's scores as in AgentQ (`selection.mix`; an exact value stands as it is). Order and confidence are
             always those of the rollouts.
         critic_alpha: Weight of the search in mixed values; see `selection.mix`.
+        decisive: Whether one rollout with a score above 0 settles an action against one that ends the episode with a
+            score of exactly 0: the value of the former is above 0, that of the latter is not. Needs `exact_terminals`.
 
     Raises:
         ConfigError: A number is out of its range.
@@ -62,6 +64,7 @@ class StepPairs:
         exact_terminals: bool = True,
         value_source: Literal["search", "mixed"] = "search",
         critic_alpha: float | None = None,
+        decisive: bool = False,
     ) -> None:
         faults = [
             *([f"min_visits must be at least 1, got {min_visits!r}"] if min_visits < 1 else []),
@@ -82,6 +85,7 @@ class StepPairs:
         self.min_gap = min_gap
         self.confidence = confidence
         self.per_node = per_node
+        self.decisive = decisive
         self.compare = Comparison(
             prior, second_opinion, value, exact_terminals, value_source == "mixed", critic_alpha
         ).of
@@ -114,7 +118,8 @@ class StepPairs:
             reason = self._unfit(edge, compared)
             if edge.key.partition(ANSWERED)[0] in answered:  # its values would be those of the answer as well
                 reason = "the world answered it differently in another episode"
-            if reason is None:
+            few = reason is not None and reason == self._few and self.decisive
+            if reason is None or (few and compared.evidence(edge).successes > 0):
                 sides.append(compared.side(edge))
             elif edge.child is not None:
                 reasons.setdefault(reason, []).append(node.id)
@@ -142,7 +147,15 @@ class StepPairs:
             return None
         if edge.closed and compared.estimated(edge) and rollouts(edge):
             return None
+        return self._few
+
+    @property
+    def _few(self) -> str:
         return f"fewer than {self.min_visits} rollouts"
+
+    def _settled(self, compared: Siblings, better: Side, worse: Side) -> bool:
+        """Return whether a success after one action decides against a failure that the other one is."""
+        return self.decisive and worse.evidence.known == 0.0 and compared.evidence(better.edge).successes > 0
 
     def _pair(
         self, tree: SearchTree, node: Node, compared: Siblings, one: Side, other: Side
@@ -153,6 +166,10 @@ class StepPairs:
         if (one.evidence.mean or 0.0) < (other.evidence.mean or 0.0):
             better, worse = other, one
         sure, second = compared.sureness(better, worse)
+        if self._settled(compared, better, worse):
+            sure = second = 1.0
+        elif few := [side for side in (one, other) if self._unfit(side.edge, compared) is not None]:
+            return self._unfit(few[0].edge, compared) or self._few
         if sure < self.confidence:
             return f"P(Q_w > Q_l) below {self.confidence:g}"
         if second < self.confidence:

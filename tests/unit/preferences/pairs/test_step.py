@@ -194,3 +194,20 @@ def test_every_fault_of_the_arguments_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         StepPairs(min_visits=0, min_gap=2, confidence=0.3, per_node=0, prior=0, value="x")  # type: ignore[arg-type]
     assert len(caught.value.faults) == 6
+
+
+def test_one_success_settles_an_action_against_one_that_ends_the_episode_in_failure() -> None:
+    tree = kit.fan((1, 1), (0, 1), (0, 2))
+    better, worse, _ = tree.edges
+    kit.end(worse, 0.0)
+    rules = StepPairs(second_opinion=False, decisive=True)
+    assert PLAIN.mine(tree)[0] == []  # two rollouts are too few
+    (pair,), _ = rules.mine(tree)  # and the third action is settled by nothing
+    assert (pair.chosen_edge, pair.rejected_edge, pair.confidence) == (better.id, worse.id, 1.0)
+    assert pair.q_rejected == 0.0 < pair.q_chosen < 1.0
+    assert StepPairs(second_opinion=False, decisive=True, exact_terminals=False).mine(tree)[0] == []
+    kit.end(worse, 0.1)  # not the least score that there is
+    assert rules.mine(tree)[0] == []
+    kit.end(worse, 0.0)
+    better.successes, better.score_sum = 0, 0.0
+    assert rules.mine(tree)[0] == []
