@@ -263,7 +263,7 @@ def grpo(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def tests(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the row of the tests that need a GPU."""
-    line = [sys.executable, "-m", "pytest", "-o", "addopts=--import-mode=importlib", "-m", "gpu", "-n", "0", "tests/gpu"]
+    line = [sys.executable, "-m", "pytest", "-o", "addopts=--import-mode=importlib", "-m", "gpu", "tests/gpu"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     words = done.stdout.strip().splitlines()[-1:] or done.stderr.strip().splitlines()[-1:]
     yield {"part": "tests", "case": "pytest -m gpu", "note": " ".join(words), "passed": done.returncode == 0}
