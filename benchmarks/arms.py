@@ -50,14 +50,19 @@ COLLECT: dict[str, tuple[str, ...]] = {
     "tree": ("search.simulations=16",),
     "need": ("search.simulations=16", "search.until=success"),
     "need32": ("search.simulations=32", "search.until=success"),
-    "states": ("search.simulations=16", "search.until=success", "search.repeated_states=close"),
+    "states": (
+        "search.simulations=16", "search.until=success", "search.repeated_states=close", "pairs.decisive=true",
+        "pairs.per_node=4", "pairs.per_task=32", "pairs.per_depth=16",
+    ),
 }
 """Ways to collect. `need`: four attempts, and a tree from them where all four failed; `retries`: further plain attempts
-there, the control of `need`; `states`: as `need`, over states in place of histories."""
+there, the control of `need`; `states`: as `need`, over states in place of histories, with decisive pairs."""
 
 _STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
-_TWICE = ("optimizer.epochs=16",)  # of FrozenLake's 8; more than fine-tuning and preferences take together
+_TWICE = ("optimizer.epochs=16",)  # of FrozenLake's 8
+_THRICE = ("optimizer.epochs=24",)  # as many updates as 16 epochs and the preferences of `_LONG` take together
+_LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
 
 ROUNDS: dict[str, Round] = {
     "attempts": Round("attempts"),
@@ -69,7 +74,9 @@ ROUNDS: dict[str, Round] = {
     "states": Round("states"),
     "states, all data": Round("states", again=True),
     "states+updates, all data": Round("states", sft=_TWICE, again=True),
-    "states+dpo, all data": Round("states", again=True, dpo=_BOTH),
+    "states+thrice, all data": Round("states", sft=_THRICE, again=True),
+    "states+updates+dpo, all data": Round("states", sft=_TWICE, again=True, dpo=_LONG),
+    "retries+thrice, all data": Round("retries", sft=_THRICE, again=True),
     "attempts+updates": Round("attempts", sft=("optimizer.epochs=4",)),
     "attempts+dpo": Round("attempts", dpo=_BOTH),
     "need+dpo": Round("need", dpo=_BOTH),
@@ -97,7 +104,9 @@ ARMS: dict[str, tuple[str, ...]] = {
     "need, dpo each round": ("need+dpo, all data",) * 3,
     "states, all data": ("states", "states, all data", "states, all data"),
     "states, more updates": ("states", "states, all data", "states+updates, all data"),
-    "states, then dpo": ("states", "states, all data", "states+dpo, all data"),
+    "states, thrice the updates": ("states", "states, all data", "states+thrice, all data"),
+    "states, then dpo": ("states", "states, all data", "states+updates+dpo, all data"),
+    "retries, thrice the updates": ("retries", "retries, all data", "retries+thrice, all data"),
     "attempts then need": ("attempts", "need", "need"),
     "attempts+dpo": ("attempts", "attempts+dpo", "attempts+dpo"),
     "need+dpo": ("attempts", "need+dpo", "need+dpo"),
@@ -295,7 +304,8 @@ def alike(chain: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[s
     if not chain or ROUNDS[chain[-1]].dpo is None:
         return
     last, there = ROUNDS[chain[-1]], chains(options.arms)
-    for title, sft in (("fine-tuning alone", ()), ("fine-tuning with twice the updates", _TWICE)):
+    more = _THRICE if last.sft == _TWICE else _TWICE
+    for title, sft in (("fine-tuning alone", last.sft), ("fine-tuning with as many updates", more)):
         for name, one in ROUNDS.items():
             other = (*chain[:-1], name)
             if other in there and one == Round(last.collect, sft=sft, again=last.again):
