@@ -7,7 +7,6 @@ the arguments of `env`, and returns a class with the contract of `envs.base`. It
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,7 +14,6 @@ from offline_agent import catalog
 from offline_agent.errors import ConfigError, EnvironmentFault, ends_the_run, in_words
 
 _TOLD = 500  # characters of a foreign error
-_CLOSE = 1e-9  # of rewards
 _CONTRACT = frozenset(("achieved_goal", "demonstrate", "fingerprint", "get_reward", "hindsight", "name", "tasks", "turn_reward"))
 
 def environment_class(name: str, args: Mapping[str, Any] | None = None) -> Any:
@@ -67,54 +65,6 @@ def seeds(split: str, count: int) -> range:
     """
     start = {"train": 0, "validation": 1_000_000, "test": 2_000_000}[split]
     return range(start, start + count)
-
-
-class Bounds:
-    """The rewards between which an episode counts as lost and as solved.
-
-    Args:
-        name: The environment, for messages.
-        low: The least reward; None = 0, and less is an error.
-        high: The reward from which on the task is solved; None = 1, and more is an error.
-
-    Raises:
-        ConfigError: They are not in order.
-    """
-
-    def __init__(self, name: str, low: float | None, high: float | None) -> None:
-        self._name = name
-        self._low, self._high = 0.0 if low is None else float(low), 1.0 if high is None else float(high)
-        self._least = -math.inf if low is not None else self._low
-        self._most = math.inf if high is not None else self._high
-        if not self._low < self._high:
-            raise ConfigError(
-                f"env.low, env.high: got {self._low:g} and {self._high:g}, allowed: the least reward, then a greater one"
-            )
-
-    @property
-    def can_lose(self) -> bool:
-        """Whether rewards below 0 are part of an episode, so that one that is given up early would look good."""
-        return self._low < 0
-
-    def fault(self, reward: float) -> str | None:
-        """Return why a reward cannot be placed between the bounds; None where it can."""
-        if self._least - _CLOSE <= reward <= self._most + _CLOSE:
-            return None
-        return (
-            f"{self._name} gave the reward {reward:g}, which is outside of {self._low:g} to {self._high:g}; name the "
-            "reward of a lost episode and the one from which on a task is solved: env.low=, env.high="
-        )
-
-    def scaled(self, reward: float) -> float:
-        """Return the place of a reward between the bounds, in [0, 1].
-
-        Raises:
-            EnvironmentFault: It is outside of bounds that were not named.
-        """
-        if (fault := self.fault(reward)) is not None:
-            raise EnvironmentFault(fault)
-        place = (reward - self._low) / (self._high - self._low)
-        return 1.0 if place > 1 - _CLOSE else max(0.0, place)  # sums of tenths are not exact
 
 
 def refused_names(cls: type, names: Iterable[str]) -> set[str]:

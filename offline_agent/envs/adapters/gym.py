@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from offline_agent import catalog
-from offline_agent.envs.adapters import Bounds, refused_names, seeds
+from offline_agent.envs.adapters import refused_names, seeds
+from offline_agent.envs.adapters.rewards import Bounds, Rewards
 from offline_agent.envs.base import Environment
 from offline_agent.errors import ConfigError, ToolError
 
@@ -31,8 +32,7 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
         tools, send = _tools(made, args.get("actions"))
         if args.get("observe") is None:
             _check_observation(made)
-        bounds = Bounds(rest, args.get("low"), args.get("high"))
-        _check_rewards(made, bounds, args.get("reward", "sum") == "sum")
+        _check_rewards(made, Rewards(Bounds(rest, args.get("low"), args.get("high")), args.get("reward", "sum")))
         limit = getattr(made.spec, "max_episode_steps", None)
         about = _about(made)
     finally:
@@ -75,13 +75,9 @@ class _Gym(Environment):
         tasks: int = 1000,
         demonstrate: str | None = None,
     ) -> None:
-        self._bounds = Bounds(self._id, low, high)
-        if reward not in ("sum", "last"):
-            raise ConfigError(f"env.reward: got {reward!r}, allowed: sum, last")
+        self._rewards = Rewards(Bounds(self._id, low, high), reward)
         self._env = _make(self._id, options or {})
         self._observe = None if observe is None else catalog.load("env.observe", observe)
-        self._sum = reward == "sum"
-        self._total = 0.0
         self.terminated = False
         if prompt is not None:
             self.system_prompt = prompt  # type: ignore[misc]
@@ -95,18 +91,17 @@ class _Gym(Environment):
     def reset(self, seed: int) -> str:
         """Start with a seed."""
         observation, _ = self._env.reset(seed=seed)
-        self._total, self.terminated = 0.0, False
+        self.terminated = False
+        self._rewards.begin()
         return self._text(observation)
 
-    def get_reward(self) -> float:
-        """Return the reward so far, between `low` and `high`; 0 where `low` is below 0 and the episode is not over."""
-        if self._bounds.can_lose and not self.terminated:
-            return 0.0
-        return self._bounds.scaled(self._total)
+    def get_reward(self) -> float | None:
+        """Return the reward so far, between `low` and `high`; see `Rewards.scaled`."""
+        return self._rewards.scaled(self.terminated)
 
     def _take(self, tool: str, arguments: Mapping[str, Any]) -> str:
         observation, reward, over, cut, _ = self._env.step(self._send[tool](arguments))
-        self._total = self._total + float(reward) if self._sum else float(reward)
+        self._rewards.add(reward)
         self.terminated = bool(over or cut)
         return self._text(observation)
 
@@ -272,17 +267,16 @@ def _check_observation(made: Any) -> None:
         )
 
 
-def _check_rewards(made: Any, bounds: Bounds, summed: bool) -> None:
+def _check_rewards(made: Any, rewards: Rewards) -> None:
     """Raise ConfigError where a few random actions, or the threshold of its registration, leave the bounds."""
     threshold = made.spec.reward_threshold
-    fault = None if threshold is None else bounds.fault(float(threshold))
+    fault = None if threshold is None else rewards.bounds.fault(float(threshold))
     made.reset(seed=0)
     made.action_space.seed(0)
-    total = 0.0
     for _ in range(_TRIED):
         _, reward, over, cut, _ = made.step(made.action_space.sample())
-        total = total + float(reward) if summed else float(reward)
-        fault = fault or bounds.fault(total)
+        rewards.add(reward)
+        fault = fault or rewards.fault()
         if over or cut:
             break
     if fault:

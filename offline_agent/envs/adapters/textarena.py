@@ -13,7 +13,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from offline_agent.envs.adapters import Bounds, seeds
+from offline_agent.envs.adapters import seeds
+from offline_agent.envs.adapters.rewards import Bounds
 from offline_agent.envs.base import Environment
 from offline_agent.errors import ConfigError, did_you_mean
 
