@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import shutil
 import tempfile
@@ -30,9 +31,7 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
     import mcp  # noqa: F401  (is it installed?)
 
     server = _server(rest, args)
-    with tempfile.TemporaryDirectory(prefix="mcp-") as place:
-        _fill(Path(place), args.get("folder"))
-        known = {tool["function"]["name"]: tool for tool in listed(server, Path(place))}
+    known = _known(server, args.get("folder"))
     handles = args.get("handles") or []
     tools = [_without(known[name], handles) for name in _chosen(rest, list(known), args.get("tools"))]
     members: dict[str, Any] = {
@@ -48,6 +47,14 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
         members["tasks"] = classmethod(_tasks)
     names = [tool["function"]["name"] for tool in tools]
     return type("McpEnvironment", (_Mcp,), {**members, **{name: _method(name) for name in names}})
+
+
+@functools.cache  # a command loads its environment more than once
+def _known(server: Server, template: str | None) -> dict[str, dict[str, Any]]:
+    """Return the server's tools by name."""
+    with tempfile.TemporaryDirectory(prefix="mcp-") as place:
+        _fill(Path(place), template)
+        return {tool["function"]["name"]: tool for tool in listed(server, Path(place))}
 
 
 def _server(place: str, args: Mapping[str, Any]) -> Server:

@@ -279,7 +279,8 @@ def _why(error: BaseException, words: IO[str]) -> str:
     with contextlib.suppress(ValueError):  # closed already
         words.seek(0)
         last = [line for line in words.read().splitlines() if line.strip()][-3:]
-    return f"{type(error).__name__}: {error}" + (f"; it said: {' | '.join(last)}" if last else "")
+    told = str(error) or "it took too long, see env.timeout"  # a TimeoutError says nothing
+    return f"{type(error).__name__}: {told}" + (f"; it said: {' | '.join(last)}" if last else "")
 
 
 _starting = threading.Lock()

@@ -35,7 +35,9 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
             game.reset(num_players=1, seed=0)
         except (AssertionError, ValueError) as error:
             raise ConfigError(f"env: textarena:{rest} is no game for one player: {error}") from error
+    turns = getattr(game.state, "max_turns", None)
     members: dict[str, Any] = {"name": rest, "_id": name, "__module__": __name__}
+    members["max_steps"] = turns + 1 if isinstance(turns, int) and turns > 0 else None  # some end a turn later
     if moves is not None:
         members["_tool_schemas"] = [_of_moves(moves)]
     return type("TextArenaGame", (_Game,), members)
@@ -161,4 +163,5 @@ class _Game(Environment):
 
     def _said(self) -> str:
         _, messages = self._game.get_observation()
-        return "\n".join(str(text) for sender, text, *_ in messages if sender != 0)
+        own = [len(message) > 2 and getattr(message[2], "name", "") == "PLAYER_ACTION" for message in messages]
+        return "\n".join(str(message[1]) for message, echo in zip(messages, own, strict=True) if not echo)
