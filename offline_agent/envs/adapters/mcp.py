@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 from offline_agent import catalog
 from offline_agent.envs.adapters import refused_names
 from offline_agent.envs.adapters.mcp_servers import FOLDER, Connection, Kept, Server, hidden, listed
-from offline_agent.envs.base import Environment
 from offline_agent.errors import ConfigError, EnvironmentFault, ToolError
 
 
@@ -77,7 +76,7 @@ def _chosen(rest: str, known: list[str], offered: Any) -> list[str]:
     return names
 
 
-class _Mcp(Environment):
+class _Mcp:
     """One server; `adapt` makes the classes.
 
     Args:
@@ -101,6 +100,7 @@ class _Mcp(Environment):
     _tool_schemas: ClassVar[list[dict[str, Any]]]
     _takes: ClassVar[dict[str, list[str]]]
     one_thread = False
+    system_prompt = ""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class _Mcp(Environment):
         self._setup = None if setup is None else catalog.load("env.setup", setup)
         self._verify = None if verify is None else catalog.load("env.verify", verify)
         if prompt is not None:
-            self.system_prompt = prompt  # type: ignore[misc]
+            self.system_prompt = prompt
         self._task: dict[str, Any] = {}
         self._handles: dict[str, Any] = {}
         self._place: Path | None = None
