@@ -47,7 +47,7 @@ def test_a_search_is_the_same_here_and_in_an_interpreter_that_has_the_library_al
     python = interpreter(tmp_path / "venv", library)
     here = searched(tmp_path / "here", *keys)
     assert here == searched(tmp_path / "there", *keys, f"env.python={python}", "limits.workers=1")
-    assert summary(tmp_path / "here")["quarantined"] == summary(tmp_path / "there")["quarantined"] == 0
+    assert not any(summary(tmp_path / "there")["quarantined"].values())
 
 
 def test_the_file_server_is_searched_the_same_twice(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_an_evaluation_is_the_same_here_and_in_an_interpreter_with_nothing(tmp_p
     for name, more in (("here", []), ("there", [f"env.python={bare}"])):
         assert main(evaluate.COMMAND, [*keys, *more, f"run_dir={tmp_path / name}"]) == 0
     here, there = summary(tmp_path / "here"), summary(tmp_path / "there")
-    assert here["success"] == there["success"]
+    assert here["modes"] == there["modes"]
 
 
 def test_the_stages_of_a_loop_have_the_interpreter(
