@@ -20,6 +20,14 @@ ENVIRONMENTS: dict[str, str] = {
     "textworld": "offline_agent.envs.textworld:TextWorld",
 }
 
+ADAPTERS: dict[str, str] = {
+    "gym": "offline_agent.envs.adapters.gym",
+    "mcp": "offline_agent.envs.adapters.mcp",
+    "openenv": "offline_agent.envs.adapters.openenv",
+    "textarena": "offline_agent.envs.adapters.textarena",
+}
+"""Modules that adapt environments of other projects, by the word before the colon of `env=gym:ID`."""
+
 POLICIES: dict[str, str] = {
     "colocated": "offline_agent.policies.vllm.policy:ColocatedPolicy",
     "hf": "offline_agent.policies.hf.policy:HFPolicy",
@@ -70,8 +78,9 @@ def resolve(kind: Kind, name: str, key: str | None = None) -> Any:
 def unknown(kind: Kind, name: str, key: str | None = None) -> str:
     """Return the fault of a name that is neither a short name nor a path."""
     table, own = TABLES[kind], "callable" if kind == "judge" else "Class"
-    allowed = f"{', '.join(sorted(table))}, or module:{own} for your own"
-    return f"{key or kind}: got {name!r}, allowed: {allowed}.{did_you_mean(name, table)}"
+    adapted = [f"{word}:..." for word in sorted(ADAPTERS)] if kind == "env" else []
+    allowed = f"{', '.join([*sorted(table), *adapted])}, or module:{own} for your own"
+    return f"{key or kind}: got {name!r}, allowed: {allowed}.{did_you_mean(name, [*table, *adapted])}"
 
 
 def load(key: str, path: str) -> Any:

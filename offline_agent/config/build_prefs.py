@@ -40,6 +40,12 @@ class EnvSection(Plugged):
         "that the environment changes the process it runs in", free=True,
     )  # fmt: skip
 
+    @model_validator(mode="after")
+    def _elsewhere_is_isolated(self) -> EnvSection:
+        if self.python is not None and self.isolate == "none":
+            raise ValueError("env.isolate: got none with env.python, which runs it in other processes; allowed: auto, process")
+        return self
+
 
 class JudgeSection(Plugged):
     """The judge that gives the verdicts."""

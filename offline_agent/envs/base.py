@@ -192,7 +192,8 @@ class EnvSpec:
     @property
     def identity(self) -> dict[str, Any]:
         """JSON-serialisable facts for the manifest."""
-        path = f"{self.cls.__module__}:{self.cls.__qualname__}"
+        adapted = self.path.partition(":")[0] in catalog.ADAPTERS
+        path = self.path if adapted else f"{self.cls.__module__}:{self.cls.__qualname__}"
         judge = {} if self.judge is None else {"judge": self.judge.identity}
         python = {} if self.python is None else {"python": self.python}
         return {"name": self.name, "version": self.version, "class": path, "args": self.args, **python, **judge}

@@ -63,7 +63,8 @@ class ToolSet:
         """
         own = getattr(environment, "_tool_schemas", None)
         if own is not None:  # an adapter's class: its tools are described where they come from
-            return cls(own, answers_differ=getattr(environment, "_answers_differ", True))
+            usual = {one["function"]["name"]: _defaults(one["function"].get("parameters") or {}) for one in own}
+            return cls(own, usual, answers_differ=getattr(environment, "_answers_differ", True))
         faults: list[str] = []
         schemas: list[dict[str, Any]] = []
         defaults: dict[str, dict[str, Any]] = {}
@@ -118,6 +119,16 @@ class ToolSet:
         usual = self._defaults.get(action.call.name, {})
         told = {k: v for k, v in arguments.items() if k not in usual or not _same(usual[k], v)}
         return action.call.name + json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _defaults(shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of the arguments that may be left out."""
+    fields = shape.get("properties") or {}
+    return {
+        name: field["default"]
+        for name, field in fields.items()
+        if isinstance(field, Mapping) and "default" in field and name not in shape.get("required", ())
+    }
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -7,39 +7,39 @@ the arguments of `env`, and returns a class with the contract of `envs.base`. It
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from offline_agent import catalog
 from offline_agent.errors import ConfigError, EnvironmentFault, ends_the_run, in_words
 
-ADAPTERS = {
-    "gym": "offline_agent.envs.adapters.gym",
-    "mcp": "offline_agent.envs.adapters.mcp",
-    "openenv": "offline_agent.envs.adapters.openenv",
-    "textarena": "offline_agent.envs.adapters.textarena",
-}
-"""Modules by the word before the colon."""
-
+_TOLD = 500  # characters of a foreign error
+_CONTRACT = frozenset(("achieved_goal", "demonstrate", "fingerprint", "get_reward", "hindsight", "name", "tasks", "turn_reward"))
 
 def environment_class(name: str, args: Mapping[str, Any] | None = None) -> Any:
     """Return the class that an environment's name stands for: of the catalog, `module:Class`, or adapted.
 
     Args:
         name: The name that the user wrote.
-        args: The arguments of `env`, of which some adapters make the tools.
+        args: The arguments of `env`, of which some adapters make the tools. An adapted environment has the scripted expert
+            `demonstrate=module:function`, called with (task, messages, rng, noise), where that is given.
 
     Raises:
         ConfigError: There is no such environment, or its library is not installed.
     """
     kind, colon, rest = name.partition(":")
-    if not colon or kind not in ADAPTERS:
+    if not colon or kind not in catalog.ADAPTERS:
         return catalog.resolve("env", name)
     if not rest:
         raise ConfigError(f"env: got {name!r}; write what to adapt after the colon (docs/environments.md)")
-    adapt: Callable[..., type] = importlib.import_module(ADAPTERS[kind]).adapt
+    adapt: Callable[..., Any] = importlib.import_module(catalog.ADAPTERS[kind]).adapt
+    given = dict(args or {})
     try:
-        return adapt(rest, dict(args or {}))
+        made = adapt(rest, given)
+        if given.get("demonstrate") is not None:
+            expert = catalog.load("env.demonstrate", given["demonstrate"])
+            made.demonstrate = classmethod(lambda cls, *asked: expert(*asked))
+        return made
     except ConfigError:
         raise
     except ModuleNotFoundError as error:
@@ -52,7 +52,8 @@ def environment_class(name: str, args: Mapping[str, Any] | None = None) -> Any:
     except BaseException as error:
         if ends_the_run(error):
             raise
-        raise ConfigError(f"env: {name} cannot be adapted: {in_words(error)}") from error
+        told = " ".join(in_words(error).replace("*", " ").split())
+        raise ConfigError(f"env: {name} cannot be adapted: {told[:_TOLD]}") from error
 
 
 def seeds(split: str, count: int) -> range:
@@ -66,12 +67,6 @@ def seeds(split: str, count: int) -> range:
     return range(start, start + count)
 
 
-def scaled(total: float, low: float, high: float) -> float:
-    """Return a reward as its place between two bounds, in [0, 1]."""
-    return min(1.0, max(0.0, (total - low) / (high - low)))
-
-
-def check_bounds(low: float, high: float) -> None:
-    """Raise ConfigError where the bounds of rewards are not in order."""
-    if not low < high:
-        raise ConfigError(f"env.low, env.high: got {low:g} and {high:g}, allowed: the least reward, then a greater one")
+def refused_names(cls: type, names: Iterable[str]) -> set[str]:
+    """Return the names of tools that the contract, or a class's own members, have taken."""
+    return {name for name in names if name in _CONTRACT or name.startswith("_") or hasattr(cls, name)}

@@ -1,7 +1,8 @@
-"""Gymnasium environments with discrete or text actions: `env=gym:ID`.
+"""Gymnasium environments with discrete or text actions: `env=gym:ID`, or `env=gym:MODULE:ID` where a module registers it.
 
-Each action that has a name is a tool without arguments; else there is one tool, `act`. What the environment draws in text
-(`render_mode="ansi"`) is the observation, else the observation itself where it is text or small.
+Each action that has a name is a tool without arguments; else there is one tool, `act`. Names are those of the environment
+(`get_action_meanings`, an enumeration `actions`, or the list in its documentation), or given. What the environment draws
+in text (`render_mode="ansi"`) is the observation, else the observation itself where it is text or small.
 """
 
 from __future__ import annotations
@@ -12,23 +13,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from offline_agent import catalog
-from offline_agent.envs.adapters import check_bounds, scaled, seeds
+from offline_agent.envs.adapters import refused_names, seeds
+from offline_agent.envs.adapters.rewards import Bounds, Rewards
 from offline_agent.envs.base import Environment
 from offline_agent.errors import ConfigError, ToolError
 
 _SMALL = 64  # numbers of an observation that are shown
 _COLOURED = re.compile(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m", re.S)
 _NAMED = 64  # most actions that become a tool each
+_LISTED = re.compile(r"^\s*[-*|]\s*(\d+)\s*[:|]\s*([^|\n]*[^|\s])", re.M)  # `- 0: left` and `| 0 | left |`
+_TRIED = 20  # random actions that rewards are looked at in
 
 
 def adapt(rest: str, args: Mapping[str, Any]) -> type:
     """Return the class of a Gymnasium environment; see `adapters.environment_class`."""
-    given = {name: args[name] for name in ("options", "actions", "observe") if name in args}
-    made = _make(rest, given.get("options") or {})
+    made = _make(rest, args.get("options") or {})
     try:
-        tools, send = _tools(made, given.get("actions"))
-        if given.get("observe") is None:
+        tools, send = _tools(made, args.get("actions"))
+        if args.get("observe") is None:
             _check_observation(made)
+        _check_rewards(made, Rewards(Bounds(rest, args.get("low"), args.get("high")), args.get("reward", "sum")))
         limit = getattr(made.spec, "max_episode_steps", None)
         about = _about(made)
     finally:
@@ -49,9 +53,10 @@ class _Gym(Environment):
         observe: `module:function` that makes text of (environment, observation).
         prompt: The system prompt, in place of the environment's own description.
         reward: `sum` of the rewards of an episode, or the `last` one.
-        low: The least that this can be.
-        high: From here on the task is solved.
+        low: The reward of a lost episode; None = 0, and less is an error.
+        high: The reward from which on the task is solved; None = 1, and more is an error.
         tasks: Tasks of each split: seeds.
+        demonstrate: See `adapters.environment_class`.
     """
 
     _id: ClassVar[str]
@@ -65,17 +70,14 @@ class _Gym(Environment):
         observe: str | None = None,
         prompt: str | None = None,
         reward: str = "sum",
-        low: float = 0.0,
-        high: float = 1.0,
+        low: float | None = None,
+        high: float | None = None,
         tasks: int = 1000,
+        demonstrate: str | None = None,
     ) -> None:
-        check_bounds(low, high)
-        if reward not in ("sum", "last"):
-            raise ConfigError(f"env.reward: got {reward!r}, allowed: sum, last")
+        self._rewards = Rewards(Bounds(self._id, low, high), reward)
         self._env = _make(self._id, options or {})
         self._observe = None if observe is None else catalog.load("env.observe", observe)
-        self._sum, self._low, self._high = reward == "sum", low, high
-        self._total = 0.0
         self.terminated = False
         if prompt is not None:
             self.system_prompt = prompt  # type: ignore[misc]
@@ -89,16 +91,17 @@ class _Gym(Environment):
     def reset(self, seed: int) -> str:
         """Start with a seed."""
         observation, _ = self._env.reset(seed=seed)
-        self._total, self.terminated = 0.0, False
+        self.terminated = False
+        self._rewards.begin()
         return self._text(observation)
 
-    def get_reward(self) -> float:
-        """Return the reward of the episode so far, between `low` and `high`."""
-        return scaled(self._total, self._low, self._high)
+    def get_reward(self) -> float | None:
+        """Return the reward so far, between `low` and `high`; see `Rewards.scaled`."""
+        return self._rewards.scaled(self.terminated)
 
     def _take(self, tool: str, arguments: Mapping[str, Any]) -> str:
         observation, reward, over, cut, _ = self._env.step(self._send[tool](arguments))
-        self._total = self._total + float(reward) if self._sum else float(reward)
+        self._rewards.add(reward)
         self.terminated = bool(over or cut)
         return self._text(observation)
 
@@ -129,18 +132,22 @@ def _method(name: str) -> Callable[..., str]:
 def _make(id: str, options: Mapping[str, Any]) -> Any:
     import gymnasium
 
+    if ":" in id:
+        catalog.load("env", f"{id.rpartition(':')[0]}:__name__")  # it registers the environment
+        id = id.rpartition(":")[2]
     if not isinstance(options, Mapping):
         raise ConfigError(f"env.options: got {options!r}, allowed: arguments of gymnasium.make by name")
-    modes = []
     try:
         spec = gymnasium.spec(id)
-        creator = gymnasium.envs.registration.load_env_creator(spec.entry_point) if isinstance(
-            spec.entry_point, str) else spec.entry_point  # fmt: skip
+        creator = spec.entry_point
+        if isinstance(creator, str):
+            creator = gymnasium.envs.registration.load_env_creator(creator)
         modes = (getattr(creator, "metadata", None) or {}).get("render_modes") or []
         drawn = {"render_mode": "ansi"} if "ansi" in modes and "render_mode" not in options else {}
         return gymnasium.make(id, **{**drawn, **options})
     except gymnasium.error.Error as error:
-        raise ConfigError(f"env: gym:{id}: {error}") from error
+        module = "" if ":" in id else " (write gym:MODULE:ID where another module registers it)"
+        raise ConfigError(f"env: gym:{id}: {error}{module}") from error
 
 
 def _tools(
@@ -150,6 +157,8 @@ def _tools(
     from gymnasium import spaces
 
     space = made.action_space
+    if names is not None and not isinstance(space, spaces.Discrete):
+        raise ConfigError(f"env.actions: gym:{made.spec.id} has actions of {space}, allowed: names of discrete ones")
     if isinstance(space, spaces.Text):
         said = {"type": "string", "description": f"the action, {space.min_length} to {space.max_length} characters",
                 "minLength": space.min_length, "maxLength": space.max_length}  # fmt: skip
@@ -163,8 +172,8 @@ def _tools(
             )
         return [_schema("act", "Take one step.", fields)], {"act": lambda given: _assembled(space, given)}
     first, count = int(space.start), int(space.n)
-    names = names or _own_names(made, count)
-    if names is None or count > _NAMED:
+    names = names or _own_names(made, first, count)
+    if names is None:
         number = {"type": "integer", "minimum": first, "maximum": first + count - 1,
                   "description": f"the number of the action, {first} to {first + count - 1}"}  # fmt: skip
         return [_schema("act", "Take one step.", {"action": number})], {"act": lambda given: _number(space, given)}
@@ -215,21 +224,25 @@ def _assembled(space: Any, given: Mapping[str, Any]) -> Any:
     return numpy.array(values, dtype=space.dtype)
 
 
-def _own_names(made: Any, count: int) -> list[str] | None:
-    """Return the names that the environment has for its actions."""
-    bare = made.unwrapped
+def _own_names(made: Any, first: int, count: int) -> list[str] | None:
+    """Return the names that the environment has for its actions, one each and all different; None where it has not."""
+    bare, numbers = made.unwrapped, list(range(first, first + count))
+    found: list[str] = []
     if callable(getattr(bare, "get_action_meanings", None)):
-        return [str(name) for name in bare.get_action_meanings()]
-    listed = getattr(bare, "actions", None)  # an enumeration, as MiniGrid has
-    members = getattr(listed, "__members__", None)
-    if members and [int(value) for value in members.values()] == list(range(count)):
-        return list(members)
-    return None
+        found = [str(name) for name in bare.get_action_meanings()]
+    elif members := getattr(getattr(bare, "actions", None), "__members__", None):  # an enumeration, as MiniGrid has
+        found = list(members) if [int(value) for value in members.values()] == numbers else []
+    else:
+        section = re.search(r"## Action Space(.*?)(?:\n\s*## |\Z)", type(bare).__doc__ or "", re.S)
+        listed = dict(_LISTED.findall(section.group(1))) if section else {}
+        found = list(listed.values()) if list(listed) == list(map(str, numbers)) else []
+    fit = len(found) == count <= _NAMED and len(set(map(_word, found))) == count
+    return found if fit else None
 
 
 def _word(name: str) -> str:
-    word = re.sub(r"\W+", "_", str(name).strip().lower()).strip("_") or "action"
-    return f"take_{word}" if word[0].isdigit() or word in ("reset", "tasks", "get_reward", "terminated") else word
+    word = re.sub(r"\W+", "_", str(name).strip().lower().replace("'", "")).strip("_")[:64] or "action"
+    return f"take_{word}" if word[0].isdigit() or refused_names(_Gym, [word]) else word
 
 
 def _schema(name: str, about: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,6 +265,22 @@ def _check_observation(made: Any) -> None:
             f"env: gym:{made.spec.id} has observations of {str(space)[:200]}, which are no text. Name a function that makes "
             "text of (environment, observation): env.observe=module:function"
         )
+
+
+def _check_rewards(made: Any, rewards: Rewards) -> None:
+    """Raise ConfigError where a few random actions, or the threshold of its registration, leave the bounds."""
+    threshold = made.spec.reward_threshold
+    fault = None if threshold is None else rewards.bounds.fault(float(threshold))
+    made.reset(seed=0)
+    made.action_space.seed(0)
+    for _ in range(_TRIED):
+        _, reward, over, cut, _ = made.step(made.action_space.sample())
+        rewards.add(reward)
+        fault = fault or rewards.fault()
+        if over or cut:
+            break
+    if fault:
+        raise ConfigError(f"env: gym: {fault}")
 
 
 def _about(made: Any) -> str:

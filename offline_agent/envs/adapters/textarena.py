@@ -1,19 +1,22 @@
 """Games of TextArena for one player: `env=textarena:ID`.
 
-The policy's turn is the text of one tool, `act`. Games draw from Python's shared random generator, so its state belongs to
-the game's: it is put in place for a call and taken out again.
+The policy's turn is the text of one tool, `act`. Games draw from the shared random generators of Python and NumPy, so their
+states belong to the game's: they are put in place for a call and taken out again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from offline_agent.envs.adapters import check_bounds, scaled, seeds
+from offline_agent.envs.adapters import seeds
+from offline_agent.envs.adapters.rewards import Bounds
 from offline_agent.envs.base import Environment
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, did_you_mean
 
 
 def adapt(rest: str, args: Mapping[str, Any]) -> type:
@@ -23,17 +26,71 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
 
     name = rest if rest.endswith("-raw") else f"{rest}-raw"  # without wrappers that repeat the whole game
     if name not in ENV_REGISTRY:
-        from offline_agent.errors import did_you_mean
-
         known = sorted(known.removesuffix("-raw") for known in ENV_REGISTRY if known.endswith("-raw"))
         raise ConfigError(f"env: TextArena has no game {rest!r}.{did_you_mean(rest, known)}")
-    options = args.get("options") or {}
-    game = textarena.make(name, **options)
-    try:
-        game.reset(num_players=1, seed=0)
-    except AssertionError as error:
-        raise ConfigError(f"env: textarena:{rest} is no game for one player: {error}") from error
-    return type("TextArenaGame", (_Game,), {"name": rest, "_id": name, "__module__": __name__})
+    options, moves = args.get("options") or {}, args.get("moves")
+    with _Chance().put_in_place():
+        game = textarena.make(name, **options)
+        try:
+            game.reset(num_players=1, seed=0)
+        except (AssertionError, ValueError) as error:
+            raise ConfigError(f"env: textarena:{rest} is no game for one player: {error}") from error
+    turns = getattr(game.state, "max_turns", None)
+    members: dict[str, Any] = {"name": rest, "_id": name, "__module__": __name__}
+    members["max_steps"] = turns + 1 if isinstance(turns, int) and turns > 0 else None  # some end a turn later
+    if moves is not None:
+        members["_tool_schemas"] = [_of_moves(moves)]
+    return type("TextArenaGame", (_Game,), members)
+
+
+def _of_moves(moves: Any) -> dict[str, Any]:
+    """Return the schema of `act` where all moves of a game are named."""
+    if not isinstance(moves, list | tuple) or not moves or not all(isinstance(move, str) for move in moves):
+        raise ConfigError(f"env.moves: got {moves!r}, allowed: a list of texts, such as ['[up]', '[down]']")
+    shape = {"type": "object", "required": ["action"],
+             "properties": {"action": {"type": "string", "enum": list(moves), "description": "The move."}}}  # fmt: skip
+    return {"type": "function", "function": {"name": "act", "description": "Make a move.", "parameters": shape}}
+
+
+class _Chance:
+    """States of the shared random generators, which a game has to itself in its calls."""
+
+    _lock: ClassVar[threading.RLock] = threading.RLock()  # the generators are one for all threads
+
+    def __init__(self) -> None:
+        self._own: tuple[Any, ...] | None = None
+
+    @contextlib.contextmanager
+    def put_in_place(self, seed: int | None = None) -> Iterator[None]:
+        """Let code draw from the game's states, and print to stderr; begin with a seed where one is given."""
+        with self._lock, contextlib.redirect_stdout(sys.stderr):
+            outside = _states()
+            try:
+                if seed is not None:
+                    _seed(seed)
+                elif self._own is not None:
+                    _set_states(self._own)
+                yield
+            finally:
+                self._own = _states()
+                _set_states(outside)
+
+
+def _states() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def _set_states(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    if states[1] is not None:
+        sys.modules["numpy"].random.set_state(states[1])
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed)
 
 
 class _Game(Environment):
@@ -41,25 +98,32 @@ class _Game(Environment):
 
     Args:
         options: Arguments of `textarena.make`.
-        low: The reward of a lost game.
-        high: From here on the game is won.
+        moves: All moves of the game, where `act` is to take no others.
+        low: The reward of a lost game. Less, such as -1 for an invalid move, counts as lost too.
+        high: The reward from which on the game is won; None = 1, and more is an error.
         tasks: Tasks of each split: seeds.
+        demonstrate: See `adapters.environment_class`.
     """
 
     _id: ClassVar[str]
     system_prompt = "You play a game. Send each move with the tool act, in the form that the game asks for."
 
     def __init__(
-        self, options: dict[str, Any] | None = None, low: float = 0.0, high: float = 1.0, tasks: int = 1000
+        self,
+        options: dict[str, Any] | None = None,
+        moves: list[str] | None = None,
+        low: float = 0.0,
+        high: float | None = None,
+        tasks: int = 1000,
+        demonstrate: str | None = None,
     ) -> None:
         import textarena
 
-        check_bounds(low, high)
-        self._low, self._high = low, high
-        self._random: Any = None
-        self._reward = low
+        self._bounds = Bounds(self._id, low, high)
+        self._chance = _Chance()
+        self._reward: float | None = None
         self.terminated = False
-        with self._own_chance():
+        with self._chance.put_in_place(0):
             self._game = textarena.make(self._id, **(options or {}))
 
     @classmethod
@@ -70,10 +134,9 @@ class _Game(Environment):
 
     def reset(self, seed: int) -> str:
         """Start a game with a seed."""
-        with self._own_chance():
-            random.seed(seed)
+        self.terminated, self._reward = False, None
+        with self._chance.put_in_place(seed):
             self._game.reset(num_players=1, seed=seed)
-            self.terminated, self._reward = False, self._low
             return self._said()
 
     def act(self, action: str) -> str:
@@ -82,31 +145,23 @@ class _Game(Environment):
         Args:
             action: The move, in the form that the game asks for, such as [1 2].
         """
-        with self._own_chance():
+        with self._chance.put_in_place():
             over, _ = self._game.step(action)
             said = self._said()
             if over:
                 rewards, facts = self._game.close()
                 self.terminated = True
-                self._reward = float((rewards or {}).get(0, self._low))
+                self._reward = None if rewards is None or rewards.get(0) is None else float(rewards[0])
                 said = "\n".join(filter(None, [said, str((facts or {}).get(0, {}).get("reason") or "")]))
             return said
 
-    def get_reward(self) -> float:
-        """Return the game's reward, between `low` and `high`; that of a lost game until it is over."""
-        return scaled(self._reward, self._low, self._high)
+    def get_reward(self) -> float | None:
+        """Return the game's reward, between `low` and `high`; 0 until it is over, None where the game gave none."""
+        if not self.terminated:
+            return 0.0
+        return None if self._reward is None else self._bounds.scaled(self._reward)
 
     def _said(self) -> str:
         _, messages = self._game.get_observation()
-        return "\n".join(str(text) for sender, text, *_ in messages if sender != 0)
-
-    @contextlib.contextmanager
-    def _own_chance(self) -> Iterator[None]:
-        outside = random.getstate()
-        if self._random is not None:
-            random.setstate(self._random)
-        try:
-            yield
-        finally:
-            self._random = random.getstate()
-            random.setstate(outside)
+        own = [len(message) > 2 and getattr(message[2], "name", "") == "PLAYER_ACTION" for message in messages]
+        return "\n".join(str(message[1]) for message, echo in zip(messages, own, strict=True) if not echo)

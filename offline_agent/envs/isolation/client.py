@@ -64,7 +64,7 @@ class EpisodeServer:
         Raises:
             ConfigError: It is no interpreter, or it cannot load the environment.
         """
-        check_interpreter(python)
+        python = check_interpreter(python)
         server = cls.__new__(cls)
         try:
             server._begin(path, args, options, python)
@@ -98,8 +98,10 @@ class EpisodeServer:
         self._answer = self._ask((path, dict(args), dict(options), own, os.getpid()))
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """Return the answer of the environment's class to `tasks` or `demonstrate`; raises EnvironmentFault."""
+        """Return the answer of the environment's class to `tasks` or `demonstrate`; raises what it raised there."""
         answer = self._ask((what, *arguments))
+        if "faults" in answer:
+            raise ConfigError(answer["faults"])
         if "fault" in answer:
             raise EnvironmentFault(answer["fault"])
         return answer["value"]

@@ -6,6 +6,7 @@ requirements of an environment and of training cannot clash. It needs Python 3.1
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,38 +21,45 @@ if TYPE_CHECKING:
     from offline_agent.envs.isolation.client import EpisodeServer
 
 OLDEST = (3, 11)
-_AT_ONCE = 1000  # tasks of a request
+_AT_ONCE = 100  # tasks of a request
 _FLAGS = ("version", "replay_only", "max_steps", "deterministic_verifier", "system_prompt")
 _HERE = "env.python runs it elsewhere"
 
 
-def check_interpreter(python: str) -> None:
-    """Raise ConfigError where a path is no Python interpreter that is new enough."""
+def check_interpreter(python: str) -> str:
+    """Return the path of a Python interpreter, its `~` expanded; the file may be a link into another installation.
+
+    Raises:
+        ConfigError: It is no interpreter, does not start, or is too old.
+    """
+    path = os.path.expanduser(python)
+    if os.path.isdir(path):
+        raise ConfigError(f"env.python: {python!r} is a folder; name the interpreter in it, {python.rstrip('/')}/bin/python")
     question = "import sys; print(*sys.version_info[:2])"
     try:
-        done = subprocess.run([python, "-c", question], capture_output=True, text=True, timeout=60, check=False)
-        version = tuple(map(int, done.stdout.split()))
+        done = subprocess.run([path, "-c", question], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ConfigError(f"env.python: got {python!r}, which is no Python interpreter: {error}") from error
-    if done.returncode or len(version) != 2:
-        told = done.stderr.strip().splitlines()
-        raise ConfigError(f"env.python: {python!r} does not start: {told[-1] if told else done.returncode}")
+    told = done.stdout.split()
+    if done.returncode or len(told) != 2 or not all(map(str.isdecimal, told)):
+        last = done.stderr.strip().splitlines()[-1:] or [f"asked for its version, it said {done.stdout[:100]!r}"]
+        raise ConfigError(f"env.python: got {python!r}, which is no Python interpreter that starts: {last[0]}")
+    version = tuple(map(int, told))
     if version < OLDEST:
         found, oldest = (".".join(map(str, one)) for one in (version, OLDEST))
         raise ConfigError(f"env.python: {python!r} is Python {found}, allowed: {oldest} or newer")
+    return path
 
 
 def facts_of(spec: EnvSpec) -> dict[str, Any]:
     """Return what the other side has to know of an environment, as JSON."""
     import inspect
 
-    from offline_agent.envs.conformance import missing_members
-    from offline_agent.envs.schema import is_numpy, tool_functions
+    from offline_agent.envs.schema import tool_functions
 
     cls = spec.cls
     reset = inspect.signature(cls.reset).parameters  # type: ignore[attr-defined]
     reason = getattr(cls, "hindsight", None)
-    members = inspect.getmembers(cls, inspect.isfunction)
     return {
         **{flag: getattr(spec, flag) for flag in _FLAGS},
         "name": spec.name,
@@ -59,8 +67,7 @@ def facts_of(spec: EnvSpec) -> dict[str, Any]:
         "class": cls.__qualname__,
         "irreversible": sorted(spec.irreversible),
         "tools": spec.tools.to_json(),
-        "methods": [name for name, _ in members if not name.startswith("_") and name not in ("reset", "get_reward")],
-        "numpy": [name for name, tool in tool_functions(cls).items() if is_numpy(inspect.getdoc(tool) or "")],
+        "methods": {name: inspect.getdoc(tool) for name, tool in tool_functions(cls).items()},
         "turn_rewards": spec.turn_rewards,
         "named": "task_id" in reset or any(one.kind is one.VAR_KEYWORD for one in reset.values()),
         "tasks": hasattr(cls, "tasks"),
@@ -69,7 +76,6 @@ def facts_of(spec: EnvSpec) -> dict[str, Any]:
         "exit": hasattr(cls, "__exit__"),
         "achieved_goal": hasattr(cls, "achieved_goal"),
         "hindsight": reason if isinstance(reason, str) else None,
-        "missing": list(missing_members(cls)),
     }
 
 
@@ -93,7 +99,7 @@ def stand_in(facts: Mapping[str, Any], server: EpisodeServer) -> type:
     members |= {"name": facts["name"], "irreversible": frozenset(facts["irreversible"])}
     members |= {"__module__": facts["module"], "__qualname__": facts["class"], "_server": server}
     members["reset"] = _reset_named if facts["named"] else _reset
-    members |= {name: _elsewhere(name) for name in facts["methods"]}
+    members |= {name: _elsewhere(name, text) for name, text in facts["methods"].items()}
     if facts["tasks"]:
         members["tasks"] = classmethod(_tasks)
     if facts["get_reward"]:
@@ -121,11 +127,11 @@ def _reset_named(self: Any, **task: Any) -> str:
     raise RuntimeError(_HERE)
 
 
-def _elsewhere(name: str) -> Any:
+def _elsewhere(name: str, text: str | None = None) -> Any:
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
         raise RuntimeError(_HERE)
 
-    method.__name__ = name
+    method.__name__, method.__doc__ = name, text
     return method
 
 

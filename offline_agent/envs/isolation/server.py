@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ import socket
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -22,7 +24,7 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.isolation.protocol import receive_request, send_answer
 from offline_agent.envs.isolation.remote import demonstrated, facts_of
 from offline_agent.envs.isolation.worker import serve
-from offline_agent.errors import ConfigError, in_words
+from offline_agent.errors import ConfigError, EnvironmentFault, in_words
 
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _REMEMBERED = 4096  # ends of processes
@@ -44,6 +46,7 @@ class ForkServer:
         self._run = run
         self._parent = parent
         self._ended: OrderedDict[int, int] = OrderedDict()
+        self._listing: tuple[tuple[str, int], Iterator[Any]] | None = None
 
     def serve(self) -> socket.socket | None:
         """Answer requests until the run has ended; return None then, and in a new process its socket to the run."""
@@ -80,12 +83,24 @@ class ForkServer:
     def _of_class(self, what: str, arguments: list[Any]) -> dict[str, Any]:
         """Return the answer of the class to a request of another interpreter."""
         try:
-            if what == "demonstrate":
-                return {"value": demonstrated(self._spec, *arguments)}
-            split, first, count = arguments
-            return {"value": list(islice(self._spec.entries(split), first, first + count))}
-        except Exception as error:  # the environment's code
+            answer = {"value": demonstrated(self._spec, *arguments) if what == "demonstrate" else self._tasks(*arguments)}
+            json.dumps(answer)  # a task may be anything
+            return answer
+        except ConfigError as error:
+            return {"faults": list(error.faults)}
+        except EnvironmentFault as error:
+            return {"fault": str(error)}
+        except BaseException as error:  # the environment's code
             return {"fault": f"{self._spec.name}: {what} raised {in_words(error)}"}
+
+    def _tasks(self, split: str, first: int, count: int) -> list[Any]:
+        """Return some tasks of a split; the listing goes on where the last request ended."""
+        key, listing = (split, first), self._listing
+        if listing is None or listing[0] != key:
+            listing = key, islice(self._spec.entries(split), first, None)
+        entries = list(islice(listing[1], count))
+        self._listing = (split, first + len(entries)), listing[1]
+        return entries
 
     def _end_of(self, pid: int) -> int | None:
         """Return how a process ended: its exit status, or minus the signal; None where it lives on, or is unknown."""
