@@ -17,7 +17,8 @@ from typing import IO, Any, NoReturn, cast
 
 from offline_agent.errors import ConfigError, DataError, did_you_mean
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".eval")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".eval",
+            ".db", ".sqlite", ".sqlite3")  # fmt: skip
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
           (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))  # fmt: skip
 
@@ -99,7 +100,7 @@ def _encoding(file: IO[bytes]) -> str:
 def _lines(path: Path, file: IO[bytes], encoding: str) -> Iterator[Record]:
     for number, line in enumerate(file, 1):
         if line.strip():
-            yield _record(f"{path}:{number}", line, encoding if number == 1 else "utf-8")
+            yield parsed(f"{path}:{number}", line, encoding if number == 1 else "utf-8")
 
 
 def _decoded(path: Path, file: IO[bytes], encoding: str) -> Iterator[Record]:
@@ -109,14 +110,14 @@ def _decoded(path: Path, file: IO[bytes], encoding: str) -> Iterator[Record]:
     try:
         for number, line in enumerate(reader, 1):
             if line.strip():
-                yield _record(f"{path}:{number}", line.encode(), "utf-8")
+                yield parsed(f"{path}:{number}", line.encode(), "utf-8")
     except UnicodeError as error:
         yield Record(f"{path}:{number + 1}", None, f"it and what follows is no {encoding} text ({error})")
 
 
 def _whole(path: Path, file: IO[bytes], encoding: str) -> Iterator[Record]:
     data = file.read()
-    whole = _record(str(path), data, encoding)
+    whole = parsed(str(path), data, encoding)
     if whole.damage is not None and b"\n" in data.strip():  # JSON lines under another name
         lines = list(_lines(path, io.BytesIO(data), encoding))
         if any(line.damage is None and isinstance(line.value, dict) for line in lines):
@@ -128,7 +129,8 @@ def _whole(path: Path, file: IO[bytes], encoding: str) -> Iterator[Record]:
         yield whole
 
 
-def _record(name: str, data: bytes, encoding: str) -> Record:
+def parsed(name: str, data: bytes, encoding: str) -> Record:
+    """Return the record that some bytes are; a damaged one where they are no JSON."""
     try:
         return Record(name, json.loads(data.decode(encoding), parse_constant=_refuse))
     except UnicodeError as error:

@@ -184,7 +184,7 @@ def _episodes(
     record: files.Record, format: str, fields: Fields, refused: RefusalLog
 ) -> Iterator[LoggedEpisode]:
     try:
-        yield from FORMATS[format].episodes(record.value, record.name, fields)
+        yield from tuple(FORMATS[format].episodes(record.value, record.name, fields))  # all of a record, or nothing
     except DataError as error:
         refused.append(Refusal("log", record.name, str(error)))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

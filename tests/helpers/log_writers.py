@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 WORDS = ["find", "the", "red", "lamp", "below", "€4", "検索", "\\", '"quoted"', "{brace}", "line\nbreak", "<x>"]
@@ -169,4 +173,111 @@ def inspect(one: Spoken, rng: random.Random) -> dict[str, Any]:
     return {"version": 2, "eval": {"task": "suite"}, "samples": [sample]}
 
 
-WRITERS = {"openai": openai, "verifiers": verifiers, "sharegpt": sharegpt, "atif": atif, "inspect": inspect}
+def rllm(one: Spoken, rng: random.Random) -> dict[str, Any]:
+    """Return a trace of rLLM's gateway: the last call of a session; a stream's calls are kept in pieces."""
+    record = openai(one, rng)
+    *messages, last = record["messages"]
+    if last.get("tool_calls") and rng.random() < 0.5:
+        last["tool_calls"] = [piece for number, call in enumerate(last["tool_calls"]) for piece in _pieces(call, number)]
+    return {"trace_id": f"{rng.getrandbits(64):x}", "session_id": one.session, "model": "m", "messages": messages,
+            "prompt_token_ids": [], "response_message": last, "completion_token_ids": [], "logprobs": None,
+            "finish_reason": "stop", "latency_ms": 1.5, "token_counts": {"prompt": 5}, "timestamp": 1.0,
+            "metadata": {"task_id": one.task, "reward": float(one.success)},
+            "raw_request": {"model": "m", "messages": messages, "tools": TOOLS}, "raw_response": None}  # fmt: skip
+
+
+def _pieces(call: dict[str, Any], index: int) -> list[dict[str, Any]]:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    first = {"index": index, "id": call["id"], "type": "function", "function": {"name": name, "arguments": ""}}
+    rest = [arguments[at : at + 5] for at in range(0, len(arguments), 5)]
+    return [first, *({"index": index, "function": {"arguments": part}} for part in rest)]
+
+
+def rllm_database(records: Iterable[dict[str, Any] | bytes], path: Path) -> None:
+    """Write traces as the gateway's SQLite store does; bytes are written as they are."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE traces (trace_id TEXT PRIMARY KEY, data TEXT NOT NULL, created_at REAL)")
+        connection.execute("CREATE TABLE trace_sessions (trace_id TEXT, session_id TEXT, created_at REAL)")
+        for number, record in enumerate(records):
+            data = record if isinstance(record, bytes) else json.dumps(record)
+            id = f"raw-{number}" if isinstance(record, bytes) else record["trace_id"]
+            connection.execute("INSERT INTO traces VALUES (?, CAST(? AS TEXT), ?)", (id, data, float(number)))
+
+
+def openenv(one: Spoken, rng: random.Random) -> dict[str, Any]:
+    """Return a capture of OpenEnv, exported with its messages: every turn is a call, all of them one sequence."""
+    record = openai(one, rng)
+    messages, turns, ids, mask = record["messages"], [], [], []
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        fresh, sampled = rng.randint(1, 5), rng.randint(1, 5)
+        ids += [rng.randrange(1000) for _ in range(fresh + sampled)]
+        mask += [0] * fresh + [1] * sampled
+        turns.append({
+            "node_id": f"n{len(turns)}", "index": len(turns), "root_id": "n0", "n_sampled": sampled,
+            "n_prompt": len(ids) - sampled, "n_tools": 3, "finish_reason": "stop", "discarded": False,
+            "request_messages": messages[:number], "request_tools": TOOLS, "response_message": message,
+        })  # fmt: skip
+    sequence = {"role": "agent", "root_id": "n0", "node_ids": [turn["node_id"] for turn in turns],
+                "n_turns": len(turns), "prompt_len": turns[0]["n_prompt"], "n_trainable": sum(mask),
+                "input_ids": ids, "loss_mask": mask, "logprobs": [-0.5 * value for value in mask],
+                "trainable": True, "validation": []}  # fmt: skip
+    return {"session_id": one.session, "metadata": {"task_id": one.task, "reward": float(one.success)},
+            "turns": turns, "stats": {}, "sequences": [sequence], "validation": [], "trainable": True,
+            "capture_level": "tokens", "rollout_type": "train"}  # fmt: skip
+
+
+def adp(one: Spoken, rng: random.Random) -> dict[str, Any]:
+    """Return a trajectory of ADP; what is said beside calls is the first call's description."""
+    content: list[dict[str, Any]] = []
+    if one.system is not None:
+        content.append({"class_": "text_observation", "content": one.system, "source": "system"})
+    content.append({"class_": "text_observation", "content": one.request, "source": rng.choice(("user", "user_msg"))})
+    for turn in one.turns:
+        thought = {} if turn.reasoning is None else {"reasoning_content": turn.reasoning}
+        ids = [f"call_{rng.getrandbits(40):x}" for _ in turn.calls]
+        linked = len(ids) > 1 or rng.random() < 0.5
+        for id, (name, arguments) in zip(ids, turn.calls, strict=True):
+            content.append({"class_": "api_action", "function": name, "kwargs": arguments,
+                            "description": turn.text if id == ids[0] else None, "reward": None, **thought,
+                            **({"tool_call_id": id} if linked else {})})  # fmt: skip
+            thought = {}
+        if not turn.calls:
+            content.append({"class_": "message_action", "content": turn.text, "description": None, **thought})
+        results = [{"class_": "text_observation", "content": said, "source": "environment",
+                    **({"tool_call_id": id} if linked else {})}
+                   for id, said in zip(ids, turn.results, strict=True)]  # fmt: skip
+        if linked:
+            rng.shuffle(results)
+        content += results
+        if turn.reply is not None:
+            content.append({"class_": "text_observation", "content": turn.reply, "source": "user"})
+    content[-1]["reward"] = float(one.success)
+    return {"schema_version": "1.2.0", "id": one.session, "content": content, "details": {"task": one.task}}
+
+
+def verifiers_trace(one: Spoken, rng: random.Random) -> dict[str, Any]:
+    """Return a trace of verifiers 0.4: a tree of messages, here with one path."""
+    messages: list[dict[str, Any]] = openai(one, rng)["messages"]
+    nodes: list[dict[str, Any]] = []
+    for number, message in enumerate(messages):
+        for call in message.get("tool_calls", ()):
+            function = call.pop("function")
+            call |= {"name": function["name"], "arguments": function["arguments"]}
+        sampled = message["role"] == "assistant"
+        nodes.append({"parent": number - 1 if number else None, "message": message, "sampled": sampled,
+                      "token_ids": [5, 6, 7], "mask": [False, sampled, sampled],
+                      "logprobs": [-0.1, -0.2] if sampled else []})  # fmt: skip
+    nodes[0]["tools"] = [{"type": "function", **tool["function"], "namespace": None, "strict": None} for tool in TOOLS]
+    return {"version": 1, "id": one.session, "task": {"type": "T", "data": {"q": 1}, "key": one.task, "hash": "0"},
+            "agent": {}, "tools": [], "nodes": nodes, "calls": [{"node": len(nodes) - 1, "finish_reason": "stop"}],
+            "rewards": {"main": {"score": float(one.success), "weight": 1.0}, "unused": None}, "info": {},
+            "is_completed": True, "ok": True, "errors": []}  # fmt: skip
+
+
+WRITERS = {
+    "openai": openai, "verifiers": verifiers, "sharegpt": sharegpt, "atif": atif, "inspect": inspect, "rllm": rllm,
+    "openenv": openenv, "adp": adp, "verifiers-trace": verifiers_trace,
+}  # fmt: skip
+"""Writers by format; `verifiers-trace` is another form of `verifiers`."""
