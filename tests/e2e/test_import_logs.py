@@ -16,8 +16,8 @@ from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
-from tests.helpers.api_calls import calls_of
-from tests.helpers.log_writers import WRITERS, spoken
+from tests.helpers.api_calls import as_openenv, as_rllm, as_verifiers, calls_of
+from tests.helpers.log_writers import WRITERS, rllm_database, spoken
 
 OFF = "tracking.uri=null"
 
@@ -182,6 +182,18 @@ def test_ids_of_a_server_give_the_same_token_columns_as_the_search_that_sampled_
                if row["terminated"]) for run in ("r", "s")
     ]  # fmt: skip
     assert found == own and found
+    rllm_database(as_rllm(records), Path("rllm.db"))
+    for name, forms in (("openenv.jsonl", as_openenv(records)), ("verifiers.jsonl", as_verifiers(records))):
+        Path(name).write_text("\n".join(map(json.dumps, forms)))
+    for name in ("rllm.db", "openenv.jsonl", "verifiers.jsonl"):
+        run = name.partition(".")[0]
+        keys = [f"source={name}", f"tokenizer={DEFAULT_MODEL}", f"run_dir={run}", OFF]
+        assert import_logs.main(import_logs.COMMAND, keys) == 0
+        told = json.loads(Path(run, "summary.json").read_text())
+        assert (told["level"], told["tokens"]["doubts"], told["formats"].keys()) == ("tokens", {}, {run})
+        again = sorted((row["task_id"], *(row[name] for name in columns)) for row in map(known, read_table(_table(run)))
+                       if row["terminated"])  # fmt: skip
+        assert again == own
     pairs = [row for table in ("preferences", "multiturn_preferences")
              for row in map(known, read_table(Path("r") / table / "0000.parquet"))]  # fmt: skip
     assert pairs and all(json.loads(row["certificate"])["sampled"] for row in pairs)

@@ -34,22 +34,23 @@ def database(path: Path) -> Iterator[Record]:
     Raises:
         DataError: It is no SQLite database, or has no table `traces` with `trace_id` and `data`.
     """
+    connection, opened = None, False
     try:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-    except sqlite3.Error as error:
-        raise DataError(f"{path}: not readable as an SQLite database ({error})") from error
-    connection.text_factory = bytes  # a damaged text is one damaged record
-    try:
+        connection.text_factory = bytes  # a damaged text is one damaged record
         columns = {str(row[1], "utf-8", "replace") for row in connection.execute("PRAGMA table_info(traces)")}
         if not {"trace_id", "data"} <= columns:
             raise DataError(f"{path}: no table traces(trace_id, data), so it is no database of rLLM's gateway")
-        order = "created_at, rowid" if "created_at" in columns else "rowid"
-        for id, data in connection.execute(f"SELECT trace_id, data FROM traces ORDER BY {order}"):
+        opened = True
+        for id, data in connection.execute("SELECT trace_id, data FROM traces ORDER BY rowid"):  # no sort: a stream
             yield _row(f"{path}:{_told(id)}", data)
     except sqlite3.Error as error:
+        if not opened:
+            raise DataError(f"{path}: not readable as an SQLite database ({error})") from error
         yield Record(str(path), None, f"the database is damaged from here on ({error})")
     finally:
-        connection.close()
+        if connection is not None:
+            connection.close()
 
 
 def _row(name: str, data: Any) -> Record:

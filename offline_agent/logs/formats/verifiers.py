@@ -1,6 +1,6 @@
 """The verifiers library: rows of its results (`prompt`, `completion`, `reward`), and traces of its versions from 0.4 on.
 
-A trace is a tree of messages, `nodes` with `parent`; each path to a leaf is an episode. Its reward is the weighted sum
+A trace is a tree of messages, `nodes` with `parent`; each path to a leaf is an episode, if a turn is on it. Its reward is the weighted sum
 of `rewards`, its task `task.key`, else `task.hash`; fields of `task.data` and `info` are read as the record's own.
 """
 
@@ -55,29 +55,33 @@ def _trace(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Log
     known = fields.read({
         **told, "task_id": task.get("key") or task.get("hash"), "id": record.get("id"), "reward": _reward(record),
     })  # fmt: skip
-    cut = {call.get("node") for call in record.get("calls") or () if call.get("finish_reason") == "length"}
-    inside = {node.get("parent") for node in nodes}
-    leaves = [number for number in range(len(nodes)) if number not in inside]
-    for leaf in leaves:
-        path = _path(nodes, leaf)
+    ended = (call.get("node") for call in record.get("calls") or () if call.get("finish_reason") == "length")
+    cut = {id(nodes[number]) for number in ended if type(number) is int and 0 <= number < len(nodes)}
+    inside = {node["parent"] for number, node in enumerate(nodes) if _begins_after(node, number) is not None}
+    paths = [_path(nodes, leaf) for leaf in range(len(nodes)) if leaf not in inside]
+    spoken = [path for path in paths if any(node["message"].get("role") == "assistant" for node in path)]
+    for number, path in enumerate(spoken or paths[:1]):  # the others are prompts that nobody answered
         messages = conversation([node["message"] for node in path])
         tools = schemas([_without_nulls(tool) for tool in path[0].get("tools") or record.get("tools") or ()])
-        place = name if len(leaves) == 1 else f"{name}/{leaf}"
-        yield LoggedEpisode(place, messages, tools, **known, cut=leaf in cut, tokens=_tokens(path))
+        place = name if len(spoken) < 2 else f"{name}/{number}"
+        yield LoggedEpisode(place, messages, tools, **known, cut=id(path[-1]) in cut, tokens=_tokens(path))
 
 
-def _path(nodes: Sequence[Any], leaf: int) -> list[Mapping[str, Any]]:
+def _begins_after(node: Any, number: int) -> int | None:
+    """Return the number of the node before a node, which must be less than its own; None for a root."""
+    if not isinstance(node, Mapping) or not isinstance(node.get("message"), Mapping):
+        raise DataError(f"node {number}: got {node!r:.60}, wanted an object with a message")
+    parent = node.get("parent")
+    if parent is not None and (type(parent) is not int or not 0 <= parent < number):
+        raise DataError(f"node {number}: parent: got {parent!r:.60}, wanted the number of a node before it, or null")
+    return parent
+
+
+def _path(nodes: Sequence[Mapping[str, Any]], leaf: int) -> list[Mapping[str, Any]]:
     """Return the nodes from a root to a leaf."""
-    out: list[Mapping[str, Any]] = []
-    at: Any = leaf
-    while at is not None:
-        if type(at) is not int or not 0 <= at < len(nodes) or len(out) == len(nodes):
-            raise DataError(f"parent: got {at!r:.60}, wanted the number of another node, in no circle, or null")
-        node = nodes[at]
-        if not isinstance(node, Mapping) or not isinstance(node.get("message"), Mapping):
-            raise DataError(f"node {at}: got {node!r:.60}, wanted an object with a message")
-        out.append(node)
-        at = node.get("parent")
+    out = [nodes[leaf]]
+    while out[-1].get("parent") is not None:
+        out.append(nodes[out[-1]["parent"]])
     return out[::-1]
 
 
