@@ -76,10 +76,10 @@ class ImportLogsConfig(RunConfig):
         ("source=log.jsonl judge=exact_match log.args=[gold]", "a verifier for logs without outcomes"),
     )
 
-    source: tuple[str, ...] = key((), "files, or folders that are searched for files: JSON lines, JSON, gzip, .eval, .db")
-    format: Literal[
-        "auto", "adp", "atif", "inspect", "openai", "openenv", "rllm", "sharegpt", "verifiers"
-    ] = key(
+    source: tuple[str, ...] = key(
+        (), "files, or folders that are searched for files: JSON lines, JSON, gzip, .eval, .db"
+    )
+    format: Literal["auto", "adp", "atif", "inspect", "openai", "openenv", "rllm", "sharegpt", "verifiers"] = key(
         "auto", "what the records are; auto = recognised by their fields, record by record"
     )
     tokenizer: str | None = key(

@@ -145,7 +145,7 @@ def test_a_judge_gives_outcomes_that_the_logs_lack(tmp_path: Path, monkeypatch: 
     [
         ([], "source: nothing to read"),
         (["source=nowhere"], "source: there is no nowhere"),
-        (["source=log.jsonl"], "no record of 1 files can be read as one of inspect, atif, openenv, rllm, verifiers, adp"),
+        (["source=log.jsonl"], "no record of 1 files can be read as one of inspect, atif, openenv, rllm"),
         (["source=log.jsonl", "format=opnai"], "format"),
         (["source=log.jsonl", "pairs.kinds=[minimal]"], "the other kinds need replays"),
         (["source=log.jsonl", "judge=f2"], "f2"),

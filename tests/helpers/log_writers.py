@@ -27,7 +27,7 @@ class Turn:
 
 @dataclass
 class Spoken:
-    """One conversation with its outcome."""
+    """One conversation with its outcome and its tools."""
 
     system: str | None
     request: str
@@ -35,6 +35,7 @@ class Spoken:
     task: str
     session: str
     success: bool
+    tools: list[dict[str, Any]] = field(default_factory=lambda: TOOLS)
 
     def expected(self, calls_apart: bool = False) -> list[dict[str, Any]]:
         """Return the messages that must be read; `calls_apart`: calls are turns without text (ShareGPT)."""
@@ -47,7 +48,7 @@ class Spoken:
             content = "" if calls_apart and calls else turn.text
             thought = {} if calls_apart or turn.reasoning is None else {"reasoning_content": turn.reasoning}
             out.append({"role": "assistant", "content": content, **thought, **({"tool_calls": calls} if calls else {})})
-            results = zip(turn.calls, turn.results, strict=True)
+            results = zip(turn.calls, turn.results, strict=False)  # the last calls may have none
             out += [{"role": "tool", "content": said, "name": name} for (name, _), said in results]
             if turn.reply is not None:
                 out.append({"role": "user", "content": turn.reply})
@@ -94,12 +95,12 @@ def openai(one: Spoken, rng: random.Random) -> dict[str, Any]:
                 for id, (n, a) in zip(ids, turn.calls, strict=True)
             ]
         messages.append(message)
-        results = [{"role": "tool", "tool_call_id": id, "content": r} for id, r in zip(ids, turn.results, strict=True)]
+        results = [{"role": "tool", "tool_call_id": id, "content": r} for id, r in zip(ids, turn.results, strict=False)]
         rng.shuffle(results)
         messages += results
         if turn.reply is not None:
             messages.append({"role": "user", "content": turn.reply})
-    return {"messages": messages, "tools": TOOLS, "task_id": one.task, "session_id": one.session,
+    return {"messages": messages, "tools": one.tools, "task_id": one.task, "session_id": one.session,
             "success": int(one.success)}  # fmt: skip
 
 
@@ -125,7 +126,7 @@ def sharegpt(one: Spoken, rng: random.Random) -> dict[str, Any]:
             turns += [{"from": "observation", "value": result} for result in turn.results]
         if turn.reply is not None:
             turns.append({"from": "human", "value": turn.reply})
-    record = {"conversations": turns, "tools": json.dumps([t["function"] for t in TOOLS]), "id": one.session}
+    record = {"conversations": turns, "tools": json.dumps([t["function"] for t in one.tools]), "id": one.session}
     record |= {"task": one.task, "label": one.success}
     return record if one.system is None else {**record, "system": one.system}
 
@@ -142,7 +143,7 @@ def atif(one: Spoken, rng: random.Random) -> dict[str, Any]:
         if turn.calls:
             step["tool_calls"] = [{"tool_call_id": id, "function_name": n, "arguments": a}
                                   for id, (n, a) in zip(ids, turn.calls, strict=True)]  # fmt: skip
-            results = [{"source_call_id": id, "content": r} for id, r in zip(ids, turn.results, strict=True)]
+            results = [{"source_call_id": id, "content": r} for id, r in zip(ids, turn.results, strict=False)]
             rng.shuffle(results)
             step["observation"] = {"results": results}
         steps.append(step)
@@ -151,7 +152,7 @@ def atif(one: Spoken, rng: random.Random) -> dict[str, Any]:
     for number, step in enumerate(steps, 1):
         step["step_id"] = number
     return {"schema_version": "ATIF-v1.6", "session_id": one.session, "steps": steps,
-            "agent": {"name": "a", "version": "1", "tool_definitions": TOOLS},
+            "agent": {"name": "a", "version": "1", "tool_definitions": one.tools},
             "extra": {"task_id": one.task, "reward": float(one.success)}}  # fmt: skip
 
 
@@ -166,7 +167,7 @@ def inspect(one: Spoken, rng: random.Random) -> dict[str, Any]:
         if reasoning is not None:
             text = [{"type": "text", "text": message["content"]}] if message["content"] else []
             message["content"] = [{"type": "reasoning", "reasoning": reasoning}, *text]
-    tools = [tool["function"] for tool in TOOLS]
+    tools = [tool["function"] for tool in one.tools]
     sample = {"id": one.task, "epoch": 1, "uuid": one.session, "messages": messages, "target": "?", "error": None,
               "scores": {"match": {"value": "C" if one.success else "I"}},
               "events": [{"event": "sample_init"}, {"event": "model", "tools": tools}]}  # fmt: skip
@@ -178,12 +179,12 @@ def rllm(one: Spoken, rng: random.Random) -> dict[str, Any]:
     record = openai(one, rng)
     *messages, last = record["messages"]
     if last.get("tool_calls") and rng.random() < 0.5:
-        last["tool_calls"] = [piece for number, call in enumerate(last["tool_calls"]) for piece in _pieces(call, number)]
+        last["tool_calls"] = [piece for at, call in enumerate(last["tool_calls"]) for piece in _pieces(call, at)]
     return {"trace_id": f"{rng.getrandbits(64):x}", "session_id": one.session, "model": "m", "messages": messages,
             "prompt_token_ids": [], "response_message": last, "completion_token_ids": [], "logprobs": None,
             "finish_reason": "stop", "latency_ms": 1.5, "token_counts": {"prompt": 5}, "timestamp": 1.0,
             "metadata": {"task_id": one.task, "reward": float(one.success)},
-            "raw_request": {"model": "m", "messages": messages, "tools": TOOLS}, "raw_response": None}  # fmt: skip
+            "raw_request": {"model": "m", "messages": messages, "tools": one.tools}, "raw_response": None}  # fmt: skip
 
 
 def _pieces(call: dict[str, Any], index: int) -> list[dict[str, Any]]:
@@ -217,7 +218,7 @@ def openenv(one: Spoken, rng: random.Random) -> dict[str, Any]:
         turns.append({
             "node_id": f"n{len(turns)}", "index": len(turns), "root_id": "n0", "n_sampled": sampled,
             "n_prompt": len(ids) - sampled, "n_tools": 3, "finish_reason": "stop", "discarded": False,
-            "request_messages": messages[:number], "request_tools": TOOLS, "response_message": message,
+            "request_messages": messages[:number], "request_tools": one.tools, "response_message": message,
         })  # fmt: skip
     sequence = {"role": "agent", "root_id": "n0", "node_ids": [turn["node_id"] for turn in turns],
                 "n_turns": len(turns), "prompt_len": turns[0]["n_prompt"], "n_trainable": sum(mask),
@@ -247,7 +248,7 @@ def adp(one: Spoken, rng: random.Random) -> dict[str, Any]:
             content.append({"class_": "message_action", "content": turn.text, "description": None, **thought})
         results = [{"class_": "text_observation", "content": said, "source": "environment",
                     **({"tool_call_id": id} if linked else {})}
-                   for id, said in zip(ids, turn.results, strict=True)]  # fmt: skip
+                   for id, said in zip(ids, turn.results, strict=False)]  # fmt: skip
         if linked:
             rng.shuffle(results)
         content += results
@@ -269,7 +270,7 @@ def verifiers_trace(one: Spoken, rng: random.Random) -> dict[str, Any]:
         nodes.append({"parent": number - 1 if number else None, "message": message, "sampled": sampled,
                       "token_ids": [5, 6, 7], "mask": [False, sampled, sampled],
                       "logprobs": [-0.1, -0.2] if sampled else []})  # fmt: skip
-    nodes[0]["tools"] = [{"type": "function", **tool["function"], "namespace": None, "strict": None} for tool in TOOLS]
+    nodes[0]["tools"] = [{"type": "function", **tool["function"], "namespace": None} for tool in one.tools]
     return {"version": 1, "id": one.session, "task": {"type": "T", "data": {"q": 1}, "key": one.task, "hash": "0"},
             "agent": {}, "tools": [], "nodes": nodes, "calls": [{"node": len(nodes) - 1, "finish_reason": "stop"}],
             "rewards": {"main": {"score": float(one.success), "weight": 1.0}, "unused": None}, "info": {},

@@ -24,7 +24,7 @@ _ROLES = ("agent", "auxiliary", "discarded")
 def recognised(record: Mapping[str, Any]) -> str | None:
     """See `formats.Format`."""
     sequences = record.get("sequences")
-    if isinstance(sequences, list) and "session_id" in record and all(
+    if isinstance(sequences, list) and ("session_id" in record or "turns" in record) and all(
         isinstance(one, Mapping) and {"input_ids", "loss_mask", "role"} <= one.keys() for one in sequences[:3]
     ):  # fmt: skip
         return "sequences with input_ids, loss_mask and role"

@@ -23,8 +23,8 @@ DATABASES = (".db", ".sqlite", ".sqlite3")
 
 def recognised(record: Mapping[str, Any]) -> str | None:
     """See `formats.Format`."""
-    if {"trace_id", "session_id", "messages", "response_message"} <= record.keys():
-        return "trace_id, session_id and response_message"
+    if {"trace_id", "messages", "response_message"} <= record.keys():
+        return "trace_id, messages and response_message"
     return None
 
 

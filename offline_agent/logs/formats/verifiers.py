@@ -1,7 +1,8 @@
-"""The verifiers library: rows of its results (`prompt`, `completion`, `reward`), and traces of its versions from 0.4 on.
+"""The verifiers library: rows of its results (`prompt`, `completion`, `reward`), and traces from version 0.4 on.
 
-A trace is a tree of messages, `nodes` with `parent`; each path to a leaf is an episode, if a turn is on it. Its reward is the weighted sum
-of `rewards`, its task `task.key`, else `task.hash`; fields of `task.data` and `info` are read as the record's own.
+A trace is a tree of messages, `nodes` with `parent`; each path to a leaf is an episode, if a turn is on it. Its reward
+is the weighted sum of `rewards`, its task `task.key`, else `task.hash`; fields of `task.data` and `info` are read as
+the record's own.
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ def _path(nodes: Sequence[Mapping[str, Any]], leaf: int) -> list[Mapping[str, An
 
 def _reward(record: Mapping[str, Any]) -> Any:
     rewards = record.get("rewards")
-    known = [one for one in rewards.values() if one is not None] if isinstance(rewards, Mapping) else []
+    every = [one for one in rewards.values() if one is not None] if isinstance(rewards, Mapping) else []
     try:
+        known = [one for one in every if one["score"] is not None]  # a verifier that failed has none
         return sum(float(one["score"]) * float(one.get("weight", 1.0)) for one in known) if known else None
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise DataError(f"rewards: got {rewards!r:.60}, wanted a score and a weight by name") from error
