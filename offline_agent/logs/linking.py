@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from offline_agent.judges.judge import Judge
+from offline_agent.judges.ranking import verdicts
 from offline_agent.logs.episode import LoggedEpisode, digest
 from offline_agent.logs.outcomes import Outcomes
 from offline_agent.logs.tokens import TokenCheck, TurnTokens
@@ -26,13 +28,13 @@ from offline_agent.records import (
     Role,
     Task,
     ToolCall,
-    Trajectory,
     Verdict,
     cut_verdict,
 )
 from offline_agent.search.tree import ANSWERED, Node, SearchTree
 
 VERIFIER, VERSION = "log", "1"
+CONTRADICTION = "the same messages have different outcomes"
 _SHOWN = 5  # logs that a verdict names
 
 Turn = tuple[Message, tuple[Message, ...]]
@@ -66,7 +68,7 @@ class Linked:
 
 def link(
     episodes: Sequence[LoggedEpisode],
-    judge: Callable[[Trajectory], Verdict] | None = None,
+    judge: Judge | None = None,
     tokens: TokenCheck | None = None,
     outcomes: Outcomes | None = None,
 ) -> Linked:
@@ -78,7 +80,8 @@ def link(
 
     Args:
         episodes: Those of one task, in the order of the logs.
-        judge: Gives the verdict on ends whose outcome the log does not tell; None = they stay without one.
+        judge: Gives the verdict on ends whose outcome the log does not tell, or ranks those of a tree where it has
+            `compare` (`judges.ranking`); None = they stay without one.
         tokens: Checks the ids of the log; None = they are not read.
         outcomes: Of sessions, apart from their records; None = there are none.
     """
@@ -224,11 +227,19 @@ class _Builder:
         ids, text = self._tokens.rendered_alike(episode.messages[:last], episode.tools, prompt)
         self.drift.update(episodes=1, same_ids=ids, same_text=text)
 
-    def finish(self, judge: Callable[[Trajectory], Verdict] | None, refusals: list[Refusal]) -> SearchTree:
+    def finish(self, judge: Judge | None, refusals: list[Refusal]) -> SearchTree:
         """Return the tree, with the outcomes backed up and what contradicts itself in quarantine."""
         tree = self._tree
-        for node_id, episodes in self._ends.items():
-            self._end(tree.nodes[node_id], episodes, judge, refusals)
+        unjudged = [tree.nodes[id] for id, episodes in self._ends.items() if not self._end(tree.nodes[id], episodes)]
+        for node, verdict in zip(unjudged, verdicts([trajectory(tree, n) for n in unjudged], judge), strict=True):
+            episodes = self._ends[node.id]
+            node.verdict = verdict
+            if verdict is None:
+                continue
+            if verdict.score is None:
+                refusals.append(Refusal("log", episodes[0].name, f"{verdict.verifier}: {verdict.error}"))
+            for _ in episodes if verdict.score is not None else ():
+                self._back_up(node, verdict)
         for edge in tree.edges:
             edge.prior = edge.count / edge.parent.samples
         tree.stopped = "logs"
@@ -248,14 +259,8 @@ class _Builder:
         assert edge.child is not None
         return edge.child
 
-    def _end(
-        self,
-        node: Node,
-        episodes: Sequence[LoggedEpisode],
-        judge: Callable[[Trajectory], Verdict] | None,
-        refusals: list[Refusal],
-    ) -> None:
-        """Note an end of some episodes with the same messages, and back their outcomes up."""
+    def _end(self, node: Node, episodes: Sequence[LoggedEpisode]) -> bool:
+        """Note an end of some episodes with the same messages; return whether it is settled, and no judge is asked."""
         judged = [episode for episode in episodes if episode.score is not None]
         cut = not judged and any(episode.cut for episode in episodes)
         outcomes = {(episode.success, episode.score) for episode in judged}
@@ -264,23 +269,19 @@ class _Builder:
         node.terminated, node.cut = not cut, "tokens" if cut else None
         if len(outcomes) > 1:
             names = ", ".join(episode.name for episode in judged[:_SHOWN])
-            edge.quarantined = f"the same messages have different outcomes ({names})"
-            return
+            edge.quarantined = f"{CONTRADICTION} ({names})"
+            return True
         if cut:
             verdict = cut_verdict("tokens")
         elif judged:
             facts = {"logs": [episode.name for episode in judged[:_SHOWN]], "field": judged[0].outcome}
             verdict = Verdict(judged[0].score, judged[0].success, VERIFIER, VERSION, facts)
             node.verdict = verdict
-        elif judge is not None:
-            verdict = node.verdict = judge(trajectory(self._tree, node))
-            if verdict.score is None:
-                refusals.append(Refusal("log", episodes[0].name, f"{verdict.verifier}: {verdict.error}"))
-                return
         else:
-            return
+            return False
         for _ in judged or episodes:
             self._back_up(node, verdict)
+        return True
 
     def _back_up(self, node: Node, verdict: Verdict) -> None:
         tree, score, steps = self._tree, float(verdict.score or 0.0), node.depth

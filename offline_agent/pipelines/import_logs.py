@@ -23,13 +23,10 @@ from offline_agent.logs.linking import link
 from offline_agent.logs.outcomes import Outcomes
 from offline_agent.logs.tokens import TokenCheck
 from offline_agent.pipelines.entry import main
+from offline_agent.pipelines.stages.log_mining import log_balance, log_miner
 from offline_agent.pipelines.stages.miners import TreeRows, rows_of
 from offline_agent.pipelines.stages.mining import RefusalLog, write_mined
-from offline_agent.preferences.dataset.balance import Balance
-from offline_agent.preferences.dataset.filters import RejectionFilter
 from offline_agent.preferences.mining import Miner
-from offline_agent.preferences.pairs.step import StepPairs
-from offline_agent.preferences.pairs.trajectory import TrajectoryPairs
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.build_prefs import Figures
@@ -126,10 +123,11 @@ def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]
     with closing(TextFile(session.run.path, "episodes")) as kept:
         groups, outcomes = _read(inputs, session, figures, refused, kept)
         session.progress.start(len(groups), "linking and building pairs")
-        with closing(_miner(session.config)) as miner:
+        certain = inputs.judge is None or (inputs.judge.deterministic and inputs.judge.compare is None)
+        with closing(log_miner(session.config, certain)) as miner:
             trees = _trees(groups, kept, inputs, outcomes, session, figures, refused)
             mined = _rows(trees, miner, inputs.renderer, figures)
-            write_mined(session, mined, _balance(session.config), figures.mined)
+            write_mined(session, mined, log_balance(session.config), figures.mined)
     return figures.summary(session.config)
 
 
@@ -222,21 +220,6 @@ def _rows(
         found = rows_of(tree, miner.mine(tree), renderer, None)
         figures.rows(found.trajectories)
         yield found
-
-
-def _miner(config: ImportLogsConfig) -> Miner:
-    pairs = config.pairs
-    return Miner(
-        None,
-        steps=StepPairs(pairs.min_visits, pairs.min_gap, pairs.confidence, pairs.per_node),
-        trajectory_pairs=TrajectoryPairs(pairs.max_extra_steps, cut_failures=pairs.cut_failures),
-        filtered=RejectionFilter(config.filtered.per_task),
-        kinds=pairs.kinds,
-    )
-
-
-def _balance(config: ImportLogsConfig) -> Balance:
-    return Balance(config.pairs.per_task, config.pairs.per_depth, config.pairs.length_tolerance)
 
 
 COMMAND: Command[ImportLogsConfig, Inputs] = Command(

@@ -62,7 +62,10 @@ def _episode(
             "it has ids without messages, and ids alone are no conversation; export the capture with "
             "include_messages=true"
         )
-    messages = conversation([*last["request_messages"], {"role": "assistant", **last["response_message"]}])
+    answer = last["response_message"]
+    if answer.get("role") not in (None, "assistant"):
+        raise DataError(f"response_message: role: got {answer['role']!r:.60}, wanted assistant")
+    messages = conversation([*last["request_messages"], {**answer, "role": "assistant"}])
     episode = LoggedEpisode(name, messages, schemas(last.get("request_tools")), **known)
     if role != "agent":
         episode = replace(episode, score=None, success=None, outcome=None)

@@ -91,7 +91,7 @@ def _message(message: Any) -> dict[str, Any]:
     """Return a response; the gateway keeps the calls of a stream in pieces, which are joined."""
     if not isinstance(message, Mapping) or not message:
         raise DataError("response_message: it is empty, so the call was not answered")
-    out = {"role": "assistant", **message}
+    out = dict(message)
     if isinstance(out.get("tool_calls"), list):
         out["tool_calls"] = _joined(out["tool_calls"])
     return out
