@@ -103,7 +103,7 @@ def memory(folder: Path, gigabytes: float) -> dict[str, Any]:
         while file.tell() < gigabytes * 1e9:
             one = spoken(rng, number)
             one.task = f"task-{number // 8}"
-            one.turns[0].text += " word" * rng.randint(0, 1000)
+            one.turns[0].text += " word" * rng.randint(0, 20_000)
             file.write(json.dumps(openai(one, rng)) + "\n")
             number += 1
     seconds = command("import_logs", f"source={path}", f"run_dir={folder / 'run'}")
