@@ -54,6 +54,8 @@ class Linked:
         doubts: Why the ids of others do not, with their number.
         drift: Of the exact ones: `episodes`, and how many of them this tokenizer's template renders to the same ids
             (`same_ids`) and to the same text (`same_text`).
+        rendered: Of those that were rendered (`TokenCheck.stable`): `episodes`, and how many of them have in one piece
+            what each turn's own prompt has, as ids (`same_ids`) and as text (`same_text`).
     """
 
     trees: list[SearchTree]
@@ -64,6 +66,7 @@ class Linked:
     exact: int
     doubts: Counter[str]
     drift: Counter[str]
+    rendered: Counter[str]
 
 
 def link(
@@ -111,6 +114,7 @@ def link(
         made, refusals, parts, sum(builder.episodes for builder in builders), known,
         sum(builder.exact for builder in builders), sum((builder.doubts for builder in builders), Counter()),
         sum((builder.drift for builder in builders), Counter()),
+        sum((builder.rendered for builder in builders), Counter()),
     )  # fmt: skip
 
 
@@ -183,6 +187,7 @@ class _Builder:
         self.episodes = self.exact = 0
         self.doubts: Counter[str] = Counter()
         self.drift: Counter[str] = Counter()
+        self.rendered: Counter[str] = Counter()
 
     def add(self, episode: LoggedEpisode, turns: Sequence[Turn]) -> None:
         """Add an episode: its turns as a path, its outcome where the path ends."""
@@ -191,6 +196,8 @@ class _Builder:
             nodes.append(self._follow(nodes[-1], message, answers))
         self._ends.setdefault(nodes[-1].id, []).append(episode)
         self.episodes += 1
+        if self._tokens is not None and (stable := self._tokens.stable(episode.messages, episode.tools)) is not None:
+            self.rendered.update(episodes=1, same_ids=stable[0], same_text=stable[1])
         if self._tokens is not None and episode.tokens:
             doubt = self._tokens.fault(episode.messages, episode.tokens) or self._take_ids(nodes, episode.tokens)
             self.exact += doubt is None

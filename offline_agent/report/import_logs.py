@@ -41,6 +41,7 @@ class ImportFigures:
         self._with_ids = self._with_logps = 0
         self._doubts: Counter[str] = Counter()
         self._drift: Counter[str] = Counter()
+        self._rendered: Counter[str] = Counter()
 
     def linked(self, linked: Linked) -> None:
         """Take the trees of one task."""
@@ -52,6 +53,7 @@ class ImportFigures:
         self._exact += linked.exact
         self._doubts += linked.doubts
         self._drift += linked.drift
+        self._rendered += linked.rendered
 
     def rows(self, trajectories: Iterable[Mapping[str, Any]]) -> None:
         """Take the trajectories of one tree."""
@@ -84,6 +86,7 @@ class ImportFigures:
                 "trajectories": self._with_ids,
                 "with_logps": self._with_logps,
                 "drift": dict(self._drift),
+                "rendered": dict(self._rendered),
             },
             "records": self.records,
             "formats": dict(sorted(formats.items())),
@@ -161,6 +164,10 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         ids, text = (_percent(drift.get(name, 0) / drift["episodes"]) for name in ("same_ids", "same_text"))
         note = f"of their last prompts, by this tokenizer's template; {text} to the same text"
         yield "rendered to the same ids", ids, note
+    if rendered := tokens["rendered"]:
+        ids, text = (_percent(rendered.get(name, 0) / rendered["episodes"]) for name in ("same_ids", "same_text"))
+        note = f"of {rendered['episodes']:,} whole episodes, as each turn's own prompt; {text} to the same text"
+        yield "rendered alike in one piece", ids, note
 
 
 _LEVELS = {
