@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from offline_agent.errors import ends_the_run, in_words
 from offline_agent.records import Trajectory, Verdict
-
-if TYPE_CHECKING:
-    from offline_agent.judges.judge import Judge
 
 Compare = Callable[[Trajectory, Trajectory], float | None]
 """Returns in [0, 1] how much the first trajectory is better than the second; None where it cannot say."""
@@ -26,7 +23,24 @@ RELATIVE = "relative"
 _OTHERS = 8  # attempts that each one is compared with, at most
 
 
-def verdicts(attempts: Sequence[Trajectory], judge: Judge | None) -> list[Verdict | None]:
+class Verifier(Protocol):
+    """A judge, or what stands for one.
+
+    Attributes:
+        name, version: Of its verdicts.
+        compare: Compares two attempts; None where it judges one at a time.
+    """
+
+    name: str
+    version: str
+    compare: Compare | None
+
+    def __call__(self, trajectory: Trajectory) -> Verdict:
+        """Return the verdict on a trajectory."""
+        ...
+
+
+def verdicts(attempts: Sequence[Trajectory], judge: Verifier | None) -> list[Verdict | None]:
     """Return a judge's verdicts on attempts at one task: by comparing them where it can, else one by one; None without
     a judge.
     """

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from offline_agent.judges.judge import Judge
-from offline_agent.judges.ranking import verdicts
+from offline_agent.judges.ranking import Verifier, verdicts
 from offline_agent.logs.episode import LoggedEpisode, digest
 from offline_agent.logs.outcomes import Outcomes
 from offline_agent.logs.tokens import TokenCheck, TurnTokens
@@ -71,7 +70,7 @@ class Linked:
 
 def link(
     episodes: Sequence[LoggedEpisode],
-    judge: Judge | None = None,
+    judge: Verifier | None = None,
     tokens: TokenCheck | None = None,
     outcomes: Outcomes | None = None,
 ) -> Linked:
@@ -234,7 +233,7 @@ class _Builder:
         ids, text = self._tokens.rendered_alike(episode.messages[:last], episode.tools, prompt)
         self.drift.update(episodes=1, same_ids=ids, same_text=text)
 
-    def finish(self, judge: Judge | None, refusals: list[Refusal]) -> SearchTree:
+    def finish(self, judge: Verifier | None, refusals: list[Refusal]) -> SearchTree:
         """Return the tree, with the outcomes backed up and what contradicts itself in quarantine."""
         tree = self._tree
         unjudged = [tree.nodes[id] for id, episodes in self._ends.items() if not self._end(tree.nodes[id], episodes)]

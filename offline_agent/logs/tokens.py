@@ -112,8 +112,8 @@ class TokenCheck:
         )
 
     def stable(self, messages: Sequence[Message], tools: Any) -> tuple[bool, bool] | None:
-        """Return whether a conversation that is rendered in one piece, as trainers do with messages alone, has before
-        each turn the ids that the chat template renders for that turn's prompt, and the same text.
+        """Return whether a conversation that is rendered in one piece, as trainers do with messages alone, begins with
+        what the chat template renders up to each turn and for that turn's prompt: as ids, and as text.
 
         Templates that leave out earlier reasoning, or write the last turn in another way, do not: a policy that
         learns from the one is asked with the other. None after the first 1,000 conversations: a share needs no more.
@@ -127,10 +127,12 @@ class TokenCheck:
         same_ids = same_text = True
         text = self._renderer.decode(whole)
         for number, message in enumerate(messages):
-            if message["role"] == "assistant":
-                prompt = self._rendered(messages[:number], tools, True)
-                same_ids &= prompt is not None and whole[: len(prompt)] == prompt
-                same_text &= prompt is not None and text.startswith(self._renderer.decode(prompt))
+            if message["role"] != "assistant":
+                continue
+            for part in (self._rendered(messages[:number], tools, True),
+                         self._rendered(messages[: number + 1], tools, False)):  # fmt: skip
+                same_ids &= part is not None and whole[: len(part)] == part
+                same_text &= part is not None and text.startswith(self._renderer.decode(part))
         return same_ids, same_text
 
     def _rendered(self, messages: Sequence[Message], tools: Any, prompt: bool) -> list[int] | None:

@@ -15,7 +15,7 @@ from offline_agent.preferences.pairs.trajectory import trajectory
 from offline_agent.records import Verdict, cut_verdict
 
 if TYPE_CHECKING:
-    from offline_agent.judges.judge import Judge
+    from offline_agent.judges.ranking import Verifier
     from offline_agent.search.tree import Edge, Node, SearchTree
 
 EARLIER = "earlier"
@@ -44,7 +44,7 @@ class Revalued:
 
 
 def revalue(
-    tree: SearchTree, judge: Judge, *, by_success: bool = False, gamma: float = 1.0, independent: bool = False
+    tree: SearchTree, judge: Verifier, *, by_success: bool = False, gamma: float = 1.0, independent: bool = False
 ) -> Revalued:
     """Give the ends of a tree a judge's verdicts, and its nodes and edges the values that follow; the tree is changed.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import sqlite3
@@ -282,3 +283,40 @@ WRITERS = {
     "openenv": openenv, "adp": adp, "verifiers-trace": verifiers_trace,
 }  # fmt: skip
 """Writers by format; `verifiers-trace` is another form of `verifiers`."""
+
+
+def episodes_of(run: Path) -> list[dict[str, Any]]:
+    """Return the episodes of a search as OpenAI-style records, read from its files as anyone could."""
+    rng, out = random.Random(0), []
+    for file in sorted((run / "trees").glob("*.json.gz")):
+        tree = json.loads(gzip.decompress(file.read_bytes()))
+        nodes = {node["id"]: node for node in tree["nodes"]}
+        incoming = {edge["target"]: edge for edge in tree["edges"]}
+        for end in tree["nodes"]:
+            if not end.get("terminated") or end["verdict"] is None:
+                continue
+            path, at = [], end["id"]
+            while at:
+                path.append((incoming[at], nodes[at]))
+                at = incoming[at]["source"]
+            messages = [{"role": "system", "content": tree["graph"]["system"]}] if tree["graph"]["system"] else []
+            messages.append({"role": "user", "content": nodes[0]["observation"]})
+            for edge, node in reversed(path):
+                action, id = edge["actions"][0], f"call_{rng.getrandbits(40):x}"
+                if "call" in action:
+                    function = {"name": action["call"]["name"], "arguments": json.dumps(action["call"]["arguments"])}
+                    messages.append({"role": "assistant", "content": action.get("thought") or None,
+                                     "tool_calls": [{"id": id, "type": "function", "function": function}]})  # fmt: skip
+                    answer: dict[str, Any] = {"role": "tool", "tool_call_id": id}
+                else:
+                    messages.append({"role": "assistant", "content": action["text"]})
+                    answer = {"role": "user"}
+                if node["observation"] is not None:
+                    messages.append({**answer, "content": node["observation"]})
+            for attempt in range(incoming[end["id"]]["visits"]):
+                out.append({
+                    "messages": messages, "tools": tree["graph"]["tools"], "task_id": tree["graph"]["tree_id"],
+                    "session_id": f"{tree['graph']['tree_id']}-{end['id']}-{attempt}",
+                    "success": int(end["verdict"]["success"]),
+                })  # fmt: skip
+    return out
