@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
+import shlex
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from offline_agent.pipelines import build_prefs, import_logs, show, train_dpo, train_sft
+from offline_agent.pipelines import build_prefs, import_logs, show, train_dpo
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import known
@@ -21,7 +24,17 @@ from tests.helpers.log_writers import WRITERS, episodes_of, rllm_database, spoke
 OFF = "tracking.uri=null"
 
 
-def test_from_a_thousand_logs_to_a_trained_checkpoint(
+def readme_commands() -> list[tuple[str, list[str]]]:
+    """Return the commands of the README's section on logs up to a trained checkpoint: their names and arguments."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    section = text.partition("## Your own logs")[2]
+    block = section.partition("```bash\n")[2].partition("```")[0].replace("\\\n", " ")
+    lines = [shlex.split(line, comments=True) for line in block.splitlines() if line.strip()]
+    assert all(words[:2] == ["python", "-m"] for words in lines)
+    return [(words[2].removeprefix("offline_agent.pipelines."), words[3:]) for words in lines]
+
+
+def test_the_three_commands_of_the_readme_lead_from_a_thousand_logs_to_a_trained_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -34,26 +47,29 @@ def test_from_a_thousand_logs_to_a_trained_checkpoint(
         lines = [json.dumps(record) for record in records[number::4]]
         Path(f"logs/{number}.jsonl").write_text("\n".join(lines))
 
-    assert import_logs.main(import_logs.COMMAND, ["source=logs", "run_dir=imported", OFF]) == 0
-    new = ["scratch.layers=1", "scratch.hidden_size=32", "optimizer.max_updates=4"]
-    assert train_sft.main(train_sft.COMMAND, ["data.runs=[imported]", *new, "run_dir=sft", OFF]) == 0
-    keys = ["data.runs=[imported]", "data.kinds=[step,trajectory]", "model.path=sft/model", "optimizer.max_updates=4"]
-    assert train_dpo.main(train_dpo.COMMAND, [*keys, "run_dir=dpo", OFF]) == 0
+    shutil.copytree(DEFAULT_MODEL, "my/model")
+    commands = readme_commands()
+    assert [name for name, _ in commands] == ["import_logs", "train_sft", "train_dpo"]
+    for name, arguments in commands:
+        module = importlib.import_module(f"offline_agent.pipelines.{name}")
+        few = [] if name == "import_logs" else ["optimizer.max_updates=2"]
+        assert module.main(module.COMMAND, [*arguments, *few, OFF]) == 0
 
-    summary = json.loads(Path("imported/summary.json").read_text())
+    summary = json.loads(Path("runs/logs/summary.json").read_text())
     assert summary["episodes"] == summary["judged"] == len(records) and summary["formats"] == {"openai": len(records)}
     assert summary["tasks"] == summary["trees"] == 125 and not any(summary["quarantined"].values())
     assert summary["level"] == "text" and summary["pairs"]["trajectory"] > 50
-    assert Path("dpo/model/model.safetensors").exists()
+    assert Path("runs/dpo/model/model.safetensors").exists()
     err = capsys.readouterr().err
     assert "openai, because it has messages with roles" in err and "level: text" in err
+    assert "rows by level: " in err and "text (messages, rendered here)" in err
     # What was read back are the search's own episodes: the same successes, word by word.
-    told = {json.dumps(row["messages"]) for row in map(known, read_table(_table("imported")))}
+    told = {json.dumps(row["messages"]) for row in map(known, read_table(_table("runs/logs")))}
     own = {json.dumps(row["messages"]) for row in map(known, read_table(_table("search")))
            if row["terminated"]}  # fmt: skip
     assert told == own
     capsys.readouterr()
-    assert show.main(["imported", "n=1"]) == 0
+    assert show.main(["runs/logs", "n=1"]) == 0
     assert "chosen" in capsys.readouterr().out
 
 
