@@ -35,7 +35,7 @@ class Verifier(Protocol):
     version: str
     compare: Compare | None
 
-    def __call__(self, trajectory: Trajectory) -> Verdict:
+    def __call__(self, trajectory: Trajectory, /) -> Verdict:
         """Return the verdict on a trajectory."""
         ...
 

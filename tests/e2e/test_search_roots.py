@@ -1,4 +1,4 @@
-"""Searches that go on from the middle of kept attempts (`search.roots`): prompts, masks, counts, and what is refused."""
+"""Searches that go on from the middle of kept attempts (`search.roots`): prompts, masks, counts, refusals."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def test_only_what_was_searched_is_trained_on(own: Path, tmp_path: Path, monkeyp
             assert any(row["action_mask"][len(prompt) :])
             checked += 1
         for pair in Miner(None).mine(tree).pairs:
-            row = known(pair_row(pair, renderer))
+            row = {name: getattr(value, "item", lambda value=value: value)()
+                   for name, value in known(pair_row(pair, renderer)).items()}  # fmt: skip
             renderer.check_row(row)
             assert row["prompt_ids"][: len(prompt)] == prompt
     assert checked
