@@ -16,12 +16,14 @@ from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.keys import Key, keys, section_of
 from offline_agent.config.refine_grpo import RefineGrpoConfig
+from offline_agent.config.rejudge import RejudgeConfig
 from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError, did_you_mean
 
 COMMANDS: dict[str, type[RunConfig]] = {
     "build_prefs": BuildPrefsConfig,
     "import_logs": ImportLogsConfig,
+    "rejudge": RejudgeConfig,
     "train_sft": TrainSftConfig,
     "train_dpo": TrainDpoConfig,
     "evaluate": EvaluateConfig,
@@ -34,9 +36,9 @@ _PAGE = """\
 
 Written by `make docs` from the keys that the code declares (`offline_agent/config/`). Do not edit this page.
 
-Every command but `import_logs`, which needs logs, runs without a key. Keys are given on the command line as
-`key=value`, or in a YAML file (`--config FILE`); the command line takes precedence. An unknown key is an error, and
-all errors are reported at once.
+Every command but `import_logs`, which needs logs, and `rejudge`, which needs a run, runs without a key. Keys are given
+on the command line as `key=value`, or in a YAML file (`--config FILE`); the command line takes precedence. An unknown
+key is an error, and all errors are reported at once.
 `--print-config` prints the resolved configuration, which `--config` reads back. A number without an upper bound below
 is at most 10^12. `null` means that the key is not set. In a file, a text that looks like another type is quoted.
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import field_validator, model_validator
 
 from offline_agent.config.base import Section, key, section
-from offline_agent.config.build_prefs import JudgeSection, PairKinds, PairRules, RunConfig
+from offline_agent.config.build_prefs import EnvSection, JudgeSection, PairKinds, PairRules, RunConfig, known_name
 
 
 class LogSection(Section):
@@ -36,6 +36,24 @@ class LogSection(Section):
         if self.threshold is not None and not low < self.threshold <= high:
             raise ValueError(f"log.threshold: got {self.threshold:g}, allowed: above {low:g}, to {high:g} (log.range)")
         return self
+
+
+class LogEnvSection(EnvSection):
+    """The environment in which the episodes of a log are replayed."""
+
+    _known = field_validator("name")(lambda name: name if name == "none" else known_name("env", name))
+    name: str = key(
+        "none", "none, or the environment of the log (as build_prefs takes it): its episodes are replayed, and what is "
+        "answered or judged differently is put in quarantine; tasks are found by their ids",
+    )  # fmt: skip
+
+
+class LogLimitsSection(Section):
+    """Limits of replays."""
+
+    step_seconds: float = key(30.0, "a step that takes longer is given up, and its episode is not replayed", gt=0)
+    reset_seconds: float = key(60.0, "the same of opening and resetting the environment", gt=0)
+    max_observation_chars: int = key(8000, "as in the run that wrote the log: longer observations are cut", ge=100)
 
 
 class LogPairsSection(PairRules):
@@ -68,16 +86,19 @@ class ImportLogsConfig(RunConfig):
     )
     main_keys: ClassVar[tuple[str, ...]] = (
         "source", "format", "tokenizer", "log.outcome", "log.range", "log.threshold", "log.task", "log.session",
-        "split", "judge", "pairs.kinds", "pairs.min_visits", "filtered.per_task", "run_dir", "tracking.uri",
+        "split", "judge", "env", "pairs.kinds", "pairs.min_visits", "filtered.per_task", "run_dir", "tracking.uri",
     )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("source=logs run_dir=runs/logs", "all logs in a folder"),
         ("source=log.jsonl log.outcome=info.reward log.threshold=0.5", "an outcome under another name"),
         ("source=log.jsonl judge=exact_match log.args=[gold]", "a verifier for logs without outcomes"),
+        ("source=log.jsonl env=shop", "replays in the environment of the log, which confirm it"),
     )
 
-    source: tuple[str, ...] = key((), "files, or folders that are searched for files: JSON lines, JSON, gzip, .eval")
-    format: Literal["auto", "atif", "inspect", "openai", "sharegpt", "verifiers"] = key(
+    source: tuple[str, ...] = key(
+        (), "files, or folders that are searched for files: JSON lines, JSON, gzip, .eval, .db"
+    )
+    format: Literal["auto", "adp", "atif", "inspect", "openai", "openenv", "rllm", "sharegpt", "verifiers"] = key(
         "auto", "what the records are; auto = recognised by their fields, record by record"
     )
     tokenizer: str | None = key(
@@ -88,6 +109,8 @@ class ImportLogsConfig(RunConfig):
     log: LogSection = section(LogSection, "the fields that tell of an episode")
     split: Literal["train", "validation", "test"] = key("train", "the split of episodes whose log does not say")
     judge: JudgeSection = section(JudgeSection, "who judges episodes without an outcome; environment = nobody")
+    env: LogEnvSection = section(LogEnvSection, "where the log's episodes are replayed")
+    limits: LogLimitsSection = section(LogLimitsSection, "what a replay may take")
     pairs: LogPairsSection = section(LogPairsSection, "which preference pairs are built")
     filtered: LogFilteredSection = section(LogFilteredSection, "trajectories for rejection fine-tuning")
 

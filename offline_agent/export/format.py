@@ -15,7 +15,9 @@ from offline_agent.training.data.reading import PAIR, TRAJECTORY, RowFormat
 Convert = Callable[["ExportRow"], Iterator[Mapping[str, Any]]]
 """Yields the rows of the other trainer; raises Unfit where its format cannot carry the row."""
 
-ALL = RowFormat(("trajectories",), TRAJECTORY.messages, TRAJECTORY.ids, TRAJECTORY.masks, TRAJECTORY.more)
+ALL = RowFormat(
+    ("trajectories",), TRAJECTORY.messages, TRAJECTORY.ids, TRAJECTORY.masks, TRAJECTORY.logps, TRAJECTORY.more
+)
 """Every finished branch, failures included."""
 
 

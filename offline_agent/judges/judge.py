@@ -19,6 +19,7 @@ from typing import Any
 from offline_agent import catalog
 from offline_agent.errors import ConfigError, ends_the_run, in_words
 from offline_agent.judges.answers import AnswerJudge
+from offline_agent.judges.ranking import Compare
 from offline_agent.records import Task, Trajectory, Verdict
 
 ENVIRONMENT = "environment"
@@ -36,6 +37,7 @@ class Judge:
     Attributes:
         version: The callable's `version`; "1" where it has none. Part of every verdict.
         deterministic: The same trajectory always gets the same verdict: the callable's `deterministic`, else True.
+        compare: The callable's method that compares two attempts (`judges.ranking`); None where it has none.
     """
 
     def __init__(self, function: Callable[[Trajectory], Any], name: str, args: Mapping[str, Any]) -> None:
@@ -45,6 +47,7 @@ class Judge:
         told = function.func if isinstance(function, partial) else function
         self.version = str(getattr(told, "version", "1"))
         self.deterministic = bool(getattr(told, "deterministic", True))
+        self.compare: Compare | None = getattr(told, "compare", None)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -58,6 +61,9 @@ class Judge:
             trajectory: The episode; its verdict is the environment's own. Perhaps without a step, and not
                 `terminated` where the state in the middle of an episode is judged.
         """
+        if not callable(self._function):
+            why = "the judge compares two attempts at a task; it cannot judge one alone"
+            return Verdict(None, None, self.name, self.version, error=why)
         try:
             return as_verdict(self._function(trajectory), self.name, self.version, "the judge")
         except BaseException as error:
@@ -116,8 +122,11 @@ def make_judge(name: str, args: Mapping[str, Any], key: str = "judge") -> Judge 
         function = AnswerJudge(target, args, key)
     elif inspect.isclass(target):
         function = target(**catalog.keywords(key, target, args, {}))
-        if not callable(function):
-            raise ConfigError(f"{key}: instances of {name} cannot be called; give the class __call__(self, trajectory)")
+        if not callable(function) and not callable(getattr(function, "compare", None)):
+            raise ConfigError(
+                f"{key}: instances of {name} cannot be called; give the class __call__(self, trajectory), or "
+                "compare(self, first, second)"
+            )
     else:
         first = _first_parameter(target)
         if first is None:

@@ -7,11 +7,11 @@ equal prefixes. Nothing is guessed: a message that cannot be read is refused wit
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import DataError
+from offline_agent.logs import strict_json
 from offline_agent.records import Message
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
@@ -186,7 +186,7 @@ def _text(content: Any) -> str:
 
 def _json(text: str, what: str) -> Any:
     try:
-        return json.loads(text)
+        return strict_json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{what}: no JSON ({error}): {text[:60]!r}") from error
 

@@ -6,20 +6,24 @@ A damaged line is told and passed over: one bad line of a log is no reason to lo
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any, cast
 
 from offline_agent.errors import ConfigError, DataError, did_you_mean
+from offline_agent.logs import strict_json
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".eval")
-_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
-          (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))  # fmt: skip
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".eval",
+            ".db", ".sqlite", ".sqlite3")  # fmt: skip
+_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
+          (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))  # fmt: skip
+_SPACE = b" \t\r\n"
+_BLOCK = 1 << 20  # bytes; a multiple of every character's
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,8 @@ class Record:
     """One record of a log, or what is left of it.
 
     Attributes:
-        name: `file:line`; `file:number` for an element of a JSON list, from 0.
+        name: `file:line`; `file:line.number` where a line has several objects; `file:number` for an element of a JSON
+            list, from 0.
         value: The JSON value; None where it is damaged.
         damage: Why it cannot be read; None where it can.
     """
@@ -70,18 +75,17 @@ def records(path: Path) -> Iterator[Record]:
     Raises:
         DataError: The file cannot be opened.
     """
+    last = "its start"
     try:
         with _opened(path) as file:
             encoding = _encoding(file)
-            if path.name.removesuffix(".gz").endswith(".json"):
-                yield from _whole(path, file, encoding)
-            elif encoding.startswith("utf-8"):
-                yield from _lines(path, file, encoding)
-            else:
-                yield from _decoded(path, file, encoding)
+            whole = path.name.removesuffix(".gz").endswith(".json")
+            for record in _whole(path, file, encoding) if whole else _lines(path, file, encoding):
+                last = record.name
+                yield record
     except (OSError, EOFError, zlib.error) as error:
         if not isinstance(error, FileNotFoundError | PermissionError):
-            yield Record(str(path), None, f"the file ends in the middle, or is damaged ({error})")
+            yield Record(str(path), None, f"the file ends in the middle, or is damaged, after {last} ({error})")
             return
         raise DataError(f"{path}: not readable ({error})") from error
 
@@ -91,33 +95,40 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _encoding(file: IO[bytes]) -> str:
+    """Return the encoding that a file's mark says, UTF-8 without one; the mark is passed over."""
     start = file.read(4)
-    file.seek(0)
-    return next((name for mark, name in _MARKS if start.startswith(mark)), "utf-8")
+    mark, name = next(((mark, name) for mark, name in _MARKS if start.startswith(mark)), (b"", "utf-8"))
+    file.seek(len(mark))
+    return name
 
 
 def _lines(path: Path, file: IO[bytes], encoding: str) -> Iterator[Record]:
-    for number, line in enumerate(file, 1):
-        if line.strip():
-            yield _record(f"{path}:{number}", line, encoding if number == 1 else "utf-8")
+    lines, space = (file, _SPACE) if encoding == "utf-8" else (_split(file, "\n".encode(encoding)), _SPACE + b"\0")
+    for number, line in enumerate(lines, 1):
+        if line.strip(space):
+            yield from _line(f"{path}:{number}", line, encoding)
 
 
-def _decoded(path: Path, file: IO[bytes], encoding: str) -> Iterator[Record]:
-    """Yield the lines of an encoding in which a line's end is not one byte."""
-    reader = codecs.getreader(encoding)(file)
-    number = 0
-    try:
-        for number, line in enumerate(reader, 1):
-            if line.strip():
-                yield _record(f"{path}:{number}", line.encode(), "utf-8")
-    except UnicodeError as error:
-        yield Record(f"{path}:{number + 1}", None, f"it and what follows is no {encoding} text ({error})")
+def _split(file: IO[bytes], end: bytes) -> Iterator[bytes]:
+    """Yield the lines of an encoding whose characters have several bytes each; `end` ends a line."""
+    left, searched = b"", 0
+    while block := file.read(_BLOCK):
+        left += block
+        start = 0
+        while (at := left.find(end, searched)) >= 0:
+            searched = at + 1
+            if (at - start) % len(end) == 0:  # else it is parts of two characters
+                yield left[start : at + len(end)]
+                start = searched = at + len(end)
+        left, searched = left[start:], max(0, len(left) - start - len(end) + 1)
+    if left:
+        yield left
 
 
 def _whole(path: Path, file: IO[bytes], encoding: str) -> Iterator[Record]:
     data = file.read()
-    whole = _record(str(path), data, encoding)
-    if whole.damage is not None and b"\n" in data.strip():  # JSON lines under another name
+    whole = parsed(str(path), data, encoding)
+    if whole.damage is not None and "\n".encode(encoding) in data:  # JSON lines under another name
         lines = list(_lines(path, io.BytesIO(data), encoding))
         if any(line.damage is None and isinstance(line.value, dict) for line in lines):
             yield from lines
@@ -128,14 +139,24 @@ def _whole(path: Path, file: IO[bytes], encoding: str) -> Iterator[Record]:
         yield whole
 
 
-def _record(name: str, data: bytes, encoding: str) -> Record:
+def _line(name: str, data: bytes, encoding: str) -> Iterator[Record]:
+    """Yield the record of a line; those of objects that a writer put on one line without an end between them."""
+    record = parsed(name, data, encoding)
+    several: list[Any] = []
+    if record.damage is not None:
+        with contextlib.suppress(ValueError, RecursionError):
+            several = list(strict_json.values(data.decode(encoding)))
+    if len(several) > 1 and all(isinstance(value, dict) for value in several):
+        yield from (Record(f"{name}.{number}", value) for number, value in enumerate(several))
+    else:
+        yield record
+
+
+def parsed(name: str, data: bytes, encoding: str) -> Record:
+    """Return the record that some bytes are; a damaged one where they are no JSON."""
     try:
-        return Record(name, json.loads(data.decode(encoding), parse_constant=_refuse))
+        return Record(name, strict_json.loads(data.decode(encoding)))
     except UnicodeError as error:
         return Record(name, None, f"no {encoding} text ({error})")
     except (ValueError, RecursionError) as error:
         return Record(name, None, f"no JSON ({error}); perhaps it was cut")
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from offline_agent.judges.ranking import Verifier, verdicts
 from offline_agent.logs.episode import LoggedEpisode, digest
 from offline_agent.logs.outcomes import Outcomes
 from offline_agent.logs.tokens import TokenCheck, TurnTokens
@@ -26,13 +27,13 @@ from offline_agent.records import (
     Role,
     Task,
     ToolCall,
-    Trajectory,
     Verdict,
     cut_verdict,
 )
 from offline_agent.search.tree import ANSWERED, Node, SearchTree
 
 VERIFIER, VERSION = "log", "1"
+CONTRADICTION = "the same messages have different outcomes"
 _SHOWN = 5  # logs that a verdict names
 
 Turn = tuple[Message, tuple[Message, ...]]
@@ -52,6 +53,8 @@ class Linked:
         doubts: Why the ids of others do not, with their number.
         drift: Of the exact ones: `episodes`, and how many of them this tokenizer's template renders to the same ids
             (`same_ids`) and to the same text (`same_text`).
+        rendered: Of those that were rendered (`TokenCheck.stable`): `episodes`, and how many of them have in one piece
+            what each turn's own prompt has, as ids (`same_ids`) and as text (`same_text`).
     """
 
     trees: list[SearchTree]
@@ -62,11 +65,12 @@ class Linked:
     exact: int
     doubts: Counter[str]
     drift: Counter[str]
+    rendered: Counter[str]
 
 
 def link(
     episodes: Sequence[LoggedEpisode],
-    judge: Callable[[Trajectory], Verdict] | None = None,
+    judge: Verifier | None = None,
     tokens: TokenCheck | None = None,
     outcomes: Outcomes | None = None,
 ) -> Linked:
@@ -78,7 +82,8 @@ def link(
 
     Args:
         episodes: Those of one task, in the order of the logs.
-        judge: Gives the verdict on ends whose outcome the log does not tell; None = they stay without one.
+        judge: Gives the verdict on ends whose outcome the log does not tell, or ranks those of a tree where it has
+            `compare` (`judges.ranking`); None = they stay without one.
         tokens: Checks the ids of the log; None = they are not read.
         outcomes: Of sessions, apart from their records; None = there are none.
     """
@@ -108,6 +113,7 @@ def link(
         made, refusals, parts, sum(builder.episodes for builder in builders), known,
         sum(builder.exact for builder in builders), sum((builder.doubts for builder in builders), Counter()),
         sum((builder.drift for builder in builders), Counter()),
+        sum((builder.rendered for builder in builders), Counter()),
     )  # fmt: skip
 
 
@@ -180,6 +186,7 @@ class _Builder:
         self.episodes = self.exact = 0
         self.doubts: Counter[str] = Counter()
         self.drift: Counter[str] = Counter()
+        self.rendered: Counter[str] = Counter()
 
     def add(self, episode: LoggedEpisode, turns: Sequence[Turn]) -> None:
         """Add an episode: its turns as a path, its outcome where the path ends."""
@@ -188,6 +195,8 @@ class _Builder:
             nodes.append(self._follow(nodes[-1], message, answers))
         self._ends.setdefault(nodes[-1].id, []).append(episode)
         self.episodes += 1
+        if self._tokens is not None and (stable := self._tokens.stable(episode.messages, episode.tools)) is not None:
+            self.rendered.update(episodes=1, same_ids=stable[0], same_text=stable[1])
         if self._tokens is not None and episode.tokens:
             doubt = self._tokens.fault(episode.messages, episode.tokens) or self._take_ids(nodes, episode.tokens)
             self.exact += doubt is None
@@ -224,11 +233,19 @@ class _Builder:
         ids, text = self._tokens.rendered_alike(episode.messages[:last], episode.tools, prompt)
         self.drift.update(episodes=1, same_ids=ids, same_text=text)
 
-    def finish(self, judge: Callable[[Trajectory], Verdict] | None, refusals: list[Refusal]) -> SearchTree:
+    def finish(self, judge: Verifier | None, refusals: list[Refusal]) -> SearchTree:
         """Return the tree, with the outcomes backed up and what contradicts itself in quarantine."""
         tree = self._tree
-        for node_id, episodes in self._ends.items():
-            self._end(tree.nodes[node_id], episodes, judge, refusals)
+        unjudged = [tree.nodes[id] for id, episodes in self._ends.items() if not self._end(tree.nodes[id], episodes)]
+        for node, verdict in zip(unjudged, verdicts([trajectory(tree, n) for n in unjudged], judge), strict=True):
+            episodes = self._ends[node.id]
+            node.verdict = verdict
+            if verdict is None:
+                continue
+            if verdict.score is None:
+                refusals.append(Refusal("log", episodes[0].name, f"{verdict.verifier}: {verdict.error}"))
+            for _ in episodes if verdict.score is not None else ():
+                self._back_up(node, verdict)
         for edge in tree.edges:
             edge.prior = edge.count / edge.parent.samples
         tree.stopped = "logs"
@@ -248,14 +265,8 @@ class _Builder:
         assert edge.child is not None
         return edge.child
 
-    def _end(
-        self,
-        node: Node,
-        episodes: Sequence[LoggedEpisode],
-        judge: Callable[[Trajectory], Verdict] | None,
-        refusals: list[Refusal],
-    ) -> None:
-        """Note an end of some episodes with the same messages, and back their outcomes up."""
+    def _end(self, node: Node, episodes: Sequence[LoggedEpisode]) -> bool:
+        """Note an end of some episodes with the same messages; return whether it is settled, and no judge is asked."""
         judged = [episode for episode in episodes if episode.score is not None]
         cut = not judged and any(episode.cut for episode in episodes)
         outcomes = {(episode.success, episode.score) for episode in judged}
@@ -264,23 +275,19 @@ class _Builder:
         node.terminated, node.cut = not cut, "tokens" if cut else None
         if len(outcomes) > 1:
             names = ", ".join(episode.name for episode in judged[:_SHOWN])
-            edge.quarantined = f"the same messages have different outcomes ({names})"
-            return
+            edge.quarantined = f"{CONTRADICTION} ({names})"
+            return True
         if cut:
             verdict = cut_verdict("tokens")
         elif judged:
             facts = {"logs": [episode.name for episode in judged[:_SHOWN]], "field": judged[0].outcome}
             verdict = Verdict(judged[0].score, judged[0].success, VERIFIER, VERSION, facts)
             node.verdict = verdict
-        elif judge is not None:
-            verdict = node.verdict = judge(trajectory(self._tree, node))
-            if verdict.score is None:
-                refusals.append(Refusal("log", episodes[0].name, f"{verdict.verifier}: {verdict.error}"))
-                return
         else:
-            return
+            return False
         for _ in judged or episodes:
             self._back_up(node, verdict)
+        return True
 
     def _back_up(self, node: Node, verdict: Verdict) -> None:
         tree, score, steps = self._tree, float(verdict.score or 0.0), node.depth

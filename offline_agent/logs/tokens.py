@@ -55,6 +55,9 @@ def turn_tokens(prompt: Any, sampled: Any, logps: Any = None) -> TurnTokens | No
     return TurnTokens(tuple(prompt), tuple(sampled), logps)
 
 
+_RENDERED = 1000  # episodes that are rendered turn by turn, at most; the first ones
+
+
 class TokenCheck:
     """Checks the ids of episodes with a tokenizer.
 
@@ -64,6 +67,7 @@ class TokenCheck:
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
+        self._left = _RENDERED
 
     def fault(self, messages: Sequence[Message], tokens: Sequence[TurnTokens | None]) -> str | None:
         """Return why the ids of an episode are no proof of what was sampled; None where they are.
@@ -107,15 +111,45 @@ class TokenCheck:
             found.text, found.thought, found.call, found.fault, found.detail, tokens.sampled, tokens.logps, message
         )
 
-    def rendered_alike(self, messages: Sequence[Message], tools: Any, prompt: Sequence[int]) -> tuple[bool, bool]:
-        """Return whether the chat template renders messages to the same ids as a prompt, and to the same text."""
+    def stable(self, messages: Sequence[Message], tools: Any) -> tuple[bool, bool] | None:
+        """Return whether a conversation that is rendered in one piece, as trainers do with messages alone, begins with
+        what the chat template renders up to each turn and for that turn's prompt: as ids, and as text.
+
+        Templates that leave out earlier reasoning, or write the last turn in another way, do not: a policy that
+        learns from the one is asked with the other. None after the first 1,000 conversations: a share needs no more.
+        """
+        if not self._left:
+            return None
+        self._left -= 1
+        whole = self._rendered(messages, tools, False)
+        if whole is None:
+            return False, False
+        same_ids = same_text = True
+        text = self._renderer.decode(whole)
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            for part in (self._rendered(messages[:number], tools, True),
+                         self._rendered(messages[: number + 1], tools, False)):  # fmt: skip
+                same_ids &= part is not None and whole[: len(part)] == part
+                same_text &= part is not None and text.startswith(self._renderer.decode(part))
+        return same_ids, same_text
+
+    def _rendered(self, messages: Sequence[Message], tools: Any, prompt: bool) -> list[int] | None:
+        """Return the ids of messages by the tokenizer's template; None where it refuses them."""
         try:
             encoded = self._renderer.tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, add_generation_prompt=True, return_dict=True
+                list(messages), tools=list(tools) or None, add_generation_prompt=prompt, return_dict=True
             )
         except Exception:  # a template raises what it likes
+            return None
+        return [int(id) for id in encoded["input_ids"]]
+
+    def rendered_alike(self, messages: Sequence[Message], tools: Any, prompt: Sequence[int]) -> tuple[bool, bool]:
+        """Return whether the chat template renders messages to the same ids as a prompt, and to the same text."""
+        ids = self._rendered(messages, tools, True)
+        if ids is None:
             return False, False
-        ids = [int(id) for id in encoded["input_ids"]]
         return ids == list(prompt), self._renderer.decode(ids) == self._renderer.decode(prompt)
 
 

@@ -3,6 +3,7 @@
 python -m offline_agent.pipelines.build_prefs   search tasks, judge, write preference pairs and filtered trajectories
 python -m offline_agent.pipelines.capture       keep the model calls of an agent, token by token, as a log
 python -m offline_agent.pipelines.import_logs   turn logs of agents into preference pairs and verified trajectories
+python -m offline_agent.pipelines.rejudge       give a run's trajectories another judge's verdicts; pairs are made anew
 python -m offline_agent.pipelines.train_sft     train on demonstrations, or on verified successes
 python -m offline_agent.pipelines.train_dpo     train on preference pairs
 python -m offline_agent.pipelines.evaluate      play held-out tasks, with intervals; compare two policies

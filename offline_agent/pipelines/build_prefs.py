@@ -8,6 +8,8 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
@@ -15,12 +17,14 @@ from offline_agent.errors import ConfigError
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.miners import asks_policy
 from offline_agent.pipelines.stages.mining import mine
+from offline_agent.pipelines.stages.roots import histories_of
 from offline_agent.pipelines.stages.search import gather_trees, search, settings_of
 from offline_agent.report.build_prefs import Figures, show
 from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, served
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session, Spread
+from offline_agent.store.provenance import hash_path
 
 
 def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
@@ -32,11 +36,15 @@ def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
             "this process alone has; allowed is 1, or pairs.criticality=deletion"
         )
     parts = make_parts(config)
+    if config.search.roots is not None:
+        parts = replace(parts, histories=histories_of(config, parts.tasks))
     faults = settings_of(config, len(parts.tasks), parts.policy.max_tokens).budget_faults(len(parts.tasks))
     if faults:
         raise ConfigError(faults)
     tags = {"environment": parts.spec.name, "policy": parts.policy.name}
     facts = facts_of(parts) | {"served": served([("policy", parts.policy)])}
+    if config.search.roots is not None:
+        facts["hashes"]["roots"] = hash_path(Path(config.search.roots) / "trees")
     return parts, Facts(facts, tags, free_arguments(parts.policy))
 
 
@@ -44,6 +52,11 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
     """Search, mine, write; see `runner.pipeline.Command.run`."""
     gc.freeze()  # what is loaded by now lives as long as the run: the collector need not walk it again and again
     tell_environment(session, session.config.policy.model)
+    if session.config.search.roots is not None:
+        session.say(
+            f"build_prefs: {len(parts.histories):,} of {len(parts.tasks):,} trees begin in the middle of a failed "
+            f"attempt of {session.config.search.roots}, the others at the start of their tasks"
+        )
     figures = Figures(session.run.path, len(parts.tasks), session.run.resumed)
     engine = parts.policy.engine()
     try:

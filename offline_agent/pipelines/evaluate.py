@@ -37,6 +37,8 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
     parts: Parts | None = None
     try:
         parts = make_parts(config)
+        if config.search.roots is not None:
+            raise ConfigError("search.roots: it goes with build_prefs; an evaluation begins its tasks at their start")
     except ConfigError as error:
         faults += error.faults
     if faults or parts is None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.config.import_logs import ImportLogsConfig
+from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.logs import files
@@ -21,15 +22,13 @@ from offline_agent.logs.episode import Fields, LoggedEpisode
 from offline_agent.logs.formats import FORMATS, recognise, records
 from offline_agent.logs.linking import link
 from offline_agent.logs.outcomes import Outcomes
+from offline_agent.logs.replays import Replays
 from offline_agent.logs.tokens import TokenCheck
 from offline_agent.pipelines.entry import main
+from offline_agent.pipelines.stages.log_mining import log_balance, log_miner
 from offline_agent.pipelines.stages.miners import TreeRows, rows_of
 from offline_agent.pipelines.stages.mining import RefusalLog, write_mined
-from offline_agent.preferences.dataset.balance import Balance
-from offline_agent.preferences.dataset.filters import RejectionFilter
 from offline_agent.preferences.mining import Miner
-from offline_agent.preferences.pairs.step import StepPairs
-from offline_agent.preferences.pairs.trajectory import TrajectoryPairs
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.build_prefs import Figures
@@ -51,12 +50,15 @@ class Inputs:
         paths: The files, in order.
         fields: The fields that tell of an episode.
         judge: None = the logs alone tell outcomes.
+        replays: Replays episodes where their environment is at hand, and judges those without an outcome; None = it is
+            not.
         renderer: Of the tokenizer whose ids the logs have; None = ids are not read.
     """
 
     paths: list[Path]
     fields: Fields
     judge: Judge | None
+    replays: Replays | None
     renderer: Renderer | None
 
 
@@ -71,6 +73,7 @@ def prepare(config: ImportLogsConfig) -> tuple[Inputs, Facts]:
     _check_format(paths, config.format)
     log = config.log
     fields = Fields(log.outcome, log.threshold, log.task, log.session, config.split, log.args, *log.range)
+    replays = _replays(config, judge)
     hashes = {"logs": hash_json({str(path): hash_path(path) for path in paths})}
     renderer = None
     if config.tokenizer is not None:
@@ -79,7 +82,21 @@ def prepare(config: ImportLogsConfig) -> tuple[Inputs, Facts]:
     elif config.chat_template is not None:
         raise ConfigError("chat_template: it goes with tokenizer=PATH, whose template it replaces")
     facts = {"hashes": hashes, "judge": None if judge is None else judge.identity}
-    return Inputs(paths, fields, judge, renderer), Facts(facts)
+    if replays is not None:
+        facts["env"] = replays.identity
+    return Inputs(paths, fields, judge, replays, renderer), Facts(facts)
+
+
+def _replays(config: ImportLogsConfig, judge: Judge | None) -> Replays | None:
+    """Return what replays episodes; None where no environment is named."""
+    if config.env.name == "none":
+        return None
+    limits = config.limits
+    spec = EnvSpec.load(
+        config.env.name, dict(config.env.model_extra or {}), python=config.env.python, judge=judge,
+        max_observation_chars=limits.max_observation_chars, isolated=config.env.isolate == "process",
+    )  # fmt: skip
+    return Replays(spec, limits.step_seconds, limits.reset_seconds)
 
 
 def _check_format(paths: list[Path], format: str) -> None:
@@ -126,10 +143,14 @@ def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]
     with closing(TextFile(session.run.path, "episodes")) as kept:
         groups, outcomes = _read(inputs, session, figures, refused, kept)
         session.progress.start(len(groups), "linking and building pairs")
-        with closing(_miner(session.config)) as miner:
+        certain = inputs.judge is None or (inputs.judge.deterministic and inputs.judge.compare is None)
+        with closing(log_miner(session.config, certain)) as miner:
             trees = _trees(groups, kept, inputs, outcomes, session, figures, refused)
             mined = _rows(trees, miner, inputs.renderer, figures)
-            write_mined(session, mined, _balance(session.config), figures.mined)
+            write_mined(session, mined, log_balance(session.config), figures.mined)
+    if inputs.replays is not None:
+        figures.replayed(inputs.replays)
+        inputs.replays.close()
     return figures.summary(session.config)
 
 
@@ -184,7 +205,7 @@ def _episodes(
     record: files.Record, format: str, fields: Fields, refused: RefusalLog
 ) -> Iterator[LoggedEpisode]:
     try:
-        yield from FORMATS[format].episodes(record.value, record.name, fields)
+        yield from tuple(FORMATS[format].episodes(record.value, record.name, fields))  # all of a record, or nothing
     except DataError as error:
         refused.append(Refusal("log", record.name, str(error)))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -205,11 +226,14 @@ def _trees(
     for task, numbers in groups.items():
         episodes = [LoggedEpisode.from_json(json.loads(kept[number])) for number in numbers]
         episodes = [one if one.group == task else replace(one, task=task) for one in episodes]
-        linked = link(episodes, inputs.judge, tokens, outcomes if len(outcomes) else None)
+        judge = inputs.replays or inputs.judge  # with an environment, the judge is the one of its episodes
+        linked = link(episodes, judge, tokens, outcomes if len(outcomes) else None)
         for refusal in linked.refusals:
             refused.append(refusal)
         figures.linked(linked)
         for tree in linked.trees:
+            if inputs.replays is not None:
+                inputs.replays.confirm(tree)
             session.run.write_tree(tree.tree_id, tree_to_json(tree))
             yield tree
 
@@ -222,23 +246,6 @@ def _rows(
         found = rows_of(tree, miner.mine(tree), renderer, None)
         figures.rows(found.trajectories)
         yield found
-
-
-def _miner(config: ImportLogsConfig) -> Miner:
-    pairs = config.pairs
-    return Miner(
-        None,
-        steps=StepPairs(
-            pairs.min_visits, pairs.min_gap, pairs.confidence, pairs.per_node, decisive=pairs.decisive
-        ),
-        trajectory_pairs=TrajectoryPairs(pairs.max_extra_steps, cut_failures=pairs.cut_failures),
-        filtered=RejectionFilter(config.filtered.per_task),
-        kinds=pairs.kinds,
-    )
-
-
-def _balance(config: ImportLogsConfig) -> Balance:
-    return Balance(config.pairs.per_task, config.pairs.per_depth, config.pairs.length_tolerance)
 
 
 COMMAND: Command[ImportLogsConfig, Inputs] = Command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from offline_agent.errors import ConfigError, EnvironmentFault
@@ -61,9 +61,9 @@ def rejudge(tree: SearchTree, replayer: Replayer, share: float) -> Rejudged:
     judged = broken = 0
     disagreements: list[str] = []
     for end in chosen:
-        steps = tree.steps(end)
+        steps, before = tree.steps(end), tree.root.depth  # a tree may begin after some actions
         try:
-            replay = replayer.run(tree.task, [step.action for step in steps])
+            replay = replayer.run(tree.task, end.context.actions())
         except BudgetSpent:
             continue
         except ReplayMismatch as error:
@@ -78,7 +78,7 @@ def rejudge(tree: SearchTree, replayer: Replayer, share: float) -> Rejudged:
             continue
         judged += 1
         assert end.verdict is not None  # `_judged`
-        if reason := _difference(steps, end.verdict, replay):
+        if reason := _difference(steps, end.verdict, replace(replay, steps=replay.steps[before:])):
             disagreements.append(f"node {end.id}: {reason}")
     return Rejudged(len(ends), judged, broken, tuple(disagreements))
 

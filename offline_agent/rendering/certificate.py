@@ -59,6 +59,7 @@ def write(
     tokenizer_hash: str,
     sampled: bool,
     model_hash: str | None = None,
+    given: int = 0,
 ) -> str:
     """Return the certificate of a row's token columns as JSON; `seal` adds the other columns.
 
@@ -69,9 +70,11 @@ def write(
         sampled: True where a policy sampled every masked id; False where a demonstrator's turns were encoded.
         model_hash: Hash of the model whose log-probabilities the row stores; None where it stores none, or the model is
             unknown.
+        given: Number of turns at the beginning of a trajectory that belong to the prompt.
     """
     return json.dumps(
         {
+            **({"given": given} if given else {}),
             "schema": SCHEMA,
             "template_hash": template_hash,
             "tokenizer_hash": tokenizer_hash,

@@ -20,16 +20,20 @@ _TRAJECTORY = names(TRAJECTORY, "ids", "mask")
 _PAIR = names(PAIR, "ids", "mask")
 
 
-def trajectory_columns(renderer: Renderer, context: Context, model_hash: str | None) -> dict[str, Any]:
+def trajectory_columns(
+    renderer: Renderer, context: Context, model_hash: str | None, given: int = 0
+) -> dict[str, Any]:
     """See `Renderer.trajectory_columns`."""
     nodes = context.lineage()
-    ids, spans, logps = _lay_out(renderer, nodes)
-    entry = _side(renderer, nodes, ids, spans)
+    ids, spans, logps = _lay_out(renderer, nodes, given)
+    acted = nodes[given + 1 :]
+    entry = _side(renderer, acted, ids, spans)
+    known = None if logps is None else model_hash
     return {
         "input_ids": ids,
         "action_mask": certificate.mask_of(spans, len(ids)),
         "logps": logps,
-        "certificate": _certify(renderer, {"sequence": entry}, nodes, None if logps is None else model_hash),
+        "certificate": _certify(renderer, {"sequence": entry}, acted, known, given),
     }
 
 
@@ -105,17 +109,20 @@ def check_columns(row: Mapping[str, Any], own: bool = True, sealed: bool = True)
     certificate.check_columns(data, row, own)
 
 
-def _lay_out(renderer: Renderer, nodes: Sequence[Context]) -> tuple[list[int], list[Span], list[float] | None]:
+def _lay_out(
+    renderer: Renderer, nodes: Sequence[Context], given: int = 0
+) -> tuple[list[int], list[Span], list[float] | None]:
     """Return the ids up to the end of the last action, one span per action, and aligned log-probs or None.
 
     Ids after the last action (an observation, a generation prompt) are left out: no action was conditioned on them.
+    The first `given` actions of an episode have no span.
     """
     ids: list[int] = []
     spans: list[Span] = []
     logps: list[float] | None = []
     for node in nodes:
         segment = renderer.segment(node)
-        if node.action is not None:
+        if node.action is not None and node.depth > given:
             end = len(ids) + len(renderer.action_ids(node.action))
             spans.append((len(ids), end))
             known = node.action.logps if node.action.token_ids is not None else None
@@ -144,10 +151,11 @@ def _side(renderer: Renderer, nodes: Sequence[Context], ids: Sequence[int], span
 
 
 def _certify(
-    renderer: Renderer, sides: Mapping[str, dict[str, Any]], nodes: Sequence[Context], model_hash: str | None
-) -> str:
+    renderer: Renderer, sides: Mapping[str, dict[str, Any]], nodes: Sequence[Context], model_hash: str | None,
+    given: int = 0,
+) -> str:  # fmt: skip
     sampled = all(node.action.token_ids is not None for node in nodes if node.action is not None)
-    return certificate.write(sides, renderer.template_hash, renderer.tokenizer_hash, sampled, model_hash)
+    return certificate.write(sides, renderer.template_hash, renderer.tokenizer_hash, sampled, model_hash, given)
 
 
 def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
@@ -165,7 +173,8 @@ def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
     data = certificate.read(text, renderer.template_hash, renderer.tokenizer_hash)
     if columns is _TRAJECTORY:
         pieces = _check(renderer, data, "sequence", row["input_ids"], row["action_mask"], row.get("logps"))
-        _check_messages("messages", row.get("messages"), [renderer.action_of_span(piece) for piece in pieces])
+        actions = [renderer.action_of_span(piece) for piece in pieces]
+        _check_messages("messages", row.get("messages"), actions, int(data.get("given", 0)))
         return True
     _check(renderer, data, "prompt", row["prompt_ids"], None, None)
     for side in ("chosen", "rejected"):
@@ -184,11 +193,11 @@ def _check(
     return certificate.check_side(name, data.get(name), ids, mask, logps, renderer.vocab_size, decode)
 
 
-def _check_messages(column: str, messages: object, actions: Sequence[Action]) -> None:
-    """Compare a message column's assistant turns with the actions that the ids decode to."""
+def _check_messages(column: str, messages: object, actions: Sequence[Action], given: int = 0) -> None:
+    """Compare a message column's assistant turns, but the first `given`, with the actions that the ids decode to."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return
-    turns = [message for message in messages if message.get("role") == "assistant"]
+    turns = [message for message in messages if message.get("role") == "assistant"][given:]
     if len(turns) != len(actions):
         raise DataError(f"its {column} have {len(turns)} assistant turns, its masked spans are {len(actions)}")
     for index, (turn, action) in enumerate(zip(turns, actions, strict=True)):

@@ -233,12 +233,15 @@ class Renderer:
         """Return the exact text of ids, control tokens included."""
         return self._tokens.decode(ids)
 
-    def trajectory_columns(self, context: Context, model_hash: str | None = None) -> dict[str, Any]:
+    def trajectory_columns(
+        self, context: Context, model_hash: str | None = None, given: int = 0
+    ) -> dict[str, Any]:
         """Return the token columns of a trajectory that ends in `context`.
 
         Args:
             context: Its last context.
             model_hash: Hash of the model that sampled it; stored in the certificate with the log-probabilities.
+            given: Number of its first turns that belong to the prompt: their mask is 0.
 
         Returns:
             `input_ids` int [L], up to and including the last action's last id; `action_mask` int [L], 1 = sampled by
@@ -248,7 +251,7 @@ class Renderer:
         Raises:
             DataError: A span does not decode to the recorded action.
         """
-        return rows.trajectory_columns(self, context, model_hash)
+        return rows.trajectory_columns(self, context, model_hash, given)
 
     def pair_columns(
         self, prefix: Context, chosen: Context, rejected: Context, model_hash: str | None = None

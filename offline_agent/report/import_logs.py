@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.logs.linking import Linked
+from offline_agent.logs.replays import Replays
 from offline_agent.report.build_prefs import Figures
 from offline_agent.report.findings import commonest
 from offline_agent.runner.next_steps import command
@@ -41,6 +42,8 @@ class ImportFigures:
         self._with_ids = self._with_logps = 0
         self._doubts: Counter[str] = Counter()
         self._drift: Counter[str] = Counter()
+        self._rendered: Counter[str] = Counter()
+        self._replays: dict[str, Any] | None = None
 
     def linked(self, linked: Linked) -> None:
         """Take the trees of one task."""
@@ -52,6 +55,14 @@ class ImportFigures:
         self._exact += linked.exact
         self._doubts += linked.doubts
         self._drift += linked.drift
+        self._rendered += linked.rendered
+
+    def replayed(self, replays: Replays) -> None:
+        """Take what replays found."""
+        self._replays = {
+            "confirmed": replays.confirmed, "disagreed": replays.disagreed, "calls": replays.calls,
+            "not_replayed": dict(replays.unplayable.most_common(5)),
+        }  # fmt: skip
 
     def rows(self, trajectories: Iterable[Mapping[str, Any]]) -> None:
         """Take the trajectories of one tree."""
@@ -84,6 +95,7 @@ class ImportFigures:
                 "trajectories": self._with_ids,
                 "with_logps": self._with_logps,
                 "drift": dict(self._drift),
+                "rendered": dict(self._rendered),
             },
             "records": self.records,
             "formats": dict(sorted(formats.items())),
@@ -92,6 +104,7 @@ class ImportFigures:
             "parts": self._parts,
             "episodes": self._episodes,
             "judged": self._judged,
+            "replays": self._replays,
             "tasks": self._tasks,
             "trees": self._trees,
             "success": {"attempts": mined.plain.value, "tasks": mined.best.value},
@@ -144,6 +157,10 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if summary["outcomes_apart"]:
         note += f"; {summary['outcomes_apart']:,} sessions have a record of their outcome"
     yield "with an outcome", f"{summary['judged']:,}", note
+    if replays := summary["replays"]:
+        lost = "".join(f"; {count:,} not replayed: {why}" for why, count in replays["not_replayed"].items())
+        note = f"ends of trees; {replays['disagreed']:,} differ and are in quarantine{lost}"
+        yield "confirmed by replays", f"{replays['confirmed']:,}", note
     note = f"in {summary['trees']:,} trees; {_percent(summary['success']['tasks'])} have a success"
     yield "tasks", f"{summary['tasks']:,}", f"{note}; {summary['tasks_with_pairs']:,} with pairs"
     yield "pairs", f"{summary['pairs_total']:,}", _counts(summary["pairs"])
@@ -161,6 +178,10 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         ids, text = (_percent(drift.get(name, 0) / drift["episodes"]) for name in ("same_ids", "same_text"))
         note = f"of their last prompts, by this tokenizer's template; {text} to the same text"
         yield "rendered to the same ids", ids, note
+    if rendered := tokens["rendered"]:
+        ids, text = (_percent(rendered.get(name, 0) / rendered["episodes"]) for name in ("same_ids", "same_text"))
+        note = f"of {rendered['episodes']:,} whole episodes, as each turn's own prompt; {text} to the same text"
+        yield "rendered alike in one piece", ids, note
 
 
 _LEVELS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.policies.base import Policy
-from offline_agent.records import Task
+from offline_agent.records import Step, Task
 from offline_agent.runner.task_list import TaskList, hash_tasks
 
 Config = BuildPrefsConfig | EvaluateConfig
@@ -30,12 +30,17 @@ S = TypeVar("S", bound=Sequence[Task])
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The components of a search or an evaluation, made from the configuration."""
+    """The components of a search or an evaluation, made from the configuration.
+
+    Attributes:
+        histories: By task, the recorded steps at whose end its tree begins; other trees begin with the episode.
+    """
 
     spec: EnvSpec
     tasks: Sequence[Task]
     policy: Policy
     reward: CompositeReward | None
+    histories: Mapping[str, Sequence[Step]] = field(default_factory=dict)
 
 
 def make_parts(config: Config) -> Parts:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 Trainable = tuple[Any, Any, "Renderer"]
 _AT_THE_ENDS = 5  # updates of the means at the beginning and at the end
 _TOLD_AT_MOST = 200  # rows left out that are listed individually
+_LEVELS = {
+    "tokens": "the sampled ids and their log-probabilities",
+    "ids": "the sampled ids",
+    "text": "messages, rendered here",
+}
 _MEANS = ("loss", "preference", "sft", "anchor", "accuracy", "margin", "entropy", "nll")
 
 
@@ -205,7 +210,10 @@ class Recorder:
 
 
 def tell(session: Session[Any], report: LoadReport) -> None:
-    """Print the notes of the report, and list the rows left out in quarantine.jsonl."""
+    """Print the level and the notes of the report, and list the rows left out in quarantine.jsonl."""
+    levels = ", ".join(f"{count:,} {level} ({_LEVELS[level]})" for level, count in report.levels.items())
+    if levels:
+        session.say(f"rows by level: {levels}")
     for note in report.notes():
         session.say(f"note: {note}")
     for name, reason in report.left_out[:_TOLD_AT_MOST]:
@@ -217,7 +225,7 @@ def tell(session: Session[Any], report: LoadReport) -> None:
 
 def of_report(report: LoadReport) -> dict[str, Any]:
     """Return the summary of the rows that were read."""
-    names = ("read", "kept", "tasks", "kinds", "longest", "foreign", "uncertified")
+    names = ("read", "kept", "tasks", "kinds", "longest", "levels", "foreign", "uncertified")
     return {**{name: getattr(report, name) for name in names}, "left_out": report.dropped(), "files": report.hashes}
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.play import execute
 from offline_agent.errors import EnvironmentFault
-from offline_agent.records import Action, Role, Task, Verdict
+from offline_agent.records import Action, Role, Step, Task, Verdict
 from offline_agent.search.tree import observation_hash
 
 
@@ -43,13 +43,21 @@ class EnvState:
 
 
 class Opening(NamedTuple):
-    """The start of an episode: what the policy is shown, the map from an action to its canonical key, and the state."""
+    """The start of a tree: what the policy is shown, the map from an action to its canonical key, and the state.
+
+    Attributes:
+        observation, system, tools: Of the start of the episode.
+        canonical: Returns the canonical key of an action.
+        state: Handle for executing actions, after `history`.
+        history: The steps between the start of the episode and the root of the tree; usually none.
+    """
 
     observation: str
     system: str
     tools: Sequence[dict[str, Any]]
     canonical: Callable[[Action], str]
     state: Any
+    history: Sequence[Step] = ()
 
 
 class Outcome(NamedTuple):
@@ -167,6 +175,7 @@ class Restorer:
         spare: Episodes of a `replay_only` environment that wait to be reset, shared with other restorers and closed by
             the owner of the list; None = this restorer keeps its own.
         goals: Read the achieved goal of every state, not only of the last one of an episode.
+        history: Recorded steps that lead to the root of the tree; they are replayed and compared when it is opened.
     """
 
     def __init__(
@@ -177,6 +186,7 @@ class Restorer:
         counts: RestoreCounts | None = None,
         spare: list[Episode] | None = None,
         goals: bool = False,
+        history: Sequence[Step] = (),
     ) -> None:
         self._spec = spec
         self._task = task
@@ -187,6 +197,7 @@ class Restorer:
         self._spare: list[Episode] = [] if spare is None else spare
         self._shared = spare is not None
         self._goals = goals
+        self._history = tuple(history)
         self._copyable = not spec.replay_only
         self._closed = False
 
@@ -202,12 +213,27 @@ class Restorer:
             observation = episode.reset(self._task)
             self._counts.resets += 1
             state = EnvState(None, None, observation_hash(observation), episode.fingerprint())
+            for step in self._history:
+                state = self._repeat(episode, state, step)
             tools, system = episode.tools, episode.system_prompt
         except Exception:
             _close(episode)
             raise
         self._keep(state, episode)
-        return Opening(observation, system, tools.schemas, tools.canonical_key, state)
+        return Opening(observation, system, tools.schemas, tools.canonical_key, state, self._history)
+
+    def _repeat(self, episode: Episode, state: EnvState, step: Step) -> EnvState:
+        """Take a recorded step again; return the state that it leads to. Raises ReplayMismatch."""
+        result = episode.step(step.action)
+        self._counts.replayed += 1
+        if result.terminated or result.observation != step.observation:
+            self._counts.mismatches += 1
+            what = "the episode is over" if result.terminated else "it is answered differently than in the log"
+            raise ReplayMismatch(
+                f"action {state.depth + 1} of the history that task {self._task.task_id!r} begins with: {what}",
+                state.depth + 1,
+            )
+        return EnvState(state, step.action, observation_hash(result.observation), episode.fingerprint())
 
     def execute(self, state: EnvState, action: Action, replay: bool = True) -> Outcome:
         """See `TaskEnvironment.execute`."""

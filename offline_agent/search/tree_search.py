@@ -298,6 +298,8 @@ class TreeSearch:
         """Start the tree from an opened environment."""
         self._opening = opening
         context = Context(self.task, opening.system, opening.tools, opening.observation)
+        for step in opening.history:
+            context = context.child(step.action, step.observation, step.role)
         self.tree = SearchTree(context, self.tree_id)
         root = self.tree.root
         root.state, root.seed = opening.state, self._seed

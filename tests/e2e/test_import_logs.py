@@ -2,63 +2,39 @@
 
 from __future__ import annotations
 
-import gzip
+import importlib
 import json
 import random
+import shlex
+import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from offline_agent.pipelines import build_prefs, import_logs, show, train_dpo, train_sft
+from offline_agent.pipelines import build_prefs, import_logs, show, train_dpo
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import known
 from offline_agent.store.tables import read_table
-from tests.helpers.api_calls import calls_of
-from tests.helpers.log_writers import WRITERS, spoken
+from tests.helpers.api_calls import as_openenv, as_rllm, as_verifiers, calls_of
+from tests.helpers.log_writers import WRITERS, episodes_of, rllm_database, spoken
 
 OFF = "tracking.uri=null"
 
 
-def episodes_of(run: Path) -> list[dict[str, Any]]:
-    """Return the episodes of a search as OpenAI-style records, read from its files as anyone could."""
-    rng, out = random.Random(0), []
-    for file in sorted((run / "trees").glob("*.json.gz")):
-        tree = json.loads(gzip.decompress(file.read_bytes()))
-        nodes = {node["id"]: node for node in tree["nodes"]}
-        incoming = {edge["target"]: edge for edge in tree["edges"]}
-        for end in tree["nodes"]:
-            if not end.get("terminated") or end["verdict"] is None:
-                continue
-            path, at = [], end["id"]
-            while at:
-                path.append((incoming[at], nodes[at]))
-                at = incoming[at]["source"]
-            messages = [{"role": "system", "content": tree["graph"]["system"]}] if tree["graph"]["system"] else []
-            messages.append({"role": "user", "content": nodes[0]["observation"]})
-            for edge, node in reversed(path):
-                action, id = edge["actions"][0], f"call_{rng.getrandbits(40):x}"
-                if "call" in action:
-                    function = {"name": action["call"]["name"], "arguments": json.dumps(action["call"]["arguments"])}
-                    messages.append({"role": "assistant", "content": action.get("thought") or None,
-                                     "tool_calls": [{"id": id, "type": "function", "function": function}]})  # fmt: skip
-                    answer: dict[str, Any] = {"role": "tool", "tool_call_id": id}
-                else:
-                    messages.append({"role": "assistant", "content": action["text"]})
-                    answer = {"role": "user"}
-                if node["observation"] is not None:
-                    messages.append({**answer, "content": node["observation"]})
-            for attempt in range(incoming[end["id"]]["visits"]):
-                out.append({
-                    "messages": messages, "tools": tree["graph"]["tools"], "task_id": tree["graph"]["tree_id"],
-                    "session_id": f"{tree['graph']['tree_id']}-{end['id']}-{attempt}",
-                    "success": int(end["verdict"]["success"]),
-                })  # fmt: skip
-    return out
+def readme_commands() -> list[tuple[str, list[str]]]:
+    """Return the commands of the README's section on logs up to a trained checkpoint: their names and arguments."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    section = text.partition("## Your own logs")[2]
+    block = section.partition("```bash\n")[2].partition("```")[0].replace("\\\n", " ")
+    lines = [shlex.split(line, comments=True) for line in block.splitlines() if line.strip()]
+    assert all(words[:2] == ["python", "-m"] for words in lines)
+    return [(words[2].removeprefix("offline_agent.pipelines."), words[3:]) for words in lines]
 
 
-def test_from_a_thousand_logs_to_a_trained_checkpoint(
+def test_the_three_commands_of_the_readme_lead_from_a_thousand_logs_to_a_trained_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -71,26 +47,29 @@ def test_from_a_thousand_logs_to_a_trained_checkpoint(
         lines = [json.dumps(record) for record in records[number::4]]
         Path(f"logs/{number}.jsonl").write_text("\n".join(lines))
 
-    assert import_logs.main(import_logs.COMMAND, ["source=logs", "run_dir=imported", OFF]) == 0
-    new = ["scratch.layers=1", "scratch.hidden_size=32", "optimizer.max_updates=4"]
-    assert train_sft.main(train_sft.COMMAND, ["data.runs=[imported]", *new, "run_dir=sft", OFF]) == 0
-    keys = ["data.runs=[imported]", "data.kinds=[step,trajectory]", "model.path=sft/model", "optimizer.max_updates=4"]
-    assert train_dpo.main(train_dpo.COMMAND, [*keys, "run_dir=dpo", OFF]) == 0
+    shutil.copytree(DEFAULT_MODEL, "my/model")
+    commands = readme_commands()
+    assert [name for name, _ in commands] == ["import_logs", "train_sft", "train_dpo"]
+    for name, arguments in commands:
+        module = importlib.import_module(f"offline_agent.pipelines.{name}")
+        few = [] if name == "import_logs" else ["optimizer.max_updates=2"]
+        assert module.main(module.COMMAND, [*arguments, *few, OFF]) == 0
 
-    summary = json.loads(Path("imported/summary.json").read_text())
+    summary = json.loads(Path("runs/logs/summary.json").read_text())
     assert summary["episodes"] == summary["judged"] == len(records) and summary["formats"] == {"openai": len(records)}
     assert summary["tasks"] == summary["trees"] == 125 and not any(summary["quarantined"].values())
     assert summary["level"] == "text" and summary["pairs"]["trajectory"] > 50
-    assert Path("dpo/model/model.safetensors").exists()
+    assert Path("runs/dpo/model/model.safetensors").exists()
     err = capsys.readouterr().err
     assert "openai, because it has messages with roles" in err and "level: text" in err
+    assert "rows by level: " in err and "text (messages, rendered here)" in err
     # What was read back are the search's own episodes: the same successes, word by word.
-    told = {json.dumps(row["messages"]) for row in map(known, read_table(_table("imported")))}
+    told = {json.dumps(row["messages"]) for row in map(known, read_table(_table("runs/logs")))}
     own = {json.dumps(row["messages"]) for row in map(known, read_table(_table("search")))
            if row["terminated"]}  # fmt: skip
     assert told == own
     capsys.readouterr()
-    assert show.main(["imported", "n=1"]) == 0
+    assert show.main(["runs/logs", "n=1"]) == 0
     assert "chosen" in capsys.readouterr().out
 
 
@@ -111,7 +90,9 @@ def test_all_formats_in_one_folder_and_each_damage_by_file_and_line(
         Path(f"logs/{format}.jsonl").write_text("\n".join(lines))
     assert import_logs.main(import_logs.COMMAND, ["source=logs", "run_dir=r", OFF]) == 0
     summary = json.loads(Path("r/summary.json").read_text())
-    assert summary["formats"] == dict.fromkeys(WRITERS, 20) and summary["episodes"] == 100
+    formats = Counter(format.removesuffix("-trace") for format in WRITERS)
+    assert summary["formats"] == {format: 20 * count for format, count in formats.items()}
+    assert summary["episodes"] == 20 * len(WRITERS)
     entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
     named = {entry["name"]: entry["reason"] for entry in entries if entry["kind"] == "log"}
     assert named.keys() == {f"logs/{format}.jsonl:{line}" for format in WRITERS for line in (4, 5, 6)}
@@ -142,7 +123,7 @@ def test_a_judge_gives_outcomes_that_the_logs_lack(tmp_path: Path, monkeypatch: 
     [
         ([], "source: nothing to read"),
         (["source=nowhere"], "source: there is no nowhere"),
-        (["source=log.jsonl"], "no record of 1 files can be read as one of inspect, atif, verifiers, openai, sharegpt"),
+        (["source=log.jsonl"], "no record of 1 files can be read as one of inspect, atif, openenv, rllm"),
         (["source=log.jsonl", "format=opnai"], "format"),
         (["source=log.jsonl", "pairs.kinds=[minimal]"], "the other kinds need replays"),
         (["source=log.jsonl", "judge=f2"], "f2"),
@@ -179,6 +160,18 @@ def test_ids_of_a_server_give_the_same_token_columns_as_the_search_that_sampled_
                if row["terminated"]) for run in ("r", "s")
     ]  # fmt: skip
     assert found == own and found
+    rllm_database(as_rllm(records), Path("rllm.db"))
+    for name, forms in (("openenv.jsonl", as_openenv(records)), ("verifiers.jsonl", as_verifiers(records))):
+        Path(name).write_text("\n".join(map(json.dumps, forms)))
+    for name in ("rllm.db", "openenv.jsonl", "verifiers.jsonl"):
+        run = name.partition(".")[0]
+        keys = [f"source={name}", f"tokenizer={DEFAULT_MODEL}", f"run_dir={run}", OFF]
+        assert import_logs.main(import_logs.COMMAND, keys) == 0
+        told = json.loads(Path(run, "summary.json").read_text())
+        assert (told["level"], told["tokens"]["doubts"], told["formats"].keys()) == ("tokens", {}, {run})
+        again = sorted((row["task_id"], *(row[name] for name in columns)) for row in map(known, read_table(_table(run)))
+                       if row["terminated"])  # fmt: skip
+        assert again == own
     pairs = [row for table in ("preferences", "multiturn_preferences")
              for row in map(known, read_table(Path("r") / table / "0000.parquet"))]  # fmt: skip
     assert pairs and all(json.loads(row["certificate"])["sampled"] for row in pairs)

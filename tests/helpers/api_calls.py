@@ -39,3 +39,78 @@ def calls_of(run: Path, renderer: Renderer) -> list[dict[str, Any]]:
                 })  # fmt: skip
     random.Random(0).shuffle(out)
     return out
+
+
+def sessions_of(records: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the calls of each session, first to last."""
+    sessions: dict[str, list[dict[str, Any]]] = {}
+    for record in sorted(records, key=lambda one: len(one["request"]["messages"])):
+        sessions.setdefault(record["session_id"], []).append(record)
+    return list(sessions.values())
+
+
+def _call(record: dict[str, Any]) -> tuple[dict[str, Any], list[int], list[int], list[float]]:
+    """Return the message of a call, its prompt, the sampled ids and their log-probabilities."""
+    (choice,) = record["response"]["choices"]
+    logps = [token["logprob"] for token in choice["logprobs"]["content"]]
+    return choice["message"], record["response"]["prompt_token_ids"], choice["token_ids"], logps
+
+
+def as_rllm(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the calls as traces of rLLM's gateway."""
+    out = []
+    for number, record in enumerate(records):
+        message, prompt, sampled, logps = _call(record)
+        out.append({
+            "trace_id": f"t{number}", "session_id": record["session_id"], "messages": record["request"]["messages"],
+            "prompt_token_ids": prompt, "response_message": message, "completion_token_ids": sampled,
+            "logprobs": logps, "finish_reason": "stop", "raw_request": {"tools": record["request"]["tools"]},
+            "metadata": {"task_id": record["task_id"], "success": record["success"]},
+        })  # fmt: skip
+    return out
+
+
+def as_openenv(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each session as a capture of OpenEnv."""
+    out = []
+    for calls in sessions_of(records):
+        turns, ids, mask, logprobs = [], [], [], []
+        for number, record in enumerate(calls):
+            message, prompt, sampled, logps = _call(record)
+            context = len(prompt) - len(ids)
+            ids, mask = [*prompt, *sampled], [*mask, *[0] * context, *[1] * len(sampled)]
+            logprobs += [*[0.0] * context, *logps]
+            turns.append({
+                "node_id": f"n{number}", "n_prompt": len(prompt), "n_sampled": len(sampled),
+                "finish_reason": "stop", "request_messages": record["request"]["messages"],
+                "request_tools": record["request"]["tools"], "response_message": message,
+            })  # fmt: skip
+        sequence = {"role": "agent", "node_ids": [turn["node_id"] for turn in turns], "input_ids": ids,
+                    "loss_mask": mask, "logprobs": logprobs}  # fmt: skip
+        last = calls[-1]
+        out.append({"session_id": last["session_id"], "turns": turns, "sequences": [sequence],
+                    "metadata": {"task_id": last["task_id"], "success": last["success"]}})  # fmt: skip
+    return out
+
+
+def as_verifiers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each session as a trace of verifiers 0.4."""
+    out = []
+    for calls in sessions_of(records):
+        nodes: list[dict[str, Any]] = []
+        before = 0
+        for record in calls:
+            answer, prompt, sampled, logps = _call(record)
+            for message in [*record["request"]["messages"][len(nodes):], answer]:
+                own = message is answer
+                ids = [*prompt[before:], *sampled] if own else []
+                nodes.append({
+                    "parent": len(nodes) - 1 if nodes else None, "message": message, "sampled": own, "token_ids": ids,
+                    "mask": [*[False] * (len(ids) - len(sampled)), *[True] * len(sampled)] if own else [],
+                    "logprobs": logps if own else [],
+                })  # fmt: skip
+            before = len(prompt) + len(sampled)
+        last = calls[-1]
+        out.append({"id": last["session_id"], "task": {"key": last["task_id"]}, "tools": last["request"]["tools"],
+                    "nodes": nodes, "rewards": {"main": {"score": float(last["success"]), "weight": 1.0}}})  # fmt: skip
+    return out

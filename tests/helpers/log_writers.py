@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 WORDS = ["find", "the", "red", "lamp", "below", "€4", "検索", "\\", '"quoted"', "{brace}", "line\nbreak", "<x>"]
@@ -23,7 +28,7 @@ class Turn:
 
 @dataclass
 class Spoken:
-    """One conversation with its outcome."""
+    """One conversation with its outcome and its tools."""
 
     system: str | None
     request: str
@@ -31,6 +36,7 @@ class Spoken:
     task: str
     session: str
     success: bool
+    tools: list[dict[str, Any]] = field(default_factory=lambda: TOOLS)
 
     def expected(self, calls_apart: bool = False) -> list[dict[str, Any]]:
         """Return the messages that must be read; `calls_apart`: calls are turns without text (ShareGPT)."""
@@ -43,7 +49,7 @@ class Spoken:
             content = "" if calls_apart and calls else turn.text
             thought = {} if calls_apart or turn.reasoning is None else {"reasoning_content": turn.reasoning}
             out.append({"role": "assistant", "content": content, **thought, **({"tool_calls": calls} if calls else {})})
-            results = zip(turn.calls, turn.results, strict=True)
+            results = zip(turn.calls, turn.results, strict=False)  # the last calls may have none
             out += [{"role": "tool", "content": said, "name": name} for (name, _), said in results]
             if turn.reply is not None:
                 out.append({"role": "user", "content": turn.reply})
@@ -90,12 +96,12 @@ def openai(one: Spoken, rng: random.Random) -> dict[str, Any]:
                 for id, (n, a) in zip(ids, turn.calls, strict=True)
             ]
         messages.append(message)
-        results = [{"role": "tool", "tool_call_id": id, "content": r} for id, r in zip(ids, turn.results, strict=True)]
+        results = [{"role": "tool", "tool_call_id": id, "content": r} for id, r in zip(ids, turn.results, strict=False)]
         rng.shuffle(results)
         messages += results
         if turn.reply is not None:
             messages.append({"role": "user", "content": turn.reply})
-    return {"messages": messages, "tools": TOOLS, "task_id": one.task, "session_id": one.session,
+    return {"messages": messages, "tools": one.tools, "task_id": one.task, "session_id": one.session,
             "success": int(one.success)}  # fmt: skip
 
 
@@ -121,7 +127,7 @@ def sharegpt(one: Spoken, rng: random.Random) -> dict[str, Any]:
             turns += [{"from": "observation", "value": result} for result in turn.results]
         if turn.reply is not None:
             turns.append({"from": "human", "value": turn.reply})
-    record = {"conversations": turns, "tools": json.dumps([t["function"] for t in TOOLS]), "id": one.session}
+    record = {"conversations": turns, "tools": json.dumps([t["function"] for t in one.tools]), "id": one.session}
     record |= {"task": one.task, "label": one.success}
     return record if one.system is None else {**record, "system": one.system}
 
@@ -138,7 +144,7 @@ def atif(one: Spoken, rng: random.Random) -> dict[str, Any]:
         if turn.calls:
             step["tool_calls"] = [{"tool_call_id": id, "function_name": n, "arguments": a}
                                   for id, (n, a) in zip(ids, turn.calls, strict=True)]  # fmt: skip
-            results = [{"source_call_id": id, "content": r} for id, r in zip(ids, turn.results, strict=True)]
+            results = [{"source_call_id": id, "content": r} for id, r in zip(ids, turn.results, strict=False)]
             rng.shuffle(results)
             step["observation"] = {"results": results}
         steps.append(step)
@@ -147,7 +153,7 @@ def atif(one: Spoken, rng: random.Random) -> dict[str, Any]:
     for number, step in enumerate(steps, 1):
         step["step_id"] = number
     return {"schema_version": "ATIF-v1.6", "session_id": one.session, "steps": steps,
-            "agent": {"name": "a", "version": "1", "tool_definitions": TOOLS},
+            "agent": {"name": "a", "version": "1", "tool_definitions": one.tools},
             "extra": {"task_id": one.task, "reward": float(one.success)}}  # fmt: skip
 
 
@@ -162,11 +168,155 @@ def inspect(one: Spoken, rng: random.Random) -> dict[str, Any]:
         if reasoning is not None:
             text = [{"type": "text", "text": message["content"]}] if message["content"] else []
             message["content"] = [{"type": "reasoning", "reasoning": reasoning}, *text]
-    tools = [tool["function"] for tool in TOOLS]
+    tools = [tool["function"] for tool in one.tools]
     sample = {"id": one.task, "epoch": 1, "uuid": one.session, "messages": messages, "target": "?", "error": None,
               "scores": {"match": {"value": "C" if one.success else "I"}},
               "events": [{"event": "sample_init"}, {"event": "model", "tools": tools}]}  # fmt: skip
     return {"version": 2, "eval": {"task": "suite"}, "samples": [sample]}
 
 
-WRITERS = {"openai": openai, "verifiers": verifiers, "sharegpt": sharegpt, "atif": atif, "inspect": inspect}
+def rllm(one: Spoken, rng: random.Random) -> dict[str, Any]:
+    """Return a trace of rLLM's gateway: the last call of a session; a stream's calls are kept in pieces."""
+    record = openai(one, rng)
+    *messages, last = record["messages"]
+    if last.get("tool_calls") and rng.random() < 0.5:
+        last["tool_calls"] = [piece for at, call in enumerate(last["tool_calls"]) for piece in _pieces(call, at)]
+    return {"trace_id": f"{rng.getrandbits(64):x}", "session_id": one.session, "model": "m", "messages": messages,
+            "prompt_token_ids": [], "response_message": last, "completion_token_ids": [], "logprobs": None,
+            "finish_reason": "stop", "latency_ms": 1.5, "token_counts": {"prompt": 5}, "timestamp": 1.0,
+            "metadata": {"task_id": one.task, "reward": float(one.success)},
+            "raw_request": {"model": "m", "messages": messages, "tools": one.tools}, "raw_response": None}  # fmt: skip
+
+
+def _pieces(call: dict[str, Any], index: int) -> list[dict[str, Any]]:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    first = {"index": index, "id": call["id"], "type": "function", "function": {"name": name, "arguments": ""}}
+    rest = [arguments[at : at + 5] for at in range(0, len(arguments), 5)]
+    return [first, *({"index": index, "function": {"arguments": part}} for part in rest)]
+
+
+def rllm_database(records: Iterable[dict[str, Any] | bytes], path: Path) -> None:
+    """Write traces as the gateway's SQLite store does; bytes are written as they are."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE traces (trace_id TEXT PRIMARY KEY, data TEXT NOT NULL, created_at REAL)")
+        connection.execute("CREATE TABLE trace_sessions (trace_id TEXT, session_id TEXT, created_at REAL)")
+        for number, record in enumerate(records):
+            data = record if isinstance(record, bytes) else json.dumps(record)
+            id = f"raw-{number}" if isinstance(record, bytes) else record["trace_id"]
+            connection.execute("INSERT INTO traces VALUES (?, CAST(? AS TEXT), ?)", (id, data, float(number)))
+
+
+def openenv(one: Spoken, rng: random.Random) -> dict[str, Any]:
+    """Return a capture of OpenEnv, exported with its messages: every turn is a call, all of them one sequence."""
+    record = openai(one, rng)
+    messages, turns, ids, mask = record["messages"], [], [], []
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        fresh, sampled = rng.randint(1, 5), rng.randint(1, 5)
+        ids += [rng.randrange(1000) for _ in range(fresh + sampled)]
+        mask += [0] * fresh + [1] * sampled
+        turns.append({
+            "node_id": f"n{len(turns)}", "index": len(turns), "root_id": "n0", "n_sampled": sampled,
+            "n_prompt": len(ids) - sampled, "n_tools": 3, "finish_reason": "stop", "discarded": False,
+            "request_messages": messages[:number], "request_tools": one.tools, "response_message": message,
+        })  # fmt: skip
+    sequence = {"role": "agent", "root_id": "n0", "node_ids": [turn["node_id"] for turn in turns],
+                "n_turns": len(turns), "prompt_len": turns[0]["n_prompt"], "n_trainable": sum(mask),
+                "input_ids": ids, "loss_mask": mask, "logprobs": [-0.5 * value for value in mask],
+                "trainable": True, "validation": []}  # fmt: skip
+    return {"session_id": one.session, "metadata": {"task_id": one.task, "reward": float(one.success)},
+            "turns": turns, "stats": {}, "sequences": [sequence], "validation": [], "trainable": True,
+            "capture_level": "tokens", "rollout_type": "train"}  # fmt: skip
+
+
+def adp(one: Spoken, rng: random.Random) -> dict[str, Any]:
+    """Return a trajectory of ADP; what is said beside calls is the first call's description."""
+    content: list[dict[str, Any]] = []
+    if one.system is not None:
+        content.append({"class_": "text_observation", "content": one.system, "source": "system"})
+    content.append({"class_": "text_observation", "content": one.request, "source": rng.choice(("user", "user_msg"))})
+    for turn in one.turns:
+        thought = {} if turn.reasoning is None else {"reasoning_content": turn.reasoning}
+        ids = [f"call_{rng.getrandbits(40):x}" for _ in turn.calls]
+        linked = len(ids) > 1 or rng.random() < 0.5
+        for id, (name, arguments) in zip(ids, turn.calls, strict=True):
+            content.append({"class_": "api_action", "function": name, "kwargs": arguments,
+                            "description": turn.text if id == ids[0] else None, "reward": None, **thought,
+                            **({"tool_call_id": id} if linked else {})})  # fmt: skip
+            thought = {}
+        if not turn.calls:
+            content.append({"class_": "message_action", "content": turn.text, "description": None, **thought})
+        results = [{"class_": "text_observation", "content": said, "source": "environment",
+                    **({"tool_call_id": id} if linked else {})}
+                   for id, said in zip(ids, turn.results, strict=False)]  # fmt: skip
+        if linked:
+            rng.shuffle(results)
+        content += results
+        if turn.reply is not None:
+            content.append({"class_": "text_observation", "content": turn.reply, "source": "user"})
+    content[-1]["reward"] = float(one.success)
+    return {"schema_version": "1.2.0", "id": one.session, "content": content, "details": {"task": one.task}}
+
+
+def verifiers_trace(one: Spoken, rng: random.Random) -> dict[str, Any]:
+    """Return a trace of verifiers 0.4: a tree of messages, here with one path."""
+    messages: list[dict[str, Any]] = openai(one, rng)["messages"]
+    nodes: list[dict[str, Any]] = []
+    for number, message in enumerate(messages):
+        for call in message.get("tool_calls", ()):
+            function = call.pop("function")
+            call |= {"name": function["name"], "arguments": function["arguments"]}
+        sampled = message["role"] == "assistant"
+        nodes.append({"parent": number - 1 if number else None, "message": message, "sampled": sampled,
+                      "token_ids": [5, 6, 7], "mask": [False, sampled, sampled],
+                      "logprobs": [-0.1, -0.2] if sampled else []})  # fmt: skip
+    nodes[0]["tools"] = [{"type": "function", **tool["function"], "namespace": None} for tool in one.tools]
+    return {"version": 1, "id": one.session, "task": {"type": "T", "data": {"q": 1}, "key": one.task, "hash": "0"},
+            "agent": {}, "tools": [], "nodes": nodes, "calls": [{"node": len(nodes) - 1, "finish_reason": "stop"}],
+            "rewards": {"main": {"score": float(one.success), "weight": 1.0}, "unused": None}, "info": {},
+            "is_completed": True, "ok": True, "errors": []}  # fmt: skip
+
+
+WRITERS = {
+    "openai": openai, "verifiers": verifiers, "sharegpt": sharegpt, "atif": atif, "inspect": inspect, "rllm": rllm,
+    "openenv": openenv, "adp": adp, "verifiers-trace": verifiers_trace,
+}  # fmt: skip
+"""Writers by format; `verifiers-trace` is another form of `verifiers`."""
+
+
+def episodes_of(run: Path) -> list[dict[str, Any]]:
+    """Return the episodes of a search as OpenAI-style records, read from its files as anyone could."""
+    rng, out = random.Random(0), []
+    for file in sorted((run / "trees").glob("*.json.gz")):
+        tree = json.loads(gzip.decompress(file.read_bytes()))
+        nodes = {node["id"]: node for node in tree["nodes"]}
+        incoming = {edge["target"]: edge for edge in tree["edges"]}
+        for end in tree["nodes"]:
+            if not end.get("terminated") or end["verdict"] is None:
+                continue
+            path, at = [], end["id"]
+            while at:
+                path.append((incoming[at], nodes[at]))
+                at = incoming[at]["source"]
+            messages = [{"role": "system", "content": tree["graph"]["system"]}] if tree["graph"]["system"] else []
+            messages.append({"role": "user", "content": nodes[0]["observation"]})
+            for edge, node in reversed(path):
+                action, id = edge["actions"][0], f"call_{rng.getrandbits(40):x}"
+                if "call" in action:
+                    function = {"name": action["call"]["name"], "arguments": json.dumps(action["call"]["arguments"])}
+                    messages.append({"role": "assistant", "content": action.get("thought") or None,
+                                     "tool_calls": [{"id": id, "type": "function", "function": function}]})  # fmt: skip
+                    answer: dict[str, Any] = {"role": "tool", "tool_call_id": id}
+                else:
+                    messages.append({"role": "assistant", "content": action["text"]})
+                    answer = {"role": "user"}
+                if node["observation"] is not None:
+                    messages.append({**answer, "content": node["observation"]})
+            for attempt in range(incoming[end["id"]]["visits"]):
+                out.append({
+                    "messages": messages, "tools": tree["graph"]["tools"], "task_id": tree["graph"]["tree_id"],
+                    "session_id": f"{tree['graph']['tree_id']}-{end['id']}-{attempt}",
+                    "success": int(end["verdict"]["success"]),
+                })  # fmt: skip
+    return out

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from offline_agent.logs import files
 from offline_agent.logs.episode import Fields, LoggedEpisode
-from offline_agent.logs.formats import atif, inspect_log, openai, sharegpt, verifiers
+from offline_agent.logs.formats import adp, atif, inspect_log, openai, openenv, rllm, sharegpt, verifiers
 
 
 class Format(Protocol):
@@ -33,18 +33,23 @@ class Format(Protocol):
         """
 
 
-FORMATS: dict[str, Format] = {module.NAME: module for module in (inspect_log, atif, verifiers, openai, sharegpt)}
+FORMATS: dict[str, Format] = {
+    module.NAME: module for module in (inspect_log, atif, openenv, rllm, verifiers, adp, openai, sharegpt)
+}
 """Formats by name, those whose records say most first: the first that recognises a record is taken for it."""
 
 
 def records(path: Path) -> Iterator[files.Record]:
-    """Yield the records of a file, those of an evaluation sample by sample.
+    """Yield the records of a file, those of an evaluation sample by sample, those of a database trace by trace.
 
     Raises:
         DataError: The file cannot be opened.
     """
     if path.name.endswith(inspect_log.ARCHIVE):
         yield from inspect_log.archive(path)
+        return
+    if path.name.endswith(rllm.DATABASES):
+        yield from rllm.database(path)
         return
     for record in files.records(path):
         yield from inspect_log.parts(record)

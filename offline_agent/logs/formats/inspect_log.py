@@ -7,7 +7,6 @@ A sample is an episode: its id is the task, its epoch the attempt. Scores are `C
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import DataError
+from offline_agent.logs import strict_json
 from offline_agent.logs.conversation import conversation, schemas
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from offline_agent.logs.files import Record
@@ -56,13 +56,13 @@ def archive(path: Path) -> Iterator[Record]:
             header = next((name for name in _HEADERS if name in names), None)
             if header is None:
                 raise DataError(f"{path}: it has none of {', '.join(_HEADERS)}, so it is no log of Inspect")
-            evaluation = json.loads(_content(file, header)).get("eval", {})
+            evaluation = strict_json.loads(_content(file, header).decode()).get("eval", {})
             for name in names:
                 if not name.startswith("samples/"):
                     continue
                 try:
-                    yield _part(str(path), evaluation, json.loads(_content(file, name)))
-                except (ValueError, OSError, EOFError) as error:
+                    yield _part(str(path), evaluation, strict_json.loads(_content(file, name).decode()))
+                except (ValueError, OSError, EOFError, RecursionError) as error:
                     yield Record(f"{path}:{name}", None, f"not readable as JSON ({error})")
     except (zipfile.BadZipFile, OSError, ValueError, AttributeError) as error:
         raise DataError(f"{path}: not readable as an archive of Inspect ({error})") from error

@@ -46,9 +46,11 @@ def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[L
         message = choice.get("message") if isinstance(choice, Mapping) else None
         if not isinstance(message, Mapping):
             raise DataError(f"choice {number}: it has no message (a part of a stream cannot be read alone)")
+        if message.get("role") not in (None, "assistant"):
+            raise DataError(f"choice {number}: role: got {message['role']!r:.60}, wanted assistant")
         tokens = _tokens(record, choice)
         place = name if len(choices) == 1 else f"{name}/{number}"
-        episode = LoggedEpisode(place, conversation([*request["messages"], message]), **known)
+        episode = LoggedEpisode(place, conversation([*request["messages"], {**message, "role": "assistant"}]), **known)
         turns = (*(None for _ in range(episode.turns - 1)), tokens) if tokens is not None else ()
         yield replace(episode, cut=choice.get("finish_reason") == "length", tokens=turns, choice=number)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offline_agent.errors import DataError
+from offline_agent.logs import strict_json
 from offline_agent.logs.conversation import conversation, schemas
 from offline_agent.logs.episode import Fields, LoggedEpisode
 
@@ -50,7 +50,7 @@ def _message(turn: Any) -> dict[str, Any]:
     if role != "call":
         return {"role": role, "content": value}
     try:
-        calls = json.loads(value)
+        calls = strict_json.loads(value)
     except (ValueError, RecursionError) as error:
         raise DataError(f"a function_call whose value is no JSON ({error}): {value[:60]!r}") from error
     calls = calls if isinstance(calls, list) else [calls]

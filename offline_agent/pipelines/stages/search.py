@@ -151,8 +151,10 @@ class SearchFactory:
         """Return the search of a task; `log` receives a record for each simulation."""
         parts, config = self._parts, self._config
         segment = None if parts.policy.renderer is None else parts.policy.renderer.segment
+        history = parts.histories.get(task.task_id, ())
+        environment = Restorer(parts.spec, task, config.search.state_cache, self.counts, history=history)
         return TreeSearch(
-            task, Restorer(parts.spec, task, config.search.state_cache, self.counts), self._settings, config.seed,
+            task, environment, self._settings, config.seed,
             critic=self.critic is not None, reward=parts.reward, segment=segment, log=log,
         )  # fmt: skip
 

@@ -120,7 +120,8 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash
         **dict.fromkeys(TRAJECTORY_TOKENS),
     }
     if renderer is not None:
-        _fill(row, renderer.trajectory_columns(trajectory.context, model_hash), TRAJECTORY_TOKENS)
+        given = trajectory.context.depth - len(trajectory.steps)  # turns before the root of its tree
+        _fill(row, renderer.trajectory_columns(trajectory.context, model_hash, given), TRAJECTORY_TOKENS)
     sealed = _sealed(row, renderer)
     return stored({name: sealed[name] for name in TRAJECTORY_COLUMNS}, "trajectories")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from offline_agent.errors import ConfigError
+from offline_agent.judges.ranking import RELATIVE
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import Action, Context, Step, Trajectory
 
@@ -58,7 +59,12 @@ class RejectionFilter:
         for trajectory in successes:
             key = (trajectory.task.task_id, *(step.key for step in trajectory.steps))
             reason = None
-            if trajectory.origin not in self.origins:
+            assert trajectory.verdict is not None  # it is a success
+            if trajectory.verdict.evidence.get(RELATIVE):
+                reason = "its success says only that it is better than other attempts"
+            elif len(trajectory.steps) < trajectory.context.depth:
+                reason = "its first turns are of another attempt, and nobody knows whether they are to be learnt"
+            elif trajectory.origin not in self.origins:
                 reason = f"its origin is {trajectory.origin}"
             elif key in seen:
                 reason = "the same canonical actions as a trajectory that was kept"

@@ -29,7 +29,8 @@ class LoadReport:
         unknown: Trajectories of unknown outcome that are learnt from, as was asked for.
         unusable: Foreign rows left out that cannot be encoded.
         other_kinds: Pairs left out because their kind was not asked for.
-        foreign: Rows kept whose ids were made here from messages.
+        foreign: Rows read whose ids were made here from messages.
+        with_ids: Rows read that have ids; of these `with_logps` have the log-probabilities of all their tokens.
         uncertified: Rows kept with ids of their own and no certificate: nothing proves that they are this tokenizer's.
         older: Rows kept whose certificates are of an earlier version, which covers ids and masks alone.
         tasks: Distinct tasks of the kept rows.
@@ -55,6 +56,8 @@ class LoadReport:
     unusable: int = 0
     other_kinds: int = 0
     foreign: int = 0
+    with_ids: int = 0
+    with_logps: int = 0
     uncertified: int = 0
     older: int = 0
     tasks: int = 0
@@ -78,6 +81,12 @@ class LoadReport:
     def dropped(self) -> dict[str, int]:
         """Return the counts of rows left out that are not 0."""
         return {name: getattr(self, name) for name in self.COUNTS if getattr(self, name)}
+
+    @property
+    def levels(self) -> dict[str, int]:
+        """Rows read by what their tokens prove (docs/logs.md): `tokens`, `ids`, `text`; those that there are."""
+        counts = {"tokens": self.with_logps, "ids": self.with_ids - self.with_logps, "text": self.foreign}
+        return {level: count for level, count in counts.items() if count}
 
     def notes(self) -> list[str]:
         """Return notes for the user, shown before training begins: one sentence each."""

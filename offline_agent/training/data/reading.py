@@ -33,6 +33,7 @@ class RowFormat:
         messages: Columns of messages.
         ids: Columns of ids.
         masks: Columns of masks, of the last so many of `ids`.
+        logps: Columns of log-probabilities.
         more: Other columns that are wanted.
     """
 
@@ -40,12 +41,13 @@ class RowFormat:
     messages: tuple[str, ...]
     ids: tuple[str, ...]
     masks: tuple[str, ...]
+    logps: tuple[str, ...]
     more: tuple[str, ...]
 
     @property
     def columns(self) -> tuple[str, ...]:
         """All columns that are read."""
-        return (*_NAMED, *self.messages, "tools", *self.ids, *self.masks, "certificate", *self.more)
+        return (*_NAMED, *self.messages, "tools", *self.ids, *self.masks, *self.logps, "certificate", *self.more)
 
 
 PAIR = RowFormat(
@@ -53,10 +55,11 @@ PAIR = RowFormat(
     ("prompt", *SIDES),
     ("prompt_ids", "chosen_ids", "rejected_ids"),
     ("chosen_mask", "rejected_mask"),
-    ("ref_chosen_logps", "ref_rejected_logps", "q_chosen", "q_rejected", "confidence", "rest_confidence", "weight"),
+    ("ref_chosen_logps", "ref_rejected_logps"),
+    ("q_chosen", "q_rejected", "confidence", "rest_confidence", "weight"),
 )
 TRAJECTORY = RowFormat(
-    SUCCESS_TABLES, ("messages",), ("input_ids",), ("action_mask",), ("success", "verdict", "reward", "logps")
+    SUCCESS_TABLES, ("messages",), ("input_ids",), ("action_mask",), ("logps",), ("success", "verdict", "reward")
 )
 
 
@@ -152,6 +155,9 @@ class TokenReader:
             if made is None:
                 return None
             given = [made[column] for column in columns]
+        else:
+            self._report.with_ids += 1
+            self._report.with_logps += all(row.get(column) is not None for column in shape.logps)
         ids, masks = given[: len(shape.ids)], given[len(shape.ids) :]
         return (*map(self._ids, ids), *map(self._mask, masks))
 

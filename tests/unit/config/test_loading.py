@@ -15,6 +15,7 @@ from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.keys import free_keys, keys
 from offline_agent.config.loading import load, to_yaml
 from offline_agent.config.refine_grpo import RefineGrpoConfig
+from offline_agent.config.rejudge import RejudgeConfig
 from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError
 from offline_agent.training.settings import OnlineSettings
@@ -27,6 +28,7 @@ MODELS = {
     "import_logs": ImportLogsConfig,
     "iterate": IterateConfig,
     "refine_grpo": RefineGrpoConfig,
+    "rejudge": RejudgeConfig,
     "train_dpo": TrainDpoConfig,
     "train_sft": TrainSftConfig,
 }

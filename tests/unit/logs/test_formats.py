@@ -6,6 +6,7 @@ import copy
 import gzip
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,16 @@ from offline_agent.errors import ConfigError, DataError
 from offline_agent.logs import files, formats
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from offline_agent.logs.formats import FORMATS, recognise
-from tests.helpers.log_writers import TOOLS, WRITERS, openai, spoken
+from tests.helpers.log_writers import (
+    TOOLS,
+    WRITERS,
+    openai,
+    openenv,
+    rllm,
+    rllm_database,
+    spoken,
+    verifiers_trace,
+)
 
 ONE = {"messages": [{"role": "user", "content": "go"}, {"role": "assistant", "content": "done"}], "success": 1}
 
@@ -39,9 +49,9 @@ def test_a_thousand_logs_come_in_with_nothing_lost_and_nothing_invented(format: 
     for one, record in zip(said, records, strict=True):
         name, _ = recognise(record.value) or ("", "")
         (episode,) = FORMATS[name].episodes(record.value, record.name, Fields())
-        assert name == format
+        assert name == format.removesuffix("-trace")
         assert list(episode.messages) == one.expected(calls_apart=format == "sharegpt")
-        assert list(episode.tools) == TOOLS
+        assert list(episode.tools) == ([] if format == "adp" else TOOLS)
         task = f"suite/{one.task}" if format == "inspect" else one.task
         assert (episode.task, episode.session, episode.success) == (task, one.session, one.success)
         assert LoggedEpisode.from_json(json.loads(json.dumps(episode.to_json()))) == episode
@@ -280,3 +290,117 @@ def test_sources_that_hold_no_log_are_refused_all_at_once(tmp_path: Path) -> Non
         files.find([str(tmp_path / name) for name in ("empty", "notes.txt", "logs.jsonl")])
     assert len(caught.value.faults) == 3 and "log.jsonl" in str(caught.value)
     assert files.find([str(tmp_path)]) == [tmp_path / "log.jsonl"]
+
+
+# -- formats of captures -----------------------------------------------------------------------------------------------
+
+
+def test_a_database_of_another_kind_or_damaged_is_told(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    traces = [rllm(spoken(rng, number), rng) for number in range(200)]
+    rllm_database([traces[0], b'{"trace_id": ', traces[1]], tmp_path / "a.db")
+    one, damaged, two = formats.records(tmp_path / "a.db")
+    assert (one.value, two.value) == (traces[0], traces[1])
+    assert damaged.name == f"{tmp_path}/a.db:raw-1" and "no JSON" in str(damaged.damage)
+    (tmp_path / "b.db").write_bytes(b"no database" * 1000)
+    (tmp_path / "c.db").touch()
+    for name in ("b.db", "c.db"):
+        with pytest.raises(DataError, match="no table traces|not readable as an SQLite database"):
+            list(formats.records(tmp_path / name))
+    rllm_database(traces, tmp_path / "d.db")
+    whole = bytearray((tmp_path / "d.db").read_bytes())
+    middle = len(whole) // 2 // 4096 * 4096
+    whole[middle : middle + 40960] = bytes(40960)
+    (tmp_path / "d.db").write_bytes(whole)
+    *first, last = formats.records(tmp_path / "d.db")
+    assert "the database is damaged from here on" in str(last.damage) and len(first) > 20
+    assert all(record.value == trace for record, trace in zip(first, traces, strict=False))
+
+
+def test_a_stream_of_calls_that_was_kept_in_pieces_is_joined() -> None:
+    pieces = [
+        {"index": 0, "id": "a", "function": {"name": "search", "arguments": ""}},
+        {"index": 1, "id": "b", "function": {"name": "open", "arguments": None}},
+        {"index": 0, "function": {"arguments": '{"q"'}}, {"index": 0, "function": {"arguments": ": 1}"}},
+    ]  # fmt: skip
+    trace = {"trace_id": "t", "session_id": "s", "messages": CALLED["messages"][:2],
+             "response_message": {"role": "assistant", "tool_calls": pieces}}  # fmt: skip
+    (episode,) = read(trace)
+    calls = [call["function"] for call in episode.messages[-1]["tool_calls"]]
+    assert calls == [{"name": "search", "arguments": {"q": 1}}, {"name": "open", "arguments": {}}]
+    with pytest.raises(DataError, match="response_message: it is empty"):
+        read({**trace, "response_message": {}})
+
+
+def test_an_outcome_of_a_capture_is_that_of_its_agent_alone() -> None:
+    rng = random.Random(2)
+    record = openenv(spoken(rng, 1), rng)
+    other = openenv(spoken(rng, 2), rng)
+    for turn in other["turns"]:
+        turn["node_id"] = f"x{turn['node_id']}"
+    (title,) = other["sequences"]
+    title |= {"role": "auxiliary", "node_ids": [f"x{node}" for node in title["node_ids"]]}
+    record["turns"] += other["turns"]
+    record["sequences"].append(title)
+    agent, helper = read(record)
+    assert agent.success is not None and helper.success is None and (agent.name, helper.name) == ("log:1/0", "log:1/1")
+    assert [len(turn.sampled) for turn in agent.tokens if turn] == [turn["n_sampled"] for turn in record["turns"]
+                                                                   if turn["node_id"][0] == "n"]  # fmt: skip
+    for turn in record["turns"]:
+        del turn["request_messages"]
+    with pytest.raises(DataError, match="sequence 0: it has ids without messages.*include_messages=true"):
+        read(record)
+
+
+def test_what_adp_says_of_code_pages_and_rewards() -> None:
+    content = [
+        {"class_": "text_observation", "content": "go", "source": "user"},
+        {"class_": "code_action", "language": "bash", "content": "ls", "description": "I look"},
+        {"class_": "text_observation", "content": "a.txt", "source": "user"},
+        {"class_": "api_action", "function": "open", "kwargs": {"url": "u"}, "reward": 0},
+        {"class_": "web_observation", "url": "u", "axtree": "tree", "html": None, "image_observation": None},
+        {"class_": "message_action", "content": "done", "description": "that is it", "reward": 1.0},
+    ]
+    (episode,) = read({"id": "x", "content": content})
+    look, listed, _, page, last = episode.messages[1:]
+    assert look["content"] == "I look" and listed == {"role": "tool", "content": "a.txt", "name": "code_action"}
+    assert look["tool_calls"][0]["function"]["arguments"] == {"language": "bash", "content": "ls"}
+    assert json.loads(page["content"]) == {"url": "u", "axtree": "tree"}
+    assert last == {"role": "assistant", "content": "done", "reasoning_content": "that is it"}
+    assert (episode.success, episode.outcome, episode.session) == (True, "reward", "x")
+    several = [*content[:3], {**content[3], "reward": 0.5}, *content[4:]]
+    assert read({"id": "x", "content": several})[0].success is None  # nobody says how they add up
+    for change, said in (
+        (_with("content/0/source", "agent"), "item 0: source: got 'agent'"),
+        (_with("content/4/image_observation", {"content": "p.png"}), "item 4: image_observation"),
+        (_with("content/2/class_", "image_observation"), "item 2: class_: got 'image_observation'"),
+        (_with("content/2/tool_call_id", "z"), "tool_call_id 'z' is of no call before it"),
+        (_with("schema_version", "2.0.0"), "schema_version: got '2.0.0'"),
+        (_with("content/3/kwargs", "u"), "item 3: kwargs: got 'u'"),
+    ):
+        record = copy.deepcopy({"id": "x", "content": content})
+        record["content"][1]["tool_call_id"] = "y" if "'z'" in said else None
+        change(record)
+        with pytest.raises(DataError, match=re.escape(said)):
+            read(record)
+
+
+def test_paths_of_a_verifiers_trace_are_episodes() -> None:
+    rng = random.Random(3)
+    record = verifiers_trace(spoken(rng, 1), rng)
+    again = {**record["nodes"][-1], "message": {"role": "assistant", "content": "otherwise"}}
+    record["nodes"].append(again)
+    one, two = read(record)
+    assert one.messages[:-1] == two.messages[:-1] and two.messages[-1]["content"] == "otherwise"
+    assert all(turn is not None and turn.sampled == (6, 7) for turn in one.tokens)
+    for change, said in (
+        (_with("nodes/1/parent", 99), "node 1: parent: got 99"), (_with("nodes/0/parent", 1), "node 0: parent: got 1"),
+        (_with("rewards/main/score", "high"), "rewards: got"), (_with("errors", [{"message": "x"}]), "in an error"),
+        (_with("nodes/0/mask", [True]), "mask: wanted one entry"),
+    ):  # fmt: skip
+        broken = copy.deepcopy(record)
+        change(broken)
+        with pytest.raises(DataError, match=said):
+            read(broken)
+    del record["rewards"]["main"]  # a verifier that failed gives no reward, which is not 0
+    assert read(record)[0].score is None

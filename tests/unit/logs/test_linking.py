@@ -279,3 +279,21 @@ def test_nothing_is_rendered_where_a_log_has_no_ids() -> None:
 def test_ids_that_are_none_are_refused(prompt: Any, sampled: Any, logps: Any) -> None:
     with pytest.raises(DataError):
         turn_tokens(prompt, sampled, logps)
+
+
+def test_the_drift_of_rendering_is_told_of_messages_alone() -> None:
+    """Alone catches a template that writes a turn in another way once it is not the last one."""
+    plain = Renderer.load(DEFAULT_MODEL)
+    forgetful = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role != 'assistant' or loop.last %}{{ m.content }}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    check = TokenCheck(plain)
+    two = [episode(say("one"), {"role": "user", "content": "and?"}, say("two"), session=str(n)) for n in range(2)]
+    assert link(two, tokens=check).rendered == {"episodes": 2, "same_ids": 2, "same_text": 2}
+    own, plain.tokenizer.chat_template = plain.tokenizer.chat_template, forgetful
+    try:
+        linked = link([*two, episode(say("one"), session="3")], tokens=TokenCheck(plain))
+    finally:
+        plain.tokenizer.chat_template = own
+    assert linked.rendered["episodes"] == 3 and linked.rendered["same_ids"] == 1 == linked.rendered["same_text"]

@@ -1,0 +1,138 @@
+"""ADP, the Agent Data Protocol: a trajectory as one list of actions and observations, in versions 1 and without one.
+
+Actions that follow one another are the calls of one turn; a code action is a call of `code_action` with `language` and
+`content`. Observations after calls are their results, by `tool_call_id` or in order. ADP has no schemas of tools. The
+outcome is a field of the record or of its `details`, else the `reward` of the one step that has one other than 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from offline_agent.errors import DataError
+from offline_agent.logs.conversation import conversation
+from offline_agent.logs.episode import Fields, LoggedEpisode
+
+NAME = "adp"
+
+_CALLS = ("api_action", "code_action")
+_OBSERVATIONS = ("text_observation", "web_observation", "json_observation")
+_KINDS = (*_CALLS, "message_action", *_OBSERVATIONS)
+_SOURCES = {"user": "user", "user_msg": "user", "environment": "user", "system": "system"}
+_PAGE = ("url", "axtree", "html")
+
+
+def recognised(record: Mapping[str, Any]) -> str | None:
+    """See `formats.Format`."""
+    content = record.get("content")
+    if not isinstance(content, list) or not content:
+        return None
+    if not all(isinstance(item, Mapping) and isinstance(item.get("class_"), str) for item in content[:3]):
+        return None
+    return "content of actions and observations with class_"
+
+
+def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
+    """See `formats.Format`."""
+    version = record.get("schema_version")
+    if version is not None and not str(version).startswith("1."):
+        raise DataError(f"schema_version: got {version!r:.60}, read are versions 1.x and records without one")
+    details = record.get("details")
+    told = {**(details if isinstance(details, Mapping) else {}), **record}
+    reward = _reward(record["content"])
+    if reward is not None:
+        told.setdefault("reward", reward)
+    yield LoggedEpisode(name, conversation(_messages(record["content"])), **fields.read(told))
+
+
+def _messages(content: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the items as messages of OpenAI's form."""
+    out: list[dict[str, Any]] = []
+    open_calls = 0  # of the turn before that have no result yet
+    for number, item in enumerate(content):
+        kind = item.get("class_") if isinstance(item, Mapping) else None
+        try:
+            if kind not in _KINDS:
+                raise DataError(f"class_: got {kind!r:.60}, allowed: {', '.join(_KINDS)}; images cannot be read")
+            if kind in _CALLS:
+                if number and content[number - 1].get("class_") in _CALLS:
+                    _extend(out[-1], item)
+                    open_calls += 1
+                else:
+                    out.append(_turn(item, {"content": ""}))
+                    _extend(out[-1], item)
+                    open_calls = 1
+            elif kind == "message_action":
+                said = {"content": _text(item, "content")}
+                out.append(_turn(item, said))
+                if item.get("description") and "reasoning_content" not in out[-1]:
+                    out[-1]["reasoning_content"] = _text(item, "description")
+                open_calls = 0
+            elif open_calls or item.get("tool_call_id") is not None:
+                out.append({"role": "tool", "content": _observed(item), "tool_call_id": item.get("tool_call_id")})
+                open_calls -= 1
+            else:
+                out.append({"role": _role(item), "content": _observed(item)})
+        except DataError as error:
+            raise DataError(f"item {number}: {error}") from error
+    return out
+
+
+def _turn(item: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    thought = item.get("reasoning_content")
+    return {"role": "assistant", **said, **({"reasoning_content": thought} if thought else {})}
+
+
+def _extend(turn: dict[str, Any], item: Mapping[str, Any]) -> None:
+    """Add a call to a turn; its description is what the turn says beside its calls."""
+    if item["class_"] == "api_action":
+        function = {"name": item.get("function"), "arguments": item.get("kwargs")}
+        if not isinstance(item.get("kwargs"), Mapping):
+            raise DataError(f"kwargs: got {item.get('kwargs')!r:.60}, wanted an object")
+    else:
+        arguments = {name: _text(item, name) for name in ("language", "content")}
+        function = {"name": "code_action", "arguments": arguments}
+    turn.setdefault("tool_calls", []).append({"id": item.get("tool_call_id"), "function": function})
+    if item.get("description"):
+        turn["content"] = "\n".join(filter(None, (turn["content"], _text(item, "description"))))
+
+
+def _role(item: Mapping[str, Any]) -> str:
+    if item["class_"] == "web_observation":
+        return "user"
+    source = item.get("source")
+    role = _SOURCES.get(source) if isinstance(source, str) else None
+    if role is None:
+        raise DataError(
+            f"source: got {source!r:.60}, allowed: {', '.join(_SOURCES)}; what an agent said is read from actions alone"
+        )
+    return role
+
+
+def _observed(item: Mapping[str, Any]) -> str:
+    if item["class_"] == "text_observation":
+        return _text(item, "content")
+    if item["class_"] == "json_observation":
+        return json.dumps(item.get("content"), ensure_ascii=False)
+    if item.get("image_observation") is not None:
+        raise DataError("image_observation: a page with an image; only text can be read")
+    page = {name: _text(item, name) for name in _PAGE if item.get(name) is not None}
+    if not page:
+        raise DataError(f"a web_observation without {', '.join(_PAGE)}")
+    return json.dumps(page, ensure_ascii=False)
+
+
+def _text(item: Mapping[str, Any], name: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise DataError(f"{name}: got {value!r:.60}, wanted text")
+    return value
+
+
+def _reward(content: Sequence[Any]) -> Any:
+    """Return the reward of the steps; None where none has one, or several have one other than 0."""
+    found = [item["reward"] for item in content if isinstance(item, Mapping) and item.get("reward") is not None]
+    several = [value for value in found if value != 0]
+    return None if not found or len(several) > 1 else several[0] if several else found[-1]

@@ -1,0 +1,185 @@
+"""Replays of logged episodes in their environment: do the answers and the outcome repeat?
+
+An episode whose actions are answered differently, or end in another verdict, is no evidence: its branch is put in
+quarantine. One that cannot be replayed (an unknown task, several calls in one turn, a fault of the environment) stays
+as the log tells it, and is counted with the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from offline_agent.envs.base import SPLITS, EnvSpec
+from offline_agent.errors import ConfigError, EnvironmentFault
+from offline_agent.judges.ranking import Compare
+from offline_agent.preferences.pairs.trajectory import trajectory
+from offline_agent.preferences.replay import Replay, Replayer
+from offline_agent.records import Task, Trajectory, Verdict
+from offline_agent.search.backup import quarantine
+from offline_agent.search.restore import ReplayMismatch
+from offline_agent.search.tree import SearchTree
+
+_TASKS = 1_000_000  # of each split, at most
+_TOLERANCE = 1e-6  # of a score, which a log may have rounded
+
+
+class Unplayable(Exception):
+    """An episode that cannot be replayed; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first difference between an episode and its replay.
+
+    Attributes:
+        action: Number of the action from which on the episode is noise, from 0.
+        reason: What differs.
+    """
+
+    action: int
+    reason: str
+
+
+class Replays:
+    """Replays logged episodes, and judges them as their environment does; callable as a judge.
+
+    Args:
+        spec: The environment. Its tasks are found by the ids that the log has.
+        step_seconds, reset_seconds: Limits of a call and of a reset.
+
+    Attributes:
+        name, version: Of the judge that gives its verdicts.
+        confirmed: Number of ends whose answers and verdict repeated.
+        disagreed: Number of those in which something differed.
+        unplayable: Why the others could not be replayed, with their number.
+
+    Raises:
+        ConfigError: The environment does not list its tasks.
+    """
+
+    compare: Compare | None = None
+
+    def __init__(self, spec: EnvSpec, step_seconds: float | None = None, reset_seconds: float | None = None) -> None:
+        self._spec = spec
+        self.name = f"{spec.name}.get_reward" if spec.judge is None else spec.judge.name
+        self.version = spec.version if spec.judge is None else spec.judge.version
+        self._replayer = Replayer(spec, step_seconds, reset_seconds)
+        self._listed = self._tasks()
+        self._known: dict[str, Task] = {}
+        if self._task(None) is None and not self._known:
+            raise ConfigError(f"env: {spec.name} has no tasks, so no episode of a log can be replayed in it")
+        self.confirmed = self.disagreed = 0
+        self.unplayable: Counter[str] = Counter()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """JSON-serialisable facts for the manifest."""
+        return self._spec.identity
+
+    @property
+    def calls(self) -> int:
+        """The number of actions executed."""
+        return self._replayer.tool_calls
+
+    def __call__(self, episode: Trajectory) -> Verdict:
+        """Return the environment's verdict on an episode; none where it could not be replayed, or another one came."""
+        try:
+            replay = self._replay(episode)
+        except Unplayable as error:
+            return Verdict(None, None, self.name, self.version, error=f"not replayed: {error}")
+        difference = _difference(episode, replay)
+        if difference is not None:
+            return Verdict(None, None, self.name, self.version, error=difference.reason)
+        return replay.verdict
+
+    def confirm(self, tree: SearchTree) -> None:
+        """Replay every end of a tree; put what does not repeat in quarantine."""
+        for end in list(tree.terminals()):
+            if end.quarantined is not None or end.edge is None:
+                continue
+            episode = trajectory(tree, end)
+            try:
+                replay = self._replay(episode)
+            except Unplayable as error:
+                self.unplayable[str(error)] += 1
+                continue
+            difference = _difference(episode, replay) or _other_verdict(episode, replay)
+            if difference is None:
+                self.confirmed += 1
+                continue
+            self.disagreed += 1
+            edge = tree.path(end)[min(difference.action, end.depth - 1)]
+            quarantine(tree, edge, f"replayed in {self._spec.name}: {difference.reason}", 1.0)
+
+    def close(self) -> None:
+        """Close what is kept for replays."""
+        self._replayer.close()
+
+    def _replay(self, episode: Trajectory) -> Replay:
+        """Return the replay of an episode; raises Unplayable."""
+        task = self._task(episode.task.task_id)
+        if task is None:
+            raise Unplayable("the environment has no task of that id")
+        for number, step in enumerate(episode.steps, 1):
+            calls = step.action.message().get("tool_calls", ())
+            if len(calls) > 1:
+                raise Unplayable("a turn has several calls, and an environment takes one")
+            if not calls and number < len(episode.steps):
+                raise Unplayable("a turn before the last one has no call, and may be an answer or a mistake")
+        try:
+            return self._replayer.run(task, [step.action for step in episode.steps])
+        except ReplayMismatch as error:
+            raise Unplayable("the environment is not deterministic") from error
+        except EnvironmentFault as error:
+            raise Unplayable(f"the environment broke: {error}") from error
+
+    def _task(self, id: str | None) -> Task | None:
+        """Return a task by its id; None looks at the first one."""
+        while id is None or id not in self._known:
+            task = next(self._listed, None)
+            if task is None:
+                return None
+            self._known.setdefault(task.task_id, task)
+            if id is None:
+                return task
+        return self._known[id]
+
+    def _tasks(self) -> Iterator[Task]:
+        for split in SPLITS:
+            yield from islice(self._spec.tasks(split), _TASKS)
+
+
+def _difference(episode: Trajectory, replay: Replay) -> Difference | None:
+    """Return where the answers of a replay differ first; None where they do not."""
+    nodes = episode.context.lineage()[1:]
+    for number, (node, step) in enumerate(zip(nodes, replay.steps, strict=False)):
+        logged = [str(message["content"]) for message in node.recorded or ()]
+        if node.recorded is None and node.observation is not None:
+            logged = [node.observation]
+        last = number + 1 == len(nodes)
+        if logged and step.observation is not None and "\n".join(logged) != step.observation:
+            return Difference(number, f"action {number + 1} is answered differently")
+        if (step.observation is None) != (not logged) and not last:
+            return Difference(number, f"action {number + 1} ends the episode, and the log goes on")
+    if len(replay.steps) < len(nodes):
+        at = len(replay.steps)
+        return Difference(at, f"the episode is over after {at} of {len(nodes)} actions")
+    if episode.terminated and not replay.terminated:
+        return Difference(len(nodes) - 1, f"the episode is not over after {len(nodes)} actions")
+    return None
+
+
+def _other_verdict(episode: Trajectory, replay: Replay) -> Difference | None:
+    old, new = episode.verdict, replay.verdict
+    if old is None or old.score is None or new.score is None or episode.cut_by is not None:
+        return None
+    # A log of successes and failures does not say how near a failure was.
+    if old.success == new.success and (old.score in (0.0, 1.0) or abs(old.score - new.score) <= _TOLERANCE):
+        return None
+    told = [f"{one.score:.6g} ({'success' if one.success else 'failure'})" for one in (old, new)]
+    return Difference(len(replay.steps) - 1, f"the log's outcome is {told[0]}, the environment's {told[1]}")
+

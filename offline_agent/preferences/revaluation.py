@@ -1,0 +1,150 @@
+"""Other verdicts on the ends of a tree, and the values that follow from them.
+
+The histories of a tree, and how often each was tried, stay as they are. Every sum is computed anew from its ends: an
+end that n simulations or logged episodes reached is backed up n times, as `search.backup` and `logs.linking` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from offline_agent.judges.ranking import verdicts as judged
+from offline_agent.preferences.pairs.trajectory import trajectory
+from offline_agent.records import Verdict, cut_verdict
+
+if TYPE_CHECKING:
+    from offline_agent.judges.ranking import Verifier
+    from offline_agent.search.tree import Edge, Node, SearchTree
+
+EARLIER = "earlier"
+"""Key of a verdict's evidence: the verdicts that it replaces, the first one first."""
+
+_OF_THE_VERDICT = ("verifier: ", "the same messages have different outcomes")
+"""Beginnings of reasons for a quarantine that another verdict takes away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revalued:
+    """Counts of what another judge said of one tree.
+
+    Attributes:
+        judged: Ends with a score now.
+        unscored: Ends that the judge could not score: (node, reason).
+        raised, lowered: Ends that are a success now and were a failure, and the reverse.
+        first: Ends that had no verdict, or none with a score.
+    """
+
+    judged: int
+    unscored: Sequence[tuple[int, str]]
+    raised: int
+    lowered: int
+    first: int
+
+
+def revalue(
+    tree: SearchTree, judge: Verifier, *, by_success: bool = False, gamma: float = 1.0, independent: bool = False
+) -> Revalued:
+    """Give the ends of a tree a judge's verdicts, and its nodes and edges the values that follow; the tree is changed.
+
+    An end that a limit of the policy cut stays a failure. What is in quarantine stays there, unless a verdict was the
+    reason. `Node.closed`, priors and numbers of proposals tell of the search, and stay too.
+
+    Args:
+        tree: The tree.
+        judge: The judge; it sees each end's earlier verdict as `Trajectory.verdict`.
+        by_success: Whether 0 or 1 is backed up, not the score.
+        gamma: Discount per step with which values are backed up.
+        independent: Whether every end is one of the policy's attempts without search, so that they tell its success.
+    """
+    visits = {end.id: _visits(tree, end) for end in tree.terminals()}
+    for edge in tree.edges:
+        if edge.quarantined is not None and edge.quarantined.startswith(_OF_THE_VERDICT):
+            edge.quarantined = None
+    ends = [end for end in tree.terminals() if end.quarantined is None and end.edge is not None]
+    asked = [end for end in ends if end.cut is None]
+    before = {end.id: end.verdict for end in asked}
+    for end, verdict in zip(asked, judged([trajectory(tree, end) for end in asked], judge), strict=True):
+        assert verdict is not None  # there is a judge
+        end.verdict = _with_earlier(verdict, before[end.id])
+    _clear(tree)
+    for end in ends:
+        verdict = end.verdict if end.cut is None else cut_verdict(end.cut)
+        if verdict is not None and verdict.score is not None:
+            value = float(bool(verdict.success)) if by_success else verdict.score
+            _back_up(tree, end, verdict, visits[end.id], value, gamma)
+            if independent:
+                score, success = float(verdict.score), bool(verdict.success)
+                rollout = {"greedy": False, "score": score, "success": success, "cut": end.cut, "steps": end.depth}
+                tree.first_rollouts += [dict(rollout) for _ in range(visits[end.id])]
+    for edge in tree.edges:
+        if edge.visits:
+            tree.see(edge.value_sum / edge.visits)
+    return _counts(asked, before)
+
+
+def _visits(tree: SearchTree, end: Node) -> int:
+    """Return how many simulations or logged episodes ended at a node; at least 1."""
+    if tree.stopped == "logs":
+        return (end.edge.count if end.edge is not None else 1) - sum(edge.count for edge in end.edges)
+    return max(1, end.visits)
+
+
+def _with_earlier(verdict: Verdict, before: Verdict | None) -> Verdict:
+    if before is None:
+        return verdict
+    kept = {name: value for name, value in before.to_json().items() if name != "evidence"}
+    earlier = [*before.evidence.get(EARLIER, ()), kept]
+    return replace(verdict, evidence={**verdict.evidence, EARLIER: earlier})
+
+
+def _clear(tree: SearchTree) -> None:
+    tree.simulations = 0
+    tree.low, tree.high = float("inf"), float("-inf")
+    tree.first_rollouts = []
+    for node in tree.nodes:
+        node.visits, node.value_sum = 0, 0.0
+    for edge in tree.edges:
+        edge.visits = edge.verified = edge.successes = edge.truncated = 0
+        edge.value_sum = edge.score_sum = 0.0
+
+
+def _back_up(tree: SearchTree, end: Node, verdict: Verdict, count: int, value: float, gamma: float) -> None:
+    score, success = float(verdict.score or 0.0), bool(verdict.success)
+    tree.simulations += count
+    end.visits += count
+    end.value_sum += count * value
+    edge: Edge | None = end.edge
+    while edge is not None:
+        edge.visits += count
+        edge.value_sum += count * value
+        if end.cut is not None:
+            edge.truncated += count
+        else:
+            edge.verified += count
+            edge.score_sum += count * score
+            edge.successes += count * success
+        value *= gamma
+        node = edge.parent
+        node.visits += count
+        node.value_sum += count * value
+        edge = node.edge
+
+
+def _counts(asked: Sequence[Node], before: Mapping[int, Verdict | None]) -> Revalued:
+    raised = lowered = first = scored = 0
+    unscored: list[tuple[int, str]] = []
+    for end in asked:
+        verdict, old = end.verdict, before[end.id]
+        assert verdict is not None  # given just above
+        if verdict.score is None:
+            unscored.append((end.id, f"{verdict.verifier}: {verdict.error}"))
+            continue
+        scored += 1
+        if old is None or old.success is None:
+            first += 1
+        else:
+            raised += bool(verdict.success and not old.success)
+            lowered += bool(old.success and not verdict.success)
+    return Revalued(scored, unscored, raised, lowered, first)
