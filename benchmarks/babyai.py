@@ -7,8 +7,8 @@ verified successes (`train_sft`) and then from the pairs (`train_dpo`). Every mo
 seeds. What is there is not run again, so a stopped run goes on; a seed that is finished is kept under `results/`.
 
 Published: Chevalier-Boisvert et al. 2019 (arXiv 1810.08272), a convolutional network with FiLM and a GRU on the grid's
-symbols. Their actions are single moves, at most 64; a call here turns, or walks up to seven cells, and there are at most
-24 calls.
+symbols. Their actions are single moves, at most 64; a call here turns, or walks up to seven cells, and there are at
+most 24 calls.
 """
 
 from __future__ import annotations

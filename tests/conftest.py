@@ -26,6 +26,8 @@ SLOW = frozenset(
         "property/test_prefix_sharing",
         "property/test_rendering",
         "unit/envs/test_isolation",
+        "security/test_browser",
+        "unit/envs/test_browser",
         "unit/envs/test_textworld",
         "unit/judges/test_verifiers",
         "unit/launch",

@@ -70,6 +70,7 @@ class Chromium:
         self._loop = asyncio.new_event_loop()
         self._playwright: Any = None
         self._browser: Any = None
+        self._closed = False
         threading.Thread(target=self._loop.run_forever, name="browser", daemon=True).start()
         try:
             self.run(self._start(), "start Chromium", 60.0)
@@ -81,7 +82,9 @@ class Chromium:
     @property
     def alive(self) -> bool:
         """Whether the browser still runs, in this process."""
-        return self.process == os.getpid() and self._browser is not None and self._browser.is_connected()
+        if self._closed or self.process != os.getpid() or self._browser is None:
+            return False
+        return bool(self._browser.is_connected())
 
     def run(self, work: Coroutine[Any, Any, T], what: str, seconds: float = _SECONDS) -> T:
         """Do something in the browser's thread and return its result.
@@ -127,8 +130,9 @@ class Chromium:
 
     def close(self) -> None:
         """End the browser, its driver and the thread."""
-        if self.process != os.getpid() or not self._loop.is_running():
+        if self._closed or self.process != os.getpid():
             return
+        self._closed = True
         atexit.unregister(self.close)
         with contextlib.suppress(EnvironmentFault):
             self.run(self._stop(), "end Chromium", 10.0)

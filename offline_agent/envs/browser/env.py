@@ -53,7 +53,7 @@ class Browser(Environment):
         if suite not in SUITES:
             raise ConfigError(f"env.suite: got {suite!r}, allowed: {', '.join(SUITES)}")
         if level and suite == "shop":
-            raise ConfigError(f"env.level: got {level!r}, but the shop has no levels; leave it out, or env.suite=miniwob")
+            raise ConfigError(f"env.level: got {level!r}, allowed with env.suite=shop: none; leave it out")
         self._pictures = None if screenshots is None else Path(screenshots)
         self._page: Page | None = None
         self._task: dict[str, Any] = {}

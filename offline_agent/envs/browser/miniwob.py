@@ -7,7 +7,6 @@ import importlib.util
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from offline_agent.envs.browser.chromium import missing
 from offline_agent.envs.browser.page import Page
@@ -119,8 +118,3 @@ def state(page: Page) -> tuple[bool, float]:
     """Return whether the episode is over, and its reward in [-1, 1] without the part that decays with time."""
     over, reward = page.evaluate(_STATE)
     return bool(over), float(reward)
-
-
-def facts(level: str, reward: float) -> dict[str, Any]:
-    """Return the evidence of a verdict."""
-    return {"level": level, "raw_reward": reward}

@@ -2,6 +2,10 @@
 // before the page's own scripts; it keeps its state out of their sight.
 (() => {
   if (window.__agent) return;
+  try {
+    localStorage.clear(); // an episode leaves nothing for the next one
+    sessionStorage.clear();
+  } catch {} // documents that have none
   const HIDDEN = new Set(["reward-display", "sync-task-cover", "click-canvas", "query"]); // MiniWoB's frame of a task
   const SKIPPED = new Set(["SCRIPT", "STYLE", "NOSCRIPT", "TEMPLATE", "OPTION", "OPTGROUP", "CANVAS", "BR", "HR"]);
   const BUTTONS = new Set(["button", "submit", "reset", "image"]);

@@ -35,7 +35,7 @@ class Page:
 
     Attributes:
         allowed: Whether an address may be loaded.
-        refused: Addresses that were refused since the last `clean`.
+        refused: Addresses that were refused since the last `open`.
     """
 
     def __init__(self, home: Chromium, context: Any, page: Any) -> None:
@@ -78,6 +78,8 @@ class Page:
             url: Its address.
             cookie: One that is set before, in Playwright's form.
         """
+
+        self.refused.clear()
 
         async def work() -> None:
             await self._context.clear_cookies()
@@ -222,7 +224,7 @@ class Page:
             await route.continue_()
         else:
             self.refused.append(url[:200])
-            await route.abort("blockedbyclient")
+            await route.abort("aborted")  # a page that leads itself there stays where it is
 
     async def _no_socket(self, socket: Any) -> None:
         self.refused.append(str(socket.url)[:200])

@@ -58,7 +58,7 @@ class Site:
     @property
     def address(self) -> str:
         """Its host and port."""
-        return "127.0.0.1:{}".format(self._server.server_address[1])
+        return f"127.0.0.1:{self._server.server_address[1]}"
 
     def visit(self, goal: Goal) -> tuple[str, Visit]:
         """Begin a session; return its key, which the visitor's cookie holds, and the session."""
@@ -126,7 +126,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Buy."""
         visit = self._visit()
         length = min(_whole(self.headers.get("Content-Length"), 0), _LONGEST)
-        form = {name: values[0] for name, values in parse_qs(self.rfile.read(length).decode("utf-8", "replace")).items()}
+        body = self.rfile.read(length).decode("utf-8", "replace")
+        form = {name: values[0] for name, values in parse_qs(body).items()}
         item = _product(f"/product/{form.pop('product', '')}")
         if visit is None or item is None or urlsplit(self.path).path != "/buy":
             self._send(404, "<p>There is no such page.</p>")
@@ -146,8 +147,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return None if found is None else self.visits.get(found.value)
 
     def _send(self, status: int, body: str) -> None:
-        page = f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Shop</title></head><body>{body}</body></html>'
-        data = page.encode()
+        head = '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Shop</title></head>'
+        data = f"{head}<body>{body}</body></html>".encode()
         self.send_response(status)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))
