@@ -19,7 +19,10 @@ _TIME = "depends on the clock"
 _MOUSE = "needs the mouse to be moved or held"
 _LOOK = "is seen, not read"
 EXCLUDED: dict[str, str] = {
-    **dict.fromkeys(("chase-circle", "click-pie", "moving-items", "button-delay", "simon-says", "stock-market"), _TIME),
+    **dict.fromkeys(
+        ("chase-circle", "click-pie", "click-pie-nodelay", "moving-items", "button-delay", "simon-says", "stock-market",
+         "book-flight", "use-autocomplete", "click-menu", "click-menu-2", "terminal"), _TIME,
+    ),
     **dict.fromkeys(
         ("drag-box", "drag-circle", "drag-cube", "drag-items", "drag-items-grid", "drag-shapes", "drag-shapes-2",
          "drag-single-shape", "drag-sort-numbers", "draw-circle", "draw-line", "highlight-text", "highlight-text-2",
