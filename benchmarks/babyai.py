@@ -33,8 +33,8 @@ PUBLISHED: dict[str, tuple[float, str]] = {
     "PutNextLocal": (0.992, "244,600 to 322,700"),
 }
 """By level: success of imitation learning from a million demonstrations, and the demonstrations of the bot that 99 %
-takes. Not yet checked against the paper's own tables: the output says so. UnlockLocal and GoToObjMazeS4 are bonus levels
-that the paper has no figures of."""
+takes. Not yet checked against the paper's own tables: the output says so. UnlockLocal and GoToObjMazeS4 are bonus
+levels that the paper has no figures of."""
 
 MODELS = {"demonstrations": "warm", "search, successes": "sft", "search, successes and pairs": "dpo"}
 """Names of a level's rows, and their models."""

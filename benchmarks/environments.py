@@ -104,6 +104,12 @@ def searched(name: str, args: dict[str, Any], tasks: int, steps: int, algorithm:
         return found
 
 
+def _calls(summary: dict[str, Any]) -> int:
+    """Return the calls of a search, those that restored states included."""
+    session = summary["this_session"]
+    return int(session["calls_executed"] + session["calls_replayed"])
+
+
 def row(name: str, args: dict[str, Any], tasks: int) -> dict[str, Any]:
     """Return the row of an environment; one that cannot be opened here says why."""
     title = " ".join([name, *map(str, args.values())])
@@ -126,16 +132,16 @@ def row(name: str, args: dict[str, Any], tasks: int) -> dict[str, Any]:
         return found | {"left out": "no search: it has no scripted expert"}
     tree = searched(name, args, tasks, steps, "mcts")
     plain = searched(name, args, tasks, steps, "best_of_n")
-    session, success = tree["this_session"], tree["success"]
-    calls = session["calls_executed"] + session["calls_replayed"]
+    success, repeated = tree["success"], tree["this_session"]["calls_replayed"]
+    attempted, calls = _calls(plain), _calls(tree)
     low, high = wilson(success["best_of_search"], tasks)
     return found | {
-        "calls repeated": f"{session['calls_replayed'] / calls:.0%}",
+        "calls repeated": f"{repeated / calls:.0%}",
         "one attempt": f"{success['plain_sampled']:.0%}",
         f"{SIMULATIONS} attempts": f"{plain['success']['best_of_search']:.0%}",
         f"search ({SIMULATIONS})": f"{success['best_of_search']:.0%}",
         "search: 95 %": f"{low:.0%} to {high:.0%}",
-        "calls, attempts": plain["tool_calls"],
+        "calls, attempts": attempted,
         "calls, search": calls,
     }
 
