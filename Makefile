@@ -94,7 +94,7 @@ $(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
 
 # in one go: pip looks at everything that is there each time
 $(VENV)/.test: $(VENV)/.dev
-	$(PIP) -e ".[dev,babyai,bfcl,gym,mcp,ray,textarena,textworld]"
+	$(PIP) -e ".[dev,babyai,bfcl,browser,gym,mcp,ray,textarena,textworld]"
 	$(BFCL)
 	@$(JAVA)
 	@touch $@ $(VENV)/.bfcl $(VENV)/.textworld

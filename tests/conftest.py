@@ -28,6 +28,8 @@ SLOW = frozenset(
         "unit/envs/adapters",
         "unit/envs/test_isolation",
         "unit/envs/test_remote",
+        "security/test_browser",
+        "unit/envs/test_browser",
         "unit/envs/test_textworld",
         "unit/judges/test_verifiers",
         "unit/launch",

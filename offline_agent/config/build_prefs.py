@@ -27,8 +27,8 @@ class EnvSection(Plugged):
     argument_note: ClassVar[str] = "any argument of the environment's constructor, e.g. env.game=coin"
     _known = field_validator("name")(lambda name: known_name("env", name))
     name: str = key(
-        "shop", "babyai, bfcl, shop, textworld, module:Class of your own, or an adapted one: gym:ID, mcp:COMMAND, "
-        "openenv:URL, textarena:ID (env=NAME is short for env.name=NAME)",
+        "shop", "babyai, bfcl, browser, shop, textworld, module:Class of your own, or an adapted one: gym:ID, "
+        "mcp:COMMAND, openenv:URL, textarena:ID (env=NAME is short for env.name=NAME)",
     )  # fmt: skip
     python: str | None = key(
         None, "path of the Python interpreter (3.11 or newer) that has what the environment needs; it runs there, in "

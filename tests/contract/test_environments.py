@@ -8,11 +8,13 @@ import pytest
 from offline_agent import catalog
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.bfcl import data
+from offline_agent.envs.browser import chromium
 from offline_agent.envs.conformance import check_environment
 from offline_agent.envs.textworld import server
 
 needs_bfcl = pytest.mark.skipif(not data.installed(), reason=f"bfcl-eval is not installed ({data.INSTALL})")
 needs_minigrid = pytest.mark.skipif(importlib.util.find_spec("minigrid") is None, reason="pip install minigrid")
+needs_chromium = pytest.mark.skipif(chromium.missing() is not None, reason=str(chromium.missing()))
 needs_java = pytest.mark.skipif(server.missing() is not None, reason=str(server.missing()))
 
 ENVIRONMENTS = [
@@ -20,6 +22,8 @@ ENVIRONMENTS = [
     pytest.param("bfcl", {}, id="bfcl", marks=needs_bfcl),
     pytest.param("bfcl", {"categories": "miss_func,miss_param"}, id="bfcl-miss", marks=needs_bfcl),
     pytest.param("bfcl", {"categories": "long_context", "check": "benchmark"}, id="bfcl-long", marks=needs_bfcl),
+    pytest.param("browser", {"level": "choose-list,enter-text"}, id="browser", marks=needs_chromium),
+    pytest.param("browser", {"suite": "shop"}, id="browser-shop", marks=needs_chromium),
     pytest.param("textworld", {}, id="textworld", marks=needs_java),
     pytest.param("textworld", {"game": "twc,coin"}, id="textworld-twc-coin", marks=needs_java),
     pytest.param("babyai", {"level": "GoToLocal,UnlockLocal"}, id="babyai", marks=needs_minigrid),
