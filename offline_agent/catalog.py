@@ -17,6 +17,7 @@ ENVIRONMENTS: dict[str, str] = {
     "babyai": "offline_agent.envs.babyai:BabyAI",
     "bfcl": "offline_agent.envs.bfcl:BFCL",
     "shop": "offline_agent.envs.shop:Shop",
+    "sql": "offline_agent.envs.sql:SQL",
     "textworld": "offline_agent.envs.textworld:TextWorld",
 }
 
