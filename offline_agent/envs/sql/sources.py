@@ -40,7 +40,7 @@ def tasks(split: str, database: str | None, questions: str | None, writable: boo
     if questions is not None or Path(database).is_dir():
         return _written(split, database, questions)
     file_database(Path(database))
-    return itertools.islice(_generated(split, [database], writable), MOST[split])
+    return itertools.islice(_generated(split, [database], writable, each=6), MOST[split])
 
 
 def check(database: str | None, questions: str | None) -> None:
@@ -64,9 +64,9 @@ def find(database: str) -> Database:
     return file_database(Path(database))
 
 
-def _generated(split: str, names: list[str], writable: bool) -> Iterator[dict[str, Any]]:
+def _generated(split: str, names: list[str], writable: bool, each: int = 2) -> Iterator[dict[str, Any]]:
     """Yield generated tasks, one of each database in turn."""
-    turns = [(name, generate(find(name), split, seed, writable)) for seed, name in enumerate(names)]
+    turns = [(name, generate(find(name), split, seed, writable, each)) for seed, name in enumerate(names)]
     numbers = {name: 0 for name in names}
     while turns:
         for name, questions in list(turns):
