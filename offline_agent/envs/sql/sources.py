@@ -35,11 +35,11 @@ def tasks(split: str, database: str | None, questions: str | None, writable: boo
     Raises:
         ConfigError: A path is wrong, or a file has another shape.
     """
+    check(database, questions)
     if database is None:
         return itertools.islice(_generated(split, worlds.names(split), writable), MOST[split])
     if questions is not None or Path(database).is_dir():
         return _written(split, database, questions)
-    file_database(Path(database))
     return itertools.islice(_generated(split, [database], writable, each=6), MOST[split])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from offline_agent.envs.sql.database import Database
 from offline_agent.errors import ConfigError
 
-SEEDS = {"train": range(0, 8), "validation": range(1000, 1003), "test": range(2000, 2003)}
+SEEDS = {"train": range(0, 5), "validation": range(1000, 1003), "test": range(2000, 2003)}
 """Seeds of the databases of a split."""
 
 _FIRST = (
