@@ -16,6 +16,7 @@ from offline_agent.errors import ConfigError, did_you_mean, ends_the_run
 ENVIRONMENTS: dict[str, str] = {
     "babyai": "offline_agent.envs.babyai:BabyAI",
     "bfcl": "offline_agent.envs.bfcl:BFCL",
+    "retail": "offline_agent.envs.retail:Retail",
     "search_qa": "offline_agent.envs.search_qa:SearchQA",
     "shop": "offline_agent.envs.shop:Shop",
     "sql": "offline_agent.envs.sql:SQL",
