@@ -53,7 +53,8 @@ def _plan(scenario: Mapping[str, Any]) -> Iterator[Turn]:
     yield Turn("get_user_details", {"user_id": scenario["user_id"]}, "")
     for number, request in enumerate(scenario["requests"], 1):
         yield Turn(None, {}, f"About request {number}: {' '.join(_ASKED[name] for name in request['tells'])}", request)
-        yield Turn("get_order_details", {"order_id": request["order"]}, "", request)
+        if "order" in request:
+            yield Turn("get_order_details", {"order_id": request["order"]}, "", request)
         if "product" in request:
             yield Turn("get_product_details", {"product_id": request["product"]}, "", request)
             yield Turn("get_item_details", {"item_id": request["call"]["arguments"]["new_item_ids"][0]}, "", request)

@@ -103,10 +103,10 @@ class ScriptedUser:
             return self._lost()
         if _TRANSFER.search(text):
             return None
-        names_order = "#w" in text
-        if _IDENTITY.search(text) and not names_order:
+        describes = any(str(need).lower() in text for need in self._request["needs"])
+        if _IDENTITY.search(text) and not describes:
             return str(self._scenario["identity"])
-        if _CONFIRM.search(text) and names_order:
+        if _CONFIRM.search(text) and describes:
             return self._confirm(text)
         if _CLOSING.search(text) or self._told(text):
             return self._next()

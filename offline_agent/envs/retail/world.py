@@ -52,7 +52,8 @@ _WRONG_REASONS = ("I found it cheaper elsewhere.", "The colour is not to my tast
 
 _WRITES = (
     "cancel_pending_order", "exchange_delivered_order_items", "modify_pending_order_items",
-    "return_delivered_order_items", "modify_pending_order_address", "modify_pending_order_payment",
+    "return_delivered_order_items", "modify_pending_order_address", "modify_user_address",
+    "modify_pending_order_payment",
 )  # fmt: skip
 
 
@@ -105,9 +106,13 @@ def _varied(listed: list[dict[str, Any]], start: int) -> Iterator[dict[str, Any]
     left = {task["task_id"]: task for task in listed}
     for place in range(0, len(_WRITES), 2):
         pair = {_WRITES[(start + place) % len(_WRITES)], _WRITES[(start + place + 1) % len(_WRITES)]}
-        best = max(left.values(), key=lambda task: len(pair & {action["name"] for action in task["actions"]}))
+        best = max(left.values(), key=lambda task: (len(pair & _tools(task)), "email" in task["scenario"]["find"]))
         yield left.pop(best["task_id"])
     yield from left.values()
+
+
+def _tools(task: Mapping[str, Any]) -> set[str]:
+    return {str(action["name"]) for action in task["actions"]}
 
 
 def _task(user_id: str, turn: int) -> dict[str, Any] | None:
@@ -123,8 +128,10 @@ def _task(user_id: str, turn: int) -> dict[str, Any] | None:
             requests.append(made)
     if not requests:
         return None
+    if turn == 1 and rng.random() < 0.25:
+        requests[-1] = _move(user, rng)
     if turn == 2 and len(requests) == 2:
-        refused = _refused(orders, [request["order"] for request in requests[1:]], rng)
+        refused = _refused(orders, [request.get("order") for request in requests[1:]], rng)
         requests = [refused, requests[1]] if refused is not None else requests
     actions = [request["call"] for request in requests if "call" in request]
     facts = [request["fact"] for request in requests if "fact" in request]
@@ -179,7 +186,7 @@ def _cancel(order: Mapping[str, Any], user: Mapping[str, Any], rng: random.Rando
     return _wish("cancel", order, "I want to cancel an order.", {"reason": _REASONS[reason]}, call, (reason,))
 
 
-def _refused(orders: list[Mapping[str, Any]], others: list[str], rng: random.Random) -> dict[str, Any] | None:
+def _refused(orders: list[Mapping[str, Any]], others: list[str | None], rng: random.Random) -> dict[str, Any] | None:
     """Return a request to cancel for a reason that the policy does not allow."""
     for order in orders:
         if order["status"] == "pending" and order["order_id"] not in others:
@@ -195,9 +202,23 @@ def _total(order: Mapping[str, Any], user: Mapping[str, Any], rng: random.Random
 def _change_address(order: Mapping[str, Any], user: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
     address = _address(rng)
     call = {"name": "modify_pending_order_address", "arguments": address}
-    told = f"Send it to {address['address1']}, {address['address2']}, {address['city']}, {address['state']} {address['zip']}, {address['country']}."
+    told = f"Send it to {_in_words(address)}."
     wish = "An order of mine has to go to another address."
     return _wish("address", order, wish, {"address": told}, call, (address["address1"], address["zip"]))
+
+
+def _move(user: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Return a request that is about no order."""
+    address = _address(rng)
+    call = {"name": "modify_user_address", "arguments": {"user_id": user["user_id"], **address}}
+    return {
+        "kind": "move", "wish": "I have moved; please change my default address.",
+        "tells": {"address": f"It is {_in_words(address)}."}, "needs": [address["address1"], address["zip"]], "call": call,
+    }  # fmt: skip
+
+
+def _in_words(address: Mapping[str, str]) -> str:
+    return ", ".join((address["address1"], address["address2"], address["city"], f"{address['state']} {address['zip']}", address["country"]))
 
 
 def _change_payment(order: Mapping[str, Any], user: Mapping[str, Any], rng: random.Random) -> dict[str, Any] | None:
