@@ -1,7 +1,7 @@
 """Guarded SQLite connections: statements that a policy wrote can read, where allowed change rows, and nothing else.
 
-An authorizer refuses every other action (ATTACH, PRAGMA, DDL, extensions, files, chance); limits bound instructions, time,
-rows, the size of a value and memory.
+An authorizer refuses every other action (ATTACH, PRAGMA, DDL, extensions, files, chance); limits bound instructions,
+time, rows, the size of a value and memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _READING = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, getattr(sqlite3, "SQLITE_RECURSIVE", 33)}
 )
 _WRITING = _READING | {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE}
-_HARMLESS_PRAGMAS = frozenset({"table_info", "table_xinfo", "table_list", "foreign_key_list", "index_list", "index_info"})
+_HARMLESS_PRAGMAS = frozenset(
+    {"table_info", "table_xinfo", "table_list", "foreign_key_list", "index_list", "index_info"}
+)
 _FORBIDDEN = frozenset(
     {
         "load_extension", "readfile", "writefile", "edit", "fts3_tokenizer",
@@ -35,7 +37,7 @@ class Limits:
         rows: Most rows of its result.
         value: Most bytes of any text or blob it reads or makes.
         instructions: Most instructions of SQLite's virtual machine: the same on every machine, unlike seconds.
-        seconds: Wall time, for what instructions do not bound.
+        seconds: Processor time of the thread, for what instructions do not bound.
         memory: Bytes that SQLite may hold in the whole process; sorting and temporary tables are kept in memory.
         columns: Most columns of its result.
     """
@@ -52,7 +54,7 @@ class LimitExceeded(Exception):
     """A statement ran past one of its limits.
 
     Attributes:
-        timed: It was the wall time or the memory: another run may end otherwise.
+        timed: It was the time or the memory: another run may end otherwise.
     """
 
     def __init__(self, message: str, timed: bool = False) -> None:
@@ -108,13 +110,13 @@ def run(
         LimitExceeded: It ran past a limit.
         sqlite3.Error, sqlite3.Warning, ValueError: SQLite refused it.
     """
-    left, end = limits.instructions // _TICK, time.monotonic() + limits.seconds
+    left, end = limits.instructions // _TICK, time.thread_time() + limits.seconds
     late = False
 
     def watch() -> int:
         nonlocal left, late
         left -= 1
-        late = left % 32 == 0 and time.monotonic() > end
+        late = left % 32 == 0 and time.thread_time() > end
         return int(left < 0 or late)
 
     connection.set_progress_handler(watch, _TICK)
@@ -153,9 +155,8 @@ def _authorise_reading(action: int, first: str | None, second: str | None, *rest
 
 
 def _authorise_writing(action: int, first: str | None, second: str | None, *rest: object) -> int:
-    if action in (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE):
-        if (first or "").lower().startswith("sqlite_"):
-            return sqlite3.SQLITE_DENY
+    if action in _WRITING - _READING and (first or "").lower().startswith("sqlite_"):
+        return sqlite3.SQLITE_DENY
     return _authorise(_WRITING, action, first, second)
 
 

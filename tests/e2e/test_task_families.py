@@ -1,4 +1,4 @@
-"""Each task family's configuration is searched, mined and trained on: search lifts success, and a small model trains."""
+"""Each task family's configuration: search lifts success, pairs are mined, and a small model trains."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from offline_agent.pipelines.entry import main
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = [
-    "scratch.layers=1", "scratch.hidden_size=16", "scratch.heads=2", "scratch.key_value_heads=1", "scratch.vocabulary=500",
-    "scratch.reading=0", "scratch.max_positions=4096", "optimizer.epochs=1", "batch.rows=4", "threads=1", "tracking.uri=null",
-]  # fmt: skip
+    "scratch.layers=1",
+    "scratch.hidden_size=16",
+    "scratch.heads=2",
+    "scratch.key_value_heads=1",
+    "scratch.vocabulary=500",
+    "scratch.reading=0",
+    "scratch.max_positions=4096",
+    "optimizer.epochs=1",
+    "batch.rows=4",
+    "threads=1",
+    "tracking.uri=null",
+]
 
 
 @pytest.mark.parametrize("family", ["retail", "search_qa", "sql"])

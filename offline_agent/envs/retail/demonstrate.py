@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from offline_agent.envs.retail import world
+from offline_agent.envs.retail import shop
 from offline_agent.envs.retail.sources import call_of, without_none
 from offline_agent.records import Message
 
@@ -135,14 +135,16 @@ def _wrong(arguments: Mapping[str, Any], scenario: Mapping[str, Any], rng: rando
         changed["zip"] = changed["zip"][::-1]
     elif "new_item_ids" in changed:
         (old,) = changed["new_item_ids"]
-        products = world.database_products().values()
+        products = shop.products().values()
         variants = next((p["variants"] for p in products if old in p["variants"]), {})
-        others = sorted(key for key, one in variants.items() if one["available"] and key not in (old, *changed["item_ids"]))
+        others = sorted(
+            key for key, one in variants.items() if one["available"] and key not in (old, *changed["item_ids"])
+        )
         changed["new_item_ids"] = [rng.choice(others) if others else old]
     elif "item_ids" in changed and len(changed["item_ids"]) > 1:
         changed["item_ids"] = changed["item_ids"][1:]
     else:
-        methods = world.database()["users"].get(scenario.get("user_id"), {}).get("payment_methods", {})
+        methods = shop.database()["users"].get(scenario.get("user_id"), {}).get("payment_methods", {})
         others = sorted(key for key in methods if key != changed.get("payment_method_id"))
         changed["payment_method_id"] = rng.choice(others) if others else "credit_card_0000000"
     return changed

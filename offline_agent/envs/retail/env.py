@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 from offline_agent.envs.base import ToolError
 from offline_agent.envs.retail import demonstrate as expert
-from offline_agent.envs.retail import world
+from offline_agent.envs.retail import shop, world
 from offline_agent.envs.retail.arithmetic import evaluate
 from offline_agent.envs.retail.service import ServiceDesk
 from offline_agent.records import Message
 
 _INSTRUCTIONS = (
-    "You work at the service desk of a shop. Speak to the customer by answering without a call; look things up and change"
-    " them with calls, one at a time. Follow the policy."
+    "You work at the service desk of a shop. Speak to the customer by answering without a call; look things up and"
+    " change them with calls, one at a time. Follow the policy."
 )
 
 
@@ -43,7 +43,7 @@ class Retail(ServiceDesk):
 
     @classmethod
     def _embedded(cls) -> Mapping[str, Any]:
-        return world.database()
+        return shop.database()
 
     @classmethod
     def demonstrate(
@@ -194,7 +194,7 @@ class Retail(ServiceDesk):
     def modify_pending_order_items(
         self, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
     ) -> str:
-        """Change items of a pending order to others of the same product; once for an order. The user must have confirmed.
+        """Change items of a pending order to others of the same product, once. The user must have confirmed.
 
         Args:
             order_id: The order's id.

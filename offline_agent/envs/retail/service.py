@@ -98,7 +98,11 @@ class ServiceDesk(Environment):
         heard = " ".join(self._said).lower().replace(",", "")
         unsaid = [fact for fact in self._communicate if fact.lower().replace(",", "") not in heard]
         counted = unsaid if "COMMUNICATE" in self._basis else []
-        evidence: dict[str, Any] = {"database": verdict.success, "unsaid": unsaid, "said_counts": "COMMUNICATE" in self._basis}
+        evidence: dict[str, Any] = {
+            "database": verdict.success,
+            "unsaid": unsaid,
+            "said_counts": "COMMUNICATE" in self._basis,
+        }
         if not verdict.success:
             evidence["differences"] = dict(verdict.evidence)
         if refused:

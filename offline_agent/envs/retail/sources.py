@@ -76,7 +76,9 @@ def _row(task: Any, number: int, domain: str, path: str) -> dict[str, Any]:
     scenario = task.get("user_scenario") if isinstance(task, dict) else None
     if not isinstance(criteria, dict) or not isinstance(scenario, dict):
         has = ", ".join(task) if isinstance(task, dict) else type(task).__name__
-        raise ConfigError(f"env.domain: {path!r}, task {number}: needs user_scenario and evaluation_criteria, has {has}")
+        raise ConfigError(
+            f"env.domain: {path!r}, task {number}: needs user_scenario and evaluation_criteria, has {has}"
+        )
     actions = criteria.get("actions") or []
     if not all(isinstance(action, dict) and isinstance(action.get("name"), str) for action in actions):
         raise ConfigError(f"env.domain: {path!r}, task {number}: its actions must be dicts with name and arguments")

@@ -68,10 +68,14 @@ def make_user(user: str, model: str = "default") -> Speaker:
     if user.startswith(("http://", "https://")):
         return partial(PlayedUser, partial(_ask_server, user.rstrip("/"), model))
     if ":" not in user:
-        raise ConfigError(f"env.user: got {user!r}, allowed: scripted, a URL such as http://localhost:8000/v1, module:callable")
+        raise ConfigError(
+            f"env.user: got {user!r}, allowed: scripted, a URL such as http://localhost:8000/v1, module:callable"
+        )
     played = catalog.load("env.user", user)
     if not callable(played):
-        raise ConfigError(f"env.user: {user} is a {type(played).__name__}; it is called as user(instructions, messages)")
+        raise ConfigError(
+            f"env.user: {user} is a {type(played).__name__}; it is called as user(instructions, messages)"
+        )
     return partial(PlayedUser, played)
 
 
@@ -232,8 +236,8 @@ def _ask_server(url: str, model: str, told: str, messages: list[dict[str, str]])
     """
     system = (
         "You play a customer who writes to a service desk; the other side is its agent. Follow these instructions, tell"
-        f" only what you are asked, a sentence or two at a time, and make nothing up. Write {STOP} once your requests are"
-        f" dealt with, or when you are transferred.\n\n{told}"
+        f" only what you are asked, a sentence or two at a time, and make nothing up. Write {STOP} once your requests"
+        f" are dealt with, or when you are transferred.\n\n{told}"
     )
     body = {"model": model, "temperature": 0, "messages": [{"role": "system", "content": system}, *messages]}
     headers = {"Content-Type": "application/json"}

@@ -37,8 +37,8 @@ class SearchQA(Environment):
     name = "search_qa"
     system_prompt = (
         "You answer questions from a collection of passages. search(query) lists passages, read(title) shows one, and"
-        " answer(text) gives your answer: a name or a few words, nothing else. The answer usually needs several passages,"
-        " each of which names the next. Answering without a call gives up."
+        " answer(text) gives your answer: a name or a few words, nothing else. The answer usually needs several"
+        " passages, each of which names the next. Answering without a call gives up."
     )
     one_thread = False
     max_steps = 16

@@ -53,7 +53,7 @@ class Collection:
 class Retriever:
     """A retriever behind a URL.
 
-    It is asked with `POST {"query": TEXT, "k": NUMBER}` and answers `{"passages": [{"title": TEXT, "text": TEXT}, ...]}`,
+    It is asked with `POST {"query": TEXT, "k": NUMBER}` and answers `{"passages": [{"title": TEXT, "text": TEXT}, …]}`,
     best first.
 
     Args:
@@ -79,7 +79,8 @@ class Retriever:
         listed = data.get("passages") if isinstance(data, Mapping) else None
         if not isinstance(listed, list) or not all(_is_passage(one) for one in listed):
             raise RuntimeError(
-                f'the retriever {self._url} answered {str(data)[:200]}; wanted: {{"passages": [{{"title": ..., "text": ...}}]}}'
+                f"the retriever {self._url} answered {str(data)[:200]}; wanted: "
+                '{"passages": [{"title": ..., "text": ...}]}'
             )
         return [Passage(one["title"], one["text"]) for one in listed[:k]]
 

@@ -31,7 +31,10 @@ def tasks(split: str, questions: str | None, passages: str | None) -> Iterator[d
     if questions is not None:
         for row in _rows(questions):
             if row["split"] == split:
-                yield {**{name: value for name, value in row.items() if name != "split"}, "passages": passages or questions}
+                yield {
+                    **{name: value for name, value in row.items() if name != "split"},
+                    "passages": passages or questions,
+                }
         return
     count = 0
     for question in world.questions():
@@ -80,7 +83,7 @@ def _collection(path: str) -> Collection:
 
 
 def _passages(data: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield titles and texts of `{title: text or sentences}`, of rows with title and text, or of HotpotQA's contexts."""
+    """Yield titles and texts of `{title: text or sentences}`, of rows with both, or of HotpotQA's contexts."""
     if isinstance(data, Mapping):
         for title, text in data.items():
             yield str(title), _text(text, path)

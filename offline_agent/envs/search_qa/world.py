@@ -17,25 +17,33 @@ from offline_agent.seeding import derive_seed
 SEED = 11
 _SIZES = {"country": 24, "city": 90, "university": 40, "person": 200, "firm": 60, "book": 90, "film": 70}
 
-_STARTS = "Ba Cor Del El Fa Gal Hir Ist Jo Kel Lor Mar Nev Or Pel Quin Ros Sel Tor Ul Ver Wil Yar Zan".split()
-_MIDDLES = "ba de go li mo na ra si ta vo".split()
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_STARTS = _words("Ba Cor Del El Fa Gal Hir Ist Jo Kel Lor Mar Nev Or Pel Quin Ros Sel Tor Ul Ver Wil Yar Zan")
+_MIDDLES = _words("ba de go li mo na ra si ta vo")
 _PLACES = {
-    "country": "land mark nia ria stan via".split(),
-    "city": "berg burn dale ford haven holm mouth port stead ton".split(),
+    "country": _words("land mark nia ria stan via"),
+    "city": _words("berg burn dale ford haven holm mouth port stead ton"),
 }
-_FIRST = (
+_FIRST = _words(
     "Agnes Bernard Clara Dorian Edith Felix Greta Henrik Irene Jasper Katrin Leon Marta Nikolai Odile Piet Rosa Stefan"
     " Teresa Viktor"
-).split()
-_LAST = (
-    "Abel Brandt Castell Dorn Ekman Ferro Granger Holt Ilves Jarosz Kampf Lindqvist Moser Nyberg Ostrow Pardo Quist Reuter"
-    " Sandor Thorne"
-).split()
-_BOOKS = ("The", "A", "Beyond the", "Under the"), "Amber Broken Crimson Distant Empty Quiet Salt Winter".split(), (
-    "Bridge Canal Island Letter Orchard River Station Window".split()
 )
-_FILMS = "Night Day Return Song Ghost Summer Secret Last Train".split(), "of", (
-    "Glass Iron Paper Silence Smoke Stone Thunder Velvet Ashes".split()
+_LAST = _words(
+    "Abel Brandt Castell Dorn Ekman Ferro Granger Holt Ilves Jarosz Kampf Lindqvist Moser Nyberg Ostrow Pardo Quist"
+    " Reuter Sandor Thorne"
+)
+_BOOKS = (
+    ("The", "A", "Beyond the", "Under the"),
+    _words("Amber Broken Crimson Distant Empty Quiet Salt Winter"),
+    _words("Bridge Canal Island Letter Orchard River Station Window"),
+)
+_FILMS = (
+    _words("Night Day Return Song Ghost Summer Secret Last Train"),
+    _words("Glass Iron Paper Silence Smoke Stone Thunder Velvet Ashes"),
 )
 _FIRMS = ("Works", "Group", "Press", "Mills", "Lines", "Labs")
 _TRADES = ("chemist", "engineer", "journalist", "lawyer", "painter", "physician", "teacher")
@@ -53,15 +61,24 @@ _PATHS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("person", "employer", "seat"), "In which city is the firm for which {0} worked?"),
     (("person", "university", "place"), "In which city is the university at which {0} studied?"),
     (("film", "director", "birthplace", "country"), "In which country is the city where the director of {0} was born?"),
-    (("book", "publisher", "founder", "university"), "At which university did the founder of the publisher of {0} study?"),
+    (
+        ("book", "publisher", "founder", "university"),
+        "At which university did the founder of the publisher of {0} study?",
+    ),
     (("book", "author", "employer", "seat"), "In which city is the firm for which the author of {0} worked?"),
-    (("person", "employer", "founder", "birthplace"), "In which city was the founder of the firm for which {0} worked born?"),
-    (("firm", "founder", "university", "place"), "In which city is the university at which the founder of {0} studied?"),
-)  # fmt: skip
+    (
+        ("person", "employer", "founder", "birthplace"),
+        "In which city was the founder of the firm for which {0} worked born?",
+    ),
+    (
+        ("firm", "founder", "university", "place"),
+        "In which city is the university at which the founder of {0} studied?",
+    ),
+)
 
 
 class Question(NamedTuple):
-    """A question, its answer, and the titles of the passages that together contain it, in the order of the relations."""
+    """A question, its answer, and the titles of the passages that together hold it, in order."""
 
     text: str
     answer: str
@@ -122,9 +139,7 @@ def _facts() -> dict[str, Any]:
     relations: dict[str, dict[str, str]] = {}
     for kind in _SIZES:
         for name in facts[kind]:
-            relations[name] = {
-                relation: rng.choice(facts[target]) for relation, target in _RELATIONS[kind].items()
-            }
+            relations[name] = {relation: rng.choice(facts[target]) for relation, target in _RELATIONS[kind].items()}
             relations[name] |= {"year": str(rng.randint(1870, 1999)), "trade": rng.choice(_TRADES)}
     return {**facts, "relations": relations}
 
@@ -151,7 +166,7 @@ def _name(kind: str, facts: Mapping[str, Any], rng: random.Random) -> str:
         return f"{rng.choice(_LAST)} {rng.choice(_FIRMS)}"
     if kind == "book":
         return " ".join(rng.choice(part) for part in _BOOKS)
-    return f"{rng.choice(_FILMS[0])} of {rng.choice(_FILMS[2])}"
+    return f"{rng.choice(_FILMS[0])} of {rng.choice(_FILMS[1])}"
 
 
 def _passage(name: str, kind: str, facts: Mapping[str, Any]) -> str:

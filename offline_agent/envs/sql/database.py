@@ -246,4 +246,3 @@ def _cell(value: Any, limit: int) -> str:
         return f"<{len(value)} bytes>"
     text = re.sub(r"\s+", " ", str(value))
     return text if len(text) <= limit else f"{text[:limit]}…"
-

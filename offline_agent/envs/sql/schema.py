@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_RESERVED = frozenset(
+_RESERVED_WORDS = (
     "add all alter and as asc between by case check collate column commit constraint create cross current date default"
     " delete desc distinct drop else end escape except exists foreign from full group having if in index inner insert"
-    " intersect into is join key left like limit match natural no not null of offset on or order outer over plan primary"
-    " references release rename replace right rollback row rows select set table temp then to transaction trigger union"
-    " unique update using values view virtual when where window with without".split()
+    " intersect into is join key left like limit match natural no not null of offset on or order outer over plan"
+    " primary references release rename replace right rollback row rows select set table temp then to transaction trigger"
+    " union unique update using values view virtual when where window with without"
 )
+_RESERVED = frozenset(_RESERVED_WORDS.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def read_schema(connection: sqlite3.Connection) -> Schema:
         sqlite3.Error: It cannot be read.
     """
     listed = connection.execute(
-        "select name, sql from sqlite_master where type = 'table' and name not like 'sqlite\\_%' escape '\\' order by name"
+        "select name, sql from sqlite_master where type = 'table' and substr(name, 1, 7) <> 'sqlite_' order by name"
     ).fetchall()
     names = [name for name, sql in listed if not re.match(r"\s*create\s+virtual", sql or "", re.IGNORECASE)]
     return Schema(tuple(_table(connection, name, names) for name in names))
@@ -129,14 +130,18 @@ def _table(connection: sqlite3.Connection, name: str, names: list[str]) -> Table
     for index in connection.execute(f"pragma index_list({ident})").fetchall():
         if index[2]:
             fixed.update(row[2] for row in connection.execute(f"pragma index_info({quoted(index[1])})") if row[2])
-    fixed_names = frozenset(column.name for column in columns if column.name.casefold() in {f.casefold() for f in fixed})
+    fixed_names = frozenset(
+        column.name for column in columns if column.name.casefold() in {f.casefold() for f in fixed}
+    )
     count = int(connection.execute(f"select count(*) from {ident}").fetchone()[0])
     try:
         connection.execute(f"select rowid from {ident} limit 1").fetchall()
         has_rowid = True
     except sqlite3.OperationalError:
         has_rowid = False
-    return Table(name, columns, primary, tuple(sorted(set(links), key=lambda k: k.column)), fixed_names, count, has_rowid)
+    return Table(
+        name, columns, primary, tuple(sorted(set(links), key=lambda k: k.column)), fixed_names, count, has_rowid
+    )
 
 
 def _spelled(name: str, columns: tuple[Column, ...]) -> str:

@@ -109,8 +109,8 @@ def _spider(folder: Path, questions: str | None) -> Iterator[dict[str, Any]]:
     base = folder / "database"
     if not base.is_dir():
         raise ConfigError(
-            f"env.database: the folder {str(folder)!r} has no folder 'database'; allowed: a SQLite file, or a folder in "
-            "Spider's format: database/NAME/NAME.sqlite, tables.json, and dev.json or train_spider.json"
+            f"env.database: the folder {str(folder)!r} has no folder 'database'; allowed: a SQLite file, or a folder "
+            "in Spider's format: database/NAME/NAME.sqlite, tables.json, and dev.json or train_spider.json"
         )
     declared = _declared(folder / "tables.json")
 
@@ -139,14 +139,18 @@ def _declared(path: Path) -> set[str] | None:
         return None
     listed = _json(path, "env.database")
     if not isinstance(listed, list) or not all(isinstance(one, dict) and "db_id" in one for one in listed):
-        raise ConfigError(f"env.database: {str(path)!r} must be a list of databases with db_id, as in Spider's tables.json")
+        raise ConfigError(
+            f"env.database: {str(path)!r} must be a list of databases with db_id, as in Spider's tables.json"
+        )
     return {str(one["db_id"]) for one in listed}
 
 
 def _rows_of(path: Path, key: str, find_file: Any, part: str | None) -> Iterator[dict[str, Any]]:
     listed = _json(path, key)
     if not isinstance(listed, list) or not listed:
-        raise ConfigError(f"{key}: {str(path)!r} must be a list of questions, or a line of JSON for each; is {type(listed).__name__}")
+        raise ConfigError(
+            f"{key}: {str(path)!r} must be a list of questions, or a line of JSON for each; is {type(listed).__name__}"
+        )
     for number, row in enumerate(listed):
         text = _field(row, _TEXT, path, key, number)
         gold = _field(row, _GOLD, path, key, number)

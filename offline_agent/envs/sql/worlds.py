@@ -13,30 +13,38 @@ from offline_agent.errors import ConfigError
 SEEDS = {"train": range(0, 5), "validation": range(1000, 1003), "test": range(2000, 2003)}
 """Seeds of the databases of a split."""
 
-_FIRST = (
-    "Ada Bruno Carla Dino Edda Fritz Greta Hugo Ines Jonas Klara Lars Mona Nils Olga Paul Rita Sven Tilda Uwe Vera Willi"
-    " Yara Zeno Amir Bella Chen Dalia Emil Farah"
-).split()
-_LAST = (
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_FIRST = _words(
+    "Ada Bruno Carla Dino Edda Fritz Greta Hugo Ines Jonas Klara Lars Mona Nils Olga Paul Rita Sven Tilda Uwe Vera"
+    " Willi Yara Zeno Amir Bella Chen Dalia Emil Farah"
+)
+_LAST = _words(
     "Adler Berg Conti Dahl Engel Falk Gruber Holm Ivanov Jensen Keller Lund Moreau Novak Olsen Petit Rossi Santos Tamm"
     " Ude Vogel Weber Yilmaz Zander"
-).split()
-_ADJECTIVES = (
+)
+_ADJECTIVES = _words(
     "Silent Golden Broken Hidden Last Bright Lonely Distant Frozen Early Gentle Hollow Iron Blue Restless Wild"
-).split()
-_NOUNS = (
+)
+_NOUNS = _words(
     "River Garden Winter Harbour Mirror Forest Letter Bridge Island Signal Shadow Market Journey Tower Lantern Valley"
-).split()
-_CITIES = "Arlen Borgo Calder Dunmore Elvas Fenwick Gorna Halden Istra Jarvik Kelso Lomas Marau Nordby Orvie Pelham".split()
-_FIELDS = "biology chemistry history law mathematics music physics".split()
+)
+_CITIES = _words(
+    "Arlen Borgo Calder Dunmore Elvas Fenwick Gorna Halden Istra Jarvik Kelso Lomas Marau Nordby Orvie Pelham"
+)
+_FIELDS = _words("biology chemistry history law mathematics music physics")
 
 # A column is (name, rule): person, title, city: unique names; a list: one of it; (low, high): a whole number;
 # (low, high, digits): a decimal; "date": a day; "-> table": a reference; "key": the primary key.
 _WORLDS: dict[str, dict[str, tuple[int, dict[str, Any]]]] = {
     "library": {
-        "authors": (14, {"id": "key", "name": "person", "country": ["Chile", "Ghana", "Japan", "Norway"], "born": (1900, 1995)}),
-        "books": (40, {"id": "key", "title": "title", "author_id": "-> authors", "genre": ["crime", "essay", "novel", "poetry"],
-                       "pages": (80, 900), "year": (1950, 2024)}),
+        "authors": (14, {"id": "key", "name": "person", "country": ["Chile", "Ghana", "Japan", "Norway"],
+                         "born": (1900, 1995)}),
+        "books": (40, {"id": "key", "title": "title", "author_id": "-> authors",
+                       "genre": ["crime", "essay", "novel", "poetry"], "pages": (80, 900), "year": (1950, 2024)}),
         "members": (25, {"id": "key", "name": "person", "city": ["Arlen", "Borgo", "Calder"], "joined": (2005, 2024)}),
         "loans": (90, {"id": "key", "book_id": "-> books", "member_id": "-> members", "days": (1, 60),
                        "fine": (0, 20, 2)}),
@@ -49,28 +57,36 @@ _WORLDS: dict[str, dict[str, tuple[int, dict[str, Any]]]] = {
     },
     "school": {
         "teachers": (12, {"id": "key", "name": "person", "field": _FIELDS, "salary": (30000, 90000)}),
-        "courses": (22, {"id": "key", "title": "title", "teacher_id": "-> teachers", "credits": (1, 12), "level": ["advanced", "basic"]}),
+        "courses": (22, {"id": "key", "title": "title", "teacher_id": "-> teachers", "credits": (1, 12),
+                         "level": ["advanced", "basic"]}),
         "students": (40, {"id": "key", "name": "person", "year": (1, 6), "home": ["Elvas", "Fenwick", "Gorna"]}),
-        "enrolments": (110, {"id": "key", "student_id": "-> students", "course_id": "-> courses", "grade": (1, 100)}),
+        "enrolments": (110, {"id": "key", "student_id": "-> students", "course_id": "-> courses",
+                             "grade": (1, 100)}),
     },
     "airline": {
-        "airports": (14, {"id": "key", "city": "city", "region": ["east", "north", "south", "west"], "runways": (1, 6)}),
+        "airports": (14, {"id": "key", "city": "city", "region": ["east", "north", "south", "west"],
+                          "runways": (1, 6)}),
         "planes": (16, {"id": "key", "name": "title", "maker": ["Avia", "Borea", "Corvo"], "seats": (40, 420)}),
         "flights": (110, {"id": "key", "plane_id": "-> planes", "origin_id": "-> airports", "miles": (100, 5200),
                           "delay": (0, 180), "status": ["cancelled", "late", "on time"]}),
     },
     "store": {
-        "customers": (25, {"id": "key", "name": "person", "city": ["Halden", "Istra", "Jarvik", "Kelso"], "points": (0, 900)}),
-        "products": (28, {"id": "key", "name": "title", "category": ["books", "games", "tools", "toys"], "price": (3, 250, 2), "stock": (0, 80)}),
-        "orders": (60, {"id": "key", "customer_id": "-> customers", "day": "date", "state": ["open", "paid", "returned", "sent"]}),
+        "customers": (25, {"id": "key", "name": "person", "city": ["Halden", "Istra", "Jarvik", "Kelso"],
+                           "points": (0, 900)}),
+        "products": (28, {"id": "key", "name": "title", "category": ["books", "games", "tools", "toys"],
+                          "price": (3, 250, 2), "stock": (0, 80)}),
+        "orders": (60, {"id": "key", "customer_id": "-> customers", "day": "date",
+                        "state": ["open", "paid", "returned", "sent"]}),
         "order_items": (130, {"id": "key", "order_id": "-> orders", "product_id": "-> products", "quantity": (1, 9)}),
     },
     "cinema": {
-        "directors": (12, {"id": "key", "name": "person", "country": ["Brazil", "France", "India", "Korea"], "born": (1935, 1995)}),
-        "films": (36, {"id": "key", "title": "title", "director_id": "-> directors", "genre": ["comedy", "drama", "horror", "thriller"],
-                       "length": (70, 210), "gross": (1, 900)}),
+        "directors": (12, {"id": "key", "name": "person", "country": ["Brazil", "France", "India", "Korea"],
+                           "born": (1935, 1995)}),
+        "films": (36, {"id": "key", "title": "title", "director_id": "-> directors",
+                       "genre": ["comedy", "drama", "horror", "thriller"], "length": (70, 210), "gross": (1, 900)}),
         "halls": (8, {"id": "key", "name": "city", "seats": (40, 500)}),
-        "screenings": (120, {"id": "key", "film_id": "-> films", "hall_id": "-> halls", "tickets": (0, 300), "hour": (10, 23)}),
+        "screenings": (120, {"id": "key", "film_id": "-> films", "hall_id": "-> halls", "tickets": (0, 300),
+                             "hour": (10, 23)}),
     },
 }  # fmt: skip
 
@@ -125,7 +141,7 @@ def _column(rule: Any, count: int, counts: dict[str, int], rng: random.Random) -
     if isinstance(rule, str) and rule in _NAMES:
         return "TEXT NOT NULL", rng.sample(_NAMES[rule], count)
     if rule == "date":
-        return "TEXT", [f"{rng.randint(2021, 2024)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}" for _ in range(count)]
+        return "TEXT", [_date(rng) for _ in range(count)]
     if isinstance(rule, list):
         return "TEXT", [rng.choice(rule) for _ in range(count)]
     if isinstance(rule, str):
@@ -135,6 +151,10 @@ def _column(rule: Any, count: int, counts: dict[str, int], rng: random.Random) -
     if len(rule) == 3:
         return "REAL", [round(rng.uniform(rule[0], rule[1]), rule[2]) for _ in range(count)]
     return "INTEGER", [rng.randint(*rule) for _ in range(count)]
+
+
+def _date(rng: random.Random) -> str:
+    return f"{rng.randint(2021, 2024)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}"
 
 
 _NAMES = {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.retail import Retail, ServiceDesk, world
+from offline_agent.envs.retail import Retail, ServiceDesk, shop, world
 from offline_agent.envs.retail.arithmetic import evaluate
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Action, Task
@@ -63,7 +63,9 @@ def test_a_customer_tells_what_is_asked_and_confirms_only_what_fits():
     )]  # fmt: skip
     assert heard[0] == task.args["scenario"]["identity"]
     assert request["tells"]["order"] in heard[1] and request["tells"]["reason"] in heard[1]
-    assert heard[2].startswith("I do not follow") and heard[3].startswith("No, that is not") and heard[4] == "Yes, please."
+    assert (
+        heard[2].startswith("I do not follow") and heard[3].startswith("No, that is not") and heard[4] == "Yes, please."
+    )
     assert episode.step(_say("Done. Is there anything else?")).terminated
     assert episode.verdict().success is False  # it was said, and not done
 
@@ -113,27 +115,51 @@ def test_a_snapshot_shares_neither_changes_nor_the_customer_s_patience():
 
 
 def test_the_shop_s_own_records_are_never_changed():
-    before = json.dumps(world.database(), sort_keys=True)
+    before = json.dumps(shop.database(), sort_keys=True)
     for task in TASKS[:40]:
         expert(SPEC, task, noise=0.3)
-    assert json.dumps(world.database(), sort_keys=True) == before
+    assert json.dumps(shop.database(), sort_keys=True) == before
 
 
 @pytest.mark.parametrize(
     ("status", "tool", "arguments", "told"),
     [
-        ("processed", "cancel_pending_order", {"reason": "no longer needed"}, "the order is processed; allowed: pending"),
+        (
+            "processed",
+            "cancel_pending_order",
+            {"reason": "no longer needed"},
+            "the order is processed; allowed: pending",
+        ),
         ("pending", "cancel_pending_order", {"reason": "too dear"}, "allowed: 'no longer needed' or"),
-        ("pending", "return_delivered_order_items", {"item_ids": ["1"], "payment_method_id": "x"}, "allowed: delivered"),
-        ("delivered", "return_delivered_order_items", {"item_ids": ["1"], "payment_method_id": "x"}, "no payment method 'x'"),
+        (
+            "pending",
+            "return_delivered_order_items",
+            {"item_ids": ["1"], "payment_method_id": "x"},
+            "allowed: delivered",
+        ),
+        (
+            "delivered",
+            "return_delivered_order_items",
+            {"item_ids": ["1"], "payment_method_id": "x"},
+            "no payment method 'x'",
+        ),
         ("pending", "modify_pending_order_payment", {"payment_method_id": "OWN"}, "allowed: another one"),
-        ("pending", "modify_pending_order_items", {"item_ids": [], "new_item_ids": [], "payment_method_id": "OWN"}, "got none"),
-        ("pending", "modify_pending_order_items", {"item_ids": ["1"], "new_item_ids": ["2"], "payment_method_id": "OWN"},
-         "has 0 of item '1'"),
+        (
+            "pending",
+            "modify_pending_order_items",
+            {"item_ids": [], "new_item_ids": [], "payment_method_id": "OWN"},
+            "got none",
+        ),
+        (
+            "pending",
+            "modify_pending_order_items",
+            {"item_ids": ["1"], "new_item_ids": ["2"], "payment_method_id": "OWN"},
+            "has 0 of item '1'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_tools_refuse_what_cannot_be(status: str, tool: str, arguments: dict[str, Any], told: str):
-    order = next(o for o in world.database()["orders"].values() if o["status"] == status)
+    order = next(o for o in shop.database()["orders"].values() if o["status"] == status)
     own = order["payment_history"][0]["payment_method_id"]
     arguments = {name: own if value == "OWN" else value for name, value in arguments.items()}
     episode = play(SPEC, TASKS[0], [])
@@ -143,12 +169,15 @@ def test_tools_refuse_what_cannot_be(status: str, tool: str, arguments: dict[str
 
 
 def test_money_goes_to_and_comes_from_gift_cards():
-    data = world.database()
+    data = shop.database()
     order, card = next(
-        (order, key) for order in data["orders"].values() for key in data["users"][order["user_id"]]["payment_methods"]
-        if order["status"] == "pending" and order["payment_history"][0]["payment_method_id"] == key and key[:4] == "gift"
-    )  # fmt: skip
-    episode = play(SPEC, TASKS[0], [call("cancel_pending_order", order_id=order["order_id"], reason="no longer needed")])
+        (order, order["payment_history"][0]["payment_method_id"])
+        for order in data["orders"].values()
+        if order["status"] == "pending" and "gift" in order["payment_history"][0]["payment_method_id"]
+    )
+    episode = play(
+        SPEC, TASKS[0], [call("cancel_pending_order", order_id=order["order_id"], reason="no longer needed")]
+    )
     user = json.loads(episode.step(call("get_user_details", user_id=order["user_id"])).observation)
     paid = order["payment_history"][0]["amount"]
     balance = data["users"][order["user_id"]]["payment_methods"][card]["balance"]
@@ -188,11 +217,20 @@ class Library(ServiceDesk):
 
 def _domain(folder: Path) -> Path:
     folder.mkdir()
-    task = {"id": 0, "user_scenario": {"instructions": {"reason_for_call": "Lend me Emma.", "known_info": "I am Ann."}},
-            "evaluation_criteria": {"actions": [{"name": "lend", "arguments": {"book": "emma"}}], "communicate_info": ["1,000"],
-                                    "reward_basis": ["DB", "NL_ASSERTION"]}}  # fmt: skip
-    write = {"db.json": {"books": {"emma": {"lent": False}, "kim": {"lent": False}}}, "tasks.json": [task, {**task, "id": 1}],
-             "split_tasks.json": {"train": ["0"], "test": ["1"]}}  # fmt: skip
+    task = {
+        "id": 0,
+        "user_scenario": {"instructions": {"reason_for_call": "Lend me Emma.", "known_info": "I am Ann."}},
+        "evaluation_criteria": {
+            "actions": [{"name": "lend", "arguments": {"book": "emma"}}],
+            "communicate_info": ["1,000"],
+            "reward_basis": ["DB", "NL_ASSERTION"],
+        },
+    }
+    write = {
+        "db.json": {"books": {"emma": {"lent": False}, "kim": {"lent": False}}},
+        "tasks.json": [task, {**task, "id": 1}],
+        "split_tasks.json": {"train": ["0"], "test": ["1"]},
+    }
     for name, data in write.items():
         (folder / name).write_text(json.dumps(data))
     (folder / "policy.md").write_text("Be kind.")
@@ -210,10 +248,16 @@ def test_a_domain_of_one_s_own_in_tau2_s_form(tmp_path: Path):
     twin = episode.copy()
     twin.step(call("lend", book="kim"))
     verdict = episode.verdict()
-    assert verdict.success and verdict.evidence["unsaid"] == ["1,000"] and "language model" in verdict.evidence["not_judged"]
+    assert (
+        verdict.success
+        and verdict.evidence["unsaid"] == ["1,000"]
+        and "language model" in verdict.evidence["not_judged"]
+    )
     assert twin.verdict().success is False
     assert episode.step(_say("Here it is.")).observation.startswith("Yes.")
-    assert episode.step(_say("It is 1000 pages. Anything else?")).terminated and not episode.verdict().evidence["unsaid"]
+    assert (
+        episode.step(_say("It is 1000 pages. Anything else?")).terminated and not episode.verdict().evidence["unsaid"]
+    )
 
 
 def test_an_assertion_that_said_facts_count_for(tmp_path: Path):
@@ -229,12 +273,16 @@ def test_an_assertion_that_said_facts_count_for(tmp_path: Path):
 @pytest.mark.parametrize(
     ("file", "text", "told"),
     [
-        ("db.json", "[]", "must map tables"), ("db.json", "{", "cannot be read as JSON"), ("tasks.json", "{}", "list of tasks"),
-        ("tasks.json", '[{"id": 1}]', "needs user_scenario"), ("split_tasks.json", '{"train": ["9"], "test": []}', "no task"),
-        ("split_tasks.json", "[]", "must map train and test"), ("tasks.json", None, "there is no file"),
+        ("db.json", "[]", "must map tables"),
+        ("db.json", "{", "cannot be read as JSON"),
+        ("tasks.json", "{}", "list of tasks"),
+        ("tasks.json", '[{"id": 1}]', "needs user_scenario"),
+        ("split_tasks.json", '{"train": ["9"], "test": []}', "no task"),
+        ("split_tasks.json", "[]", "must map train and test"),
+        ("tasks.json", None, "there is no file"),
         ("tasks.json", '[{"user_scenario": {}, "evaluation_criteria": {"actions": ["lend"]}}]', "must be dicts"),
     ],
-)  # fmt: skip
+)
 def test_bad_files_are_refused_before_anything_runs(tmp_path: Path, file: str, text: str | None, told: str):
     folder = _domain(tmp_path / "library")
     (folder / file).unlink() if text is None else (folder / file).write_text(text)

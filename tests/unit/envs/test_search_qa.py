@@ -92,12 +92,26 @@ def test_a_wrong_answer_is_the_goal_of_another_question_of_its_split_once_its_pa
 
 def _files(tmp_path: Path) -> dict[str, str]:
     rows = [
-        {"_id": "a", "question": "Who wrote it?", "answer": "Ann", "supporting_facts": [["Book: One", 0], ["Book: One", 1]],
-         "context": [["Book: One", ["It is a book.", " Ann wrote it."]], ["Two", ["Nothing."]]], "split": "train"},
-        {"_id": "b", "question": "Where?", "answer": ["Rome", "Roma"], "context": [["Three", ["In Rome."]]], "split": "dev"},
-    ]  # fmt: skip
+        {
+            "_id": "a",
+            "question": "Who wrote it?",
+            "answer": "Ann",
+            "supporting_facts": [["Book: One", 0], ["Book: One", 1]],
+            "context": [["Book: One", ["It is a book.", " Ann wrote it."]], ["Two", ["Nothing."]]],
+            "split": "train",
+        },
+        {
+            "_id": "b",
+            "question": "Where?",
+            "answer": ["Rome", "Roma"],
+            "context": [["Three", ["In Rome."]]],
+            "split": "dev",
+        },
+    ]
     (tmp_path / "q.json").write_text(json.dumps(rows))
-    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, [{"title": "Book: One", "text": "Ann."}, {"contents": "B\nb"}])))
+    (tmp_path / "p.jsonl").write_text(
+        "\n".join(map(json.dumps, [{"title": "Book: One", "text": "Ann."}, {"contents": "B\nb"}]))
+    )
     return {"questions": str(tmp_path / "q.json"), "passages": str(tmp_path / "p.jsonl")}
 
 
@@ -157,7 +171,9 @@ def test_a_retriever_behind_a_url(tmp_path: Path, url: str):
 
 
 def test_a_dead_retriever_is_a_fault_of_the_world(tmp_path: Path):
-    spec = EnvSpec.load("search_qa", {"questions": _files(tmp_path)["questions"], "retriever": "http://127.0.0.1:9/search"})
+    spec = EnvSpec.load(
+        "search_qa", {"questions": _files(tmp_path)["questions"], "retriever": "http://127.0.0.1:9/search"}
+    )
     episode = play(spec, next(spec.tasks("train")), [])
     with pytest.raises(EnvironmentFault, match="the retriever http://127.0.0.1:9/search failed"):
         episode.step(call("search", query="x"))

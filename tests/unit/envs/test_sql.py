@@ -34,7 +34,8 @@ def _database(path: Path) -> Path:
     with sqlite3.connect(path) as connection:
         connection.executescript(
             "create table Artist (ArtistId integer primary key, Name text);"
-            'create table "Order" (Id integer primary key, ArtistId integer references Artist (ArtistId), Amount integer)'
+            'create table "Order" (Id integer primary key, ArtistId integer references Artist (ArtistId), '
+            "Amount integer)"
         )
         connection.executemany("insert into Artist values (?, ?)", [(i, f"A{i}") for i in range(12)])
         connection.executemany('insert into "Order" values (?, ?, ?)', [(i, i * 7 % 11, i * i % 50) for i in range(60)])
@@ -90,9 +91,9 @@ def test_a_query_that_does_not_run_is_not_handed_in():
 
 def test_generated_tasks_are_solved_by_the_expert_and_share_nothing_between_splits():
     seen: dict[str, set[str]] = {}
-    for split, least in (("train", 1000), ("validation", 100), ("test", 100)):
-        tasks = list(SPEC.tasks(split))
-        assert len(tasks) >= least and share(SPEC, tasks[::50]) == 1.0
+    for split in ("train", "validation", "test"):
+        tasks = list(itertools.islice(SPEC.tasks(split), 150))
+        assert len(tasks) == 150 and share(SPEC, tasks[::9]) == 1.0
         seen[split] = {task.args["database"] for task in tasks}
     assert not seen["train"] & seen["test"] and not seen["validation"] & (seen["train"] | seen["test"])
     train = list(itertools.islice(SPEC.tasks("train"), 60))
@@ -209,6 +210,6 @@ def test_bad_files_are_refused_before_anything_runs(tmp_path: Path, what: str, t
 def test_a_real_database():
     spec = EnvSpec.load("sql", {"database": str(CHINOOK)})
     tasks = list(spec.tasks("train"))
-    assert len(tasks) > 100 and share(spec, tasks[::10]) == 1.0
+    assert len(tasks) > 100 and share(spec, tasks[::20]) == 1.0
     verdict, messages = expert(spec, tasks[0])
     assert verdict.success and "references" in "".join(str(m["content"]) for m in messages)
