@@ -28,6 +28,7 @@ ENVIRONMENTS = [
     pytest.param("sql", {}, id="sql"),
     pytest.param("sql", {"writable": True}, id="sql-writable"),
     pytest.param("examples.reach:Reach", {}, id="reach"),
+    pytest.param("examples.detective:Detective", {}, id="detective"),
     pytest.param("examples.orders:Orders", {}, id="orders"),
     pytest.param("examples.machines:Machines", {}, id="machines"),
     pytest.param("tests.helpers.hostile_environments:Honest", {}, id="foreign"),

@@ -115,13 +115,15 @@ def contents(connection: sqlite3.Connection, schema: Schema) -> dict[str, list[l
 
 @lru_cache(maxsize=512)
 def file_database(path: Path) -> Database:
-    """Return the database of a SQLite file.
+    """Return the database of a SQLite file, or of a script (.sql) that makes one.
 
     Raises:
         ConfigError: There is no such file, or it is no SQLite database that can be read.
     """
     if not path.is_file():
         raise ConfigError(f"env.database: there is no file {str(path)!r}")
+    if path.suffix == ".sql":
+        return _of_script(path)
     with path.open("rb") as file:
         head = file.read(16)
     if head != b"SQLite format 3\0":
@@ -137,6 +139,17 @@ def file_database(path: Path) -> Database:
     if not tables:
         raise ConfigError(f"env.database: {str(path)!r} has no tables")
     return database
+
+
+def _of_script(path: Path) -> Database:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        connection.executescript(path.read_text(encoding="utf-8"))
+        return Database(str(path.resolve()), connection.serialize(), None)
+    except (sqlite3.Error, ValueError) as error:
+        raise ConfigError(f"env.database: the script {str(path)!r} does not run: {error}") from error
+    finally:
+        connection.close()
 
 
 def discriminating(database: Database, gold: str) -> Database | None:

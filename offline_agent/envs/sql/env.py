@@ -32,7 +32,8 @@ class SQL(Environment):
     limits of instructions, time, memory, rows and size (`judges.guarded_sqlite`).
 
     Args:
-        database: A SQLite file, or a folder in Spider's format; None = the embedded databases.
+        database: A SQLite file, a script (.sql) that makes one, or a folder in Spider's format; None = the embedded
+            databases.
         questions: JSON or JSONL with `question` and `gold` (perhaps `db_id`, `ordered`, `split`); None = the folder's,
             or questions generated from the database's schema.
         writable: `query` may insert, update and delete rows in the episode's own copy, and there are tasks that ask

@@ -12,8 +12,8 @@ _RESERVED_WORDS = (
     "add all alter and as asc between by case check collate column commit constraint create cross current date default"
     " delete desc distinct drop else end escape except exists foreign from full group having if in index inner insert"
     " intersect into is join key left like limit match natural no not null of offset on or order outer over plan"
-    " primary references release rename replace right rollback row rows select set table temp then to transaction trigger"
-    " union unique update using values view virtual when where window with without"
+    " primary references release rename replace right rollback row rows select set table temp then to transaction"
+    " trigger union unique update using values view virtual when where window with without"
 )
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 
