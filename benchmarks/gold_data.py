@@ -2,8 +2,8 @@
 
 python benchmarks/gold_data.py --data ../shared/data
 
-Prints a table and writes benchmarks/results/gold_data.json. `answer` says of a question whether its answer stands in the
-supporting passages; `empty` is the share of tasks that saying nothing solves.
+Prints a table and writes benchmarks/results/gold_data.json. `empty` is the number of tasks that saying nothing solves;
+`exceptions` are answers that no passage holds, goal actions that the tools refuse, and parts that are not judged.
 """
 
 from __future__ import annotations
