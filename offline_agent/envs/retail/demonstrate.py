@@ -136,7 +136,7 @@ def _wrong(arguments: Mapping[str, Any], scenario: Mapping[str, Any], rng: rando
     elif "new_item_ids" in changed:
         (old,) = changed["new_item_ids"]
         products = shop.products().values()
-        variants = next((p["variants"] for p in products if old in p["variants"]), {})
+        variants: dict[str, Any] = next((p["variants"] for p in products if old in p["variants"]), {})
         others = sorted(
             key for key, one in variants.items() if one["available"] and key not in (old, *changed["item_ids"])
         )

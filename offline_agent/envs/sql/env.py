@@ -160,7 +160,7 @@ class SQL(Environment):
     @property
     def fingerprint(self) -> str:
         """A hash of the question, the answer and, where rows may change, of the tables."""
-        state = [self._now.name, self._gold, self._answer, self.terminated]
+        state: list[Any] = [self._now.name, self._gold, self._answer, self.terminated]
         if self._own is not None:
             state.append(contents(self._own, self._now.schema))
         return hashlib.blake2b(repr(state).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
