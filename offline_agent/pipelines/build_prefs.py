@@ -13,6 +13,7 @@ from typing import Any
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines.entry import main
+from offline_agent.pipelines.stages import guidance
 from offline_agent.pipelines.stages.miners import asks_policy
 from offline_agent.pipelines.stages.mining import mine
 from offline_agent.pipelines.stages.search import gather_trees, search, settings_of
@@ -32,6 +33,7 @@ def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
             "this process alone has; allowed is 1, or pairs.criticality=deletion"
         )
     parts = make_parts(config)
+    guidance.check(parts, config)
     faults = settings_of(config, len(parts.tasks), parts.policy.max_tokens).budget_faults(len(parts.tasks))
     if faults:
         raise ConfigError(faults)
@@ -48,6 +50,7 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
     engine = parts.policy.engine()
     try:
         search(parts, session, engine, figures)
+        guidance.guide(parts, session, engine, figures)
         mine(parts, session, engine, figures)
     finally:
         engine.close()
