@@ -17,7 +17,10 @@ ENVIRONMENTS: dict[str, str] = {
     "babyai": "offline_agent.envs.babyai:BabyAI",
     "bfcl": "offline_agent.envs.bfcl:BFCL",
     "browser": "offline_agent.envs.browser:Browser",
+    "retail": "offline_agent.envs.retail:Retail",
+    "search_qa": "offline_agent.envs.search_qa:SearchQA",
     "shop": "offline_agent.envs.shop:Shop",
+    "sql": "offline_agent.envs.sql:SQL",
     "textworld": "offline_agent.envs.textworld:TextWorld",
 }
 

@@ -35,7 +35,7 @@ class Recorded(tuple[Message, ...]):
 
 
 Role = Literal["tool", "user"]
-Origin = Literal["search", "rollout", "demonstration", "hindsight", "pruned"]
+Origin = Literal["search", "rollout", "demonstration", "hindsight", "pruned", "guided"]
 PairKind = Literal["step", "trajectory", "hindsight", "minimal"]
 
 

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from pathlib import Path
 from typing import Any
 
+from offline_agent.judges.guarded_sqlite import LimitExceeded, Limits, Row, guard, run
 from offline_agent.judges.verifiers import Unscorable, rows, verifier
 
-_READING = {
-    sqlite3.SQLITE_SELECT,
-    sqlite3.SQLITE_READ,
-    sqlite3.SQLITE_FUNCTION,
-    getattr(sqlite3, "SQLITE_RECURSIVE", 33),
-}
-_FORBIDDEN = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
 
-
-class _TooLong(Exception):
-    """A query ran past its limit of time or rows."""
-
-
-@verifier("1")
+@verifier("2")
 def sql(
     query: str,
     gold: str,
@@ -46,43 +34,32 @@ def sql(
     path = Path(database)
     if not path.is_file():
         raise Unscorable(f"there is no database {str(path)!r}")
+    limits = Limits(rows=max_rows, value=1_000_000, instructions=2**31, seconds=seconds)
     try:
-        wanted = _run(path, gold, seconds, max_rows)
-    except (sqlite3.Error, _TooLong) as error:
+        wanted = _rows(path, gold, limits)
+    except (sqlite3.Error, sqlite3.Warning, ValueError, LimitExceeded) as error:
         raise Unscorable(f"the right query does not run: {error}") from error
     try:
-        got = _run(path, query, seconds, max_rows)
-    except _TooLong as error:
+        got = _rows(path, query, limits)
+    except LimitExceeded as error:
         raise Unscorable(f"the query {error}") from error
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
         return 0.0, False, {"query": query, "error": f"{type(error).__name__}: {error}"}
-    in_order = "order by" in " ".join(gold.casefold().split()) if ordered is None else ordered
+    in_order = ordering(gold) if ordered is None else ordered
     verdict = rows(got, wanted, ordered=in_order)
     if verdict.score is None:
         raise Unscorable(verdict.error or "the rows could not be compared")
     return verdict.score, bool(verdict.success), {"query": query, "ordered": in_order, **verdict.evidence}
 
 
-def _run(path: Path, query: str, seconds: float, max_rows: int) -> list[tuple[Any, ...]]:
-    end = time.monotonic() + seconds
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=seconds)
+def ordering(gold: str) -> bool:
+    """Return whether a right query asks for an order."""
+    return "order by" in " ".join(gold.casefold().split())
+
+
+def _rows(path: Path, query: str, limits: Limits) -> list[Row]:
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=limits.seconds)
     try:
-        connection.set_authorizer(_authorise)
-        connection.set_progress_handler(lambda: int(time.monotonic() > end), 1000)
-        cursor = connection.execute(query)
-        found = cursor.fetchmany(max_rows + 1)
-    except sqlite3.OperationalError as error:
-        if time.monotonic() > end:
-            raise _TooLong(f"ran longer than {seconds:g} s") from error
-        raise
+        return run(guard(connection, limits), query, limits)[1]
     finally:
         connection.close()
-    if len(found) > max_rows:
-        raise _TooLong(f"gave more than {max_rows} rows")
-    return found
-
-
-def _authorise(action: int, first: str | None, second: str | None, *rest: object) -> int:
-    if action not in _READING or (action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _FORBIDDEN):
-        return sqlite3.SQLITE_DENY
-    return sqlite3.SQLITE_OK

@@ -154,6 +154,7 @@ class Figures:
         self.refusal_reasons: Counter[str] = Counter()
         self.plain, self.greedy, self.best, self.best_scores = Mean(), Mean(), Mean(), Mean()
         self.session: dict[str, Any] = {}
+        self.guided: dict[str, int] | None = None
         self.servers_elsewhere: Elsewhere = {}
 
     def searched(
@@ -280,6 +281,7 @@ class Figures:
                 "best_of_search": self.best.value,
                 "best_score_of_search": self.best_scores.value,
             },
+            **({} if self.guided is None else {"guided": self.guided}),
             "cuts": cuts.counts(
                 self.totals["ends"], self.totals,
                 config.search.max_steps, config.policy.max_tokens or parts.policy.max_tokens,
@@ -382,6 +384,9 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "success, plain policy", _percent(success["plain_sampled"]), greedy
     note = f"a verified success in the tree; mean best score {success['best_score_of_search'] or 0:.2f}"
     yield "success, best of search", _percent(success["best_of_search"]), note
+    if guided := summary.get("guided"):
+        note = f"of {guided['tasks']} that the search left; {guided['successes']} of {guided['attempts']} attempts"
+        yield "solved with a hint", str(guided["tasks_solved"]), note
     yield from cuts.rows(summary["cuts"])
     yield "pairs", str(summary["pairs_total"]), _counts(summary["pairs"])
     if summary["pairs_dropped_by_length_matching"] > summary["pairs_total"]:

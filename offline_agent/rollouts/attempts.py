@@ -37,6 +37,7 @@ class AttemptRequest(NamedTuple):
         explored: Turns of the prefix whose tool was drawn.
         source: Number of the attempt that the prefix is from, where this one branches from it; None = it begins at the
             start, or with turns of no attempt.
+        hint: Text that the first observation ends with, for the policy; "" = none.
     """
 
     task: Task
@@ -47,6 +48,7 @@ class AttemptRequest(NamedTuple):
     epsilon: float = 0.0
     explored: tuple[int, ...] = ()
     source: int | None = None
+    hint: str = ""
 
 
 EXPLORED_SAMPLES = 4  # actions sampled where a tool is drawn

@@ -151,7 +151,7 @@ class Episodes:
             lane = self._lanes.pop() if self._lanes else self._pool.lane(self._spec.one_thread)
         attempt = RunningAttempt(request, self._policy, seed, lane)
         self._running.add(attempt)
-        job = partial(open_episode, self._spec, spare, request.task, request.prefix)
+        job = partial(open_episode, self._spec, spare, request.task, request.prefix, request.hint)
         self._submit(attempt, job, self._opened, self._pool.limit_of(self._reset_seconds, len(request.prefix)))
 
     def _opened(self, attempt: RunningAttempt, value: Any) -> Attempt | None:

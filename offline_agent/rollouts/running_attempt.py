@@ -106,16 +106,26 @@ def sample_tool(actions: Sequence[Action], rng: random.Random) -> Action:
 
 
 def open_episode(
-    spec: EnvSpec, spare: Episode | None, task: Task, prefix: Sequence[Step] = ()
+    spec: EnvSpec, spare: Episode | None, task: Task, prefix: Sequence[Step] = (), hint: str = ""
 ) -> tuple[Episode, Context]:
-    """Open an environment, or take the spare one, and begin the task; return it and the history (see `play.begin`)."""
+    """Open an environment, or take the spare one, and begin the task; return it and the history (see `play.begin`).
+
+    With a `hint` the first observation ends with it, and there can be no prefix.
+    """
     episode = spec.open() if spare is None else spare
     try:
-        return episode, begin(episode, task, prefix)
+        context = begin(episode, task, prefix)
+        return episode, _hinted(context, hint) if hint else context
     except EnvironmentFault:
         with contextlib.suppress(EnvironmentFault):
             episode.close()
         raise
+
+
+def _hinted(context: Context, hint: str) -> Context:
+    if context.parent is not None:
+        raise ValueError("a hint belongs to the first observation, and the history has turns already")
+    return Context(context.task, context.system, context.tools, f"{context.observation}\n\n{hint}")
 
 
 def state_of(episode: Episode) -> tuple[Verdict, str | None]:

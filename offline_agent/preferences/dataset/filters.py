@@ -30,7 +30,7 @@ class RejectionFilter:
         negatives: bool = False,
         negatives_per_task: int = 1,
         allow_faults: bool = True,
-        origins: Sequence[str] = ("search", "rollout", "hindsight"),
+        origins: Sequence[str] = ("search", "rollout", "hindsight", "guided"),
     ) -> None:
         if per_task < 0 or negatives_per_task < 0:
             raise ConfigError(

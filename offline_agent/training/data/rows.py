@@ -65,7 +65,8 @@ class TrajectoryRow:
     Attributes:
         name: For messages: `<file>:<row> task/origin`.
         task_id: The task; the row's name where the file does not say.
-        origin: `search`, `rollout`, `demonstration`, `hindsight`, `pruned`; `foreign` where the file does not say.
+        origin: `search`, `rollout`, `demonstration`, `hindsight`, `pruned`,
+            `guided`; `foreign` where the file does not say.
         input_ids: int [L].
         action_mask: int [L]; 1 = sampled by the policy (or written by the demonstrator).
         weight: Of its loss.

@@ -1,0 +1,105 @@
+"""Statements that attack the database, the machine or the verifier: each is refused or stopped, and nothing changes."""
+
+from __future__ import annotations
+
+import random
+import resource
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from offline_agent.envs.base import EnvSpec, Episode
+from offline_agent.records import Task
+from tests.helpers.played import call
+
+COUNTED = "with recursive c(x) as (select 1 union all select x + 1 from c)"
+REFUSED = [
+    "attach '{0}/other.sqlite' as other", "detach main", "vacuum into '{0}/copy.sqlite'", "vacuum",
+    "select load_extension('{0}/x.so')", "select readfile('/etc/passwd')", "select writefile('{0}/x', 'x')",
+    "select fts3_tokenizer('simple')", "pragma writable_schema = 1", "pragma journal_mode = wal",
+    "pragma query_only = off", "pragma hard_heap_limit = 0", "pragma temp_store_directory = '{0}'",
+    "select * from pragma_database_list",
+    "create table t (a)", "create temp table t as select 1", "create virtual table t using fts5(a)",
+    "drop table Artist", "create trigger t after update on Artist begin select 1; end",
+    "alter table Artist rename to Other",
+    "analyze", "begin", "savepoint s", "rollback", "insert into sqlite_master values (1, 2, 3, 4, 5)",
+    "update sqlite_master set sql = ''", "select random()", "select randomblob(4)", "select current_timestamp",
+    "select 1; select 2", "selec", "select \0", "select " + "(" * 3000 + "1" + ")" * 3000,
+    "select " + ", ".join("1" * 2100), "select '" + "x" * 30_000 + "'",
+]  # fmt: skip
+STOPPED = {
+    f"{COUNTED} select count(*) from c": "instructions",
+    f"{COUNTED} select count(*) from (select x from c limit 90000) a, (select x from c limit 90000)": "instructions",
+    "select count(*) from Artist a, Artist b, Artist c, Artist d, Artist e, Artist f, Artist g": "instructions",
+    f"{COUNTED} select sum(instr(hex(zeroblob(49000)), hex(zeroblob(24000)) || '1')) from c": "instructions",
+    f"{COUNTED} select group_concat(hex(zeroblob(9000))) from c": "(instructions|bytes)",
+    f"{COUNTED} select x, zeroblob(90000) z from c order by z, x desc": "memory",
+    "select zeroblob(1000000000)": "bytes",
+    "select replace(hex(zeroblob(40000)), '0', 'aaaaaaaaaa')": "bytes",
+}
+WRITES = ["insert into Artist values (99, 'x')", "update Artist set Name = 'x'", "delete from Artist"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("attacked") / "d.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table Artist (Id integer primary key, Name text)")
+        connection.executemany("insert into Artist values (?, ?)", [(i, f"A{i}") for i in range(30)])
+    connection.close()
+    return path
+
+
+def _episode(path: Path, **args: bool) -> Episode:
+    episode = EnvSpec.load("sql", {"database": str(path), **args}).open()
+    episode.reset(Task("t", "train", {"database": str(path), "question": "?", "gold": "SELECT Name FROM Artist"}))
+    return episode
+
+
+@pytest.mark.parametrize("writable", [False, True])
+@pytest.mark.parametrize("tool", ["query", "answer"])
+def test_what_is_no_reading_is_refused(path: Path, tool: str, writable: bool) -> None:
+    before, there = path.read_bytes(), sorted(path.parent.iterdir())
+    episode = _episode(path, writable=writable)
+    for statement in [*REFUSED, *(() if writable else WRITES)]:
+        result = episode.step(call(tool, sql=statement.replace("{0}", str(path.parent))))
+        assert result.fault in ("tool_error", "limit") and not result.terminated, (statement[:80], result)
+        assert episode.step(call("query", sql="select count(*) from Artist")).observation.startswith("count(*)\n30\n")
+    assert path.read_bytes() == before and sorted(path.parent.iterdir()) == there and episode.verdict().score == 0.0
+
+
+def test_what_takes_too_much_is_stopped_and_the_next_query_runs(path: Path) -> None:
+    episode = _episode(path)
+    for statement, limit in STOPPED.items():
+        result = episode.step(call("query", sql=statement))
+        assert result.fault == "limit", (statement, result)
+        assert any(word in result.observation for word in limit.strip("()").split("|")), result.observation
+        assert episode.step(call("query", sql="select count(*) from Artist")).fault is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 3 * 2**20  # KiB
+
+
+def test_an_endless_answer_is_no_answer(path: Path) -> None:
+    episode = _episode(path)
+    assert episode.step(call("answer", sql=f"{COUNTED} select x from c")).observation.endswith("10000 rows")
+    assert not episode.terminated
+
+
+def test_a_written_copy_cannot_grow_without_bound(path: Path) -> None:
+    episode = _episode(path, writable=True)
+    doubling = "insert into Artist (Name) select hex(zeroblob(40000)) from Artist"
+    faults = [episode.step(call("query", sql=doubling)).fault for _ in range(12)]
+    assert faults[-1] is not None
+    assert episode.step(call("query", sql="select count(*) from Artist")).fault is None
+
+
+def test_a_policy_that_attacks_at_random_scores_nothing(path: Path) -> None:
+    rng, statements = random.Random(1), [*REFUSED, *WRITES, "select zeroblob(1000000000)", "select 'A1'", ""]
+    for _ in range(20):
+        episode = _episode(path)
+        for _ in range(8):
+            if not episode.terminated:
+                tool = rng.choice(("query", "answer"))
+                episode.step(call(tool, sql=rng.choice(statements).replace("{0}", str(path.parent))))
+        assert episode.verdict().score == 0.0
+    assert not (path.parent / "other.sqlite").exists()
