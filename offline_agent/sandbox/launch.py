@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -64,6 +64,8 @@ def bubblewrap(channel: int) -> list[str] | None:
     command += ["--new-session", "--hostname", "sandbox", "--clearenv", "--cap-drop", "ALL"]
     for capability in _CAPABILITIES:
         command += ["--cap-add", f"CAP_{capability}"]
+    for path in _parents(shown()):  # bubblewrap gives them the mode that they have outside
+        command += ["--perms", "0755", "--dir", path]
     for path in shown():
         command += ["--ro-bind", path, path]
     for path, target in links():
@@ -106,6 +108,11 @@ def shown() -> Iterator[str]:
         if not any(path == known or path.startswith(known + "/") for known in chosen):
             chosen.append(path)
     yield from chosen
+
+
+def _parents(paths: Iterable[str]) -> list[str]:
+    found = {str(parent) for path in paths for parent in Path(path).parents}
+    return sorted(found - {"/"}, key=len)
 
 
 def links() -> Iterator[tuple[str, str]]:
