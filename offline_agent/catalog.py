@@ -16,6 +16,7 @@ from offline_agent.errors import ConfigError, did_you_mean, ends_the_run
 ENVIRONMENTS: dict[str, str] = {
     "babyai": "offline_agent.envs.babyai:BabyAI",
     "bfcl": "offline_agent.envs.bfcl:BFCL",
+    "code": "offline_agent.envs.code:Code",
     "shop": "offline_agent.envs.shop:Shop",
     "textworld": "offline_agent.envs.textworld:TextWorld",
 }
