@@ -17,6 +17,7 @@ ENVIRONMENTS: dict[str, str] = {
     "babyai": "offline_agent.envs.babyai:BabyAI",
     "bfcl": "offline_agent.envs.bfcl:BFCL",
     "code": "offline_agent.envs.code:Code",
+    "math": "offline_agent.envs.math:Math",
     "shop": "offline_agent.envs.shop:Shop",
     "textworld": "offline_agent.envs.textworld:TextWorld",
 }
