@@ -15,8 +15,7 @@ from typing import Any
 
 from offline_agent.sandbox import Limits, Sandbox, SandboxError, Session, shared
 
-LIMITS = Limits(cpu_seconds=5, wall_seconds=20.0)
-_ROUNDS = 4  # a test may take so many times the limit of one request, all its questions together
+LIMITS = Limits(cpu_seconds=3, wall_seconds=20.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,8 @@ class TestRun:
         program: The program's text, loaded as a whole; None where `files` are imported.
         files: Files of the program's folder: relative path → contents.
         sandbox: Where both run; None = this process's.
-        limits: Of the program, for each question of a test.
+        limits: Of the program, for each question of a test; `wall_seconds` is also the time for all tests together,
+            and once the program was stopped for its time the tests after that fail without being run.
     """
 
     __test__ = False  # not a test class, whatever pytest makes of its name
@@ -60,6 +60,7 @@ class TestRun:
         self._limits = limits
         self._tested: Session | None = None
         self._broken: str | None = None
+        self._end: float | None = None
 
     def outcomes(self, tests: Sequence[str], setup: str = "", names: Sequence[str] | None = None) -> list[Outcome]:
         """Return the outcome of each test.
@@ -114,7 +115,8 @@ class TestRun:
 
     def _graded(self, grader: Session, request: dict[str, Any]) -> list[Outcome]:
         """Put one request to the tests' session, and its questions to the program's."""
-        end = time.monotonic() + _ROUNDS * self._limits.wall_seconds
+        if self._end is None:
+            self._end = time.monotonic() + self._limits.wall_seconds
         body: dict[str, Any] = request
         if self._started() is None and self._program is not None:
             return [Outcome(str(n), False, str(self._broken)) for n in range(len(request["tests"]))]
@@ -124,7 +126,7 @@ class TestRun:
             if said is None:
                 return [Outcome("0", False, "", f"the tests' own process ended ({reply['status']})")]
             if "ask" in said:
-                body = self._answer(said["ask"]) if time.monotonic() < end else {"stopped": "it took too long"}
+                body = self._answer(said["ask"]) if time.monotonic() < self._end else {"stopped": "it took too long"}
             elif "results" in said:
                 return [
                     Outcome(test, bool(one["passed"]), str(one["error"]), one["unscorable"])
@@ -140,6 +142,8 @@ class TestRun:
         reply = tested.ask(question)
         if reply["body"] is None:
             self._tested = None
+            if reply["status"] in ("cpu", "wall"):
+                self._broken = "the program was stopped for its time"
             return {"stopped": f"the program ended or was stopped ({reply['status']})"}
         body: dict[str, Any] = reply["body"]
         if not isinstance(body, dict) or not ({"value", "raised"} & body.keys()):

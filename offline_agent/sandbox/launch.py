@@ -84,7 +84,9 @@ def namespaces(channel: int, folder: str) -> list[str]:
 
 def limits(channel: int) -> list[str]:
     """Return the command without namespaces."""
-    return _python({"channel": channel, "isolated": False, "user": user_number()})
+    # Python's own files must be there for another user: they are not where it lies in root's home
+    others = all(os.stat(path).st_mode & 0o001 for path in (sys.base_prefix, *map(str, Path(sys.base_prefix).parents)))
+    return _python({"channel": channel, "isolated": False, "user": user_number() if others else 0})
 
 
 def custom(prefix: Sequence[str]) -> list[str]:

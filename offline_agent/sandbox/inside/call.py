@@ -148,12 +148,13 @@ class Call:
         _lower(resource.RLIMIT_CPU, cpu, resource.RLIM_INFINITY)
         if self._user:
             kernel.become(self._user)
-        elif self._isolated:
+        elif os.getuid() == 0:
             kernel.drop_capabilities()
         if self._user or self._isolated:  # else the user's own processes would count
             _lower(resource.RLIMIT_NPROC, int(limits["processes"]), int(limits["processes"]))
         kernel.no_new_privileges()
-        kernel.filter_calls(unix_sockets=self._isolated)
+        kernel.end_with_parent()
+        kernel.filter_calls(unix_sockets=self._isolated, signals=self._isolated or self._user > 0)
 
     # -- one program ---------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 4, 22, 24, 28
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 1, 4, 22, 24, 28
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
 
 # name: (x86_64, aarch64); None = the architecture has no such call
@@ -31,7 +31,8 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "swapon": (167, 224), "swapoff": (168, 225), "reboot": (169, 142), "sethostname": (170, 161), "acct": (163, 89),
     "settimeofday": (164, 170), "clock_settime": (227, 112), "syslog": (103, 116), "personality": (135, 92),
 }  # fmt: skip
-_CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
+_CLONE, _CLONE3, _SOCKET, _TGKILL = (56, 220), (435, 435), (41, 198), (234, 131)
+_SIGNALS = ((62, 129), (200, 130), (424, 424))  # kill, tkill, pidfd_send_signal
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _NAMESPACES = NEWNS | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET | 0x02000000
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
@@ -75,6 +76,11 @@ def adopt_orphans() -> None:
     checked(_prctl(_PR_SET_CHILD_SUBREAPER, 1), "prctl")
 
 
+def end_with_parent() -> None:
+    """Have this process killed when its parent ends."""
+    checked(_prctl(_PR_SET_PDEATHSIG, 9), "prctl")
+
+
 def hide() -> None:
     """Keep other processes of the same user from reading this one through /proc."""
     checked(_prctl(_PR_SET_DUMPABLE, 0), "prctl")
@@ -107,11 +113,12 @@ def no_new_privileges() -> None:
     checked(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "prctl")
 
 
-def filter_calls(unix_sockets: bool) -> bool:
+def filter_calls(unix_sockets: bool, signals: bool) -> bool:
     """Refuse namespaces, mounts, tracing, kernel interfaces and network sockets to this process and its children.
 
     Args:
         unix_sockets: Whether sockets of the machine itself may be made (where no others can be reached by them).
+        signals: Whether other processes may be signalled (where none but its own can be reached).
 
     Returns:
         Whether the filter was set; False where the architecture is not known or the kernel has no seccomp.
@@ -119,15 +126,21 @@ def filter_calls(unix_sockets: bool) -> bool:
     machine = platform.machine()
     if machine not in _AUDIT:
         return False
-    program = filter_program(machine, unix_sockets)
+    program = filter_program(machine, unix_sockets, None if signals else os.getpid())
     buffer = ctypes.create_string_buffer(program, len(program))
     described = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
     holder = ctypes.create_string_buffer(described, len(described))
     return _prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(holder)) == 0
 
 
-def filter_program(machine: str, unix_sockets: bool) -> bytes:
-    """Return the BPF program of `filter_calls`: 8 bytes an instruction."""
+def filter_program(machine: str, unix_sockets: bool, alone: int | None = None) -> bytes:
+    """Return the BPF program of `filter_calls`: 8 bytes an instruction.
+
+    Args:
+        machine: `x86_64` or `aarch64`.
+        unix_sockets: See `filter_calls`.
+        alone: The one process that may be signalled, which is the caller; None = any.
+    """
     column = 0 if machine == "x86_64" else 1
     load, equal, at_least, any_of, answer = 0x20, 0x15, 0x35, 0x45, 0x06
     steps = [(load, 0, 0, 4), (equal, 1, 0, _AUDIT[machine]), (answer, 0, 0, _KILL), (load, 0, 0, 0)]
@@ -137,6 +150,11 @@ def filter_program(machine: str, unix_sockets: bool) -> bytes:
         number = numbers[column]
         if number is not None:
             steps += [(equal, 0, 1, number), (answer, 0, 0, _EPERM)]
+    if alone is not None:
+        for numbers in _SIGNALS:
+            steps += [(equal, 0, 1, numbers[column]), (answer, 0, 0, _EPERM)]
+        steps += [(equal, 0, 4, _TGKILL[column]), (load, 0, 0, 16), (equal, 0, 1, alone)]
+        steps += [(answer, 0, 0, _ALLOW), (answer, 0, 0, _EPERM)]
     # the C library falls back to clone, whose flags a filter can read
     steps += [(equal, 0, 1, _CLONE3[column]), (answer, 0, 0, _ENOSYS)]
     steps += [(equal, 0, 4, _CLONE[column]), (load, 0, 0, 16), (any_of, 0, 1, _NAMESPACES)]
