@@ -18,6 +18,7 @@ ENVIRONMENTS: dict[str, str] = {
     "bfcl": "offline_agent.envs.bfcl:BFCL",
     "code": "offline_agent.envs.code:Code",
     "math": "offline_agent.envs.math:Math",
+    "repo": "offline_agent.envs.repo:Repo",
     "shop": "offline_agent.envs.shop:Shop",
     "textworld": "offline_agent.envs.textworld:TextWorld",
 }

@@ -15,7 +15,7 @@ from typing import Any
 
 from offline_agent.sandbox import Limits, Sandbox, SandboxError, Session, shared
 
-LIMITS = Limits(cpu_seconds=3, wall_seconds=20.0)
+LIMITS = Limits(cpu_seconds=2, wall_seconds=20.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class TestRun:
         program: The program's text, loaded as a whole; None where `files` are imported.
         files: Files of the program's folder: relative path → contents.
         sandbox: Where both run; None = this process's.
-        limits: Of the program, for each question of a test; `wall_seconds` is also the time for all tests together,
+        limits: None = `LIMITS`. Of the program, for each question of a test; `wall_seconds` is also the time for all tests together,
             and once the program was stopped for its time the tests after that fail without being run.
     """
 
@@ -53,11 +53,11 @@ class TestRun:
         program: str | None,
         files: Mapping[str, bytes] | None = None,
         sandbox: Sandbox | None = None,
-        limits: Limits = LIMITS,
+        limits: Limits | None = None,
     ) -> None:
         self._program, self._files = program, dict(files or {})
         self._sandbox = shared() if sandbox is None else sandbox
-        self._limits = limits
+        self._limits = LIMITS if limits is None else limits
         self._tested: Session | None = None
         self._broken: str | None = None
         self._end: float | None = None

@@ -5,11 +5,21 @@ from __future__ import annotations
 import pytest
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.math import notebook
+from offline_agent.judges import apart
 from offline_agent.judges.code import unit_tests
 from offline_agent.records import Action, ToolCall
+from offline_agent.sandbox import Limits
 from tests.helpers.attacks import NAME, ON_THE_MACHINE, ON_THE_VERDICT
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "LIMITS", Limits(cpu_seconds=1, wall_seconds=5.0))
+    monkeypatch.setattr(notebook, "LIMITS", Limits(cpu_seconds=1, wall_seconds=5.0, output_kb=64))
+
 
 RIGHT = f"def {NAME}(x):\n    return [x + 1, 'a']"
 TESTS = [f"assert {NAME}({n}) == [{n + 1}, 'a']" for n in range(3)]
