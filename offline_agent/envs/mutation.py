@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import libcst as cst
@@ -42,6 +43,7 @@ def mutated(source: str, rng: random.Random) -> str:
         return source
 
 
+@lru_cache(maxsize=4096)
 def _applied(source: str, number: int) -> tuple[str, int]:
     try:
         module = cst.parse_module(source)

@@ -22,7 +22,7 @@ def next_turn(
         right: The files as they should be.
         messages: The conversation so far; its edits are repeated.
         rng: The source of its errors.
-        noise: Probability, in [0, 1], of a wrong edit, and of submitting without running the tests.
+        noise: Probability, in [0, 1], of a wrong edit, and of submitting after an edit without a look at the tests.
     """
     now, names = begun, []
     for message in messages:
@@ -34,6 +34,8 @@ def next_turn(
     wrong = [path for path in sorted(right.files) if now.files.get(path) != right.files[path]]
     if wrong:
         path = wrong[0]
+        if names[-1:] == ["edit"] and noise > 0 and rng.random() < noise:
+            return call("submit", {})  # it believes that it is done
         if not names and path in now.files:
             return call("read_file", {"path": path})
         if noise > 0 and rng.random() < noise and path in now.files:
