@@ -35,6 +35,7 @@ from offline_agent.policies.base import Proposals, ProposeRequest  # noqa: E402
 from offline_agent.policies.scripted import OraclePolicy  # noqa: E402
 from offline_agent.records import Action, Context, Task  # noqa: E402
 from offline_agent.sandbox import shared  # noqa: E402
+from offline_agent.sandbox.launch import user_number  # noqa: E402
 from tests.helpers.hostile_policy import HostilePolicy  # noqa: E402
 
 _SLOW = 120.0
@@ -96,13 +97,15 @@ def attacked(name: str, end: float, workers: int, seed: int) -> dict[str, Any]:
 
 
 def left_behind() -> int:
-    """Return the number of the sandbox's calls that are still running, and of processes of their users."""
-    first = 1_600_000_000
+    """Return the number of processes that programs of this run have left; 0 where root did not start it."""
+    first = user_number()
+    if not first:  # not root: programs have the caller's own number outside
+        return 0
     count = 0
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                count += entry.stat().st_uid >= first
+                count += first <= entry.stat().st_uid < first + 1024
             except OSError:
                 continue
     return count

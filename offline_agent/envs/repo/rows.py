@@ -150,7 +150,7 @@ def results(tree: Checkout, tests: Sequence[str], command: str) -> tuple[dict[st
 
     Args:
         tree: The files.
-        tests: Names of tests or files, as the command takes them.
+        tests: Names of tests or files, as the command takes them; none = all that it finds.
         command: With `{tests}` for them; it prints `PASSED name` and `FAILED name`, as pytest's -rA does.
 
     Raises:
@@ -158,8 +158,8 @@ def results(tree: Checkout, tests: Sequence[str], command: str) -> tuple[dict[st
     """
     mark = f"test_{secrets.token_hex(8)}"
     files = {**tree.files, f"{mark}.py": f"def {mark}():\n    raise RuntimeError\n".encode()}
-    parts = shlex.split(command)
-    argv = [word for part in parts for word in ([*tests, f"{mark}.py"] if part == "{tests}" else [part])]
+    parts, named = shlex.split(command), [*tests, f"{mark}.py"] if tests else []
+    argv = [word for part in parts for word in (named if part == "{tests}" else [part])]
     done = shared().run(
         argv, files=files, modes=tree.modes, links=tree.links, env=_environment(), limits=LIMITS
     )
