@@ -149,7 +149,8 @@ def main() -> None:
     print(f"{'env':6} " + " ".join(f"{name:>20}" for name in columns) + f" {'longest s':>10}")
     for name, counts in found.items():
         print(f"{name:6} " + " ".join(f"{counts.get(c, 0):20}" for c in columns) + f" {counts['longest']:10.1f}")
-    print(f"process beside it alive: {alive}; socket reached: {reached}; file untouched: {untouched}; left behind: {left}")
+    print(f"process beside it alive: {alive}; socket reached: {reached}; file untouched: {untouched}")
+    print(f"processes left behind: {left}")
     bad = any(c.get("above the floor") or c.get("secrets seen") or c.get("slow") for c in found.values())
     weak = any(counts["honest episodes at 1"] < 5 for counts in found.values())
     raise SystemExit(int(bad or weak or reached or left > 0 or not alive or not untouched))

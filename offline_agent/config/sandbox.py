@@ -25,5 +25,5 @@ class SandboxSection(Section):
     @classmethod
     def _not_empty(cls, command: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if command is not None and not all(command):
-            raise ValueError(f"sandbox.command: got {list(command)!r}, allowed: a list of texts that are not empty, or null")
+            raise ValueError(f"sandbox.command: got {list(command)!r}, allowed: a list of texts, none empty, or null")
         return command or None

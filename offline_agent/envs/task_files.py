@@ -35,7 +35,8 @@ def rows(path: str, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
         listed = _json(text, key, path)
         lines = list(enumerate(listed, 1)) if isinstance(listed, list) else []
     else:
-        lines = [(n, _json(line, key, f"{path}, line {n}")) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+        numbered = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+        lines = [(n, _json(line, key, f"{path}, line {n}")) for n, line in numbered]
     for number, row in lines:
         if not isinstance(row, dict):
             raise ConfigError(f"{key}: {path}, line {number}: got {type(row).__name__}, must be a JSON object")

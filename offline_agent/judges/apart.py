@@ -42,8 +42,8 @@ class TestRun:
         program: The program's text, loaded as a whole; None where `files` are imported.
         files: Files of the program's folder: relative path → contents.
         sandbox: Where both run; None = this process's.
-        limits: None = `LIMITS`. Of the program, for each question of a test; `wall_seconds` is also the time for all tests together,
-            and once the program was stopped for its time the tests after that fail without being run.
+        limits: Of the program, for each question of a test; None = `LIMITS`. `wall_seconds` is also the time for all
+            tests together, and once the program was stopped for its time the tests after that fail without being run.
     """
 
     __test__ = False  # not a test class, whatever pytest makes of its name

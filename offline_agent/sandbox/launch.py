@@ -16,7 +16,8 @@ from offline_agent.sandbox.inside.call import WORK
 
 Level = Literal["command", "bubblewrap", "namespaces", "limits"]
 
-_MODULES = ("kernel", "frames", "plain", "grading", "interpreter", "call", "zygote")  # each after those it imports
+# each after those that it imports
+_MODULES = ("kernel", "frames", "plain", "grading", "interpreter", "processes", "call", "zygote")
 _CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "SYS_RESOURCE")
 _FIRST_USER, _RANGE = 1_600_000_000, 400_000  # of user numbers that no system gives out
 _BOOT = """
@@ -72,26 +73,26 @@ def bubblewrap(channel: int) -> list[str] | None:
         command += ["--symlink", target, path]
     command += ["--proc", "/proc", "--dev", "/dev", "--dir", WORK, "--dir", "/tmp", "--remount-ro", "/"]
     command += ["--setenv", "PYTHONHASHSEED", "0", "--chdir", "/"]
-    return [*command, *_python({"channel": channel, "isolated": True, "user": user_number()})]
+    return [*command, *_python({"channel": channel, "isolated": True, "user": user_number(), "reading": False})]
 
 
 def namespaces(channel: int, folder: str) -> list[str]:
     """Return the command that makes namespaces itself; `folder` is an empty one."""
     user = -1 if os.getuid() == 0 else os.getuid()
     root = {"folder": folder, "user": user, "group": os.getgid(), "binds": list(shown()), "links": dict(links())}
-    return _python({"channel": channel, "isolated": True, "user": user_number(), "root": root})
+    return _python({"channel": channel, "isolated": True, "user": user_number(), "reading": False, "root": root})
 
 
 def limits(channel: int) -> list[str]:
     """Return the command without namespaces."""
     # Python's own files must be there for another user: they are not where it lies in root's home
     others = all(os.stat(path).st_mode & 0o001 for path in (sys.base_prefix, *map(str, Path(sys.base_prefix).parents)))
-    return _python({"channel": channel, "isolated": False, "user": user_number() if others else 0})
+    return _python({"channel": channel, "isolated": False, "user": user_number(), "reading": not others})
 
 
 def custom(prefix: Sequence[str]) -> list[str]:
     """Return the command of one call behind the user's own, such as `docker run`; it talks on standard streams."""
-    facts = {"channel": -1, "isolated": False, "user": 0}
+    facts = {"channel": -1, "isolated": False, "user": _FIRST_USER, "reading": True}
     return [*prefix, "python3", "-s", "-S", "-c", program(), json.dumps(facts)]
 
 

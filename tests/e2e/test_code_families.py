@@ -1,4 +1,4 @@
-"""The environments that run code: searched, mined and trained on; the same trees for any number of workers; refusals."""
+"""The environments that run code: searched, mined, trained on; the same trees for any number of workers; refusals."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def test_trees_are_the_same_for_any_number_of_workers(name: str, tmp_path: Path)
 def test_a_model_is_refused_where_the_sandbox_is_weaker_than_allowed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from offline_agent.sandbox import sandbox
+    from offline_agent.sandbox import trust
 
     weak = Sandbox("limits")
-    monkeypatch.setattr(sandbox, "shared", lambda: weak)
+    monkeypatch.setattr(trust, "shared", lambda: weak)
     keys = ["env=math", "tasks.n=1", "attempts=1", "greedy=false", "max_steps=1", "tracking.uri=null",
             f"run_dir={tmp_path / 'run'}", "policy=tests.helpers.hostile_policy:HostilePolicy"]  # fmt: skip
     assert main(evaluate.COMMAND, keys) == 2

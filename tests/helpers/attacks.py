@@ -1,5 +1,7 @@
 """Programs that attack the sandbox they run in, or the verdict on them; none solves anything."""
 
+# ruff: noqa: E501  (programs stand on few lines)
+
 from __future__ import annotations
 
 import random
@@ -66,7 +68,7 @@ ON_THE_VERDICT: dict[str, str] = {
 }  # fmt: skip
 
 ON_THE_MACHINE: dict[str, str] = {
-    "a fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+    "a fork bomb": "import os, time\nend = time.time() + 6\nwhile True:\n    try: time.time() < end and os.fork()\n    except OSError: pass",
     "ten gigabytes": "x = bytearray(10 * 2**30)",
     "many megabytes": "x = []\nwhile True: x.append(bytearray(2**20))",
     "an endless loop": "while True: pass",

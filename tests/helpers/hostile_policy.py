@@ -32,8 +32,8 @@ class HostilePolicy(ScriptedPolicy):
     def _math(self, context: Context, rng: random.Random) -> ToolCall:
         if rng.random() < 0.7 and context.depth < 4:
             return ToolCall("python", {"code": attacks.program("f", rng)})
-        answers = ("", "gold", "1=1", "True", "x", "9**9**9**9", "\\boxed{}", "__import__('os').getpid()", "\u0000", "$$",
-                   " ".join(map(str, range(60))), "[0, 10000]", "oo", "nan", "\\frac{0}{0}")  # fmt: skip
+        answers = ("", "gold", "1=1", "True", "x", "9**9**9**9", "\\boxed{}", "__import__('os').getpid()", "\u0000",
+                   "$$", " ".join(map(str, range(60))), "[0, 10000]", "oo", "nan", "\\frac{0}{0}")  # fmt: skip
         return ToolCall("answer", {"value": rng.choice(answers)})
 
     def _repo(self, context: Context, source: dict[str, str], rng: random.Random) -> ToolCall:

@@ -138,7 +138,7 @@ print('still here')
 
 
 def test_killing_the_parent_harms_the_call_alone(sandbox: Sandbox) -> None:
-    result = sandbox.run_program("import os\nos.kill(os.getppid(), 9)\nprint('went on')", limits=Limits(wall_seconds=10))
+    result = sandbox.run_program("import os\nos.kill(os.getppid(), 9)\nprint('went on')")
     assert result.status == "exited"
     with sandbox.session() as session:
         session.ask({"op": "cell", "code": "import os\ntry:\n    os.kill(os.getppid(), 9)\nexcept OSError: pass"})
@@ -163,26 +163,31 @@ for family, address in (
         assert sandbox.run_program(program).stdout == "refused\n" * 3
 
 
-def test_a_fork_bomb_is_stopped(sandbox: Sandbox) -> None:
-    bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
-    began = time.monotonic()
-    result = sandbox.run_program(bomb, limits=Limits(wall_seconds=2.0, processes=16))
-    assert result.status in ("wall", "memory") and time.monotonic() - began < 30
-
-
-def test_the_number_of_processes_is_limited(isolated: Sandbox) -> None:
+def test_the_number_of_processes_is_limited(sandbox: Sandbox) -> None:
     program = """
 import os, time
 made = 0
 try:
-    while made < 1000:
+    while made < 300:
         if os.fork() == 0:
-            time.sleep(100)
+            time.sleep(20)
+            os._exit(0)
         made += 1
 except OSError:
-    print(made < 40)
+    print(made < 20)
 """
-    assert isolated.run_program(program, limits=Limits(wall_seconds=20, processes=16)).stdout == "True\n"
+    assert sandbox.run_program(program, limits=Limits(wall_seconds=20, processes=16)).stdout == "True\n"
+
+
+def test_a_fork_bomb_is_stopped(sandbox: Sandbox) -> None:
+    # it ends by itself: should the sandbox not hold it, it must not take the machine
+    bomb = (
+        "import os, time\nend = time.time() + 4\nwhile time.time() < end:\n    try:\n        os.fork()\n"
+        "    except OSError:\n        pass\nwhile True:\n    time.sleep(1)"
+    )
+    began = time.monotonic()
+    result = sandbox.run_program(bomb, limits=Limits(wall_seconds=2.0, processes=16))
+    assert result.status in ("wall", "memory") and time.monotonic() - began < 30
 
 
 def test_ten_gigabytes_are_not_given(sandbox: Sandbox) -> None:
@@ -233,7 +238,7 @@ for folder in ('/', '/usr', '/dev', '/proc', '/etc'):
 
 
 def test_open_files_are_limited(sandbox: Sandbox) -> None:
-    program = "files = []\ntry:\n    while True: files.append(open('/dev/null'))\nexcept OSError: print(len(files) < 128)"
+    program = "f = []\ntry:\n    while True: f.append(open('/dev/null'))\nexcept OSError: print(len(f) < 128)"
     assert sandbox.run_program(program).stdout == "True\n"
 
 
@@ -257,7 +262,8 @@ def test_privileges_are_gone(sandbox: Sandbox) -> None:
     text = sandbox.run_program("print(open('/proc/self/status').read())").stdout
     facts = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
     assert facts["NoNewPrivs"] == "1" and facts["Seccomp"] == "2"
-    assert all(int(facts[name], 16) == 0 for name in ("CapEff", "CapPrm", "CapInh"))
+    reading = {0, 1 << 2} if sandbox.level == "limits" else {0}  # Python may lie in root's home
+    assert all(int(facts[name], 16) in reading for name in ("CapEff", "CapPrm", "CapInh"))
 
 
 def test_links_out_of_the_folder_lead_to_nothing_of_the_host(isolated: Sandbox, tmp_path: Path) -> None:
@@ -309,7 +315,8 @@ def test_calls_do_not_see_one_another(isolated: Sandbox) -> None:
 
 
 def test_a_program_that_writes_in_the_interpreters_place_ends_its_session(sandbox: Sandbox) -> None:
-    code = "import os\nfor fd in range(3, 50):\n    try: os.write(fd, b'\\x00\\x00\\x00\\x02{}garbage')\n    except OSError: pass"
+    write = "os.write(fd, b'\\x00\\x00\\x00\\x02{}garbage')"
+    code = f"import os\nfor fd in range(3, 50):\n    try: {write}\n    except OSError: pass"
     with sandbox.session() as session:
         reply = session.ask({"op": "cell", "code": code})
         assert reply["body"] is None and session.ended

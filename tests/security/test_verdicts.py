@@ -64,7 +64,7 @@ def test_the_environment_scores_an_attack_0_and_goes_on() -> None:
     task = next(iter(spec.tasks("train")))
     name = task.args["names"][0]
     episode = spec.open()
-    for attack in ("its results equal everything", "writes passing results into every descriptor", "exits with 0 at once"):
+    for attack in ("its results equal everything", "writes passing results into every descriptor"):
         episode.reset(task)
         source = ON_THE_VERDICT[attack].replace(NAME, name)
         for call in (ToolCall("write", {"code": source}), ToolCall("run_tests", {}), ToolCall("submit", {})):

@@ -157,6 +157,7 @@ def _drawn(kind: str, rng: random.Random) -> Any:
         letters = rng.choice(("abcdefghijklmnopqrstuvwxyz", "abxz", "eio"))
         return "".join(rng.choice(letters) * rng.choice((1, 1, 2, 3)) for _ in range(rng.randrange(8)))
     if kind == "text":
-        return " ".join(rng.choice("a to be ten red tree blue stone".split()) for _ in range(rng.randrange(12)))
+        words = ("a", "to", "be", "ten", "red", "tree", "blue", "stone")
+        return " ".join(rng.choice(words) for _ in range(rng.randrange(12)))
     pairs = [(rng.randrange(30), rng.randrange(6)) for _ in range(rng.randrange(7))]
     return [[first, first + length] for first, length in pairs]

@@ -108,7 +108,7 @@ def _fraction(a: int, rng: random.Random) -> Problem:
 def _money(a: int, rng: random.Random) -> Problem:
     months, gift, spent = rng.randrange(3, 24), rng.randrange(10, 90), rng.randrange(10, 90)
     question = (
-        f"Leo saves {a} dollars each month for {months} months. In the middle of it he gets {gift} dollars twice, and in"
+        f"Leo saves {a} dollars each month for {months} months. In that time he gets {gift} dollars twice, and in"
         f" the end he spends {spent} dollars. How many dollars does he have?"
     )
     return question, [f"saved = {a} * {months}", f"gifts = 2 * {gift}", f"saved + gifts - {spent}"]

@@ -61,21 +61,23 @@ def patch(before: Checkout, after: Checkout) -> str:
         if old == new:
             continue
         try:
-            lines = [(data or b"").decode("utf-8").splitlines(keepends=True) for data in (old, new)]
+            one, other = [(data or b"").decode("utf-8").splitlines(keepends=True) for data in (old, new)]
         except UnicodeDecodeError:
             continue
         out.append(f"diff --git a/{path} b/{path}\n")
         if old is None:
             out.append("new file mode 100644\n")
         names = ("/dev/null" if old is None else f"a/{path}", "/dev/null" if new is None else f"b/{path}")
-        for line in difflib.unified_diff(*lines, *names):
+        for line in difflib.unified_diff(one, other, *names):
             out.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
     return "".join(out)
 
 
 def similarity(one: str, other: str) -> float:
-    """Return how alike two patches are, in [0, 1] (SWE-RL, Wei et al. 2025, arXiv 2502.18449): the share of matching
-    text by `difflib.SequenceMatcher`; 0 where one is empty."""
+    """Return how alike two patches are, in [0, 1]; 0 where one is empty.
+
+    The share of matching text by `difflib.SequenceMatcher` (SWE-RL, Wei et al. 2025, arXiv 2502.18449).
+    """
     if not one or not other:
         return 0.0
     return difflib.SequenceMatcher(None, one, other, autojunk=False).ratio()

@@ -24,6 +24,15 @@ from typing import Any
 
 from offline_agent.sandbox.inside import interpreter, kernel
 from offline_agent.sandbox.inside.frames import read_frame, write_frame
+from offline_agent.sandbox.inside.processes import (
+    kill_descendants,
+    kill_user,
+    lower,
+    meaning,
+    resident,
+    tasks_of,
+    write_files,
+)
 
 WORK = "/sandbox"
 _TICK = 0.05
@@ -39,14 +48,15 @@ class Call:
 
     Args:
         channel: Two descriptors: requests are read from the first, replies written to the second.
-        facts: `isolated` (namespaces of its own), `user` (the number to become, 0 = none), `folder` (where
-            workspaces are made without namespaces).
+        facts: `isolated` (namespaces of its own), `user` (the number to become where this process is root's; 0 =
+            none), `reading` (see `kernel.become`).
     """
 
     def __init__(self, channel: tuple[int, int], facts: dict[str, Any]) -> None:
         self._in, self._out = channel
         self._isolated = bool(facts["isolated"])
-        self._user = int(facts["user"])
+        self._user = int(facts["user"]) if os.getuid() == 0 else 0
+        self._reading = bool(facts["reading"])
         self._work = WORK
         self._limits: dict[str, Any] = {}
         self._printed = {"stdout": bytearray(), "stderr": bytearray()}
@@ -144,14 +154,17 @@ class Call:
             (resource.RLIMIT_FSIZE, int(limits["disk_mb"]) * 2**20),
             (resource.RLIMIT_NOFILE, int(limits["files"])),
         ):
-            _lower(what, most, most)
-        _lower(resource.RLIMIT_CPU, cpu, resource.RLIM_INFINITY)
+            lower(what, most, most)
+        lower(resource.RLIMIT_CPU, cpu, resource.RLIM_INFINITY)
         if self._user:
-            kernel.become(self._user)
-        elif os.getuid() == 0:
+            kernel.become(self._user, self._reading)
+        elif self._isolated:
             kernel.drop_capabilities()
-        if self._user or self._isolated:  # else the user's own processes would count
-            _lower(resource.RLIMIT_NPROC, int(limits["processes"]), int(limits["processes"]))
+        elif os.getuid() == 0:
+            raise PermissionError("root is exempt from limits of processes")
+        # those that the user has already count too, where it is the caller's own number
+        running = 0 if self._user or self._isolated else tasks_of(os.getuid())
+        lower(resource.RLIMIT_NPROC, running + int(limits["processes"]), running + int(limits["processes"]))
         kernel.no_new_privileges()
         kernel.end_with_parent()
         kernel.filter_calls(unix_sockets=self._isolated, signals=self._isolated or self._user > 0)
@@ -160,7 +173,7 @@ class Call:
 
     def _once(self, request: dict[str, Any]) -> None:
         def program() -> None:
-            _write_files(request["files"], request["modes"], request["links"])
+            write_files(request["files"], request["modes"], request["links"])
             os.environ.update(request["env"])
             if request["argv"] is None:
                 interpreter.run_program(request["program"])
@@ -176,7 +189,7 @@ class Call:
         status, code = "exited", None
         try:
             raw = self._wait(end)
-            status, code = _meaning(raw)
+            status, code = meaning(raw)
         except Stopped as reason:
             status = str(reason)
         self._end_all()
@@ -223,7 +236,7 @@ class Call:
         answer_read, answer_write = os.pipe()
 
         def program() -> None:
-            _write_files(request["files"], request["modes"], request["links"])
+            write_files(request["files"], request["modes"], request["links"])
             interpreter.serve(ask_read, answer_write, int(self._limits["cpu_seconds"]), request["paths"])
 
         self._start(program, (ask_read, answer_write))
@@ -283,7 +296,7 @@ class Call:
             done, raw = os.waitpid(self._child, os.WNOHANG)
             if done:
                 self._child = 0
-                return _meaning(raw)[0]
+                return meaning(raw)[0]
             time.sleep(0.002)
         return "signal"
 
@@ -318,7 +331,7 @@ class Call:
     def _check(self, end: float) -> None:
         if time.monotonic() > end:
             raise Stopped("wall")
-        if self._isolated and _resident() > int(self._limits["memory_mb"]) * 2**20:
+        if self._isolated and resident() > int(self._limits["memory_mb"]) * 2**20:
             raise Stopped("memory")
 
     def _end_all(self) -> None:
@@ -328,9 +341,9 @@ class Call:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(-1, signal.SIGKILL)
         elif self._user:
-            _kill_user(self._user)
+            kill_user(self._user)
         else:
-            _kill_descendants()
+            kill_descendants()
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
@@ -353,87 +366,3 @@ class Call:
     def _reply(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # nobody waits for it any more
             write_frame(self._out, json.dumps(message).encode())
-
-
-def _lower(what: int, soft: int, hard: int) -> None:
-    """Set a limit, as far as the present one allows."""
-    _, present = resource.getrlimit(what)
-    if present != resource.RLIM_INFINITY:
-        hard = present if hard == resource.RLIM_INFINITY else min(hard, present)
-        soft = min(soft, hard)
-    resource.setrlimit(what, (soft, hard))
-
-
-def _meaning(raw: int) -> tuple[str, int | None]:
-    """Return status and code of a wait status."""
-    if os.WIFEXITED(raw):
-        return "exited", os.WEXITSTATUS(raw)
-    number = os.WTERMSIG(raw)
-    return ("cpu" if number == signal.SIGXCPU else "signal"), number
-
-
-def _write_files(files: dict[str, bytes], modes: dict[str, int], links: dict[str, str]) -> None:
-    """Write files below the working folder; their paths were checked by the host."""
-    for name, data in files.items():
-        folder = os.path.dirname(name)
-        if folder:
-            os.makedirs(folder, exist_ok=True)
-        with open(name, "wb") as file:
-            file.write(data)
-        if name in modes:
-            os.chmod(name, modes[name])
-    for name, target in links.items():
-        folder = os.path.dirname(name)
-        if folder:
-            os.makedirs(folder, exist_ok=True)
-        os.symlink(target, name)
-
-
-def _resident() -> int:
-    """Return the resident memory of all other processes of this namespace, in bytes."""
-    total = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit() and name != "1":
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                with open(f"/proc/{name}/statm") as file:
-                    parts = file.read().split()
-                total += int(parts[1]) - int(parts[2])  # what is shared with the parent counts once, there
-    return total * resource.getpagesize()
-
-
-def _kill_user(user: int) -> None:
-    """Kill all processes of a user number that one call has to itself."""
-    helper = os.fork()
-    if helper == 0:
-        try:
-            os.setresuid(user, user, user)
-            os.kill(-1, signal.SIGKILL)
-        except OSError:
-            pass
-        finally:
-            os._exit(0)
-    os.waitpid(helper, 0)
-
-
-def _kill_descendants() -> None:
-    """Kill this process's descendants, until there are none."""
-    for _ in range(1000):
-        parents: dict[int, int] = {}
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                with contextlib.suppress(OSError, IndexError, ValueError):
-                    with open(f"/proc/{name}/stat") as file:
-                        after = file.read().rpartition(")")[2].split()
-                    if after[0] != "Z":
-                        parents[int(name)] = int(after[1])
-        mine, grown = {os.getpid()}, True
-        while grown:
-            more = {pid for pid, parent in parents.items() if parent in mine} - mine
-            mine |= more
-            grown = bool(more)
-        mine.discard(os.getpid())
-        if not mine:
-            return
-        for pid in mine:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)

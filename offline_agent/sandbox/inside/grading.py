@@ -85,7 +85,9 @@ class Client:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
 
-    def do(self, target: Any, what: str, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None) -> Any:
+    def do(
+        self, target: Any, what: str, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+    ) -> Any:
         """Return what an operation gave there; raises what it raised, as the nearest class of Python's own."""
         question = {
             "op": "do", "target": target, "what": what,
@@ -141,7 +143,7 @@ class Remote:
         object.__setattr__(self, "_target", target)
         object.__setattr__(self, "_kind", kind)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
         return _do(self, "call", args, kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -104,10 +104,12 @@ class _Session:
 
     def _cell(self, code: str) -> None:
         tree = ast.parse(code, "cell.py")
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
         names = self._main.__dict__
         exec(compile(tree, "cell.py", "exec"), names)
-        if last is not None:
+        if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), "cell.py", "eval"), names)
             if value is not None:
                 print(repr(value))
@@ -205,4 +207,4 @@ def _forget_sandbox() -> None:
     """Take the sandbox's own modules away from what the program can import."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "offline_agent"]:
         del sys.modules[name]
-    sys.stdin = open(os.devnull)
+    sys.stdin = open(os.devnull)  # noqa: SIM115  (for as long as the program runs)

@@ -12,6 +12,7 @@ RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 409
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 1, 4, 22, 24, 28
+_PR_SET_KEEPCAPS, _DAC_READ_SEARCH = 8, 2
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
 
 # name: (x86_64, aarch64); None = the architecture has no such call
@@ -97,14 +98,25 @@ def drop_capabilities() -> None:
     checked(_libc.capset(header, bytes(24)), "capset")
 
 
-def become(user: int) -> None:
-    """Become an unprivileged user; for root."""
+def become(user: int, reading: bool) -> None:
+    """Become an unprivileged user; for root. Root itself is exempt from limits of processes, other users are not.
+
+    Args:
+        user: Its number, and its group's.
+        reading: Go on reading what root may read: where Python's own files are in root's home.
+    """
     for capability in range(64):
-        if _prctl(_PR_CAPBSET_DROP, capability) != 0:
+        if not (reading and capability == _DAC_READ_SEARCH) and _prctl(_PR_CAPBSET_DROP, capability) != 0:
             break
     os.setgroups([])
     os.setresgid(user, user, user)
+    _prctl(_PR_SET_KEEPCAPS, int(reading))
     os.setresuid(user, user, user)
+    if reading:
+        kept = 1 << _DAC_READ_SEARCH
+        header = struct.pack("II", 0x20080522, 0)
+        checked(_libc.capset(header, struct.pack("6I", kept, kept, kept, 0, 0, 0)), "capset")
+        checked(_prctl(_PR_CAP_AMBIENT, 2, _DAC_READ_SEARCH), "prctl")
     _prctl(_PR_SET_DUMPABLE, 1)  # its own /proc/self stays readable
 
 

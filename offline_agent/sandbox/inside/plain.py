@@ -56,7 +56,8 @@ def decode(data: Any, handle: Callable[[Any], Any]) -> Any:
         return data
     if not isinstance(data, dict) or "t" not in data:
         raise ValueError("no plain value")
-    kind, value = data["t"], data.get("v")
+    kind = data["t"]
+    value: Any = data.get("v")
     if kind == "i":
         return int(value, 16)
     if kind == "b":

@@ -15,7 +15,6 @@ from offline_agent.envs.mutation import mutant, mutants
 from offline_agent.envs.repo import Repo, bundles, rows
 from offline_agent.envs.repo.checkout import Checkout, patch, similarity
 from offline_agent.errors import ConfigError
-from offline_agent.records import Action, ToolCall
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +62,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     row = {
         "instance_id": "someone__pkg-1", "repo": "someone/pkg", "base_commit": base, "patch": gold,
         "test_patch": test_patch, "problem_statement": "double(2) is 6.",
-        "FAIL_TO_PASS": json.dumps(["tests/test_new.py::test_double"]), "PASS_TO_PASS": ["tests/test_new.py::test_zero"],
+        "FAIL_TO_PASS": json.dumps(["tests/test_new.py::test_double"]),
+        "PASS_TO_PASS": ["tests/test_new.py::test_zero"],
     }  # fmt: skip
     (folder / "rows.jsonl").write_text(json.dumps(row))
     return {"test_path": str(folder / "rows.jsonl"), "repositories": str(folder)}
@@ -196,7 +196,10 @@ def test_a_patch_is_one_that_git_applies() -> None:
 
 
 def test_each_mutant_differs_and_parses() -> None:
-    source = "def f(a, b):\n    # kept\n    if a < b and not a:\n        return a + 1\n    return b // 2 if a in (1, 2) else -b\n"
+    source = (
+        "def f(a, b):\n    # kept\n    if a < b and not a:\n        return a + 1\n"
+        "    return b // 2 if a in (1, 2) else -b\n"
+    )
     made = [mutant(source, number) for number in range(mutants(source))]
     assert len(set(made)) == len(made) == 11 and source not in made
     for text in made:
