@@ -46,12 +46,13 @@ def main() -> None:
             continue
         start = timed(lambda: subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True), given.calls)
         call = timed(lambda sandbox=sandbox: sandbox.run_program("pass"), given.calls)  # type: ignore[misc]
+        request = {"op": "cell", "code": "1 + 1"}
         with sandbox.session() as session:
-            cell = timed(lambda session=session: session.ask({"op": "cell", "code": "1 + 1"}), given.calls)  # type: ignore[misc]
+            cell = timed(lambda session=session: session.ask(request), given.calls)  # type: ignore[misc]
 
         def opened(sandbox: Sandbox = sandbox) -> None:
             with sandbox.session() as session:
-                session.ask({"op": "cell", "code": "1 + 1"})
+                session.ask({"op": "cell", "code": "1 + 1"})  # the first one
 
         def judged(sandbox: Sandbox = sandbox) -> None:
             with TestRun("def f(x): return x + 1", sandbox=sandbox) as run:

@@ -196,7 +196,8 @@ class EnvSpec:
         judge = {} if self.judge is None else {"judge": self.judge.identity}
         sandbox = {} if self.sandbox is None else {"sandbox": self.sandbox}
         python = {} if self.python is None else {"python": self.python}
-        return {"name": self.name, "version": self.version, "class": path, "args": self.args, **python, **judge, **sandbox}
+        named = {"name": self.name, "version": self.version, "class": path, "args": self.args}
+        return {**named, **python, **judge, **sandbox}
 
     @property
     def sandbox(self) -> str | None:

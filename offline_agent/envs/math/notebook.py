@@ -1,9 +1,9 @@
 """An interpreter in the sandbox whose variables last; its snapshot is the list of the cells that it ran.
 
 A copy has the cells and no process. When it runs its next cell it gets a process that has run the same cells again:
-cells are short, and the interpreter begins the same each time (hash seed, `random.seed(0)`). The printed text is compared
-with what it was the first time; cells that print another text when they are repeated are a fault of the branch, not a
-state that differs without anyone knowing.
+cells are short, and the interpreter begins the same each time (hash seed, `random.seed(0)`). The printed text is
+compared with what it was the first time; cells that print another text when they are repeated are a fault of the
+branch, not a state that differs without anyone knowing.
 """
 
 from __future__ import annotations
