@@ -18,7 +18,7 @@ class SandboxSection(Section):
     )  # fmt: skip
     command: tuple[str, ...] | None = key(
         None, "a command that starts a container and runs in it what follows, in place of the sandbox's own, e.g. "
-        "[docker, run, -i, --rm, --network=none, python:3.11-slim]; each call starts one", free=True, strict=False,
+        "[docker, run, -i, --rm, --network=none, python:3.11-slim]; each call starts one", strict=False,
     )  # fmt: skip
 
     @field_validator("command")
