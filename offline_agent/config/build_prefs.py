@@ -10,6 +10,7 @@ from pydantic import ConfigDict, field_validator, model_validator
 from offline_agent.config.base import Plugged, Section, key, masked, section
 from offline_agent.config.launch import RaySection, SlurmSection
 from offline_agent.config.plan import PlanSection
+from offline_agent.config.sandbox import SandboxSection
 
 
 def known_name(kind: Literal["env", "judge", "policy"], name: str) -> str:
@@ -27,8 +28,8 @@ class EnvSection(Plugged):
     argument_note: ClassVar[str] = "any argument of the environment's constructor, e.g. env.game=coin"
     _known = field_validator("name")(lambda name: known_name("env", name))
     name: str = key(
-        "shop", "babyai, bfcl, browser, shop, textworld, module:Class of your own, or an adapted one: gym:ID, "
-        "mcp:COMMAND, openenv:URL, textarena:ID (env=NAME is short for env.name=NAME)",
+        "shop", "babyai, bfcl, browser, code, math, repo, retail, search_qa, shop, sql, textworld, module:Class of your "
+        "own, or an adapted one: gym:ID, mcp:COMMAND, openenv:URL, textarena:ID (env=NAME is short for env.name=NAME)",
     )  # fmt: skip
     python: str | None = key(
         None, "path of the Python interpreter (3.11 or newer) that has what the environment needs; it runs there, in "
@@ -358,6 +359,7 @@ class BuildPrefsConfig(RunConfig):
     env: EnvSection = section(EnvSection, "the environment")
     judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
     limits: LimitsSection = section(LimitsSection, "what an environment may take")
+    sandbox: SandboxSection = section(SandboxSection, "where code runs that a policy wrote")
     tasks: TasksSection = section(TasksSection, "which tasks")
     policy: PolicySection = section(PolicySection, "the policy that proposes actions")
     search: SearchSection = section(SearchSection, "the search")

@@ -18,6 +18,7 @@ from offline_agent.config.build_prefs import (
     SearchSection,
     TasksSection,
 )
+from offline_agent.config.sandbox import SandboxSection
 
 
 class TestTimeSection(Section):
@@ -73,6 +74,7 @@ class EvaluateConfig(RunConfig):
     env: EnvSection = section(EnvSection, "the environment")
     judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
     limits: LimitsSection = section(LimitsSection, "what an environment may take")
+    sandbox: SandboxSection = section(SandboxSection, "where code runs that a policy wrote")
     tasks: EvaluateTasks = section(EvaluateTasks, "which tasks")
     policy: PolicySection = section(PolicySection, "the policy that is evaluated")
     attempts: int = key(4, "sampled attempts of each task at policy.temperature; 0 = none", ge=0, le=10**6)

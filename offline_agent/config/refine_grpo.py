@@ -15,6 +15,7 @@ from offline_agent.config.build_prefs import (
     RewardSection,
     TasksSection,
 )
+from offline_agent.config.sandbox import SandboxSection
 from offline_agent.config.training import AdamWSection, PassSection, TrainableConfig
 
 CORRECTIONS = Literal["off", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask"]
@@ -223,6 +224,7 @@ class RefineGrpoConfig(TrainableConfig):
     env: EnvSection = section(EnvSection, "the environment")
     judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
     limits: LimitsSection = section(LimitsSection, "what an environment may take")
+    sandbox: SandboxSection = section(SandboxSection, "where code runs that a policy wrote")
     tasks: RefineTasks = section(RefineTasks, "which tasks")
     rounds: int = key(8, "batches of roll-outs, each played with one version of the weights", ge=1)
     rollouts: RolloutsSection = section(RolloutsSection, "what is played in a round")

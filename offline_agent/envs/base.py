@@ -201,8 +201,23 @@ class EnvSpec:
         adapted = self.path.partition(":")[0] in catalog.ADAPTERS
         path = self.path if adapted else f"{self.cls.__module__}:{self.cls.__qualname__}"
         judge = {} if self.judge is None else {"judge": self.judge.identity}
+        sandbox = {} if self.sandbox is None else {"sandbox": self.sandbox}
         python = {} if self.python is None else {"python": self.python}
-        return {"name": self.name, "version": self.version, "class": path, "args": self.args, **python, **judge}
+        named = {"name": self.name, "version": self.version, "class": path, "args": self.args}
+        return {**named, **python, **judge, **sandbox}
+
+    @property
+    def sandbox(self) -> str | None:
+        """Level of the sandbox that its code runs in; None where neither class nor judge runs what a policy wrote.
+
+        A class says so by `runs_code = True`.
+        """
+        judged = self.judge is not None and self.judge.name == "unit_tests" and "run" not in self.judge.args
+        if not (judged or getattr(self.cls, "runs_code", False)):
+            return None
+        from offline_agent.sandbox import shared
+
+        return shared().level
 
     def tasks(self, split: str) -> Iterator[Task]:
         """Yield the tasks of a split, in the environment's order.

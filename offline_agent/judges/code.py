@@ -1,7 +1,7 @@
 """Verifiers of programs: unit tests for a function, and a patch with a repository's tests.
 
-What a policy wrote is never run here. Both verifiers are given the callable that runs it, which is where the sandbox
-is; one that cannot run says so by raising, and the verdict then has no score.
+What a policy wrote is never run here but in the sandbox, apart from the tests (`judges.apart`), or by a callable that
+the caller gives; where that cannot run it says so by raising, and the verdict then has no score.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from offline_agent.judges.apart import Outcome, TestRun
 from offline_agent.judges.verifiers import Unscorable, verifier
 
 RunProgram = Callable[[str], str | None]
@@ -23,29 +24,52 @@ apply. Raises where the sandbox itself does not work."""
 _SHOWN = 20
 
 
-@verifier("1")
+@verifier("2")
 def unit_tests(
-    candidate: str, tests: Sequence[str], run: RunProgram, all_or_nothing: bool = False
+    candidate: str,
+    tests: Sequence[str],
+    run: RunProgram | None = None,
+    all_or_nothing: bool = False,
+    setup: str = "",
+    names: Sequence[str] | None = None,
 ) -> tuple[float, bool, dict[str, Any]]:
-    """Judge a program by the share of its unit tests that pass, each in a process of its own.
+    """Judge a program by the share of its unit tests that pass.
 
-    A test passes only if the program gets to its end: behind the test a number is printed that the candidate cannot
-    know beforehand, so `sys.exit(0)` or a printed "ok" does not pass for it.
+    The tests run in a process that the program cannot reach: they call it, and compare plain values that come back
+    (`judges.apart`). With `run`, each test runs behind the program in one process, and passes only if a number is
+    printed in the end that the program cannot know beforehand: `sys.exit(0)` or a printed "ok" does not pass for it,
+    but a program that looks for its test finds it.
 
     Args:
         candidate: The program, as the policy wrote it.
-        tests: Python statements that raise where the program is wrong; run behind the candidate.
-        run: Runs one program.
+        tests: Python statements that raise where the program is wrong.
+        run: Runs one program and its test together; None = the sandbox, apart.
         all_or_nothing: Score 0 unless every test passes.
+        setup: Code that is run before each test (not with `run`).
+        names: Names of the program that the tests use; None = those that they do not define themselves.
     """
     _check_texts("tests", tests)
     if not isinstance(candidate, str):
         raise Unscorable(f"candidate: got {type(candidate).__name__}, must be the program's text")
-    passed = [_passes(candidate, test, run) for test in tests]
-    share = sum(passed) / len(passed)
-    whole = all(passed)
-    failed = [i for i, ok in enumerate(passed) if not ok]
-    evidence = {"tests": len(passed), "passed": sum(passed), "failed": failed[:_SHOWN]}
+    if run is not None:
+        outcomes = [Outcome(str(n), _passes(candidate, test, run)) for n, test in enumerate(tests)]
+    else:
+        with TestRun(candidate) as tested:
+            outcomes = tested.outcomes(tests, setup, names)
+    return scored(outcomes, all_or_nothing)
+
+
+def scored(outcomes: Sequence[Outcome], all_or_nothing: bool) -> tuple[float, bool, dict[str, Any]]:
+    """Return score, success and evidence of tests; raises Unscorable where one of them says nothing."""
+    for outcome in outcomes:
+        if outcome.unscorable is not None:
+            raise Unscorable(f"test {outcome.test}: {outcome.unscorable}")
+    failed = [o for o in outcomes if not o.passed]
+    share, whole = 1 - len(failed) / len(outcomes), not failed
+    evidence = {
+        "tests": len(outcomes), "passed": len(outcomes) - len(failed), "failed": [o.test for o in failed[:_SHOWN]],
+        "error": failed[0].error if failed else "",
+    }  # fmt: skip
     return (float(whole) if all_or_nothing else share), whole, evidence
 
 

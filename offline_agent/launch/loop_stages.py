@@ -66,7 +66,7 @@ class LoopStages:
     def build_prefs(self, iteration: int, model: Model, tasks: Path) -> Stage:
         """Return the stage that searches the tasks of a file with a model."""
         loop = self.config
-        sections = ("env", "judge", "limits", "search", "reward", "pairs", "filtered")
+        sections = ("env", "judge", "limits", "sandbox", "search", "reward", "pairs", "filtered")
         same = {name: getattr(loop, name) for name in sections}
         config = BuildPrefsConfig(
             **same,
@@ -129,6 +129,7 @@ class LoopStages:
             env=self.config.env,
             judge=self.config.judge,
             limits=self.config.limits,
+            sandbox=self.config.sandbox,
             tasks=RefineTasks(n=None, file=str(tasks)),
             rounds=stage.rounds,
             rollouts=stage.rollouts.model_copy(
@@ -158,6 +159,7 @@ class LoopStages:
             env=self.config.env,
             judge=self.config.judge,
             limits=self.config.limits,
+            sandbox=self.config.sandbox,
             tasks=EvaluateTasks(split=held_out.split, n=None, file=str(tasks)),
             policy=self._policy(model),
             attempts=held_out.attempts,

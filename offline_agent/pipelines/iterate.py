@@ -42,7 +42,7 @@ class LoopInputs:
 def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
     """Look at everything that can be found faulty before hours are spent; see `runner.pipeline.Command.prepare`."""
     from offline_agent.pipelines.stages.search import settings_of
-    from offline_agent.runner.components import make_environment, make_reward, make_tasks, own_critic
+    from offline_agent.runner.components import check_sandbox, make_environment, make_reward, make_tasks, own_critic
     from offline_agent.runner.task_list import TaskList, hash_tasks
     from offline_agent.store.provenance import hash_json, hash_path
 
@@ -52,6 +52,7 @@ def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
         make_reward(config)
         own_critic(config.search.critic)
         spec = make_environment(config)
+        check_sandbox(spec, trusted=False)
         tasks = make_tasks(spec, _pool(config))
         first = tasks if config.tasks.n is None else tasks[: config.tasks.n]
         hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in first])

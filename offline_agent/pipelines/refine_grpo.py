@@ -32,7 +32,7 @@ from offline_agent.report import cuts
 from offline_agent.report.refine_grpo import crowded, ends, export, show
 from offline_agent.report.servers import of_servers
 from offline_agent.runner import training
-from offline_agent.runner.components import make_environment, make_reward, make_tasks
+from offline_agent.runner.components import check_sandbox, make_environment, make_reward, make_tasks
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import environment_keys, tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session
@@ -63,6 +63,8 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
             "rollouts.turn_judge, or set "
             "rollouts.credit=trajectory, or rollouts.credit=turn with rollouts.branches=0.5"
         )
+    if spec is not None:
+        collect(lambda: check_sandbox(spec, trusted=False))
     tasks = collect(lambda: make_tasks(spec, config.tasks)) if spec else None
     trainable = collect(lambda: training.load(config))
     if trainable is not None:
@@ -150,6 +152,7 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     return {
         "pipeline": session.run.manifest["command"],
         "environment": inputs.spec.name,
+        **({} if inputs.spec.sandbox is None else {"sandbox": inputs.spec.sandbox}),
         "environment_keys": environment_keys(config.resolved()),
         "tasks": len(inputs.tasks),
         "objective": asdict(inputs.objective),

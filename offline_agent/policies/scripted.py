@@ -36,6 +36,7 @@ class ScriptedPolicy:
     """
 
     name: str = "scripted"
+    trusted = True  # its programs are the environment's own
     batch_invariant = True
     max_tokens = 0
 

@@ -259,6 +259,7 @@ class Figures:
             "environment_keys": environment_keys(config.resolved()),
             "model": config.policy.model,
             "policy": parts.policy.name,
+            **({} if parts.spec.sandbox is None else {"sandbox": parts.spec.sandbox}),
             "split": config.tasks.split,
             "seed": config.seed,
             "resumed": self.resumed,
@@ -362,6 +363,8 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     reused = session.get("calls_replayed", 0)
     note = f"+ {reused:,} to restore states, {summary['replayed_calls']:,} in the replays that mine pairs"
     yield "tool calls", f"{summary['tool_calls']:,}", note
+    if "sandbox" in summary:
+        yield "sandbox", summary["sandbox"], "where the policy's code ran (docs/sandbox.md)"
     if "environments_open" in session:
         note = f"limits.environments: at most {session['environments_limit']:,}"
         yield "environments open at once", f"{session['environments_open']:,}", note

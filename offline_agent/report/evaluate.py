@@ -52,6 +52,7 @@ def summary(
     out: dict[str, Any] = {
         "environment": parts.spec.name,
         "policy": parts.policy.name,
+        **({} if parts.spec.sandbox is None else {"sandbox": parts.spec.sandbox}),
         "model": parts.policy.identity.get("model"),
         "tasks": len(parts.tasks),
         "split": config.tasks.split,

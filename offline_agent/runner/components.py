@@ -22,6 +22,7 @@ from offline_agent.judges.rewards import CompositeReward
 from offline_agent.policies.base import Policy
 from offline_agent.records import Step, Task
 from offline_agent.runner.task_list import TaskList, hash_tasks
+from offline_agent.sandbox import check_trust, configure
 
 Config = BuildPrefsConfig | EvaluateConfig
 
@@ -56,6 +57,8 @@ def make_parts(config: Config) -> Parts:
     tasks = _collect(faults, lambda: _make_tasks(spec, config.tasks, TaskList)) if spec else None
     chosen = _collect(faults, lambda: _policy_arguments(config.policy))  # checked even if the environment is faulty
     policy = _collect(faults, lambda: make_policy(config.policy, spec)) if chosen and spec and not faults else None
+    if policy is not None:
+        _collect(faults, lambda: check_sandbox(spec, getattr(policy, "trusted", False)))
     if faults or spec is None or tasks is None or policy is None:
         raise ConfigError(faults)
     return Parts(spec, tasks, policy, reward)
@@ -74,6 +77,7 @@ def _collect(faults: list[str], make: Callable[[], Any]) -> Any:
 def make_environment(config: Config | RefineGrpoConfig) -> EnvSpec:
     """Return the environment, with the judge that gives its verdicts; raises ConfigError with the faults of both."""
     faults: list[str] = []
+    configure(config.sandbox.allow, config.sandbox.command)
     judge = _collect(faults, lambda: make_judge(config.judge.name, dict(config.judge.model_extra or {})))
     spec = _collect(faults, lambda: _load_environment(config, judge))
     if faults:
@@ -92,6 +96,17 @@ def _load_environment(config: Config | RefineGrpoConfig, judge: Judge | None) ->
         most_open=config.limits.environments or MOST,
         judge=judge,
     )
+
+
+def check_sandbox(spec: EnvSpec, trusted: bool) -> None:
+    """Raise ConfigError where a policy's code would run in a sandbox that is weaker than `sandbox.allow`.
+
+    Args:
+        spec: The environment; nothing is checked where it runs no code.
+        trusted: The policy is a script of this program or of the environment.
+    """
+    if spec.sandbox is not None:
+        check_trust(trusted)
 
 
 def make_reward(config: Config | RefineGrpoConfig) -> CompositeReward | None:

@@ -1,0 +1,94 @@
+"""Gold answers of real data sets, judged by the environments: each must score 1. Prints a table and the exceptions.
+
+    python benchmarks/gold.py [../shared/data] [--rows N]
+
+The folder may hold HumanEval.jsonl(.gz), mbpp.jsonl, gsm8k_*.jsonl and math*.jsonl; what is absent is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.code.data import read_file as read_code
+from offline_agent.envs.math.data import read_file as read_math
+from offline_agent.records import Action, Task, ToolCall, Verdict
+from offline_agent.sandbox import shared
+
+FILES = (("code", "HumanEval.jsonl*"), ("code", "*mbpp*.json*"), ("math", "gsm8k_*.jsonl"), ("math", "*math*.jsonl"))
+_READ = {"code": read_code, "math": read_math}
+
+
+def rows(folder: Path) -> Iterator[tuple[str, Path, list[dict[str, Any]]]]:
+    """Yield environment, file and tasks of each data file."""
+    for name, pattern in FILES:
+        for path in sorted(folder.glob(pattern)):
+            yield name, path, _READ[name](str(path), "file")
+
+
+def played(spec: EnvSpec, args: dict[str, Any], right: bool) -> Verdict:
+    """Return the verdict on a task's gold answer; or on an empty program or another number."""
+    episode = spec.open()
+    try:
+        episode.reset(Task(str(args["task_id"]), "test", args))
+        for name, arguments in _calls(spec.name, args, right):
+            episode.step(Action("", call=ToolCall(name, arguments)))
+        return episode.verdict()
+    finally:
+        episode.close()
+
+
+def _calls(name: str, args: dict[str, Any], right: bool) -> list[tuple[str, dict[str, Any]]]:
+    if name == "math":
+        return [("answer", {"value": args["gold"] if right else f"({args['gold']}) + 1"})]
+    code = args["solution"] if right else "\n".join(f"def {each}(*a, **k):\n    pass" for each in args["names"])
+    return [("write", {"code": code}), ("submit", {})]
+
+
+def measured(spec: EnvSpec, tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the counts of one file."""
+    began = time.perf_counter()
+    with ThreadPoolExecutor(2) as pool:
+        gold = list(pool.map(lambda args: played(spec, args, True), tasks))
+        seconds = time.perf_counter() - began
+        wrong = list(pool.map(lambda args: played(spec, args, False), tasks))
+    pairs = list(zip(tasks, gold, strict=True))
+    return {
+        "rows": len(tasks),
+        "gold_1": sum(verdict.score == 1.0 for verdict in gold),
+        "wrong_0": sum(verdict.score == 0.0 for verdict in wrong),
+        "ms": 1000 * seconds / len(tasks),
+        "exceptions": [[t["task_id"], v.score, v.error or dict(v.evidence)] for t, v in pairs if v.score != 1.0],
+        "wrong_scored": [[t["task_id"], v.score, v.error] for t, v in zip(tasks, wrong, strict=True) if v.score != 0.0],
+    }
+
+
+def main() -> None:
+    """Judge every row, or a sample of each file; print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", default="../shared/data")
+    parser.add_argument("--rows", type=int, help="rows of each file, drawn at random; all by default")
+    given = parser.parse_args()
+    out = {}
+    for name, path, tasks in rows(Path(given.folder)):
+        chosen = tasks if given.rows is None else random.Random(0).sample(tasks, min(given.rows, len(tasks)))
+        out[path.name] = measured(EnvSpec.load(name), chosen)
+    print(f"sandbox: {shared().level}")
+    print(f"{'file':28} {'rows':>6} {'gold = 1':>9} {'wrong = 0':>10} {'ms a row':>9}")
+    for file, found in out.items():
+        print(f"{file:28} {found['rows']:6} {found['gold_1']:9} {found['wrong_0']:10} {found['ms']:9.1f}")
+    for file, found in out.items():
+        for what in ("exceptions", "wrong_scored"):
+            for task_id, score, why in found[what]:
+                print(f"{file} {task_id}: {what}: {score} {json.dumps(why, default=str)[:300]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""Word problems with a Python interpreter: `Math` is the environment."""
+
+from offline_agent.envs.math.env import Math
+
+__all__ = ["Math"]

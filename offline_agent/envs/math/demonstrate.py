@@ -1,0 +1,42 @@
+"""A scripted solver: runs the known calculation cell by cell, then answers; with noise it miscalculates."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from offline_agent.envs.code.demonstrate import call
+from offline_agent.envs.mutation import mutated
+from offline_agent.records import Message
+
+_NUMBER = re.compile(r"-?\d+(?:/\d+|\.\d+)?")
+
+
+def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float) -> Message:
+    """Return the next assistant message.
+
+    Args:
+        task: `reset`'s arguments.
+        messages: The conversation so far.
+        rng: The source of its errors.
+        noise: Probability, in [0, 1], of an error in each cell; the last thing printed is then the answer. With 0 the
+            answer is the right one.
+    """
+    ran = [made for message in messages for made in message.get("tool_calls") or () if _is_cell(made)]
+    cells = task["cells"]
+    if len(ran) < len(cells):
+        cell = cells[len(ran)]
+        return call("python", {"code": mutated(cell, rng) if noise > 0 and rng.random() < noise else cell})
+    if noise <= 0:
+        return call("answer", {"value": task["gold"]})
+    printed = str(messages[-1].get("content") or "") if ran else ""
+    numbers = _NUMBER.findall(printed.splitlines()[-1]) if printed.strip() else []
+    if cells and numbers:
+        return call("answer", {"value": numbers[-1]})
+    return call("answer", {"value": task["gold"] if rng.random() >= noise else f"{task['gold']}+1"})
+
+
+def _is_cell(made: Mapping[str, Any]) -> bool:
+    return bool(made["function"]["name"] == "python")

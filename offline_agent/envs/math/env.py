@@ -1,0 +1,126 @@
+"""The environment: an interpreter whose variables last within an episode, and one answer."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from offline_agent.envs.base import Environment, ToolError
+from offline_agent.envs.math import demonstrate as expert
+from offline_agent.envs.math.data import read_file
+from offline_agent.envs.math.families import problems
+from offline_agent.envs.math.notebook import Notebook
+from offline_agent.envs.task_files import divided
+from offline_agent.judges.verifiers import symbolic
+from offline_agent.records import Message, Verdict
+
+_LONGEST_CELL, _LONGEST_ANSWER = 20_000, 300
+
+
+class Math(Environment):
+    """Mathematical problems; the interpreter runs in the sandbox, the answer is judged by symbolic equality.
+
+    Args:
+        path: A file of GSM8K's or MATH's rows, divided into splits; None = the generated problems.
+        test_path: Such a file that is the whole test split.
+    """
+
+    name = "math"
+    system_prompt = (
+        "Solve the problem. python runs code in an interpreter that keeps its variables and shows what is printed and"
+        " the value of the last expression. Give the result with answer: a number or an expression alone."
+    )
+    one_thread: ClassVar[bool] = False
+    runs_code: ClassVar[bool] = True
+    _answers_differ: ClassVar[bool] = False
+
+    def __init__(self, path: str | None = None, test_path: str | None = None) -> None:
+        self._question = self._gold = ""
+        self._answer: str | None = None
+        self._notebook = Notebook()
+
+    @classmethod
+    def tasks(cls, split: str, path: str | None = None, test_path: str | None = None) -> Iterable[dict[str, Any]]:
+        """Yield the problems of a split.
+
+        Raises:
+            ConfigError: A file cannot be read, or is of another format.
+        """
+        of_file = divided(split, path, test_path, read_file)
+        return problems(split) if of_file is None else of_file
+
+    def reset(self, question: str, gold: str, **columns: Any) -> str:
+        """Pose a problem.
+
+        Args:
+            question: The first observation.
+            gold: The right answer.
+            **columns: Other columns of a data set, such as the calculation. Not used.
+        """
+        self._notebook.close()
+        self._question, self._gold, self._answer = question, gold, None
+        self._notebook, self.terminated = Notebook(), False
+        return question
+
+    def python(self, code: str) -> str:
+        """Run code in the interpreter.
+
+        Args:
+            code: Python code, such as 12 * 7.
+        """
+        self._check_open()
+        if len(code) > _LONGEST_CELL:
+            raise ToolError(f"code: got {len(code)} characters, allowed: at most {_LONGEST_CELL}.")
+        return self._notebook.run(code)
+
+    def answer(self, value: str) -> str:
+        """Give the result and end the episode.
+
+        Args:
+            value: The result alone, such as 84.
+        """
+        self._check_open()
+        if len(value) > _LONGEST_ANSWER:
+            raise ToolError(f"value: got {len(value)} characters, allowed: at most {_LONGEST_ANSWER}.")
+        self._answer, self.terminated = value, True
+        return "Answered."
+
+    def get_reward(self) -> Verdict:
+        """Return 1 where the answer equals the right one, else 0; 0 without an answer."""
+        if self._answer is None:
+            evidence = {"answer": None, "gold": self._gold}
+            return Verdict(0.0, False, "symbolic", str(symbolic.version), evidence)  # type: ignore[attr-defined]
+        return symbolic(self._answer, self._gold)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the problem, the cells with what they printed, and the answer."""
+        state = (self._question, self._gold, self._notebook.cells, self._answer)
+        return hashlib.sha256(repr(state).encode()).hexdigest()
+
+    @classmethod
+    def demonstrate(
+        cls, task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float
+    ) -> Message:
+        """Return the next call of a solver who knows the calculation, or with `noise` one that errs."""
+        return expert.next_turn(task, messages, rng, noise)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Math:
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(self.__dict__)
+        twin._notebook = copy.deepcopy(self._notebook)
+        return twin
+
+    def __enter__(self) -> Math:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._notebook.close()
+
+    def _check_open(self) -> None:
+        if self.terminated:
+            raise ToolError("the answer was given; the episode is over.")

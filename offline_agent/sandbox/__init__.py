@@ -1,0 +1,10 @@
+"""Running what a policy wrote: without network, the user's files and variables, and within limits."""
+
+from offline_agent.sandbox.limits import Limits, Result
+from offline_agent.sandbox.process import SandboxError
+from offline_agent.sandbox.sandbox import Sandbox
+from offline_agent.sandbox.session import Session
+from offline_agent.sandbox.settings import configure, settings
+from offline_agent.sandbox.trust import check_trust, shared
+
+__all__ = ["Limits", "Result", "Sandbox", "SandboxError", "Session", "check_trust", "configure", "settings", "shared"]

@@ -1,0 +1,72 @@
+"""Values as JSON and back, so that nothing but plain values passes between a program and what judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_SMALL = 2**53
+_DEEPEST = 100
+
+
+def encode(value: Any, other: Callable[[Any], Any], depth: int = 0) -> Any:
+    """Return a value as JSON data.
+
+    Args:
+        value: None, a bool, number, text, bytes, or a list, tuple, set or dict of such values; subclasses of these
+            are taken for their base.
+        other: Called with any other value; returns JSON data for it, or raises.
+        depth: Levels that are around it.
+    """
+    if value is None or value is True or value is False:
+        return value
+    if depth > _DEEPEST:
+        raise ValueError(f"a value of more than {_DEEPEST} levels")
+
+    def inner(item: Any) -> Any:
+        return encode(item, other, depth + 1)
+
+    if isinstance(value, int):
+        number = int(value)
+        return number if -_SMALL < number < _SMALL else {"t": "i", "v": hex(number)}
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes | bytearray):
+        return {"t": "b", "v": bytes(value).hex()}
+    if isinstance(value, complex):
+        return {"t": "c", "v": [value.real, value.imag]}
+    if isinstance(value, dict):
+        return {"t": "d", "v": [[inner(key), inner(item)] for key, item in value.items()]}
+    for kind, name in ((list, "l"), (tuple, "u"), (set, "s"), (frozenset, "f")):
+        if isinstance(value, kind):
+            return {"t": name, "v": [inner(item) for item in value]}
+    return other(value)
+
+
+def decode(data: Any, handle: Callable[[Any], Any]) -> Any:
+    """Return the value of JSON data; raises ValueError where it is not `encode`'s.
+
+    Args:
+        data: JSON data.
+        handle: Called with what `other` of `encode` gave.
+    """
+    if data is None or isinstance(data, bool | int | float | str):
+        return data
+    if not isinstance(data, dict) or "t" not in data:
+        raise ValueError("no plain value")
+    kind = data["t"]
+    value: Any = data.get("v")
+    if kind == "i":
+        return int(value, 16)
+    if kind == "b":
+        return bytes.fromhex(value)
+    if kind == "c":
+        return complex(*value)
+    if kind == "d":
+        return {decode(key, handle): decode(item, handle) for key, item in value}
+    for made, name in ((list, "l"), (tuple, "u"), (set, "s"), (frozenset, "f")):
+        if kind == name:
+            return made(decode(item, handle) for item in value)
+    return handle(data)

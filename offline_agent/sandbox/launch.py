@@ -1,0 +1,125 @@
+"""Command lines of the sandbox's process: bubblewrap, namespaces of its own, limits alone, or a command of the user."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from offline_agent.sandbox.inside.call import WORK
+
+Level = Literal["command", "bubblewrap", "namespaces", "limits"]
+
+# each after those that it imports
+_MODULES = ("kernel", "frames", "plain", "grading", "interpreter", "processes", "call", "zygote")
+_CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "SYS_RESOURCE")
+_FIRST_USER, _RANGE = 1_600_000_000, 400_000  # of user numbers that no system gives out
+_BOOT = """
+import json, sys, types
+def load(sources):
+    for name in ('offline_agent', 'offline_agent.sandbox', 'offline_agent.sandbox.inside'):
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__path__ = []
+    for name, source in sources:
+        full = 'offline_agent.sandbox.inside.' + name
+        made = sys.modules[full] = types.ModuleType(full)
+        setattr(module, name, made)
+        exec(compile(source, full, 'exec'), made.__dict__)
+    return made
+load(SOURCES).main(json.loads(sys.argv[1]))
+"""
+
+
+def program() -> str:
+    """Return the program that runs inside, as one text: it needs no file there."""
+    folder = resources.files("offline_agent.sandbox.inside")
+    sources = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in _MODULES]
+    return f"SOURCES = {sources!r}\n{_BOOT}"
+
+
+def site_packages() -> list[str]:
+    """Return the folders of installed packages that programs may import from."""
+    paths = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    return list(dict.fromkeys(path for path in paths if path and os.path.isdir(path)))
+
+
+def user_number() -> int:
+    """Return the first of 1,024 user numbers for a process that root starts; 0 for other users."""
+    return _FIRST_USER + os.getpid() % _RANGE * 1024 if os.getuid() == 0 else 0
+
+
+def bubblewrap(channel: int) -> list[str] | None:
+    """Return the command under bubblewrap; None where it is not installed."""
+    found = shutil.which("bwrap")
+    if found is None:
+        return None
+    command = [found, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    if os.getuid() != 0:
+        command += ["--unshare-user", "--uid", "0", "--gid", "0"]
+    command += ["--new-session", "--hostname", "sandbox", "--clearenv", "--cap-drop", "ALL"]
+    for capability in _CAPABILITIES:
+        command += ["--cap-add", f"CAP_{capability}"]
+    for path in _parents(shown()):  # bubblewrap gives them the mode that they have outside
+        command += ["--perms", "0755", "--dir", path]
+    for path in shown():
+        command += ["--ro-bind", path, path]
+    for path, target in links():
+        command += ["--symlink", target, path]
+    command += ["--proc", "/proc", "--dev", "/dev", "--dir", WORK, "--dir", "/tmp", "--remount-ro", "/"]
+    command += ["--setenv", "PYTHONHASHSEED", "0", "--chdir", "/"]
+    return [*command, *_python({"channel": channel, "isolated": True, "user": user_number(), "reading": False})]
+
+
+def namespaces(channel: int, folder: str) -> list[str]:
+    """Return the command that makes namespaces itself; `folder` is an empty one."""
+    user = -1 if os.getuid() == 0 else os.getuid()
+    root = {"folder": folder, "user": user, "group": os.getgid(), "binds": list(shown()), "links": dict(links())}
+    return _python({"channel": channel, "isolated": True, "user": user_number(), "reading": False, "root": root})
+
+
+def limits(channel: int) -> list[str]:
+    """Return the command without namespaces."""
+    # Python's own files must be there for another user: they are not where it lies in root's home
+    others = all(os.stat(path).st_mode & 0o001 for path in (sys.base_prefix, *map(str, Path(sys.base_prefix).parents)))
+    return _python({"channel": channel, "isolated": False, "user": user_number(), "reading": not others})
+
+
+def custom(prefix: Sequence[str]) -> list[str]:
+    """Return the command of one call behind the user's own, such as `docker run`; it talks on standard streams."""
+    facts = {"channel": -1, "isolated": False, "user": _FIRST_USER, "reading": True}
+    return [*prefix, "python3", "-s", "-S", "-c", program(), json.dumps(facts)]
+
+
+def _python(facts: dict[str, Any]) -> list[str]:
+    return [os.path.realpath(sys.executable), "-s", "-S", "-c", program(), json.dumps(facts)]
+
+
+def shown() -> Iterator[str]:
+    """Yield the host's folders and files that programs may read: the system's and Python's own."""
+    base = [path for path in ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin") if os.path.isdir(path)]
+    base = [path for path in base if not os.path.islink(path)]
+    base += [path for path in ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime") if os.path.exists(path)]
+    more = [sys.base_prefix, str(Path(os.path.realpath(sys.executable)).parents[1]), *site_packages()]
+    chosen: list[str] = []
+    for path in [*base, *sorted(map(os.path.realpath, more), key=len)]:
+        if not any(path == known or path.startswith(known + "/") for known in chosen):
+            chosen.append(path)
+    yield from chosen
+
+
+def _parents(paths: Iterable[str]) -> list[str]:
+    found = {str(parent) for path in paths for parent in Path(path).parents}
+    return sorted(found - {"/"}, key=len)
+
+
+def links() -> Iterator[tuple[str, str]]:
+    """Yield the links of the root folder, such as /bin → usr/bin."""
+    for path in ("/lib", "/lib32", "/lib64", "/bin", "/sbin"):
+        if os.path.islink(path):
+            yield path, os.readlink(path)

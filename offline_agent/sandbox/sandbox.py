@@ -1,0 +1,204 @@
+"""The sandbox: runs programs and commands that a policy wrote, at the strongest level that the machine has."""
+
+from __future__ import annotations
+
+import base64
+import marshal
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from offline_agent.sandbox import launch
+from offline_agent.sandbox.limits import Limits, Result
+from offline_agent.sandbox.process import SandboxError, WarmProcess
+from offline_agent.sandbox.session import Channel, Session
+
+INSTALL = "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap)"
+
+
+class Sandbox:
+    """A sandbox; its process is started by the first call and serves all threads.
+
+    Args:
+        level: The level to use; None = the strongest that works here.
+        command: A command that starts a container and runs what follows in it (`docker run -i …`); each call starts
+            one. None = none.
+
+    Attributes:
+        refusals: Level → why it does not work here, for those that were tried before the one in use.
+    """
+
+    def __init__(self, level: str | None = None, command: Sequence[str] | None = None) -> None:
+        self._asked, self._command = level, tuple(command or ())
+        self._level: str | None = "command" if self._command else None
+        self._process: WarmProcess | None = None
+        self._lock = threading.Lock()
+        self.refusals: dict[str, str] = {}
+
+    @property
+    def level(self) -> str:
+        """`command`, `bubblewrap`, `namespaces` or `limits`; found out by trying.
+
+        Raises:
+            SandboxError: None of them works, or not the one that was asked for.
+        """
+        if self._level is None:
+            with self._lock:
+                self._begin()
+        assert self._level is not None
+        return self._level
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        files: Mapping[str, bytes] | None = None,
+        modes: Mapping[str, int] | None = None,
+        links: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        fetch: Sequence[str] = (),
+        limits: Limits | None = None,
+    ) -> Result:
+        """Run a command in a fresh working folder; everything that it starts ends with it.
+
+        Args:
+            argv: The command.
+            files: Relative path → contents, written into the folder before.
+            modes: Relative path → mode bits, of those that are not 0600.
+            links: Relative path → target of symbolic links.
+            env: Environment variables beside PATH, HOME, LANG and the like.
+            fetch: Relative paths of files to return.
+            limits: Its limits.
+
+        Raises:
+            SandboxError: The sandbox does not work.
+            ValueError: A path leaves the folder.
+        """
+        request = _request(limits, files, modes, links)
+        request.update(argv=list(argv), env=dict(env or {}), fetch=list(fetch), session=False)
+        return self._once(request)
+
+    def run_program(
+        self, source: str, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
+    ) -> Result:
+        """Run a Python program in a fork of the warm interpreter. Raises as `run`."""
+        request = _request(limits, files, None, None)
+        request.update(argv=None, program=source, env={}, fetch=[], session=False)
+        return self._once(request)
+
+    def session(
+        self,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        paths: Sequence[str] | None = None,
+        limits: Limits | None = None,
+    ) -> Session:
+        """Return an interpreter that stays until it is closed. Raises as `run`.
+
+        Args:
+            files: Relative path → contents.
+            paths: Folders to import from; None = the installed packages.
+            limits: Its limits; times are for each request.
+        """
+        request = _request(limits, files, None, None)
+        request.update(session=True, paths=[*(launch.site_packages() if paths is None else paths)])
+        return Session(self._connected(request), limits or Limits())
+
+    def close(self) -> None:
+        """End the process and all its calls."""
+        with self._lock:
+            if self._process is not None:
+                self._process.close()
+                self._process = None
+
+    def _once(self, request: dict[str, Any]) -> Result:
+        with self._connected(request) as channel:
+            wall = float(request["limits"]["wall_seconds"])
+            reply = channel.receive(wall + 30.0)
+        if reply is None:
+            raise SandboxError("the sandbox did not answer")
+        files = {name: base64.b64decode(data) for name, data in reply.get("files", {}).items()}
+        return Result(reply["status"], reply["code"], reply["stdout"], reply["stderr"], files)
+
+    def _connected(self, request: dict[str, Any]) -> Channel:
+        data = marshal.dumps(request, 2)
+        for again in (True, False):
+            try:
+                channel = self._channel()
+                channel.send(data)
+                return channel
+            except (OSError, SandboxError) as error:
+                if not again:
+                    raise SandboxError(f"the sandbox cannot be reached: {error}") from error
+                self.close()  # its process was killed from outside: start another
+        raise AssertionError
+
+    def _channel(self) -> Channel:
+        if self._command:
+            return Channel.of_command(launch.custom(self._command))
+        with self._lock:
+            if self._process is None:
+                self._begin()
+            assert self._process is not None
+            return Channel(self._process.connect())
+
+    def _begin(self) -> None:
+        """Start the process at the strongest level that works; `_lock` is held."""
+        if self._command:
+            return
+        wanted = self._level or self._asked
+        for level in ("bubblewrap", "namespaces", "limits"):
+            if wanted is not None and level != wanted:
+                continue
+            try:
+                self._process = _tried(level)
+                self._level = level
+                return
+            except SandboxError as error:
+                self.refusals[level] = str(error)
+        told = "; ".join(f"{level}: {why}" for level, why in self.refusals.items())
+        raise SandboxError(f"no sandbox works here ({told}); {INSTALL}")
+
+
+def _request(
+    limits: Limits | None,
+    files: Mapping[str, bytes] | None,
+    modes: Mapping[str, int] | None,
+    links: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    for path in (*(files or ()), *(links or ())):
+        parts = PurePosixPath(path).parts
+        if not parts or path.startswith("/") or ".." in parts or "\0" in path:
+            raise ValueError(f"the path {path!r} leaves the working folder")
+    return {
+        "limits": (limits or Limits()).asdict(), "files": dict(files or {}), "modes": dict(modes or {}),
+        "links": dict(links or {}),
+    }  # fmt: skip
+
+
+def _tried(level: str) -> WarmProcess:
+    """Return a process of that level that has answered a call."""
+    if level == "bubblewrap" and launch.bubblewrap(0) is None:
+        raise SandboxError("there is no bwrap on the PATH")
+
+    def command(fd: int, folder: str) -> list[str]:
+        if level == "bubblewrap":
+            found = launch.bubblewrap(fd)
+            assert found is not None
+            return found
+        return launch.namespaces(fd, folder) if level == "namespaces" else launch.limits(fd)
+
+    process = WarmProcess(command)
+    try:
+        request = _request(Limits(), None, None, None)
+        request.update(argv=None, program="print(6 * 7)", env={}, fetch=[], session=False)
+        with Channel(process.connect()) as channel:
+            channel.send(marshal.dumps(request, 2))
+            reply = channel.receive(30.0)
+        if reply is None or reply["stdout"] != "42\n":
+            raise SandboxError(f"a first program failed in it: {reply}")
+    except (OSError, SandboxError) as error:
+        process.close()
+        raise SandboxError(str(error)) from error
+    return process

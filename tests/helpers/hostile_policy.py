@@ -1,0 +1,54 @@
+"""A policy that attacks: programs of `attacks` in the tools of `code`, `math` and `repo`, drawn at random."""
+
+from __future__ import annotations
+
+import random
+
+from offline_agent.policies.scripted import ScriptedPolicy
+from offline_agent.records import Action, Context, ToolCall
+from tests.helpers import attacks
+
+
+class HostilePolicy(ScriptedPolicy):
+    """Calls tools with hostile programs, answers and files; it solves nothing, so each of its scores must be 0."""
+
+    name = "hostile"
+    trusted = False
+
+    def _act(self, context: Context, rng: random.Random) -> Action:
+        tools = {schema["function"]["name"] for schema in context.tools}
+        args = context.task.args
+        if "write" in tools:
+            return self._write("", self._code(context, str(args["names"][0]), rng))
+        if "python" in tools:
+            return self._write("", self._math(context, rng))
+        return self._write("", self._repo(context, args["source"], rng))
+
+    def _code(self, context: Context, name: str, rng: random.Random) -> ToolCall:
+        if context.depth == 0 or rng.random() < 0.3:
+            return ToolCall("write", {"code": attacks.program(name, rng)})
+        return ToolCall(rng.choice(("run_tests", "submit")), {})
+
+    def _math(self, context: Context, rng: random.Random) -> ToolCall:
+        if rng.random() < 0.7 and context.depth < 4:
+            return ToolCall("python", {"code": attacks.program("f", rng)})
+        answers = ("", "gold", "1=1", "True", "x", "9**9**9**9", "\\boxed{}", "__import__('os').getpid()", "\u0000",
+                   "$$", " ".join(map(str, range(60))), "[0, 10000]", "oo", "nan", "\\frac{0}{0}")  # fmt: skip
+        return ToolCall("answer", {"value": rng.choice(answers)})
+
+    def _repo(self, context: Context, source: dict[str, str], rng: random.Random) -> ToolCall:
+        package = source["package"]
+        if context.depth < 2 or rng.random() < 0.5:
+            path = rng.choice((
+                f"{package}/__init__.py", f"{package}/conftest.py", "conftest.py", "sitecustomize.py", "unittest.py",
+                "hidden/test_hidden_x.py", "tests/test_x.py", "json.py", "../escape.py", "/tmp/escape.py", "pytest.ini",
+            ))  # fmt: skip
+            old = f'"""{_DOCS[package]}"""' if path == f"{package}/__init__.py" else ""
+            return ToolCall("edit", {"path": path, "old": old, "new": attacks.program("f", rng)})
+        return ToolCall(rng.choice(("run_tests", "submit")), {})
+
+
+_DOCS = {
+    "gridpath": "Grids of characters.", "ledger": "Accounts in whole cents.",
+    "schedule": "Times of the day as minutes since midnight.", "textkit": "Functions of plain text.",
+}  # fmt: skip

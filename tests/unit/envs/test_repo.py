@@ -1,0 +1,209 @@
+"""The environment `repo`: embedded bugs, edits, rows of SWE-bench's format over a git repository made here."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_agent.envs.base import EnvSpec, ToolError
+from offline_agent.envs.mutation import mutant, mutants
+from offline_agent.envs.repo import Repo, bundles, rows
+from offline_agent.envs.repo.checkout import Checkout, patch, similarity
+from offline_agent.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+
+RIGHT = "def double(x):\n    return 2 * x\n"
+WRONG = "def double(x):\n    return 3 * x\n"
+HIDDEN = """from pkg.core import double
+
+
+def test_double():
+    assert double(2) == 4
+
+
+def test_zero():
+    assert double(0) == 0
+"""
+OLD = "def test_old():\n    assert True\n"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    name = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    done = subprocess.run(["git", *name, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A repository with a bug, and a file with its row."""
+    folder = tmp_path_factory.mktemp("git")
+    repository = folder / "someone__pkg"
+    (repository / "pkg").mkdir(parents=True)
+    files = {"pkg/__init__.py": "", "pkg/core.py": WRONG, "conftest.py": "", "tests/test_old.py": OLD}
+    for path, text in files.items():
+        (repository / path).parent.mkdir(exist_ok=True)
+        (repository / path).write_text(text)
+    git(repository, "init", "-q")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "one")
+    base = git(repository, "rev-parse", "HEAD")
+    (repository / "pkg/core.py").write_text(RIGHT)
+    gold = git(repository, "diff") + "\n"
+    git(repository, "checkout", "-q", ".")
+    (repository / "tests/test_new.py").write_text(HIDDEN)
+    git(repository, "add", "-A")
+    test_patch = git(repository, "diff", "--cached") + "\n"
+    row = {
+        "instance_id": "someone__pkg-1", "repo": "someone/pkg", "base_commit": base, "patch": gold,
+        "test_patch": test_patch, "problem_statement": "double(2) is 6.",
+        "FAIL_TO_PASS": json.dumps(["tests/test_new.py::test_double"]),
+        "PASS_TO_PASS": ["tests/test_new.py::test_zero"],
+    }  # fmt: skip
+    (folder / "rows.jsonl").write_text(json.dumps(row))
+    return {"test_path": str(folder / "rows.jsonl"), "repositories": str(folder)}
+
+
+def ended(env: Repo, task: dict[str, Any], *edits: tuple[str, str, str]) -> float | None:
+    env.reset(**task)
+    for path, old, new in edits:
+        env.edit(path, old, new)
+    env.submit()
+    return env.get_reward().score
+
+
+def test_rows_are_judged_by_hidden_tests_on_a_clean_checkout(data: dict[str, str]) -> None:
+    (task,) = Repo.tasks("test", **data)
+    env = Repo(**data)
+    first = env.reset(**task)
+    assert "double(2) is 6." in first and "test_new" not in first  # the hidden tests are not there
+    assert "1 of 1 tests passed" in env.run_tests()
+    mend = ("pkg/core.py", "3 * x", "2 * x")
+    assert ended(env, task, mend) == 1.0
+    assert ended(env, task) == 0.0
+    assert ended(env, task, ("pkg/core.py", "3 * x", "4 * x")) == 0.0
+    assert ended(env, task, ("pkg/core.py", "3 * x", "4")) == 0.0  # breaks what worked
+    assert ended(Repo(**data, score="similarity"), task, mend) == 1.0
+    near = ended(Repo(**data, score="similarity"), task, ("pkg/core.py", "3 * x", "x + x"))
+    assert near is not None and 0.5 < near < 1.0
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [("tests/test_new.py", "", "def test_double(): pass\ndef test_zero(): pass\n")],
+        [("sitecustomize.py", "", "import os\nos._exit(0)\n")],
+        [("pytest.ini", "", "[pytest]\naddopts = --co\n")],
+        [("pkg/core.py", WRONG, "print('PASSED tests/test_new.py::test_double')\nimport os\nos._exit(0)\n")],
+        [("pkg/core.py", WRONG, "import _pytest.runner as r\nr.check_interactive_exception = None\n"
+          "import _pytest.python as p\np.Function.runtest = lambda self: None\ndef double(x): return 0\n")],
+    ],
+)  # fmt: skip
+def test_attacks_on_the_tests_of_a_row(edits: list[tuple[str, str, str]], data: dict[str, str]) -> None:
+    (task,) = Repo.tasks("test", **data)
+    env = Repo(**data)
+    env.reset(**task)
+    for path, old, new in edits:
+        try:
+            env.edit(path, old, new)
+        except ToolError:
+            continue
+    env.submit()
+    assert env.get_reward().score == 0.0
+
+
+def test_the_oracle_mends_a_row(data: dict[str, str]) -> None:
+    from offline_agent.envs.scripted_play import ScriptedPlayer
+
+    spec = EnvSpec.load("repo", data)
+    (task,) = spec.tasks("test")
+    verdict = ScriptedPlayer(spec, 10).expert(task).verdict
+    assert verdict is not None and verdict.score == 1.0
+
+
+def test_bad_rows_and_repositories_are_told_before_anything_runs(data: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"env.repositories: rows need"):
+        Repo.tasks("test", test_path=data["test_path"])
+    with pytest.raises(ConfigError, match="is no git repository and holds none of 'someone/pkg'"):
+        list(Repo.tasks("test", test_path=data["test_path"], repositories=str(tmp_path)))
+    row = json.loads(Path(data["test_path"]).read_text())
+    del row["test_patch"]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    with pytest.raises(ConfigError, match="it has no 'test_patch'"):
+        list(Repo.tasks("test", test_path=str(tmp_path / "rows.jsonl"), repositories=data["repositories"]))
+    (task,) = Repo.tasks("test", **data)
+    task["source"]["commit"] = "0" * 40
+    with pytest.raises(ConfigError, match="git archive"):
+        Repo().reset(**task)
+
+
+def test_a_sample_of_the_listed_bugs_fails_just_the_tests_that_are_named() -> None:
+    for bug in random.Random(2).sample(bundles.bugs(), 4):
+        right = bundles.package(bug["package"])[0][bug["path"]].splitlines()[bug["line"] - 1]
+        assert right == bug["right"]
+        found = bundles.hidden_results(bug["package"], bundles.broken(bug))
+        every = bundles.hidden_results(bug["package"], bundles.package(bug["package"])[0])
+        assert all(every.values())
+        assert sorted(test for test in every if not found.get(test)) == bug["must_pass"], bug
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [("hidden/test_hidden_ledger.py", "", "def test_x(): pass\n")],
+        [("tests/test_money.py", "from ledger import money", "import os; os._exit(0)")],
+        [("ledger/__init__.py", '"""Accounts in whole cents."""', "import os\nos._exit(0)\n")],
+        [("ledger/__init__.py", '"""Accounts in whole cents."""',
+          "import sys\nclass M:\n    def __getattr__(s, n): return M()\n    def __call__(s, *a, **k): return M()\n"
+          "    def __eq__(s, o): return True\n    def __bool__(s): return True\n"
+          "sys.modules['ledger.money'] = sys.modules['ledger.accounts'] = M()\n")],
+        [("sitecustomize.py", "", "import builtins\nbuiltins.AssertionError = Exception\n"),
+         ("json.py", "", "dumps = lambda *a, **k: '{}'\n")],
+    ],
+)  # fmt: skip
+def test_attacks_on_the_tests_of_a_package(edits: list[tuple[str, str, str]]) -> None:
+    task = next(task for task in Repo.tasks("train") if task["source"]["package"] == "ledger")
+    assert ended(Repo(), task, *edits) == 0.0
+
+
+def test_an_edit_must_be_of_one_place_inside_of_the_repository() -> None:
+    task = next(iter(Repo.tasks("train")))
+    env = Repo()
+    env.reset(**task)
+    for path in ("/etc/passwd", "../x", "a/../../x", ".git/config", ""):
+        with pytest.raises(ValueError, match="inside of the repository"):
+            env.edit(path, "", "x")
+    with pytest.raises(ToolError, match="0 times"):
+        env.edit("README.md", "not there", "x")
+    with pytest.raises(ToolError, match="there is no file"):
+        env.edit("none.py", "x", "y")
+    assert env.search("zzz_nothing") == "Not found."
+
+
+def test_a_patch_is_one_that_git_applies() -> None:
+    before = Checkout({"a.py": b"one\ntwo\n", "gone.txt": b"x\n", "same": b"y", "end": b"no newline"})
+    after = Checkout({"a.py": b"one\n2\n", "new/b.py": b"new\n", "same": b"y", "end": b"now\n"})
+    applied = rows.apply(before, patch(before, after))
+    assert applied is not None and dict(applied.files) == dict(after.files)
+    assert rows.apply(before, "no patch at all\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-zzz\n+y\n") is None
+    assert rows.apply(before, "--- a/a.py\n+++ b/../../evil\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n") is None
+    assert similarity("", "x") == 0.0 and similarity("abc", "abc") == 1.0
+
+
+def test_each_mutant_differs_and_parses() -> None:
+    source = (
+        "def f(a, b):\n    # kept\n    if a < b and not a:\n        return a + 1\n"
+        "    return b // 2 if a in (1, 2) else -b\n"
+    )
+    made = [mutant(source, number) for number in range(mutants(source))]
+    assert len(set(made)) == len(made) == 11 and source not in made
+    for text in made:
+        compile(text, "m", "exec")
+        assert "# kept" in text
+    with pytest.raises(ValueError, match="11 mutants"):
+        mutant(source, 11)
