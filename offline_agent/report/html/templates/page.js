@@ -21,6 +21,7 @@
       tab.tabIndex = here ? 0 : -1;
     });
     panels.forEach(panel => { panel.hidden = panel.id !== name; });
+    if (name === "trees") trees.filter(tree => !tree.hidden).forEach(centre);
   }
   bar.addEventListener("keydown", event => {
     const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
@@ -43,18 +44,21 @@
     all("[id]", copy).forEach(part => part.removeAttribute("id"));
     return copy;
   }
+  function centre(tree) {
+    const link = one(".drawing a.chosen", tree);
+    if (!link) return;
+    const canvas = one(".canvas", tree), box = one(".dot", link).getBoundingClientRect();
+    const frame = canvas.getBoundingClientRect();
+    if (box.left < frame.left || box.right > frame.right - 90) canvas.scrollLeft += box.left - frame.left - frame.width / 3;
+    if (box.top < frame.top || box.bottom > frame.bottom) canvas.scrollTop += box.top - frame.top - frame.height / 2;
+  }
   function showNode(tree, n) {
     const panel = one(`.node[data-n="${n}"]`, tree), detail = one(".detail", tree);
     if (!panel) return;
     all(".drawing a.chosen", tree).forEach(link => link.classList.remove("chosen"));
     const link = one(`.drawing a[data-n="${n}"]`, tree);
-    if (link) {
-      link.classList.add("chosen");
-      const canvas = one(".canvas", tree), box = one(".dot", link).getBoundingClientRect();
-      const frame = canvas.getBoundingClientRect();
-      if (box.left < frame.left || box.right > frame.right - 90) canvas.scrollLeft += box.left - frame.left - frame.width / 3;
-      if (box.top < frame.top || box.bottom > frame.bottom) canvas.scrollTop += box.top - frame.top - frame.height / 2;
-    }
+    if (link) link.classList.add("chosen");
+    centre(tree);
     const way = [];
     for (let at = panel; at; at = at.dataset.up === undefined ? null : one(`.node[data-n="${at.dataset.up}"]`, tree)) way.unshift(at);
     const own = clean(one(":scope > .own", panel).cloneNode(true));
@@ -76,6 +80,13 @@
       if (!link || moved) { if (moved) event.preventDefault(); return; }
       event.preventDefault();
       go(tree, link.dataset.n);
+    });
+    tree.addEventListener("pointerover", event => {
+      const link = event.target.closest(".drawing a");
+      if (!link || one("title", link)) return;
+      const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
+      title.textContent = link.getAttribute("aria-label");
+      link.prepend(title);
     });
     drag(one(".canvas", tree));
   });
