@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 NAME = "report.html"
-BUDGET = {"trees": 2_400_000, "pairs": 1_200_000, "trajectories": 500_000, "evaluation": 1_000_000}
+BUDGET = {"trees": 3_200_000, "pairs": 1_200_000, "trajectories": 500_000, "evaluation": 1_000_000}
 """Bytes that the samples of each tab may have; the rest of the page is small, so that it stays below 10 MB."""
 LINES = 2_000
 """Lines of the tables that list tasks; those of more tasks list the first, and say so."""
@@ -92,7 +92,10 @@ def _render(run: RunFiles, scores: Scores | None) -> tuple[str, dict[str, tuple[
         views["trees"] = {"tasks": listed[:LINES], "total": len(listed), "numbers": numbers}
     if run.trajectories:
         samples["trajectories"] = trajectories.sample(run, BUDGET["trajectories"], render("trajectory"))
-        views["trajectories"] = {"counts": trajectories.counts(run)}
+        views["trajectories"] = {
+            "counts": trajectories.counts(run),
+            "measured": any(any(v is not None for v in row["criticality"] or ()) for row in run.trajectories),
+        }
     curves, iterations = training.charts(run), training.iterations(run)
     learnt = {
         "charts": curves, "iterations": iterations, "over_calls": training.over_calls(run) if iterations else None,

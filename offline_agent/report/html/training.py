@@ -89,7 +89,7 @@ def iterations(run: RunFiles) -> list[dict[str, Any]]:
             won = name == record["promoted"]
             verdict = "promoted" if won else "passed" if candidate["passed"] else "refused"
             out.append({**shared, "model": name, **_success(candidate["success"]), "verdict": verdict,
-                        "reason": candidate.get("reason", "")})  # fmt: skip
+                        "reason": str(candidate.get("reason", "")).partition(": ")[2]})  # fmt: skip
     return out
 
 
@@ -102,7 +102,8 @@ def over_calls(run: RunFiles) -> dict[str, Any] | None:
         calls += int(searched.get("tool_calls") or 0)
     end = (run.summary.get("end") or {}).get("mean")
     known = [(x, y) for x, y in [*points, (float(calls), end)] if y is not None]
-    about = "held-out success of the model that was kept, over the tool calls of all searches until then"
+    about = "held-out success of the model that was kept, over the tool calls of all searches until then; "
+    about += "each iteration is judged on tasks of its own"
     return line("held-out success over calls", known, (), about, "call")
 
 

@@ -187,6 +187,11 @@
     attemptsOf();
   }
 
+  all('.pair a[href^="#tree="]').forEach(link => {
+    const there = new URLSearchParams(link.hash.slice(1)).get("tree");
+    if (!trees.some(tree => tree.dataset.tree === there)) link.replaceWith("its tree is not among those shown");
+  });
+
   // -- links into the page ---------------------------------------------------------------------------------------
   function follow() {
     const text = location.hash.slice(1), want = new URLSearchParams(text);
