@@ -94,7 +94,7 @@ $(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
 
 # in one go: pip looks at everything that is there each time
 $(VENV)/.test: $(VENV)/.dev
-	$(PIP) -e ".[dev,babyai,bfcl,textworld,ray]"
+	$(PIP) -e ".[dev,babyai,bfcl,browser,textworld,ray]"
 	$(BFCL)
 	@$(JAVA)
 	@touch $@ $(VENV)/.bfcl $(VENV)/.textworld

@@ -26,7 +26,7 @@ _LIBRARIES = (
     "networkx",
 )  # fmt: skip
 _OPTIONAL = (
-    ("vllm", "policies in the trainer's process (policy=vllm): roll-outs of refine_grpo are slower without it"),
+    ("vllm", "a sampler in the trainer's process (refine_grpo), and servers of models of one's own"),
     ("ray", "launcher=ray: only one machine, or Slurm"),
     ("textworld-express", "env=textworld"),
     ("minigrid", "env=babyai"),

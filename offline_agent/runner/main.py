@@ -16,6 +16,7 @@ from offline_agent.runner.arguments import asks_help, help_topic, parse, resume_
 from offline_agent.runner.opening import open_run, refuse
 from offline_agent.runner.pipeline import DONE, FAILED, WRONG, C, Command, Extensions, Facts, P, Session
 from offline_agent.runner.progress import Progress
+from offline_agent.runner.saved import saved
 from offline_agent.runner.signals import Stopped, signals
 from offline_agent.runner.supervisor import supervised
 from offline_agent.runner.terminal import say, show
@@ -132,11 +133,14 @@ def _carry_out(
         say(f"{command.name}: {error}")  # status 1 for a ConfigError too: files were written
         return FAILED
     except Stopped as stop:
-        say(f"{command.name}: stopped by {stop}. To go on: {line}")
+        say(f"{command.name}: stopped by {stop}. To go on: {line}\n  {saved(run.path)}")
         return FAILED
     except Exception:
         traceback.print_exc()
-        say(f"{command.name}: a fault of the program (above). Results so far are in {run.path}; to go on: {line}")
+        say(
+            f"{command.name}: a fault of the program (above). Results so far are in {run.path}; to go on: {line}\n"
+            f"  {saved(run.path)}"
+        )
         return FAILED
     return DONE
 
