@@ -1,4 +1,4 @@
-"""Several evaluations on one panel of tasks: success, corrected paired tests, noise floor, and tasks that are needed."""
+"""Several evaluations on one panel of tasks: success, corrected paired tests, noise floor, tasks that are needed."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 def noise_floor(outcomes: Outcomes) -> float | None:
     """Return how far two evaluations of the same policy may differ by the luck of sampling alone.
 
-    1.96 sqrt(2 mean_t(s_t^2 / m_t) / n): s_t^2 is the unbiased variance of the m_t attempts at task t, of n tasks. Tasks
-    with a single attempt are taken to vary like the others.
+    1.96 sqrt(2 mean_t(s^2 / m_t) / n): n tasks with m_t attempts each, s^2 the mean over tasks of the unbiased variance
+    of a task's attempts. Tasks with a single attempt are taken to vary like the others.
 
     Args:
         outcomes: Success of each attempt by task; None = unscored.

@@ -56,12 +56,12 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> tuple[list[Path], str | None, float, bool]:
     given = dict(argument.split("=", 1) for argument in arguments if "=" in argument and not Path(argument).exists())
     runs = [Path(argument) for argument in arguments if "=" not in argument or Path(argument).exists()]
-    faults = [
-        f"{name}: unknown key, allowed: {', '.join(_KEYS)}.{did_you_mean(name, _KEYS)}" for name in given.keys() - {*_KEYS}
-    ]
+    unknown = given.keys() - {*_KEYS}
+    faults = [f"{name}: unknown key, allowed: {', '.join(_KEYS)}.{did_you_mean(name, _KEYS)}" for name in unknown]
     if len(runs) < 2:
         faults.append(f"name two run directories of evaluate or more, got {len(runs)}")
-    faults += [f"{run}: no run directory: it has no manifest.json" for run in runs if not is_file(run / "manifest.json")]
+    none = [run for run in runs if not is_file(run / "manifest.json")]
+    faults += [f"{run}: no run directory: it has no manifest.json" for run in none]
     confidence = 0.95
     try:
         confidence = float(given.get("confidence", confidence))
@@ -98,7 +98,8 @@ def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], 
     if mode is None and common:
         mode = "sampled" if "sampled" in common else min(common)
     if mode not in common and not faults:
-        faults.append(f"mode: got {mode or 'none'}, allowed: what all runs have: {', '.join(sorted(common)) or 'nothing'}")
+        allowed = ", ".join(sorted(common)) or "nothing"
+        faults.append(f"mode: got {mode or 'none'}, allowed: what all runs have: {allowed}")
     if faults or mode is None:
         raise ConfigError(faults)
     out: dict[str, Outcomes] = {}

@@ -108,9 +108,8 @@ complete -F _offline_agent offline-agent"""
 
 
 def _zsh() -> str:
-    commands = "\n".join(
-        f"    {shlex.quote(f'{name}:{about.replace(chr(58), chr(92) + chr(58))}')}" for name, about in _commands().items()
-    )
+    escaped = {name: about.replace(":", "\\:") for name, about in _commands().items()}
+    commands = "\n".join(f"    {shlex.quote(f'{name}:{about}')}" for name, about in escaped.items())
     cases = "\n".join(
         f"    {name}) found=({' '.join(map(shlex.quote, found))}) ;;" for name, found in sorted(words().items())
     )

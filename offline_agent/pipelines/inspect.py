@@ -63,7 +63,8 @@ def _parse(arguments: Sequence[str]) -> tuple[Path, dict[str, str]]:
             faults.append(f"{name}: got {keys[name]!r}, allowed: a whole number, 0 or more")
     for name, allowed in (("kind", _KINDS), ("order", ("table", "doubtful")), ("full", ("true", "false"))):
         if name in keys and keys[name] not in allowed:
-            faults.append(f"{name}: got {keys[name]!r}, allowed: {', '.join(allowed)}.{did_you_mean(keys[name], allowed)}")
+            near = did_you_mean(keys[name], allowed)
+            faults.append(f"{name}: got {keys[name]!r}, allowed: {', '.join(allowed)}.{near}")
     if faults:
         raise ConfigError(faults)
     return Path(places[0]), keys

@@ -1,4 +1,4 @@
-"""Runs as plain text for the terminal: what a run holds, its trees and nodes, pairs, trajectories, and a search in them."""
+"""Runs as plain text: what a run holds, its trees and nodes, pairs, trajectories, and a search in them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.report.html import pairs as page_pairs
-from offline_agent.report.html import trees as page_trees
+from offline_agent.report.html import tree_view
 from offline_agent.report.html.overview import advice, figures
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.text import number, pretty, read, turn
 from offline_agent.runner.next_steps import command
+from offline_agent.store.run_directory import tree_path
 from offline_agent.store.tables import rows
 
 _TABLES = ("attempts", "trajectories", "trajectories_against", "filtered", "preferences", "multiturn_preferences")
@@ -78,11 +79,11 @@ def tree(run: RunFiles, task: str, node: int | None, short: Shortener) -> Iterat
     Raises:
         ConfigError: There is no such tree or node.
     """
-    there = sorted(path.name.removesuffix(".json.gz") for path in (run.path / "trees").glob("*.json.gz"))
-    data = run.tree(task)
+    data = run.tree(task) if tree_path(run.path, task).exists() else None
     if data is None:
+        there = run.tree_ids()
         raise ConfigError(f"tree: got {task!r}, allowed: {_some(there)}.{did_you_mean(task, there)}")
-    view = page_trees.view(data, 0, _pairs_at(run), {})
+    view = tree_view.view(data, 0, _pairs_at(run), {})
     if node is not None:
         if node not in view["panels"]:
             raise ConfigError(f"node: got {node}, allowed: 0 to {max(view['panels'])}")

@@ -1,4 +1,4 @@
-"""What of this machine the commands can use: versions, devices, programs, endpoints and disk, and what each lack costs."""
+"""Diagnosis of a machine: versions, devices, programs, endpoints and disk, and what each lack costs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _bubblewrap() -> Finding:
     done = _run(["bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"])
     if isinstance(done, str) or done.returncode:
         why = done if isinstance(done, str) else _last(done.stderr)
-        return Finding("bubblewrap", "lack", f"bwrap does not start: {why}", f"{cost}; user namespaces are switched off?")
+        return Finding("bubblewrap", "lack", f"bwrap does not start: {why}", f"{cost}; are user namespaces off?")
     return Finding("bubblewrap", "ok", "starts, with namespaces of its own")
 
 
@@ -193,7 +193,7 @@ def disk(folder: Path) -> Finding:
     if not os.access(place, os.W_OK):
         return Finding("disk", "fault", found, "it cannot be written to: name another run_dir")
     if free < _DISK:
-        return Finding("disk", "lack", found, "a run of thousands of tasks, or checkpoints of a large model, may not fit")
+        return Finding("disk", "lack", found, "a run of thousands of tasks, or large checkpoints, may not fit")
     return Finding("disk", "ok", found)
 
 
@@ -216,7 +216,8 @@ def _files() -> Finding:
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _FILES:
-        return Finding("open files", "lack", f"at most {soft}", "fewer environments in processes; raise it: ulimit -n 65536")
+        cost = "fewer environments in processes; raise it: ulimit -n 65536"
+        return Finding("open files", "lack", f"at most {soft}", cost)
     return Finding("open files", "ok", f"at most {soft:,}")
 
 

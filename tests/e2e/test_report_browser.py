@@ -15,12 +15,14 @@ from offline_agent.report.html import page
 from tests.helpers.report import SHOWN, audited, evaluated, searched, trained
 
 REQUIRED = bool(os.environ.get("OFFLINE_AGENT_REQUIRE_BROWSER"))
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
 if not REQUIRED:
     pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[browser]'")
     if CHROMIUM is None:
         pytest.skip("needs a Chromium: apt-get install chromium", allow_module_level=True)
 
+LOCAL = ("file:", "data:")
 PLAIN = SHOWN.split("\\x1b")[0]
 
 
@@ -57,7 +59,7 @@ def open_page(browser: Any) -> Iterator[Any]:
         opened = context.new_page()
         opened.on("console", lambda message: said.append(message.text))
         opened.on("pageerror", lambda error: said.append(str(error)))
-        opened.on("request", lambda request: said.append(request.url) if not request.url.startswith(("file:", "data:")) else None)
+        opened.on("request", lambda request: None if request.url.startswith(LOCAL) else said.append(request.url))
         opened.goto(f"file://{run_dir}/report.html{part}")
         return opened
 

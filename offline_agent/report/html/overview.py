@@ -35,14 +35,14 @@ def facts(run: RunFiles) -> list[tuple[str, str]]:
     manifest, config = run.manifest, run.config
     machine = manifest.get("machine") or {}
     policy, env = manifest.get("policy") or {}, manifest.get("env") or {}
-    tasks = config.get("tasks") or {}
+    tasks, model = config.get("tasks") or {}, config.get("model")
+    version = f"version {env['version']}" if env.get("version") else None
     out = [
         ("command", run.command),
         ("status", f"{manifest.get('status')}" + (f": {manifest['error']}" if manifest.get("error") else "")),
-        ("environment", " ".join(str(part) for part in (env.get("name"), env.get("version") and f"version "
-                                                        f"{env['version']}") if part)),
+        ("environment", " ".join(str(part) for part in (env.get("name"), version) if part)),
         ("policy", ", ".join(str(part) for part in (policy.get("kind"), policy.get("model")) if part)),
-        ("model", str((config.get("model") or {}).get("path") or "") if isinstance(config.get("model"), Mapping) else ""),
+        ("model", str(model.get("path") or "embedded default") if isinstance(model, Mapping) else ""),
         ("tasks", _tasks(tasks, run.summary)),
         ("seed", str(config.get("seed"))),
         ("started, ended", f"{manifest.get('started')}, {manifest.get('ended') or 'not ended'}"),
@@ -148,7 +148,7 @@ def cost(run: RunFiles) -> list[dict[str, Any]]:
             ("search", summary["tool_calls"], "calls that extend a tree"),
             ("restoring", session.get("calls_replayed"), "calls repeated to get back to a state (this session)"),
             ("mining", summary["replayed_calls"], f"calls in {summary['replays']:,} replays that make pairs"),
-            ("judging", again["judged"], f"verdicts judged again, of {again['verdicts']:,}; {again['disagreed']} differ"),
+            ("judging", again["judged"], f"judged again of {again['verdicts']:,}; {again['disagreed']} differ"),
         ]  # fmt: skip
     elif run.command == "evaluate" and summary:
         calls = [(mode, found["tool_calls"], f"{found['attempts']} attempts") for mode, found in

@@ -139,7 +139,7 @@ def tokens(
 
 
 def counts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, str, str]]:
-    """Return (kind, number, median margin, number below 0.9 confidence) of all pairs, for the table above the sample."""
+    """Return (kind, number, median margin, number below 0.9 confidence) of all pairs."""
     from statistics import median
 
     kinds = Counter(row["kind"] for row in rows)

@@ -16,7 +16,7 @@ from offline_agent.store.columns import known_name
 from offline_agent.store.events import EventLog
 from offline_agent.store.files import read_json
 from offline_agent.store.quarantine import Quarantine
-from offline_agent.store.run_directory import read_tree, tree_path
+from offline_agent.store.run_directory import read_tree, tree_id_of, tree_path
 from offline_agent.store.tables import columns_of, rows_at
 
 Row = dict[str, Any]
@@ -107,6 +107,16 @@ class RunFiles:
             self.faults.append(str(error))
             return None
 
+    def tree_ids(self) -> list[str]:
+        """Return the ids of the stored trees, sorted."""
+        out = []
+        for file in (self.path / "trees").glob("*.json.gz"):
+            try:
+                out.append(tree_id_of(file))
+            except DataError as error:
+                self.faults.append(str(error))
+        return sorted(out)
+
     def events(self, log: str = "0000") -> Iterator[Mapping[str, Any]]:
         """Yield the records of an event log; ends early where it is broken."""
         file = self.path / "events" / f"{log}.jsonl"
@@ -145,7 +155,8 @@ class RunFiles:
     def trajectories(self) -> list[Row]:
         """The light columns of all trajectories."""
         return self.light(
-            "trajectories", ("task_id", "origin", "success", "reward", "steps", "terminated", "truncated", "criticality")
+            "trajectories",
+            ("task_id", "origin", "success", "reward", "steps", "terminated", "truncated", "criticality"),
         )
 
     @cached_property

@@ -54,7 +54,8 @@ def test_inspect_shows_trees_nodes_pairs_and_trajectories_as_plain_text(
 
 def test_inspect_names_what_there_is(search: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for keys, said in (
-        (["tree=train <b>#1&node=8"], "Did you mean 'train"), (["tree=train <b>#1&node=9", "node=999"], "allowed: 0 to"),
+        (["tree=train <b>#1&node=8"], "Did you mean 'train"),
+        (["tree=train <b>#1&node=9", "node=999"], "allowed: 0 to"),
         (["pair=9999"], "allowed: 0 to"), (["trajectory=x"], "allowed: train"), (["pair=0", "tree=x"], "give one of"),
         (["pair=-1", "order=odd", "wot=3"], "wot: unknown key"),
     ):  # fmt: skip
@@ -77,7 +78,8 @@ def test_compare_says_that_chance_alone_is_no_difference(
     said = capsys.readouterr().err
     assert all(word in said for word in ("confidence: got '2'", "odd: unknown key"))
     assert compare.main([runs[0], str(search)]) == 2 and "not by evaluate" in capsys.readouterr().err
-    assert compare.main([*runs, "mode=greedy"]) == 2 and "allowed: what all runs have: sampled" in capsys.readouterr().err
+    assert compare.main([*runs, "mode=greedy"]) == 2
+    assert "allowed: what all runs have: sampled" in capsys.readouterr().err
 
 
 class _Server(http.server.BaseHTTPRequestHandler):
@@ -119,7 +121,8 @@ def test_doctor_asks_servers_and_says_what_a_lack_costs(
     ("line", "offered"),
     [
         ("offline-agent tra", {"train_sft", "train_dpo", "track"}),
-        ("offline-agent build_prefs search.sele", {"search.selection=", "search.selection=puct", "search.selection=uct"}),
+        ("offline-agent build_prefs tasks.sp",
+         {"tasks.split=", "tasks.split=train", "tasks.split=validation", "tasks.split=test"}),
         ("offline-agent build_prefs search.selection=", {"puct", "uct"}),
         ("offline-agent completion f", {"fish"}),
         ("offline-agent status run_dir=te", {"tests"}),
@@ -134,7 +137,8 @@ def test_bash_completes_commands_keys_words_and_files(
     assert completion.main(["bash"]) == 0
     (tmp_path / "script").write_text(capsys.readouterr().out)
     (tmp_path / "tests").mkdir()
-    program = f'source ./script; COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _offline_agent; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    program = f"source ./script; COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _offline_agent; "
+    program += 'printf "%s\\n" "${COMPREPLY[@]}"'
     done = subprocess.run([bash, "--norc", "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert offered == {word.strip() for word in done.stdout.split("\n")} - {""}
 

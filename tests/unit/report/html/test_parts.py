@@ -33,8 +33,10 @@ def test_a_chart_keeps_the_spike_that_thinning_would_lose() -> None:
 
 def trajectory(*actions: str, **more: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": "go"}, *({"role": "assistant", "content": action} for action in actions)]
-    return {"messages": messages, "task_id": "t", "origin": "search", "success": True, "reward": 1.0, "truncated": False,
-            "verdict": None, "criticality": None, "steps": len(actions), **more}  # fmt: skip
+    return {
+        "messages": messages, "task_id": "t", "origin": "search", "success": True, "reward": 1.0, "truncated": False,
+        "verdict": None, "criticality": None, "steps": len(actions), **more,
+    }  # fmt: skip
 
 
 def test_the_strip_marks_what_the_shortest_version_leaves_out() -> None:
@@ -44,7 +46,8 @@ def test_the_strip_marks_what_the_shortest_version_leaves_out() -> None:
 
 
 def test_checks_are_shown_with_their_evidence_and_an_unknown_status_is_no_pass(tmp_path: Path) -> None:
-    listed = [{"name": "a", "status": "pass"}, {"name": "b", "status": "odd", "evidence": [1]}, {"name": "c", "status": "fail"}]
+    listed = [{"name": name, "status": status} for name, status in (("a", "pass"), ("b", "odd"), ("c", "fail"))]
+    listed[1]["evidence"] = [1]  # type: ignore[assignment]
     (tmp_path / "calibration.json").write_text(json.dumps({"checks": listed, "ece": 0.1}))
     (part,) = checks(RunFiles(tmp_path))
     assert [check["tone"] for check in part["checks"]] == ["good", "warn", "bad"]

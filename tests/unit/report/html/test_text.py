@@ -16,7 +16,8 @@ def test_a_turn_has_its_calls_whether_arguments_are_values_or_json() -> None:
     call = {"function": {"name": "search", "arguments": '{"query": "ä", "n": 3}'}}
     shown = turn({"role": "assistant", "content": None, "tool_calls": [call, '{"function": {"name": "x"}}']})
     assert shown == {"role": "assistant", "name": "", "text": "", "calls": 'search(query="ä", n=3)\nx()'}
-    assert turn({"role": "user", "content": [{"type": "text", "text": "a"}]})["text"] == '[{"type": "text", "text": "a"}]'
+    parts = [{"type": "text", "text": "a"}]
+    assert turn({"role": "user", "content": parts})["text"] == '[{"type": "text", "text": "a"}]'
     assert call_text("f", "no JSON") == 'f("no JSON")'
 
 
