@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     try:
         runs, mode, confidence, as_json = _parse(arguments)
-        evaluations, mode = _read(runs, mode)
+        evaluations, models, mode = _read(runs, mode)
         from offline_agent.evaluation.panel import compare
 
         panel = compare(evaluations, confidence)
@@ -47,9 +47,9 @@ def main(arguments: Sequence[str]) -> int:
         say(f"compare: {error}")
         return 1
     if as_json:
-        show(json.dumps(_to_json(panel, mode), indent=2))
+        show(json.dumps(_to_json(panel, models, mode), indent=2))
     else:
-        show(_table(panel, mode, confidence))
+        show(_table(panel, models, mode, confidence))
     return 0
 
 
@@ -76,8 +76,8 @@ def _parse(arguments: Sequence[str]) -> tuple[list[Path], str | None, float, boo
     return runs, given.get("mode"), confidence, given.get("json") == "true"
 
 
-def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], str]:
-    """Return the outcomes by name of the run, and the mode.
+def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], dict[str, str | None], str]:
+    """Return the outcomes and the hash of the model (None = not known) by name of the run, and the mode.
 
     Raises:
         ConfigError: A run is no evaluation, has no such attempts, or plays another environment than the first.
@@ -103,6 +103,7 @@ def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], 
     if faults or mode is None:
         raise ConfigError(faults)
     out: dict[str, Outcomes] = {}
+    models: dict[str, str | None] = {}
     for run, of in zip(files, rows, strict=True):
         name, number = run.path.resolve().name, 2
         while name in out:
@@ -113,10 +114,11 @@ def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], 
                 success = row["success"]
                 scores.setdefault(row["task_id"], []).append(None if success is None else float(success))
         out[name] = scores
-    return out, mode
+        models[name] = (run.manifest.get("policy") or {}).get("model_hash")
+    return out, models, mode
 
 
-def _table(panel: Panel, mode: str, confidence: float) -> Any:
+def _table(panel: Panel, models: Mapping[str, str | None], mode: str, confidence: float) -> Any:
     from rich.console import Group
     from rich.table import Table
 
@@ -134,15 +136,21 @@ def _table(panel: Panel, mode: str, confidence: float) -> Any:
     for name in ("one", "other", "difference, points", "p", "p corrected", "says", "tasks needed"):
         tests.add_column(name, justify="left" if name in ("one", "other", "says") else "right", overflow="fold")
     for contrast in panel.contrasts:
-        tests.add_row(*_contrast(contrast, 1 - confidence))
+        tests.add_row(*_contrast(contrast, 1 - confidence, _same(contrast, models)))
     return Group(table, tests, "\n".join(_notes(panel)))
 
 
-def _contrast(contrast: Contrast, error: float) -> tuple[str, ...]:
+def _same(contrast: Contrast, models: Mapping[str, str | None]) -> bool:
+    """Return whether both are of one model, so that their difference is noise."""
+    return models[contrast.one] is not None and models[contrast.one] == models[contrast.other]
+
+
+def _contrast(contrast: Contrast, error: float, same: bool) -> tuple[str, ...]:
     found = contrast.difference
     mean, low, high = (100 * (value or 0) for value in (found.mean, found.low, found.high))
     apart = contrast.p_holm is not None and contrast.p_holm <= error
     says = "not told apart" if not apart else "one is better" if mean > 0 else "other is better"
+    says += ", the same model" if same else ""
     return (
         contrast.one, contrast.other, f"{mean:+.1f} ({low:+.1f} to {high:+.1f})", f"{found.p_value:.3f}",
         f"{contrast.p_holm:.3f}", says, "–" if contrast.tasks_needed is None else f"{contrast.tasks_needed:,}",
@@ -162,7 +170,7 @@ def _notes(panel: Panel) -> Iterator[str]:
         yield f"these {len(panel.tasks)} tasks find true differences of {100 * max(least):.1f} points or more like that"
 
 
-def _to_json(panel: Panel, mode: str) -> dict[str, Any]:
+def _to_json(panel: Panel, models: Mapping[str, str | None], mode: str) -> dict[str, Any]:
     return {
         "mode": mode,
         "tasks": len(panel.tasks),
@@ -173,6 +181,7 @@ def _to_json(panel: Panel, mode: str) -> dict[str, Any]:
         ],
         "comparisons": [
             {"one": one.one, "other": one.other, **one.difference.to_json(), "p_holm": one.p_holm,
+             "same_model": _same(one, models),
              "tasks_needed": one.tasks_needed, "detectable": one.detectable}
             for one in panel.contrasts
         ],

@@ -14,9 +14,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from offline_agent.errors import did_you_mean
 from offline_agent.runner.terminal import say
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 SHELLS = ("bash", "zsh", "fish")
 _PLAIN_KEYS = {
@@ -55,7 +59,7 @@ def words() -> dict[str, tuple[str, ...]]:
     from offline_agent.config.report import ReportConfig
 
     out = dict(_PLAIN_KEYS)
-    others = {"capture": CaptureConfig, "export": ExportConfig, "report": ReportConfig}
+    others: dict[str, type[BaseModel]] = {"capture": CaptureConfig, "export": ExportConfig, "report": ReportConfig}
     for name, config in {**COMMANDS, **others}.items():
         found: list[str] = list(_OPTIONS) if name in COMMANDS else ["--help"]
         for key in keys(config):

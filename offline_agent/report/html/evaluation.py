@@ -164,7 +164,7 @@ def sample(
         return {**shown, "html": html}, len(html.encode("utf-8", "replace"))
 
     ordered = {name: sorted(group) for name, group in groups.items()}
-    return choose(in_turn({**ordered}), len(listed), most_bytes, make, RULE)
+    return choose(in_turn(ordered), len(listed), most_bytes, make, RULE)
 
 
 def _group(marks: Mapping[str, Sequence[str]]) -> str:

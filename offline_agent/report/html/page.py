@@ -6,6 +6,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,8 +161,9 @@ def _changes(run: RunFiles, scores: Scores | None) -> _Known:
 _SCORED = 64
 
 
+@cache
 def _templates() -> Environment:
-    """Return the templates. Every value is spelled out by `text.visible`, and escaped."""
+    """Return the templates, compiled once. Every value is spelled out by `text.visible`, and escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ class Sample:
         return f"{len(self.items):,} of {self.total:,} are shown, each whole; nothing is cut. {self.rule}{passed}"
 
 
-def in_turn(groups: Mapping[Hashable, Sequence[Item]]) -> Iterator[Item]:
+def in_turn(groups: Mapping[str, Sequence[Item]]) -> Iterator[Item]:
     """Yield one item of each group in turn, so that a small group is not crowded out by a large one."""
     waiting = [iter(group) for group in groups.values()]
     while waiting:

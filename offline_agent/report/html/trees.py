@@ -73,4 +73,4 @@ def sample(
         about = {name: tree[name] for name in ("number", "id", "words")}
         return {**about, **line, "html": html}, len(html.encode("utf-8", "replace"))
 
-    return choose(in_turn({**ordered}), len(listed), most_bytes, make, RULE)
+    return choose(in_turn(ordered), len(listed), most_bytes, make, RULE)
