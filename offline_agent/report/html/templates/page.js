@@ -50,7 +50,7 @@
     const canvas = one(".canvas", tree), box = one(".dot", link).getBoundingClientRect();
     const frame = canvas.getBoundingClientRect();
     if (box.left < frame.left || box.right > frame.right - 90) canvas.scrollLeft += box.left - frame.left - frame.width / 3;
-    if (box.top < frame.top || box.bottom > frame.bottom) canvas.scrollTop += box.top - frame.top - frame.height / 2;
+    if (box.top < frame.top || box.bottom > frame.bottom) canvas.scrollTop += box.top - frame.top - frame.height / 3;
   }
   function showNode(tree, n) {
     const panel = one(`.node[data-n="${n}"]`, tree), detail = one(".detail", tree);
