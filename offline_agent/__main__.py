@@ -1,4 +1,4 @@
-"""`python -m offline_agent` lists what there is to run."""
+"""`python -m offline_agent NAME` runs a command, as `offline-agent NAME` does; without a name it lists them."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import sys
 from offline_agent.pipelines.__main__ import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

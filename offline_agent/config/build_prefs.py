@@ -318,6 +318,7 @@ class RunConfig(Section):
 
     run_dir: str | None = key(None, "where all is written; an existing one is resumed; null = a new one", free=True)
     seed: int = key(0, "everything random follows from it", ge=0, le=2**63 - 1)
+    report: bool = key(True, "write report.html, a page to look at, into run_dir at the end", free=True)
     tracking: TrackingSection = section(TrackingSection, "MLflow")
     launcher: Literal["local", "ray", "slurm"] = key("local", "where it runs", free=True)
     ray: RaySection = section(RaySection, "workers of launcher=ray")

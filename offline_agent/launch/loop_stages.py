@@ -178,6 +178,7 @@ class LoopStages:
         return {
             "run_dir": str(self.folder(iteration) / name),
             "seed": self.seed(iteration, name) if seed is None else seed,
+            "report": self.config.report,
             "tracking": self.config.tracking.model_copy(update={"parent": self.parent}),
             "launcher": self.config.launcher,
             "ray": self.config.ray,

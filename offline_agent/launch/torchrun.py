@@ -111,7 +111,7 @@ class _ReadOnlyLog:
 
 
 class _Silent(Progress):
-    def update(self, done: int, **figures: object) -> None:
+    def update(self, done: int, share: float | None = None, **figures: object) -> None:
         """Draw nothing: the first process draws."""
 
 

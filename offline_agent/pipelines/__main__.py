@@ -1,4 +1,4 @@
-"""The list of commands, each with --help:
+"""The list of commands, each with --help; `offline-agent NAME` is the same as `python -m offline_agent.pipelines.NAME`:
 
 python -m offline_agent.pipelines.build_prefs   search tasks, judge, write preference pairs and filtered trajectories
 python -m offline_agent.pipelines.capture       keep the model calls of an agent, token by token, as a log
@@ -10,9 +10,14 @@ python -m offline_agent.pipelines.evaluate      play held-out tasks, with interv
 python -m offline_agent.pipelines.iterate       all of these in turn, again and again; promote what is not worse
 python -m offline_agent.pipelines.refine_grpo   train on what the policy plays, online
 python -m offline_agent.pipelines.export        write a run's rows as files of TRL, LLaMA-Factory, Axolotl, verl, ...
+python -m offline_agent.pipelines.report        write a run as a page to look at, report.html
+python -m offline_agent.pipelines.inspect       look at a run on the terminal: trees, pairs, trajectories
 python -m offline_agent.pipelines.show          look at pairs of a run
+python -m offline_agent.pipelines.compare       compare evaluations: paired tests, noise floor, tasks needed
 python -m offline_agent.pipelines.status        what has become of a run
 python -m offline_agent.pipelines.track         send to MLflow what a run could not send
+python -m offline_agent.pipelines.doctor        what of this machine the commands can use, and what each lack costs
+python -m offline_agent.pipelines.completion    print the completion of offline-agent for bash, zsh or fish
 python -m offline_agent.envs.conformance        is this environment fit to be searched?
 
 Those that search, train or evaluate run without a key too: on the embedded shop and its model, on this machine.
@@ -20,18 +25,48 @@ Those that search, train or evaluate run without a key too: on the embedded shop
 
 from __future__ import annotations
 
+import re
+import runpy
 import sys
 from collections.abc import Sequence
 
+from offline_agent.errors import did_you_mean
 
-def main(arguments: Sequence[str]) -> int:
-    """List the commands; 0 where that was asked for, 2 where something else was."""
-    if set(arguments) <= {"--help", "-h"}:
+COMMANDS: dict[str, tuple[str, str]] = {
+    module.rpartition(".")[2]: (module, about)
+    for module, about in re.findall(r"^python -m (\S+) +(.*)$", __doc__ or "", re.MULTILINE)
+}
+"""Module and purpose of each command, by name."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command by its name, or list the commands.
+
+    Args:
+        arguments: The name of the command and its arguments; None = those of `sys.argv`.
+
+    Returns:
+        The command's exit status; 0 for the list, 2 where there is no such command.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if set(given) <= {"--help", "-h", "help"}:
         print(__doc__)
         return 0
-    print(f"{arguments[0]}: there is no such command here. {__doc__}", file=sys.stderr)
-    return 2
+    name, *rest = given
+    name = name.replace("-", "_")
+    if name not in COMMANDS:
+        print(f"{given[0]}: there is no such command.{did_you_mean(name, COMMANDS)} {__doc__}", file=sys.stderr)
+        return 2
+    sys.argv = [f"offline-agent {name}", *rest]
+    try:
+        runpy.run_module(COMMANDS[name][0], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return int(end.code or 0)
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import ConfigError
@@ -53,6 +54,11 @@ class _Extensions:
         from offline_agent.launch.shards import merge
 
         return merge(spread, prepared, session)
+
+    def report(self, run_dir: Path) -> Path:
+        from offline_agent.report.html.page import write
+
+        return write(run_dir).path
 
     def check_plan(self, config: RunConfig, planned: bool) -> None:
         from offline_agent.planning.plan import check

@@ -184,6 +184,7 @@ def _search(session: Session[TrainDpoConfig]) -> Path:
         "tracking.experiment": config.tracking.experiment,
         "tracking.parent": session.run.manifest["run_id"],
         "seed": config.seed,
+        "report": config.report,
         "run_dir": str((session.run.path / SEARCH).resolve()),
     }
     optional = ("policy.model", "policy.tokenizer", "policy.chat_template")

@@ -331,12 +331,12 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         "quarantine.jsonl says what was refused and why\n"
     )
     reasons = "\n".join(findings(summary))
-    after = copyable("\n".join(_next(summary, path)))
+    after = copyable("\n".join(next_steps(summary, path)))
     told = [reasons, ""] if reasons else []
     return Group(*cuts.advice(summary["cuts"]), table, *tables(summary), where, *told, after)
 
 
-def _next(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
+def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
     """Yield the lines on how to go on; never more of what gave nothing."""
     model = [] if summary["model"] is None else [f"model.path={summary['model']}"]
     data = f"data.runs=[{path}]"

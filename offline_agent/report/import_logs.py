@@ -145,7 +145,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         "quarantine.jsonl says what was refused and why\n"
     )
     reasons = [copyable(f"{text}\n") for text in findings(summary)]
-    return Group(table, where, *reasons, copyable("\n".join(_next(summary, path))))
+    return Group(table, where, *reasons, copyable("\n".join(next_steps(summary, path))))
 
 
 def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -214,7 +214,7 @@ def findings(summary: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _next(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
+def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
     """Yield the lines on how to go on."""
     data = f"data.runs=[{path}]"
     if summary["pairs_total"] or summary["filtered"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent import crash_notes
 from offline_agent.config.loading import load, to_yaml
-from offline_agent.errors import ConfigError, OfflineAgentError
+from offline_agent.errors import ConfigError, OfflineAgentError, in_words
 from offline_agent.runner.arguments import asks_help, help_topic, parse, resume_line, usage
 from offline_agent.runner.opening import open_run, refuse
 from offline_agent.runner.pipeline import DONE, FAILED, WRONG, C, Command, Extensions, Facts, P, Session
 from offline_agent.runner.progress import Progress
+from offline_agent.runner.saved import saved
 from offline_agent.runner.signals import Stopped, signals
 from offline_agent.runner.supervisor import supervised
 from offline_agent.runner.terminal import say, show
@@ -131,11 +133,14 @@ def _carry_out(
         say(f"{command.name}: {error}")  # status 1 for a ConfigError too: files were written
         return FAILED
     except Stopped as stop:
-        say(f"{command.name}: stopped by {stop}. To go on: {line}")
+        say(f"{command.name}: stopped by {stop}. To go on: {line}\n  {saved(run.path)}")
         return FAILED
     except Exception:
         traceback.print_exc()
-        say(f"{command.name}: a fault of the program (above). Results so far are in {run.path}; to go on: {line}")
+        say(
+            f"{command.name}: a fault of the program (above). Results so far are in {run.path}; to go on: {line}\n"
+            f"  {saved(run.path)}"
+        )
         return FAILED
     return DONE
 
@@ -175,6 +180,8 @@ def _work(
         tracker.metrics(dict(_numbers(summary)))
         for name in ("manifest.json", "summary.json"):
             tracker.artifact(run.path / name)
+        if config.report and part != "--shard":
+            _report(command, extensions, session)
         show("shard done" if part == "--shard" else command.show(summary, run.path))  # before the wait for tracking
         if expectation is not None:
             show(expectation.show(summary["expected"]))
@@ -183,6 +190,17 @@ def _work(
         tracker.close("KILLED" if isinstance(error, Stopped) else "FAILED")
         raise
     tracker.close()
+
+
+def _report(command: Command[C, P], extensions: Extensions, session: Session[C]) -> None:
+    """Write the page of the run and send it to tracking; the run is done, whatever happens here."""
+    again = f"python -m offline_agent.pipelines.report run_dir={shlex.quote(str(session.run.path))}"
+    try:
+        session.tracker.artifact(extensions.report(session.run.path))
+    except Stopped as stop:
+        session.say(f"{command.name}: stopped by {stop} while report.html was written; the run is done. {again}")
+    except Exception as error:  # a fault of the page must not cost the run
+        session.say(f"{command.name}: report.html was not written ({in_words(error)}); the run is done. {again}")
 
 
 def _run(

@@ -154,6 +154,13 @@ class Extensions(Protocol):
     def merge(self, spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> Any:
         """Gather the results of shards; return their entry in the summary."""
 
+    def report(self, run_dir: Path) -> Path:
+        """Write the page of a finished run, and return its path.
+
+        Raises:
+            OfflineAgentError: A file cannot be read or written.
+        """
+
     def check_plan(self, config: RunConfig, planned: bool) -> None:
         """Raise ConfigError where no plan can be made."""
 

@@ -29,36 +29,56 @@ class Progress:
         self._task: Any = None
         self._begun = monotonic()
         self._drawn = self._begun
+        self._part: tuple[float, float] | None = None  # time of the first update of the part, and its finished share
         self._terminal = sys.stderr.isatty()
 
     def start(self, total: int | None, name: str | None = None) -> None:
         """Begin a part of the work with `total` units."""
         with self._lock:
-            self.total, self.done = total, 0
+            self.total, self.done, self._part = total, 0, None
             self.name = name or self.name
             if self._bar is not None:
                 self._bar.update(self._task, description=self.name, completed=0, total=total)
 
-    def update(self, done: int, **figures: object) -> None:
+    def update(self, done: int, share: float | None = None, **figures: object) -> None:
         """Set the number of finished units.
 
         Args:
             done: Finished units, of `total`.
-            figures: Named figures to show.
+            share: Finished share of the part in [0, 1], for the time that is left, where it is better known than by
+                the units; None = done / total.
+            figures: Named figures to show; those that are None are left out.
         """
         now = monotonic()
+        if share is None:
+            share = done / self.total if self.total else 0.0
+        if self._part is None:
+            self._part = now, share  # what an earlier session did says nothing of this one's speed
         wait = _BAR_SECONDS if self._terminal else _LINE_SECONDS
         self.done = done
         if now - self._drawn < wait:
             return
         with self._lock:
             self._drawn = now
-            words = "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items())
+            known = {name: value for name, value in figures.items() if value is not None}
+            words = "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in known.items())
+            left = self._left(now, share)
             if self._terminal:
-                self._draw(words)
+                self._draw(f"{words}{left.replace(', ', '  ', 1)}")
             else:
-                share = f" of {self.total}" if self.total is not None else ""
-                say(f"{self.name}: {done}{share} after {now - self._begun:.0f} s  {words}")
+                of = f" of {self.total}" if self.total is not None else ""
+                say(f"{self.name}: {done}{of} after {now - self._begun:.0f} s{left}  {words}")
+
+    def _left(self, now: float, share: float) -> str:
+        """Return how long the part will take from now on, judged by this session alone; "" where it is not known."""
+        begun, at_first = self._part or (now, share)
+        gained = min(1.0, share) - at_first
+        if gained <= 0 or now <= begun or share >= 1:
+            return ""
+        seconds = (now - begun) * (1 - share) / gained
+        if seconds < 100:
+            return f", about {seconds:.0f} s left"
+        return f", about {seconds / 60:.0f} min left" if seconds < 6000 else f", about {seconds / 3600:.1f} h left"
 
     def say(self, text: str) -> None:
         """Print a line on stderr, above the bar if there is one."""

@@ -195,7 +195,7 @@ class Recorder:
             self._log.append(dict(record))
             self._last = update
         self._session.tracker.metrics(dict(self._figures(record)), step=update)
-        more = {"accuracy": f"{record['accuracy']:.2f}"} if "accuracy" in record else {}
+        more: dict[str, Any] = {"accuracy": f"{record['accuracy']:.2f}"} if "accuracy" in record else {}
         if "success_mean" in record:  # more telling than the loss, which is 0 by construction in a round's first update
             more = {"success": f"{record['success_mean']:.0%}", "reward": f"{record['reward_mean']:.3f}"}
         self._session.progress.update(update, loss=f"{record['loss']:.4f}", **more)

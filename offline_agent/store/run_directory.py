@@ -134,7 +134,7 @@ class RunDirectory:
 
     def tree_ids(self) -> list[str]:
         """Return the ids of the stored trees, sorted."""
-        return sorted(_tree_id(self.path / "trees" / name) for name in self._tree_files())
+        return sorted(tree_id_of(self.path / "trees" / name) for name in self._tree_files())
 
     def written(self, tree_ids: Iterable[str]) -> set[str]:
         """Return those of these trees that are stored; no file is opened."""
@@ -226,7 +226,8 @@ def _load_tree(path: Path) -> dict[str, Any]:
     return dict(data)
 
 
-def _tree_id(file: Path) -> str:
+def tree_id_of(file: Path) -> str:
+    """Return the id of the tree in a file of `trees/`; the file is read where its name was cut."""
     name = file.name.removesuffix(".json.gz")
     return str(_load_tree(file)["tree_id"]) if "~" in name else unquote(name, errors="surrogatepass")
 

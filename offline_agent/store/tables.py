@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from offline_agent.errors import DataError, did_you_mean
+from offline_agent.store.columns import known_name
 from offline_agent.store.files import write_atomic
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 VERSION = 2
 READABLE = (1, 2)
@@ -206,6 +209,47 @@ def read_table(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         DataError: The file is missing, incomplete, not Parquet, or of another schema version.
     """
+    with _opened(path) as file:
+        for batch in file.iter_batches(_ROWS_AT_ONCE):
+            for row in batch.to_pylist():
+                yield {field.name: _decode(row[field.name], field.type) for field in batch.schema}
+
+
+def columns_of(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return some columns of all rows of a table, by known names; the others are not read. Raises as `read_table`.
+
+    Args:
+        path: The file.
+        names: Known names (`store.columns`); those that the file does not have are None.
+    """
+    with _opened(path) as file:
+        here = {known_name(field.name): field.name for field in file.schema_arrow}
+        there = {name: here[name] for name in names if name in here}
+        columns = {name: file.read([stored]).column(0).to_pylist() for name, stored in there.items()}
+        return [
+            {name: columns[name][number] if name in columns else None for name in names}
+            for number in range(file.metadata.num_rows)
+        ]
+
+
+def rows_at(path: Path, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """Return the rows of a table with these numbers, from 0; other row groups are not read. Raises as `read_table`."""
+    wanted, out, start = sorted(set(numbers)), {}, 0
+    with _opened(path) as file:
+        for group in range(file.num_row_groups):
+            end = start + file.metadata.row_group(group).num_rows
+            inside = [number for number in wanted if start <= number < end]
+            if inside:
+                table = file.read_row_group(group).take([number - start for number in inside])
+                for number, row in zip(inside, table.to_pylist(), strict=True):
+                    out[number] = {field.name: _decode(row[field.name], field.type) for field in table.schema}
+            start = end
+    return out
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a table of a version that can be read; raises DataError, for errors inside the block too."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -217,9 +261,7 @@ def read_table(path: Path) -> Iterator[dict[str, Any]]:
             version = version_of(file.schema_arrow.metadata)
             if version not in READABLE:
                 raise DataError(f"{path}: schema version {version or 'none'}, this program reads {_readable()}. {mend}")
-            for batch in file.iter_batches(_ROWS_AT_ONCE):
-                for row in batch.to_pylist():
-                    yield {field.name: _decode(row[field.name], field.type) for field in batch.schema}
+            yield file
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path}: not readable as Parquet ({error}). {mend}") from error
 

@@ -102,7 +102,7 @@ def test_a_run_writes_its_directory_and_says_where(tmp_path: Path) -> None:
     assert manifest["seeds"] == {"run": 0} and manifest["hashes"]["task_set"] == "abc"
     assert json.loads((run / "summary.json").read_text())["counted"] == 3
     assert sorted(path.name for path in run.iterdir() if path.name[0] != ".") == [
-        "events", "manifest.json", "quarantine.jsonl", "summary.json", "trees",
+        "events", "manifest.json", "quarantine.jsonl", "report.html", "summary.json", "trees",
     ]  # fmt: skip
     status, out, err = _call(tmp_path, "tracking.uri=null")
     assert status == 0 and len(list((tmp_path / "runs").iterdir())) == 2  # a new name each time
@@ -198,4 +198,4 @@ def test_tracking_holds_the_run(tmp_path: Path) -> None:
     assert run.data.params["count"] == "3" and run.data.params["env.name"] == "shop"
     assert run.data.metrics["by/parity/odd"] == 1 and run.data.tags["pipeline"] == "tiny"
     names = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert names == {"manifest.json", "summary.json"}
+    assert names == {"manifest.json", "report.html", "summary.json"}

@@ -14,7 +14,7 @@ from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.launch.ray import components
 from offline_agent.pipelines.stages.copy_check import bound_environments
-from offline_agent.pipelines.stages.search import SearchFactory, critic_of, settings_of
+from offline_agent.pipelines.stages.search import SearchFactory, critic_of, progress_figures, settings_of, share_of
 from offline_agent.policies.base import Engine
 from offline_agent.records import Task
 from offline_agent.report.build_prefs import Figures
@@ -163,7 +163,7 @@ def search(
     factory = SearchExecutorFactory(components.Recipe.of(config, parts))
     started = ticked = time.monotonic()
     with components.worker_pool(config, factory, len(left), config.search.trees_in_flight, session, before > 0) as pool:
-        done = before
+        done, solved = before, 0
         try:
             for item, kind, value in pool.run(SEARCH, items):
                 searched: TaskRecords = item.payload
@@ -172,21 +172,21 @@ def search(
                     searched.records.append(value)  # a worker that takes over resumes here
                 elif kind == DONE:
                     run_dir.write_tree(searched.task.task_id, value)
+                    solved += any((node.get("verdict") or {}).get("success") for node in value["nodes"])
                 else:
                     tree = given_up(parts, settings, config.seed, searched.task, value)
                     run_dir.write_tree(tree.tree_id, tree_to_json(tree))
                 done += kind != RECORD
                 if time.monotonic() - ticked > _TICK:
                     ticked = time.monotonic()
-                    _tick(session, pool, done)
+                    _tick(session, pool, done, solved, len(left))
         finally:
             _count(figures, config, engine, pool, time.monotonic() - started)
 
 
-def _tick(session: Session[BuildPrefsConfig], pool: WorkerPool, done: int) -> None:
+def _tick(session: Session[BuildPrefsConfig], pool: WorkerPool, done: int, solved: int, tasks: int) -> None:
     now = components.added(RunCounts, components.counts(pool, SEARCH, "run"))
-    rate = now.generated / now.seconds if now.seconds else 0
-    session.progress.update(done, simulations=now.simulations, tokens=now.generated, per_second=f"{rate:.0f}")
+    session.progress.update(done, share=share_of(now, session.config, tasks), **progress_figures(now, solved))
 
 
 def given_up(parts: Parts, settings: SearchSettings, seed: int, task: Task, reason: str) -> SearchTree:

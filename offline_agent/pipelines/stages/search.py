@@ -59,7 +59,7 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
         return
     factory = SearchFactory(parts, config, settings, engine)
     pool = EnvPool(config.limits.workers, config.limits.step_seconds)
-    done = len(written)
+    done, solved = len(written), 0
 
     def searches() -> Iterator[tuple[TreeSearch, Sequence[Mapping[str, Any]]]]:
         for task in left:
@@ -67,8 +67,7 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
 
     def tick(now: RunCounts) -> None:
         look()
-        rate = now.generated / now.seconds if now.seconds else 0
-        session.progress.update(done, simulations=now.simulations, tokens=now.generated, per_second=f"{rate:.0f}")
+        session.progress.update(done, share=share_of(now, config, len(left)), **progress_figures(now, solved))
 
     scheduler = factory.scheduler(pool, config.search.budget.seconds, tick)
     try:
@@ -77,9 +76,34 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
                 assert one.tree is not None  # finished
                 run_dir.write_tree(one.tree_id, tree_to_json(one.tree))
                 done += 1
+                solved += any(end.verdict is not None and bool(end.verdict.success) for end in one.tree.terminals())
     finally:
         pool.close()
         figures.searched(scheduler.counts, factory.counts, factory.critic, parts.policy, parts.spec.census)
+
+
+def share_of(now: RunCounts, config: BuildPrefsConfig, tasks: int) -> float:
+    """Return the finished share of the simulations of so many tasks; many searches are under way at once."""
+    return min(1.0, now.simulations / (config.search.simulations * max(1, tasks)))
+
+
+def progress_figures(now: RunCounts, solved: int) -> dict[str, object]:
+    """Return the figures that progress shows of a search.
+
+    Args:
+        now: Its counts.
+        solved: Number of tasks searched in this session whose tree has a verified success. No rate: searches that
+            succeed may end sooner than others.
+    """
+    seconds = now.seconds or 1.0
+    busy = f"{min(1.0, now.generation_seconds / seconds):.0%}" if now.generated else None
+    return {
+        "solved": solved,
+        "simulations": f"{now.simulations:,}",
+        "a_second": f"{now.simulations / seconds:.1f}",
+        "tokens": f"{now.generated:,}" if now.generated else None,
+        "generator_busy": busy,
+    }
 
 
 # -- settings and logs -------------------------------------------------------------------------------------------------

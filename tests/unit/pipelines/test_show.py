@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,4 +54,10 @@ def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = {line.split()[2] for line in capsys.readouterr().out.splitlines() if line.startswith("python -m")}
     there = {path.stem for path in Path(show.__file__).parent.glob("[a-z]*.py")} - {"entry"}  # shared by the commands
     assert listed == {f"offline_agent.pipelines.{name}" for name in there} | {"offline_agent.envs.conformance"}
-    assert commands.main(["show"]) == 2 and "there is no such command" in capsys.readouterr().err
+    assert commands.main(["shwo"]) == 2 and "no such command. Did you mean 'show'?" in capsys.readouterr().err
+
+
+def test_a_command_is_run_by_its_name_as_its_module_is() -> None:
+    program = [sys.executable, "-c", "from offline_agent.pipelines.__main__ import main; raise SystemExit(main())"]
+    done = subprocess.run([*program, "train-sft", "nonsense"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "train_sft: the request is wrong" in done.stderr

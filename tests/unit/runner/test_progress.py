@@ -23,11 +23,36 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_now_and_then(
     progress.close()
     out, err = capsys.readouterr()
     assert out == "" and err.splitlines() == [
-        "searching: 6 of 24 after 30 s  tool calls 60",
-        "searching: 12 of 24 after 60 s  tool calls 120",
-        "searching: 18 of 24 after 90 s  tool calls 180",
+        "searching: 6 of 24 after 30 s, about 90 s left  tool calls 60",
+        "searching: 12 of 24 after 60 s, about 60 s left  tool calls 120",
+        "searching: 18 of 24 after 90 s, about 30 s left  tool calls 180",
         "searching: 24 of 24 after 120 s  tool calls 240",
         "that is all",
+    ]
+
+
+def test_the_time_left_is_judged_by_this_session_and_the_share_that_is_known_best(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(_progress, "monotonic", lambda: now[0])
+    progress = Progress("build_prefs")
+    progress.start(100, "searching")
+    progress.update(40)  # of an earlier session
+    now[0] = 60.0
+    progress.update(50)
+    now[0] = 120.0
+    progress.update(50, share=0.5001, critic=None)
+    progress.start(10, "mining")
+    now[0] = 600.0
+    progress.update(0)
+    now[0] = 4200.0
+    progress.update(1)
+    assert capsys.readouterr().err.splitlines() == [
+        "searching: 50 of 100 after 60 s, about 5 min left  ",
+        "searching: 50 of 100 after 120 s, about 10 min left  ",
+        "mining: 0 of 10 after 600 s  ",
+        "mining: 1 of 10 after 4200 s, about 9.0 h left  ",
     ]
 
 

@@ -1,0 +1,195 @@
+"""Several evaluations on one panel of tasks: success, corrected paired tests, noise floor, tasks that are needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import NormalDist
+
+from offline_agent.errors import ConfigError
+from offline_agent.evaluation.statistics import (
+    Difference,
+    Estimate,
+    Outcomes,
+    differences,
+    mean_over_tasks,
+    paired_difference,
+    task_means,
+)
+
+POWER = 0.8
+"""Probability with which a true difference of the given size shall be found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One evaluation on the panel.
+
+    Attributes:
+        name: Its name.
+        success: Mean over the panel's tasks, with its interval.
+        attempts: Number of scored attempts on the panel.
+        noise: Half width of the 95 % interval of the difference between two evaluations of this same policy, on these
+            tasks and with as many attempts; None where no task has two scored attempts, so that it is not known.
+    """
+
+    name: str
+    success: Estimate
+    attempts: int
+    noise: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """Two evaluations compared.
+
+    Attributes:
+        one, other: Their names; the difference is one - other.
+        difference: With interval and p-value, over the panel's tasks.
+        p_holm: The p-value corrected for the number of comparisons (Holm 1979); None as the p-value is.
+        tasks_needed: Tasks that tell a true difference of this size apart with probability `POWER`, at the error of
+            Bonferroni's correction for as many comparisons; None where the difference is 0 or has no spread.
+        detectable: The true difference that the panel's tasks tell apart like that; None where there is no spread.
+    """
+
+    one: str
+    other: str
+    difference: Difference
+    p_holm: float | None
+    tasks_needed: int | None
+    detectable: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The comparison.
+
+    Attributes:
+        tasks: Tasks that every evaluation has a scored attempt at.
+        left_out: Number of the other tasks.
+        entries: The evaluations, in the order given.
+        contrasts: Every two of them.
+    """
+
+    tasks: tuple[str, ...]
+    left_out: int
+    entries: tuple[Entry, ...]
+    contrasts: tuple[Contrast, ...]
+
+
+def compare(
+    evaluations: Mapping[str, Outcomes], confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Panel:
+    """Return the comparison of two or more evaluations over the tasks that all of them scored.
+
+    Args:
+        evaluations: By name: the success of each attempt by task, None where it was not scored.
+        confidence: Of the intervals; the tests' error is 1 - confidence.
+        resamples, seed: Of the resampling.
+
+    Raises:
+        ConfigError: Fewer than two evaluations, or no common task.
+    """
+    if len(evaluations) < 2:
+        raise ConfigError(f"name two evaluations or more, got {len(evaluations)}")
+    scored = [set(task_means(outcomes)) for outcomes in evaluations.values()]
+    tasks = sorted(set.intersection(*scored))
+    if not tasks:
+        raise ConfigError(
+            f"{', '.join(evaluations)}: they have no task in common that all of them scored; evaluate them on the same "
+            "tasks (tasks.split, tasks.n, tasks.offset)"
+        )
+    on_panel = {name: {task: outcomes[task] for task in tasks} for name, outcomes in evaluations.items()}
+    entries = [
+        Entry(
+            name,
+            mean_over_tasks(outcomes, confidence, resamples, seed),
+            sum(score is not None for scores in outcomes.values() for score in scores),
+            noise_floor(outcomes),
+        )
+        for name, outcomes in on_panel.items()
+    ]
+    pairs = list(combinations(on_panel, 2))
+    found = [paired_difference(on_panel[a], on_panel[b], confidence, resamples, seed) for a, b in pairs]
+    corrected = holm([one.p_value for one in found])
+    alpha = (1 - confidence) / len(pairs)
+    contrasts = []
+    for (a, b), difference, p_holm in zip(pairs, found, corrected, strict=True):
+        spread = _spread(on_panel[a], on_panel[b])
+        contrasts.append(
+            Contrast(
+                a, b, difference, p_holm, tasks_needed(difference.mean, spread, alpha),
+                detectable(len(tasks), spread, alpha),
+            )
+        )  # fmt: skip
+    everything = set().union(*(outcomes.keys() for outcomes in evaluations.values()))
+    return Panel(tuple(tasks), len(everything) - len(tasks), tuple(entries), tuple(contrasts))
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return p-values corrected for their number by Holm's step-down procedure (Holm 1979); None stays None."""
+    known = sorted((p, at) for at, p in enumerate(p_values) if p is not None)
+    out: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, at) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        out[at] = largest
+    return out
+
+
+def noise_floor(outcomes: Outcomes) -> float | None:
+    """Return how far two evaluations of the same policy may differ by the luck of sampling alone.
+
+    1.96 sqrt(2 mean_t(s^2 / m_t) / n): n tasks with m_t attempts each, s^2 the mean over tasks of the unbiased variance
+    of a task's attempts. Tasks with a single attempt are taken to vary like the others.
+
+    Args:
+        outcomes: Success of each attempt by task; None = unscored.
+
+    Returns:
+        Half width of the 95 % interval of the difference; None where no task has two scored attempts.
+    """
+    variances, attempts = [], []
+    for scores in outcomes.values():
+        known = [float(score) for score in scores if score is not None]
+        if not known:
+            continue
+        attempts.append(len(known))
+        if len(known) > 1:
+            mean = math.fsum(known) / len(known)
+            variances.append(math.fsum((score - mean) ** 2 for score in known) / (len(known) - 1))
+    if not variances:
+        return None
+    typical = math.fsum(variances) / len(variances)
+    mean_of_tasks = typical * math.fsum(1 / m for m in attempts) / len(attempts)
+    return 1.96 * math.sqrt(2 * mean_of_tasks / len(attempts))
+
+
+def tasks_needed(difference: float | None, spread: float | None, alpha: float, power: float = POWER) -> int | None:
+    """Return the tasks that tell a difference apart: ((z_{1-alpha/2} + z_power) spread / difference)^2, rounded up.
+
+    Args:
+        difference: True difference of the means; None or 0 = no number is enough.
+        spread: Standard deviation of the tasks' differences; None or 0 = not known.
+        alpha: Two-sided error of the test.
+        power: Probability to find it.
+    """
+    if not difference or not spread:
+        return None
+    return max(2, math.ceil((_z(alpha, power) * spread / abs(difference)) ** 2))
+
+
+def detectable(tasks: int, spread: float | None, alpha: float, power: float = POWER) -> float | None:
+    """Return the difference that so many tasks tell apart; arguments as `tasks_needed`."""
+    return None if not spread else _z(alpha, power) * spread / math.sqrt(tasks)
+
+
+def _z(alpha: float, power: float) -> float:
+    return NormalDist().inv_cdf(1 - alpha / 2) + NormalDist().inv_cdf(power)
+
+
+def _spread(one: Outcomes, other: Outcomes) -> float | None:
+    values, _ = differences(one, other)
+    return float(values.std(ddof=1)) if len(values) > 1 else None

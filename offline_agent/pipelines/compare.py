@@ -1,0 +1,192 @@
+"""Comparison of evaluations: `python -m offline_agent.pipelines.compare RUN RUN ... [mode=sampled]`.
+
+Takes run directories of `evaluate` and compares their policies on the tasks that all of them scored: success with
+intervals, every two of them by a paired test, corrected for the number of tests (Holm), how far the same model differs
+from itself by the luck of sampling, and how many tasks would tell two apart. docs/report.md explains the figures.
+
+  mode        the attempts that count: sampled, greedy, best_of_n or mcts (default: sampled, or the one all runs have)
+  confidence  of the intervals, and 1 - the error of the tests (default: 0.95)
+  json=true   prints JSON
+
+Exit status: 0 compared, 1 a run cannot be read, 2 the request was wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.errors import ConfigError, DataError, did_you_mean
+from offline_agent.runner.terminal import is_file, say, show
+
+if TYPE_CHECKING:
+    from offline_agent.evaluation.panel import Contrast, Panel
+    from offline_agent.evaluation.statistics import Outcomes
+
+_KEYS = ("mode", "confidence", "json")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the comparison; returns the exit status."""
+    if "--help" in arguments or "-h" in arguments:
+        print(__doc__)
+        return 0
+    try:
+        runs, mode, confidence, as_json = _parse(arguments)
+        evaluations, models, mode = _read(runs, mode)
+        from offline_agent.evaluation.panel import compare
+
+        panel = compare(evaluations, confidence)
+    except ConfigError as error:
+        say(f"compare: {error}")
+        return 2
+    except DataError as error:
+        say(f"compare: {error}")
+        return 1
+    if as_json:
+        show(json.dumps(_to_json(panel, models, mode), indent=2))
+    else:
+        show(_table(panel, models, mode, confidence))
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> tuple[list[Path], str | None, float, bool]:
+    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument and not Path(argument).exists())
+    runs = [Path(argument) for argument in arguments if "=" not in argument or Path(argument).exists()]
+    unknown = given.keys() - {*_KEYS}
+    faults = [f"{name}: unknown key, allowed: {', '.join(_KEYS)}.{did_you_mean(name, _KEYS)}" for name in unknown]
+    if len(runs) < 2:
+        faults.append(f"name two run directories of evaluate or more, got {len(runs)}")
+    none = [run for run in runs if not is_file(run / "manifest.json")]
+    faults += [f"{run}: no run directory: it has no manifest.json" for run in none]
+    confidence = 0.95
+    try:
+        confidence = float(given.get("confidence", confidence))
+    except ValueError:
+        confidence = 0.0
+    if not 0.5 <= confidence < 1:
+        faults.append(f"confidence: got {given.get('confidence')!r}, allowed: 0.5 to below 1, e.g. confidence=0.95")
+    if given.get("json", "false") not in ("true", "false"):
+        faults.append(f"json: got {given['json']!r}, allowed: true, false")
+    if faults:
+        raise ConfigError(faults)
+    return runs, given.get("mode"), confidence, given.get("json") == "true"
+
+
+def _read(runs: Sequence[Path], mode: str | None) -> tuple[dict[str, Outcomes], dict[str, str | None], str]:
+    """Return the outcomes and the hash of the model (None = not known) by name of the run, and the mode.
+
+    Raises:
+        ConfigError: A run is no evaluation, has no such attempts, or plays another environment than the first.
+        DataError: A run cannot be read.
+    """
+    from offline_agent.report.html.reading import RunFiles
+
+    files = [RunFiles(run) for run in runs]
+    faults = [f"{run.path}: written by {run.command}, not by evaluate" for run in files if run.command != "evaluate"]
+    environments = {(run.manifest.get("env") or {}).get("name") for run in files}
+    if len(environments) > 1:
+        faults.append(f"they play different environments: {', '.join(sorted(map(str, environments)))}")
+    rows = [[row for row in run.attempts if row["policy"] == "candidate"] for run in files]
+    broken = [fault for run in files for fault in run.faults]
+    if broken:
+        raise DataError("\n".join(broken))
+    common = set.intersection(*({row["mode"] for row in of} for of in rows))
+    if mode is None and common:
+        mode = "sampled" if "sampled" in common else min(common)
+    if mode not in common and not faults:
+        allowed = ", ".join(sorted(common)) or "nothing"
+        faults.append(f"mode: got {mode or 'none'}, allowed: what all runs have: {allowed}")
+    if faults or mode is None:
+        raise ConfigError(faults)
+    out: dict[str, Outcomes] = {}
+    models: dict[str, str | None] = {}
+    for run, of in zip(files, rows, strict=True):
+        name, number = run.path.resolve().name, 2
+        while name in out:
+            name, number = f"{run.path.resolve().name} ({number})", number + 1
+        scores: dict[str, list[float | None]] = {}
+        for row in of:
+            if row["mode"] == mode:
+                success = row["success"]
+                scores.setdefault(row["task_id"], []).append(None if success is None else float(success))
+        out[name] = scores
+        models[name] = (run.manifest.get("policy") or {}).get("model_hash")
+    return out, models, mode
+
+
+def _table(panel: Panel, models: Mapping[str, str | None], mode: str, confidence: float) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+
+    table = Table(title=f"success, {mode} attempts, on {len(panel.tasks)} tasks that all of them scored")
+    for name in ("run", "success", f"{confidence:.0%} interval", "attempts", "noise floor"):
+        table.add_column(name, justify="left" if name == "run" else "right", overflow="fold")
+    for entry in panel.entries:
+        success = entry.success
+        noise = "one attempt a task" if entry.noise is None else f"± {100 * entry.noise:.1f}"
+        table.add_row(
+            entry.name, f"{100 * (success.mean or 0):.1f} %",
+            f"{100 * (success.low or 0):.1f} to {100 * (success.high or 0):.1f}", str(entry.attempts), noise,
+        )  # fmt: skip
+    tests = Table(title=f"{len(panel.contrasts)} paired comparisons, p-values corrected by Holm")
+    for name in ("one", "other", "difference, points", "p", "p corrected", "says", "tasks needed"):
+        tests.add_column(name, justify="left" if name in ("one", "other", "says") else "right", overflow="fold")
+    for contrast in panel.contrasts:
+        tests.add_row(*_contrast(contrast, 1 - confidence, _same(contrast, models)))
+    return Group(table, tests, "\n".join(_notes(panel)))
+
+
+def _same(contrast: Contrast, models: Mapping[str, str | None]) -> bool:
+    """Return whether both are of one model, so that their difference is noise."""
+    return models[contrast.one] is not None and models[contrast.one] == models[contrast.other]
+
+
+def _contrast(contrast: Contrast, error: float, same: bool) -> tuple[str, ...]:
+    found = contrast.difference
+    mean, low, high = (100 * (value or 0) for value in (found.mean, found.low, found.high))
+    apart = contrast.p_holm is not None and contrast.p_holm <= error
+    says = "not told apart" if not apart else "one is better" if mean > 0 else "other is better"
+    says += ", the same model" if same else ""
+    return (
+        contrast.one, contrast.other, f"{mean:+.1f} ({low:+.1f} to {high:+.1f})", f"{found.p_value:.3f}",
+        f"{contrast.p_holm:.3f}", says, "–" if contrast.tasks_needed is None else f"{contrast.tasks_needed:,}",
+    )  # fmt: skip
+
+
+def _notes(panel: Panel) -> Iterator[str]:
+    if panel.left_out:
+        yield f"{panel.left_out} tasks were left out: not all runs scored them"
+    yield (
+        "noise floor: two evaluations of the same model on these tasks differ by no more than this in 95 of 100 cases; "
+        "a smaller difference is no news"
+    )
+    yield "tasks needed: to find a true difference as large as the measured one in 4 of 5 evaluations"
+    least = [one.detectable for one in panel.contrasts if one.detectable is not None]
+    if least:
+        yield f"these {len(panel.tasks)} tasks find true differences of {100 * max(least):.1f} points or more like that"
+
+
+def _to_json(panel: Panel, models: Mapping[str, str | None], mode: str) -> dict[str, Any]:
+    return {
+        "mode": mode,
+        "tasks": len(panel.tasks),
+        "tasks_left_out": panel.left_out,
+        "runs": [
+            {"name": entry.name, "success": entry.success.to_json(), "attempts": entry.attempts, "noise": entry.noise}
+            for entry in panel.entries
+        ],
+        "comparisons": [
+            {"one": one.one, "other": one.other, **one.difference.to_json(), "p_holm": one.p_holm,
+             "same_model": _same(one, models),
+             "tasks_needed": one.tasks_needed, "detectable": one.detectable}
+            for one in panel.contrasts
+        ],
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

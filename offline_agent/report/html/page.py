@@ -1,0 +1,187 @@
+"""The page: report.html of a run directory, one file with everything in it; reads without a network or scripts."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.report.html import checks, evaluation, lineage, overview, pairs, text, training, trajectories, trees
+from offline_agent.report.html.reading import RunFiles
+from offline_agent.report.html.samples import Sample
+from offline_agent.store.files import write_atomic
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+NAME = "report.html"
+BUDGET = {"trees": 3_200_000, "pairs": 1_200_000, "trajectories": 500_000, "evaluation": 1_000_000}
+"""Bytes that the samples of each tab may have; the rest of the page is small, so that it stays below 10 MB."""
+LINES = 2_000
+"""Lines of the tables that list tasks; those of more tasks list the first, and say so."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A page that was written.
+
+    Attributes:
+        path: The file.
+        size: Bytes.
+        shown: Number of items shown and number of all, by tab.
+        faults: One sentence for each file of the run that could not be read.
+    """
+
+    path: Path
+    size: int
+    shown: Mapping[str, tuple[int, int]]
+    faults: Sequence[str]
+
+
+Scores = Callable[[Sequence[Mapping[str, Any]]], Sequence[pairs.Change | None]]
+"""Returns, for whole rows of pairs, the log-probabilities of both sides after training; None where not known."""
+
+
+def write(run_dir: Path, out: Path | None = None, scores: Scores | None = None) -> Written:
+    """Write the page of a run.
+
+    Args:
+        run_dir: The run directory, of any command; it may be unfinished.
+        out: The file; None = report.html in the run directory.
+        scores: Gives the log-probabilities after training of the pairs that are shown; None = they are not shown.
+
+    Raises:
+        DataError: It is no run directory, or the file cannot be written.
+    """
+    run = RunFiles(run_dir)
+    run.manifest  # noqa: B018 - raises where this is no run
+    html, shown = _render(run, scores)
+    data = html.encode("utf-8", "backslashreplace")
+    path = write_atomic(run_dir / NAME if out is None else out, data)
+    return Written(path, len(data), shown, tuple(dict.fromkeys(run.faults)))
+
+
+def _render(run: RunFiles, scores: Scores | None) -> tuple[str, dict[str, tuple[int, int]]]:
+    templates = _templates()
+
+    def render(name: str) -> Callable[[dict[str, Any]], str]:
+        template = templates.get_template(f"{name}.jinja")
+        return lambda view: template.render(one=view)
+
+    samples: dict[str, Sample] = {}
+    source = _pairs_of(run)
+    tabs: list[tuple[str, str]] = [("overview", "Overview")]
+    views: dict[str, Any] = {"pairs": None, "trees": None, "trajectories": None, "evaluation": None}
+    if source.pairs:
+        others = [run] if source is not run else []
+        decode = pairs.decoder(source, others)
+        known = _changes(source, scores)
+        samples["pairs"] = pairs.sample(source, BUDGET["pairs"], render("pair"), decode, known.get)
+        views["pairs"] = {"counts": pairs.counts(source.pairs), "of": None if source is run else source.path,
+                          "changes": bool(known)}  # fmt: skip
+    if (run.path / "trees").is_dir() and (listed := trees.tasks(run)):
+        at: dict[tuple[str, int], list[int]] = {}
+        for pair in samples["pairs"].items if source is run and "pairs" in samples else ():
+            if pair["node"] is not None:
+                at.setdefault((str(pair["tree"]), pair["node"]), []).append(pair["number"])
+        samples["trees"] = trees.sample(run, listed, BUDGET["trees"], render("tree"), at)
+        numbers = {tree["task"]: tree["number"] for tree in samples["trees"].items}
+        views["trees"] = {"tasks": listed[:LINES], "total": len(listed), "numbers": numbers}
+    if run.trajectories:
+        samples["trajectories"] = trajectories.sample(run, BUDGET["trajectories"], render("trajectory"))
+        views["trajectories"] = {
+            "counts": trajectories.counts(run),
+            "measured": any(any(v is not None for v in row["criticality"] or ()) for row in run.trajectories),
+        }
+    curves, iterations = training.charts(run), training.iterations(run)
+    learnt = {
+        "charts": curves, "iterations": iterations, "over_calls": training.over_calls(run) if iterations else None,
+        "findings": training.findings(run), "ends": training.ends(run),
+    }  # fmt: skip
+    if run.attempts:
+        players = evaluation.players(run)
+        samples["evaluation"] = evaluation.sample(players, BUDGET["evaluation"], render("task"))
+        by_task = evaluation.by_task(players)
+        views["evaluation"] = {
+            "figures": evaluation.figures(run.summary), "comparisons": evaluation.comparisons(run),
+            "failures": evaluation.failures(players), "labels": [player.label for player in players],
+            "tasks": by_task[:LINES], "total": len(by_task),
+        }  # fmt: skip
+    views["checks"] = checks.checks(run)
+    present = {
+        "trees": views["trees"], "pairs": views["pairs"], "trajectories": views["trajectories"],
+        "training": curves or iterations, "evaluation": views["evaluation"], "checks": views["checks"],
+    }  # fmt: skip
+    tabs += [(name, name.capitalize()) for name, there in present.items() if there]
+    script, style = _asset("page.js"), _asset("page.css")
+    html = templates.get_template("page.html.jinja").render(
+        title=f"{run.command} {run.path.resolve().name}", run=run, tabs=tabs, views=views, samples=samples,
+        facts=overview.facts(run), figures=overview.figures(run), cost=overview.cost(run),
+        advice=overview.advice(run), closing=overview.closing(run), relatives=lineage.relatives(run),
+        reasons=run.reasons(), stages=list(training.stages(run)), training=learnt, faults=run.faults,
+        script=script, style=style, script_hash=_hash(script),
+    )  # fmt: skip
+    return html, {name: (len(sample.items), sample.total) for name, sample in samples.items()}
+
+
+def _pairs_of(run: RunFiles) -> RunFiles:
+    """Return the run whose pairs are shown: the run itself, or the first one that it was trained on."""
+    if run.pairs or run.command != "train_dpo":
+        return run
+    named = (run.config.get("data") or {}).get("runs") or ()
+    folders = [Path(str(one)) for one in named] + [run.path / "build_prefs"]
+    return next((found for folder in folders if (found := RunFiles(folder)).pairs), run)
+
+
+class _Known(dict[str, "pairs.Change"]):
+    """Changes by certificate of a row; a row without one is not found."""
+
+    def get(self, row: Any, default: Any = None) -> Any:
+        """Return the change of a row."""
+        return super().get(str(row.get("certificate")), default)
+
+
+def _changes(run: RunFiles, scores: Scores | None) -> _Known:
+    """Return the log-probabilities after training of the first pairs in the order of the page."""
+    out = _Known()
+    if scores is None:
+        return out
+    first = [row["at"] for _, row in zip(range(_SCORED), pairs.order(run.pairs), strict=False)]
+    rows = run.whole(first)
+    for row, change in zip(rows, scores(rows), strict=True):
+        if change is not None and row.get("certificate") is not None:
+            out[str(row["certificate"])] = change
+    return out
+
+
+_SCORED = 64
+
+
+@cache
+def _templates() -> Environment:
+    """Return the templates, compiled once. Every value is spelled out by `text.visible`, and escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def safe(value: Any) -> Any:
+        return text.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    made = Environment(
+        loader=PackageLoader("offline_agent.report.html"), autoescape=True, finalize=safe, trim_blocks=True,
+        lstrip_blocks=True, undefined=StrictUndefined,
+    )  # fmt: skip
+    made.filters |= {"brief": text.brief, "n": text.number, "percent": text.percent, "rendered": Markup}
+    return made
+
+
+def _asset(name: str) -> str:
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    """Return the hash by which the page allows its own script and no other."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,0 +1,158 @@
+"""Commands that look at runs and machines: what they show, that it is plain, and what they refuse."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from offline_agent.pipelines import compare, completion, doctor, inspect
+from offline_agent.runner import diagnosis
+from tests.helpers.report import evaluated, searched
+
+
+@pytest.fixture(scope="module")
+def search(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return searched(tmp_path_factory.mktemp("looking") / "search", "report=false")
+
+
+@pytest.fixture(scope="module")
+def evaluations(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("evaluations")
+    return [evaluated(folder / f"seed{seed}", f"seed={seed}", "report=false") for seed in (0, 1)]
+
+
+def test_inspect_shows_trees_nodes_pairs_and_trajectories_as_plain_text(
+    search: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*keys: str) -> str:
+        assert inspect.main([str(search), *keys]) == 0
+        out, err = capsys.readouterr()
+        assert err == "" and "\x1b" not in out and "\x00" not in out
+        return out
+
+    task = "train <b>#1&node=9"
+    assert "pairs" in told() and "trees 3" in told()
+    lines = told(f"tree={task}").splitlines()
+    assert lines[1].startswith("0 start  [visits ") and any("right()" in line and "  solved" in line for line in lines)
+    end = next(line.split()[0] for line in lines if line.endswith("  solved"))
+    node = told(f"tree={task}", f"node={end}")
+    assert "verdict: " in node and "gives 1.00" in node and "[system] Choose." in node
+    assert " …" in node and " …" not in told(f"tree={task}", f"node={end}", "full=true")
+    assert "chosen: value" in told("pair=0") and "of 0" not in told("pair=0", "order=doubtful", f"task={task}")
+    assert "reward 1.00" in told(f"trajectory={task}")
+    found = told("search=WINDOW.hacked = 1", "n=2").splitlines()
+    assert len(found) == 3 and found[-1].endswith("shows all") and "messages[" in found[0]
+
+
+def test_inspect_names_what_there_is(search: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for keys, said in (
+        (["tree=train <b>#1&node=8"], "Did you mean 'train"),
+        (["tree=train <b>#1&node=9", "node=999"], "allowed: 0 to"),
+        (["pair=9999"], "allowed: 0 to"), (["trajectory=x"], "allowed: train"), (["pair=0", "tree=x"], "give one of"),
+        (["pair=-1", "order=odd", "wot=3"], "wot: unknown key"),
+    ):  # fmt: skip
+        assert inspect.main([str(search), *keys]) == 2
+        assert said in capsys.readouterr().err, keys
+    assert inspect.main(["nowhere"]) == 2 and "no manifest.json" in capsys.readouterr().err
+
+
+def test_compare_says_that_chance_alone_is_no_difference(
+    evaluations: list[Path], search: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(run) for run in evaluations]
+    assert compare.main([*runs, "json=true"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["tasks"] == 4 and [run["attempts"] for run in told["runs"]] == [8, 8]
+    assert told["comparisons"][0]["p_holm"] == told["comparisons"][0]["p_value"]
+    assert compare.main([*runs, runs[0]]) == 0
+    assert "3 paired comparisons" in (out := capsys.readouterr().out) and "seed0 (2)" in out and "not told apart" in out
+    assert compare.main([runs[0], str(search), "mode=greedy", "confidence=2", "odd=1"]) == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in ("confidence: got '2'", "odd: unknown key"))
+    assert compare.main([runs[0], str(search)]) == 2 and "not by evaluate" in capsys.readouterr().err
+    assert compare.main([*runs, "mode=greedy"]) == 2
+    assert "allowed: what all runs have: sampled" in capsys.readouterr().err
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/v1/models" else 404)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "tiny"}]}')
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = http.server.HTTPServer(("127.0.0.1", 0), _Server)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_doctor_asks_servers_and_says_what_a_lack_costs(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(diagnosis, "_device", lambda: diagnosis.Finding("devices", "ok", "left out of this test"))
+    assert doctor.main([f"url={url}", f"run_dir={tmp_path / 'new'}"]) == 0
+    out = capsys.readouterr().out
+    assert "models: tiny" in out and "sbatch, squeue, scontrol not found" in out and "costs: launcher=slurm" in out
+    assert doctor.main([f"url={url}/wrong", "url=localhost:8000"]) == 1
+    out = capsys.readouterr().out
+    assert "answers with status 404" in out and "write http://HOST:PORT/v1" in out and "2 faults" in out
+    assert doctor.main(["port=3"]) == 2 and "allowed: url=URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("offline-agent tra", {"train_sft", "train_dpo", "track"}),
+        ("offline-agent build_prefs tasks.sp",
+         {"tasks.split=", "tasks.split=train", "tasks.split=validation", "tasks.split=test"}),
+        ("offline-agent build_prefs search.selection=", {"puct", "uct"}),
+        ("offline-agent completion f", {"fish"}),
+        ("offline-agent status run_dir=te", {"tests"}),
+    ],
+)
+def test_bash_completes_commands_keys_words_and_files(
+    line: str, offered: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("needs bash")
+    assert completion.main(["bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "tests").mkdir()
+    program = f"source ./script; COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _offline_agent; "
+    program += 'printf "%s\\n" "${COMPREPLY[@]}"'
+    done = subprocess.run([bash, "--norc", "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert offered == {word.strip() for word in done.stdout.split("\n")} - {""}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_sound(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert completion.main([shell]) == 0
+    script = capsys.readouterr().out
+    assert "search.c_puct=" in script and "doctor" in script
+    if (program := shutil.which(shell)) is None:
+        pytest.skip(f"needs {shell} to check the script")
+    (tmp_path / "script").write_text(script)
+    subprocess.run([program, "-n", tmp_path / "script"], check=True, env=os.environ)
+
+
+def test_completion_refuses_another_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert completion.main(["bsh"]) == 2 and "Did you mean 'bash'?" in capsys.readouterr().err

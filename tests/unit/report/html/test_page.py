@@ -1,0 +1,106 @@
+"""The page of real runs: self-contained, whole, safe, within its size, and never the end of a run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from offline_agent.pipelines import report as command
+from offline_agent.pipelines.entry import main
+from offline_agent.report.html import page
+from offline_agent.report.html.reading import RunFiles
+from offline_agent.store.run_directory import RunDirectory
+from tests.helpers import tiny_pipeline
+from tests.helpers.report import HOSTILE, searched, trained
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return searched(tmp_path_factory.mktemp("page") / "run")
+
+
+def test_a_run_leaves_a_page_that_loads_nothing_and_runs_no_foreign_script(run_dir: Path) -> None:
+    text = (run_dir / "report.html").read_bytes().decode("utf-8")
+    assert text.count("<script") == 1 and "<img" not in text and "\x1b" not in text and "\x00" not in text
+    assert "&lt;script&gt;window.hacked = 1&lt;/script&gt;" in text and "{{ 7 * 7 }}" in text
+    assert not re.search(r"""(?:src|href)=["'](?:https?:)?//""", text) and "@import" not in text and "url(" not in text
+
+
+def test_the_same_run_gives_the_same_page(run_dir: Path, tmp_path: Path) -> None:
+    one, two = (page.write(run_dir, tmp_path / name).path.read_bytes() for name in ("one", "two"))
+    assert one == two == (run_dir / "report.html").read_bytes()
+
+
+def test_a_smaller_budget_leaves_out_whole_items_and_says_so(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = page.write(run_dir, tmp_path / "all.html")
+    assert all(shown == total for shown, total in everything.shown.values())
+    monkeypatch.setattr(page, "BUDGET", {name: size // 40 for name, size in page.BUDGET.items()} | {"trees": 40_000})
+    few = page.write(run_dir, tmp_path / "few.html")
+    shown, total = few.shown["trees"]
+    assert 0 < shown < total and f"{shown} of {total} are shown, each whole" in few.path.read_text()
+    assert few.size < everything.size
+
+
+def test_a_run_of_any_kind_and_state_has_a_page(tmp_path: Path) -> None:
+    with RunDirectory.open(tmp_path / "begun", config={}, facts={}, command="build_prefs"):
+        pass
+    for folder in (tmp_path / "begun", trained(tmp_path / "trained")):
+        assert page.write(folder).faults == ()
+    text = (tmp_path / "trained" / "report.html").read_text()
+    assert "kl, update 17" in text and "success over calls" in text
+
+
+def test_a_broken_table_is_named_and_left_out(run_dir: Path, tmp_path: Path) -> None:
+    import shutil
+
+    broken = shutil.copytree(run_dir, tmp_path / "broken")
+    file = next((broken / "trajectories").glob("*.parquet"))
+    file.write_bytes(file.read_bytes()[:-9])
+    done = page.write(broken)
+    assert any(str(file) in fault for fault in done.faults) and "Not readable" in done.path.read_text()
+
+
+def test_a_page_that_fails_costs_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*given: object) -> None:
+        raise RuntimeError("out of ink")
+
+    monkeypatch.setattr(page, "write", fail)
+    folder = tmp_path / "run"
+    assert main(tiny_pipeline.COMMAND, ["tracking.uri=null", f"run_dir={folder}"]) == 0
+    out, err = capsys.readouterr()
+    assert "counted 3" in out and "out of ink" in err and "pipelines.report run_dir=" in err
+    assert RunFiles(folder).manifest["status"] == "done"
+
+
+def test_the_page_can_be_left_out(tmp_path: Path) -> None:
+    given = ["tracking.uri=null", "count=1"]
+    assert main(tiny_pipeline.COMMAND, [*given, "report=false", f"run_dir={tmp_path / 'without'}"]) == 0
+    assert main(tiny_pipeline.COMMAND, [*given, f"run_dir={tmp_path / 'with'}"]) == 0
+    there = [(tmp_path / name / "report.html").exists() for name in ("without", "with")]
+    assert there == [False, True]
+
+
+def test_the_command_writes_where_it_is_told_and_refuses_what_is_no_run(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main([f"run_dir={run_dir}", f"out={tmp_path / 'page.html'}"]) == 0
+    assert (tmp_path / "page.html").exists() and "trees         3 of 3 are shown" in capsys.readouterr().out
+    assert command.main([f"run_dir={tmp_path}", f"out={tmp_path}", "model=nowhere"]) == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in ("no manifest.json", "out: got", "nowhere is no folder"))
+
+
+def test_rows_are_read_by_their_place(run_dir: Path) -> None:
+    run = RunFiles(run_dir)
+    places = [row["at"] for row in run.trajectories]
+    whole = run.whole(places[::-1])
+    assert [row["task_id"] for row in whole] == [row["task_id"] for row in run.trajectories][::-1]
+    assert HOSTILE.split("\ud800")[0] in str(whole[0]["messages"][1]["content"])

@@ -1,0 +1,37 @@
+"""Samples of the page: whole items, small groups first among equals, and honest words about what is left out."""
+
+from __future__ import annotations
+
+from offline_agent.report.html.layout import places
+from offline_agent.report.html.samples import choose, from_both_ends, in_turn
+
+
+def test_a_small_group_is_not_crowded_out() -> None:
+    assert list(in_turn({"many": [1, 2, 3, 4], "few": [10], "none": []})) == [1, 10, 2, 3, 4]
+    assert list(from_both_ends([1, 2, 3, 4, 5])) == [1, 5, 2, 4, 3]
+
+
+def test_what_does_not_fit_is_passed_over_and_counted() -> None:
+    sizes = [40, 90, 30, 50]
+    sample = choose(range(4), 9, 100, lambda item: (item, sizes[item]), "The rule.")
+    assert sample.items == (0, 2) and sample.too_large == 2
+    assert sample.words == "2 of 9 are shown, each whole; nothing is cut. The rule. 2 did not fit and were passed over."
+    everything = choose(range(4), 4, 1000, lambda item: (item, 1), "The rule.")
+    assert everything.words == "All 4 are shown, each whole."
+
+
+def test_it_gives_up_where_nothing_fits_any_more() -> None:
+    asked: list[int] = []
+
+    def make(item: int) -> tuple[int, int]:
+        asked.append(item)
+        return item, 60
+
+    assert choose(range(1000), 1000, 100, make, "").items == (0,) and len(asked) == 6
+
+
+def test_leaves_have_rows_of_their_own_and_parents_stand_between_their_children() -> None:
+    found = places({0: [1, 2, 5], 2: [3, 4]})
+    assert found == {1: (1, 0.0), 3: (2, 1.0), 4: (2, 2.0), 2: (1, 1.5), 5: (1, 3.0), 0: (0, 1.5)}
+    deep = {n: [n + 1] for n in range(5000)}  # no recursion
+    assert places(deep)[5000] == (5000, 0.0)
