@@ -33,6 +33,7 @@ from offline_agent.preferences.pairs.trajectory import TrajectoryPairs
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.build_prefs import Figures
+from offline_agent.report.data_card import write_card
 from offline_agent.report.import_logs import ImportFigures, show
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.search.serialization import tree_to_json
@@ -130,7 +131,9 @@ def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]
             trees = _trees(groups, kept, inputs, outcomes, session, figures, refused)
             mined = _rows(trees, miner, inputs.renderer, figures)
             write_mined(session, mined, _balance(session.config), figures.mined)
-    return figures.summary(session.config)
+    summary = figures.summary(session.config)
+    write_card(session.run, summary)
+    return summary
 
 
 def _read(
