@@ -29,7 +29,7 @@ SMALLER = {
     "train_dpo": ["optimizer.epochs=1", "threads=1", "tracking.uri=null"],
     "evaluate": ["tasks.n=2", "attempts=1", "resamples=100", "tracking.uri=null"],
 }
-SERVED = ("tasks.n=2", "search.simulations=4", "search.max_steps=8")
+SERVED = ("tasks.n=2", "search.simulations=12")
 INSTALLS = ("python -m venv ", "vllm-env/bin/pip install ")
 """Beginnings of the lines that are not run here."""
 
