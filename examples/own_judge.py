@@ -2,8 +2,8 @@
 
 python -m offline_agent.pipelines.build_prefs env=shop policy=noisy judge=examples.own_judge:Tidy judge.repeats=1
 
-A judge is called with a trajectory and returns a `Verdict`, a score in [0, 1], a bool, or None where it cannot judge. Its
-constructor's arguments are keys (`judge.repeats=1`). docs/verifiers.md has the contract.
+A judge is called with a trajectory and returns a `Verdict`, a score in [0, 1], a bool, or None where it cannot judge.
+Its constructor's arguments are keys (`judge.repeats=1`). docs/verifiers.md has the contract.
 """
 
 from collections import Counter

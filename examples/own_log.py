@@ -20,7 +20,7 @@ from transformers.utils import get_json_schema
 
 from offline_agent.envs.shop import Shop
 
-TOOLS = ("search", "open", "choose", "next_page", "back", "buy")
+TOOLS = ("search", "open", "next", "previous", "back", "choose", "buy")
 
 
 def attempt(task, rng):
@@ -46,7 +46,7 @@ def attempt(task, rng):
 
 def write(path, tasks=20, attempts=6):
     rng = random.Random(0)
-    tools = [get_json_schema(getattr(Shop, name)) for name in TOOLS if hasattr(Shop, name)]
+    tools = [get_json_schema(getattr(Shop, name)) for name in TOOLS]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for number, task in enumerate(itertools.islice(Shop.tasks("train"), tasks)):
