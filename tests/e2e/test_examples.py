@@ -1,7 +1,7 @@
 """examples/: the commands in the first lines of each file run as they are written, with smaller sizes.
 
-Three are run elsewhere: `frozen_lake.py` by test_walk.py, TRL's two loops by test_trl_examples.py, the Slurm iteration by
-tests/slurm.
+Four are run elsewhere: `frozen_lake.py` by test_walk.py, TRL's two loops by test_trl_examples.py, the Slurm iteration
+by tests/slurm.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def test_a_served_model_is_searched_and_evaluated(tmp_path: Path) -> None:
         for old, new in SIZES.items():
             assert old in script
             script = script.replace(old, new)
-        done = subprocess.run(["bash", "-c", script, "x", *words], cwd=tmp_path, env=env, capture_output=True, text=True)
+        bash = ["bash", "-c", script, "x", *words]
+        done = subprocess.run(bash, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads((tmp_path / "runs" / "served" / "summary.json").read_text())["trajectories"] > 0
     assert (tmp_path / "runs" / "served-evaluated" / "summary.json").is_file()
