@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 ELSEWHERE = {"frozen_lake.py", "trl_environment_factory.py", "trl_rollout_func.py", "slurm_iteration.sh"}
 HERE = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in ELSEWHERE)
-TRAINING = ["optimizer.epochs=1", "threads=1", "tracking.uri=null"]
+TRAINING = ["optimizer.max_updates=2", "threads=1", "tracking.uri=null"]
 SMALLER = {
     "build_prefs": ["tasks.n=4", "search.simulations=16", "tracking.uri=null"],
     "import_logs": ["tracking.uri=null"],

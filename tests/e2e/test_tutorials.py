@@ -25,8 +25,8 @@ from tests.helpers.model_server import ModelServer
 ROOT = Path(__file__).parents[2]
 SMALLER = {
     "build_prefs": ["tasks.n=4", "tracking.uri=null"],
-    "train_sft": ["optimizer.epochs=1", "threads=1", "tracking.uri=null"],
-    "train_dpo": ["optimizer.epochs=1", "threads=1", "tracking.uri=null"],
+    "train_sft": ["optimizer.max_updates=2", "threads=1", "tracking.uri=null"],
+    "train_dpo": ["optimizer.max_updates=2", "threads=1", "tracking.uri=null"],
     "evaluate": ["tasks.n=2", "attempts=1", "resamples=100", "tracking.uri=null"],
 }
 SERVED = ("tasks.n=2", "search.simulations=12")
