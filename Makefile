@@ -17,7 +17,7 @@ JAVA := command -v java >/dev/null || { echo "No java found: installing one into
 	{ echo "TextWorldExpress needs Java, and none could be installed. On Debian and Ubuntu: apt-get install default-jre-headless"; exit 1; }
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-bfcl demo-textworld test test-fast test-lowest test-vllm docs lint clean
+.PHONY: help install demo demo-bfcl demo-textworld test test-fast test-lowest test-vllm docs site lint clean
 
 help:
 	@echo "make demo            install, then search, judge and build pairs on the embedded default (offline, CPU)"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-fast       unit, property and contract tests without engines: under two minutes on two cores"
 	@echo "make test-lowest     the server policy's tests with the lowest openai that is allowed"
 	@echo "make docs            write docs/configuration.md from the keys"
+	@echo "make site            build the documentation as a site in build/site; a broken link inside it is an error"
 	@echo "make test-vllm       try the server policy against a real vLLM (builds its own environment, several GB)"
 	@echo "make lint            ruff, mypy, import-linter"
 	@echo "make clean           remove $(VENV)"
@@ -65,6 +66,9 @@ $(VENV)/.lowest: pyproject.toml constraints.txt $(VENV)/.test
 docs: $(VENV)/.base
 	$(RUN) -m offline_agent.config.documentation > docs/configuration.md
 
+site: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" mkdocs build --strict --quiet
+
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
@@ -91,6 +95,10 @@ $(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (pinned by constraints.txt; a few minutes the first time)"
 	$(PIP) -e ".[dev]"
 	@touch $@ $(VENV)/.base
+
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) -e ".[docs]"
+	@touch $@
 
 # in one go: pip looks at everything that is there each time
 $(VENV)/.test: $(VENV)/.dev

@@ -15,11 +15,12 @@ from offline_agent.store.files import read_json
 
 NAME = "README.md"
 
-_LIMITS = (
-    "Rows are of the split `train` alone: a run that holds others is refused. Outcomes are those that the run's "
-    "verifier or judge gave; what it cannot see, nobody checked. Prompts and tool outputs are as the environment "
-    "wrote them, personal or licensed contents included: look before you publish."
+LIMITS = (
+    "Outcomes are those that the run's verifier or judge gave; what it cannot see, nobody checked. Prompts "
+    "and tool outputs are as the environment wrote them, personal or licensed contents included: look before you "
+    "publish."
 )
+"""Limits that all data of a run have."""
 
 
 def card(name: str, format: Format, run_dir: Path, done: Exported) -> str:
@@ -50,12 +51,17 @@ def card(name: str, format: Format, run_dir: Path, done: Exported) -> str:
     if done.refused:
         lines += ["", "Rows left out, by reason:", ""]
         lines += [f"- {count:,} of `{file}`: {reason}." for (file, reason), count in done.refused.most_common()]
-    lines += ["", "## Where it is from", "", *_origin(manifest)]
-    lines += ["", _LIMITS, ""]
+    lines += ["", "## Where it is from", "", *origin(manifest)]
+    lines += ["", f"Rows are of the split `train` alone: a run that holds others is refused. {LIMITS}", ""]
     return "\n".join(lines)
 
 
-def _origin(manifest: Mapping[str, Any]) -> list[str]:
+def origin(manifest: Mapping[str, Any]) -> list[str]:
+    """Return a line for each fact about where data are from: run, version, environment, policy, judge, rules, hashes.
+
+    Args:
+        manifest: Manifest of the run; keys (`api_key` …) in its configuration are masked.
+    """
     config = masked(manifest.get("config") or {})
     told = {
         "command": manifest.get("command"),

@@ -21,6 +21,7 @@ from offline_agent.pipelines.stages.mining import mine
 from offline_agent.pipelines.stages.roots import histories_of
 from offline_agent.pipelines.stages.search import gather_trees, search, settings_of
 from offline_agent.report.build_prefs import Figures, show
+from offline_agent.report.data_card import write_card
 from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, served
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import tell_environment
@@ -68,7 +69,9 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
     finally:
         engine.close()
         parts.policy.close()
-    return figures.summary(parts, session.config)
+    summary = figures.summary(parts, session.config)
+    write_card(session.run, summary)
+    return summary
 
 
 def share(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:

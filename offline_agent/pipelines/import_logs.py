@@ -32,6 +32,7 @@ from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.build_prefs import Figures
+from offline_agent.report.data_card import write_card
 from offline_agent.report.import_logs import ImportFigures, show
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.search.serialization import tree_to_json
@@ -151,7 +152,9 @@ def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]
     if inputs.replays is not None:
         figures.replayed(inputs.replays)
         inputs.replays.close()
-    return figures.summary(session.config)
+    summary = figures.summary(session.config)
+    write_card(session.run, summary)
+    return summary
 
 
 def _read(

@@ -6,78 +6,22 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.refine_grpo import COMMAND
 from tests.helpers.bandit import ENV, warm_started
 from tests.helpers.fake_server import serving, serving_all
-from tests.helpers.fake_vllm import FakeVLLM
+from tests.helpers.model_server import ModelServer
 
 KEYS = (
     ENV, "tracking.uri=null", "rollouts.max_steps=1", "rollouts.size=4", "rollouts.tasks=4", "rollouts.max_tokens=40",
     "tasks.n=64", "threads=1", "optimizer.learning_rate=2e-3", "checkpoints.every=1", "watch.enabled=false",
     "sampler.name=server",
 )  # fmt: skip
-
-
-class ModelServer(FakeVLLM):
-    """A fake vLLM with a real model in it, sampled from one request at a time.
-
-    Attributes:
-        sampling: Called with the number of samples so far, before each.
-    """
-
-    def __init__(self, start: Path) -> None:
-        super().__init__()
-        self.start = start
-        self.complete = self.answer
-        self.sampling: Callable[[int], None] = lambda count: None
-        self.samples = 0
-        self.busy = threading.Lock()
-        self.model = AutoModelForCausalLM.from_pretrained(start).eval()
-
-    def load(self, folder: Path) -> None:
-        self.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)  # tied ones are left out
-
-    def start_anew(self) -> None:
-        super().start_anew()
-        self.load(self.start)
-
-    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        assert path == "/completions" and not self.paused
-        ids = body["prompt"]
-        if body.get("prompt_logprobs") is not None:
-            found = self.logps(ids)[0]
-            entries = [{str(t): {"logprob": float(row[t])}} for t, row in zip(ids[1:], found, strict=False)]
-            return {"choices": [{"token_ids": [0], "prompt_logprobs": [None, *entries]}]}
-        with self.busy:
-            self.samples += 1
-            count = self.samples
-        self.sampling(count)
-        with self.busy:
-            return self.sample(ids, body)
-
-    @torch.no_grad()
-    def logps(self, ids: list[int]) -> torch.Tensor:
-        return torch.log_softmax(self.model(input_ids=torch.tensor([ids])).logits.float(), -1)
-
-    def sample(self, prompt: list[int], body: dict[str, Any]) -> dict[str, Any]:
-        draws, out, logps = torch.Generator().manual_seed(body["seed"]), list[int](), list[float]()
-        while len(out) < body["max_tokens"] and (not out or out[-1] not in body["stop_token_ids"]):
-            row = self.logps(prompt + out)[0, -1]
-            out.append(int(torch.multinomial((row / body["temperature"]).softmax(-1), 1, generator=draws)))
-            logps.append(float(row[out[-1]]))
-        reason = "stop" if out[-1] in body["stop_token_ids"] else "length"
-        choice = {"token_ids": out, "logprobs": {"token_logprobs": logps}, "finish_reason": reason}
-        return {"choices": [choice], "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(out)}}
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,8 +168,13 @@ def test_a_loop_is_a_job_that_submits_its_stages(slurm: Slurm, tmp_path: Path) -
         "sft.optimizer.max_updates=1", "dpo.enabled=false", "sft.batch.rows=4", "threads=1",
     ]  # fmt: skip
     run = tmp_path / "run"
-    arguments = [*keys, *JOBS, "slurm.shards=1", f"run_dir={run}"]
-    out = slurm.done("iterate", *arguments, "--submit")
+    jobs = [*JOBS, "slurm.shards=1", "slurm.gpus=0"]
+    jobs += ["slurm.train_gpus=0", "slurm.train_cpus=1", "slurm.train_memory=100M"]
+    example = ["bash", str(ROOT / "examples" / "slurm_iteration.sh"), str(run), *keys, *jobs]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(example, cwd=ROOT, env={**slurm.env, "PATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    out = done.stdout
     assert out.startswith("job ") and len(out.split()) == 2
     until(lambda: manifest(run / "iteration-0" / "evaluate_incumbent").get("command"), "the first stage begins")
     assert "iteration-0/evaluate_incumbent" in slurm.done("status", f"run_dir={run}")
