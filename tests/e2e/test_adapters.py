@@ -73,9 +73,7 @@ def test_an_evaluation_is_the_same_here_and_in_an_interpreter_with_nothing(tmp_p
     assert here["modes"] == there["modes"]
 
 
-def test_the_stages_of_a_loop_have_the_interpreter(
-    tmp_path: Path, bare: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stages_of_a_loop_have_the_interpreter(tmp_path: Path, bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str | None] = []
 
     def run(stage: Stage, say: Any, again: str) -> None:

@@ -1,8 +1,8 @@
-"""Gymnasium environments with discrete or text actions: `env=gym:ID`, or `env=gym:MODULE:ID` where a module registers it.
+"""Gymnasium environments with discrete or text actions: `env=gym:ID`, or `env=gym:MODULE:ID` of a module's own.
 
-Each action that has a name is a tool without arguments; else there is one tool, `act`. Names are those of the environment
-(`get_action_meanings`, an enumeration `actions`, or the list in its documentation), or given. What the environment draws
-in text (`render_mode="ansi"`) is the observation, else the observation itself where it is text or small.
+Each action that has a name is a tool without arguments; else there is one tool, `act`. Names are given, or those of the
+environment (`get_action_meanings`, an enumeration `actions`, or the list in its documentation). The observation is what
+the environment draws in text (`render_mode="ansi"`), else its observation where that is text or small.
 """
 
 from __future__ import annotations

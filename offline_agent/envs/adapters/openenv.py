@@ -1,7 +1,7 @@
 """Environments of OpenEnv: `env=openenv:module:Class` in this process, `env=openenv:URL` of a server.
 
-Where an environment lists tools they are offered, else there is one tool, `act`, with the fields of its actions. A task is
-what `reset` takes, such as a seed, or a split and an index.
+Where an environment lists tools they are offered, else there is one tool, `act`, with the fields of its actions. A task
+is what `reset` takes, such as a seed, or a split and an index.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
     own = not tools
     tools = tools or [_act(link.schema)]
     if taken := refused_names(_OpenEnv, [tool["function"]["name"] for tool in tools]):
-        raise ConfigError(f"env: tools called {', '.join(sorted(taken))} cannot be adapted, the contract has these names")
+        raise ConfigError(
+            f"env: tools called {', '.join(sorted(taken))} cannot be adapted, the contract has these names"
+        )
     members: dict[str, Any] = {
         "name": rest, "_rest": rest, "_tool_schemas": tools, "replay_only": _is_address(rest), "_counted": count,
         "__module__": __name__,
@@ -140,7 +142,9 @@ def _shown(seen: Mapping[str, Any]) -> str:
     if "tool_name" in shown:
         result = shown.get("result")
         if isinstance(result, Mapping):  # of an MCP tool
-            texts = [part["text"] for part in result.get("content") or () if isinstance(part, Mapping) and "text" in part]
+            texts = [
+                part["text"] for part in result.get("content") or () if isinstance(part, Mapping) and "text" in part
+            ]
             result = "\n".join(texts) or result.get("data")
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
     if len(shown) == 1 and isinstance(only := next(iter(shown.values())), str):
@@ -150,7 +154,9 @@ def _shown(seen: Mapping[str, Any]) -> str:
 
 def _act(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tool that takes the fields of an action."""
-    fields = {name: _resolved(field, schema) for name, field in schema.get("properties", {}).items() if name not in _OWN}
+    fields = {
+        name: _resolved(field, schema) for name, field in schema.get("properties", {}).items() if name not in _OWN
+    }
     required = [name for name in schema.get("required", ()) if name in fields]
     shape = {"type": "object", "properties": fields, "required": required}
     about = " ".join(str(schema.get("description") or "Take one action.").split())
@@ -159,6 +165,7 @@ def _act(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def _resolved(value: Any, schema: Mapping[str, Any]) -> Any:
     """Return a part of a schema with its references replaced by what they mean; recursive ones by anything."""
+
     def put(part: Any, inside: tuple[str, ...]) -> Any:
         if isinstance(part, Mapping):
             if isinstance(part.get("$ref"), str):
@@ -203,7 +210,9 @@ class _Object:
     def schema(self) -> dict[str, Any]:
         """The JSON schema of an action."""
         if self._actions is None:
-            raise ConfigError("env.action: neither `step` nor the bases say what an action is; name env.action=module:Class")
+            raise ConfigError(
+                "env.action: neither `step` nor the bases say what an action is; name env.action=module:Class"
+            )
         return dict(self._actions.model_json_schema())
 
     @property
@@ -297,7 +306,7 @@ class _Remote:
 
 
 def _actions_of(made: type) -> Any:
-    """Return the class of an environment's actions: the type of `step`'s parameter, or of its bases; None = not said."""
+    """Return the class of an environment's actions, from `step`'s parameter or its bases; None where neither says."""
     from openenv.core.env_server.types import Action
 
     try:

@@ -37,7 +37,11 @@ def test_it_passes_the_conformance_suite(name: str, args: dict[str, Any]) -> Non
     ("name", "args", "tools"),
     [
         ("gym:FrozenLake-v1", {}, ["move_left", "move_down", "move_right", "move_up"]),
-        ("gym:FrozenLake-v1", {"actions": ["west", "south", "east", "take off"]}, ["west", "south", "east", "take_off"]),
+        (
+            "gym:FrozenLake-v1",
+            {"actions": ["west", "south", "east", "take off"]},
+            ["west", "south", "east", "take_off"],
+        ),
         (f"{OWN}Counts-v0", {}, ["dont_add", "add_one", "add_two"]),
         (f"{OWN}Adds-v0", {}, ["act"]),
     ],
@@ -48,7 +52,9 @@ def test_actions_are_tools_with_their_names(name: str, args: dict[str, Any], too
 
 def test_an_enumeration_of_actions_names_the_tools() -> None:
     pytest.importorskip("minigrid")
-    spec = EnvSpec.load("gym:minigrid:MiniGrid-Empty-5x5-v0", {"observe": "json:dumps", "options": {"render_mode": None}})
+    spec = EnvSpec.load(
+        "gym:minigrid:MiniGrid-Empty-5x5-v0", {"observe": "json:dumps", "options": {"render_mode": None}}
+    )
     assert spec.tools.names[:3] == ("left", "right", "forward")
 
 
