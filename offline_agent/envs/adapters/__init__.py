@@ -46,8 +46,9 @@ def environment_class(name: str, args: Mapping[str, Any] | None = None) -> Any:
     except ConfigError:
         raise
     except ModuleNotFoundError as error:
+        package = kind if kind == "openenv" else f"'offline-agent[{kind}]'"  # openenv cannot stand beside [mcp]
         raise ConfigError(
-            f"env: {name} needs the module {error.name!r}, which is not installed: pip install 'offline-agent[{kind}]', "
+            f"env: {name} needs the module {error.name!r}, which is not installed: pip install {package}, "
             "or name an interpreter that has it, env.python=PATH"
         ) from error
     except EnvironmentFault as error:

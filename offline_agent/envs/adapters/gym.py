@@ -167,7 +167,7 @@ def _tools(
         fields = _fields(space)
         if fields is None:
             raise ConfigError(
-                f"env: gym:{made.spec.id} has actions of {space}, allowed: discrete ones, text, and tuples and dicts of "
+                f"env: gym:{made.spec.id} has actions of {space}, allowed: discrete ones, text, tuples and dicts of "
                 "discrete ones. Write a class of your own that holds it (docs/environments.md, A Gym environment)"
             )
         return [_schema("act", "Take one step.", fields)], {"act": lambda given: _assembled(space, given)}
@@ -207,8 +207,9 @@ def _fields(space: Any) -> dict[str, Any] | None:
         parts = {name: (int(one.start), int(one.n)) for name, one in space.items()}
     else:
         return None
-    return {name: {"type": "integer", "minimum": low, "maximum": low + size - 1, "description": f"{low} to {low + size - 1}"}
-            for name, (low, size) in parts.items()}  # fmt: skip
+    ends = {name: (low, low + size - 1) for name, (low, size) in parts.items()}
+    return {name: {"type": "integer", "minimum": low, "maximum": high, "description": f"{low} to {high}"}
+            for name, (low, high) in ends.items()}  # fmt: skip
 
 
 def _assembled(space: Any, given: Mapping[str, Any]) -> Any:
@@ -262,8 +263,8 @@ def _check_observation(made: Any) -> None:
         size = _SMALL + 1
     if size > _SMALL and not isinstance(space, spaces.Discrete):
         raise ConfigError(
-            f"env: gym:{made.spec.id} has observations of {str(space)[:200]}, which are no text. Name a function that makes "
-            "text of (environment, observation): env.observe=module:function"
+            f"env: gym:{made.spec.id} has observations of {str(space)[:200]}, which are no text. Name a function that "
+            "makes text of (environment, observation): env.observe=module:function"
         )
 
 

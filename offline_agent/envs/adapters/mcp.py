@@ -3,8 +3,8 @@
 A server has tools, and neither tasks nor a verdict: `setup`, `verify` and `tasks` are functions of the user. Each
 episode has a server and a fresh folder of its own, `{folder}` in the command; without that word the server runs in the
 folder. A snapshot is a copy of the folder with another server; the trial of copies finds out whether the server keeps
-state elsewhere, and then states are replayed. Servers that keep nothing but what is in the folder (`stateless`) are kept
-between calls: an episode's folder is moved to the server's for the time of a call.
+state elsewhere, and then states are replayed. Servers that keep nothing but what is in the folder (`stateless`) are
+kept between calls: an episode's folder is moved to the server's for the time of a call.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def test_the_sum_of_rewards_is_placed_between_the_bounds() -> None:
         ("gym:Pendulum-v1", {}, "has actions of Box"),
         ("gym:CartPole-v1", {}, "the reward 475, which is outside of 0 to 1"),
         ("gym:CliffWalking-v1", {}, "the reward -1, which is outside of 0 to 1"),
-        ("gym:CartPole-v1", {"low": 2, "high": 1}, "the least reward, then a greater one"),
+        ("gym:CartPole-v1", {"low": 2, "high": 1}, "the least, then a greater one"),
         ("gym:CartPole-v1", {"high": 475, "reward": "mean"}, "env.reward: got 'mean', allowed: sum, last"),
         ("gym:FrozenLake-v1", {"actions": ["a", "b"]}, "4 different names, one for each action"),
         ("gym:FrozenLake-v1", {"option": {}}, "env.option: GymEnvironment takes no such argument"),
