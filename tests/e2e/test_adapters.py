@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,18 @@ from tests.helpers.bandit import command
 from tests.helpers.interpreters import interpreter
 
 KEYS = ["tracking.uri=null", "limits.workers=2", "tasks.n=3", "search.simulations=12"]
-HANOI = "env.moves=['[A B]','[A C]','[B A]','[B C]','[C A]','[C B]']"
-LAKE = ["env=gym:FrozenLake-v1", "env.options={is_slippery: false}", "policy=random", "search.max_steps=12"]
-TOWER = ["env=textarena:TowerOfHanoi-v0", HANOI, "env.options={num_disks: 2}", "policy=random", "search.max_steps=8"]
-FILES = ["--config", "examples/mcp_files/search.yaml", "search.until=success"]
+PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+
+
+def _of_the_page(word: str) -> list[str]:
+    """Return the arguments of the page's search whose line has the word."""
+    block = PAGE.split("# adapted\n")[1].split("```")[0]
+    (line,) = [line for line in block.splitlines() if word in line and "build_prefs" in line]
+    return [argument for argument in shlex.split(line)[3:] if not argument.startswith("run_dir=")]
+
+
+LAKE, TOWER = _of_the_page("gym:"), _of_the_page("textarena:")
+FILES = [*_of_the_page("mcp_files"), "search.until=success"]
 
 
 @pytest.fixture(scope="module")
