@@ -44,7 +44,9 @@ class EnvSection(Plugged):
     @model_validator(mode="after")
     def _elsewhere_is_isolated(self) -> EnvSection:
         if self.python is not None and self.isolate == "none":
-            raise ValueError("env.isolate: got none with env.python, which runs it in other processes; allowed: auto, process")
+            raise ValueError(
+                "env.isolate: got none with env.python, which runs it in other processes; allowed: auto, process"
+            )
         return self
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,18 @@ from tests.helpers.bandit import command
 from tests.helpers.interpreters import interpreter
 
 KEYS = ["tracking.uri=null", "limits.workers=2", "tasks.n=3", "search.simulations=12"]
-HANOI = "env.moves=['[A B]','[A C]','[B A]','[B C]','[C A]','[C B]']"
-LAKE = ["env=gym:FrozenLake-v1", "env.options={is_slippery: false}", "policy=random", "search.max_steps=12"]
-TOWER = ["env=textarena:TowerOfHanoi-v0", HANOI, "env.options={num_disks: 2}", "policy=random", "search.max_steps=8"]
-FILES = ["--config", "examples/mcp_files/search.yaml", "search.until=success"]
+PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+
+
+def _of_the_page(word: str) -> list[str]:
+    """Return the arguments of the page's search whose line has the word."""
+    block = PAGE.split("# adapted\n")[1].split("```")[0]
+    (line,) = [line for line in block.splitlines() if word in line and "build_prefs" in line]
+    return [argument for argument in shlex.split(line)[3:] if not argument.startswith("run_dir=")]
+
+
+LAKE, TOWER = _of_the_page("gym:"), _of_the_page("textarena:")
+FILES = [*_of_the_page("mcp_files"), "search.until=success"]
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +82,7 @@ def test_an_evaluation_is_the_same_here_and_in_an_interpreter_with_nothing(tmp_p
     assert here["modes"] == there["modes"]
 
 
-def test_the_stages_of_a_loop_have_the_interpreter(
-    tmp_path: Path, bare: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stages_of_a_loop_have_the_interpreter(tmp_path: Path, bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str | None] = []
 
     def run(stage: Stage, say: Any, again: str) -> None:

@@ -7,7 +7,7 @@ import uuid
 
 from mcp.server.mcpserver import MCPServer
 
-server = MCPServer("counters", log_level="WARNING")
+server = MCPServer("counters", log_level="CRITICAL")
 totals: dict[str, int] = {}
 
 

@@ -1,7 +1,7 @@
 """Environments of other projects, by name: `env=gym:ID`, `env=textarena:ID`, `env=mcp:COMMAND`, `env=openenv:URL`.
 
-An adapter is a function `adapt(rest, args) -> class` in a module of its own: it is given what stands after the colon and
-the arguments of `env`, and returns a class with the contract of `envs.base`. Its library is imported there alone.
+An adapter is a function `adapt(rest, args) -> class` in a module of its own: it is given what stands after the colon
+and the arguments of `env`, and returns a class with the contract of `envs.base`. Its library is imported there alone.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from offline_agent import catalog
 from offline_agent.errors import ConfigError, EnvironmentFault, ends_the_run, in_words
 
 _TOLD = 500  # characters of a foreign error
-_CONTRACT = frozenset(("achieved_goal", "demonstrate", "fingerprint", "get_reward", "hindsight", "name", "tasks", "turn_reward"))
+_CONTRACT = frozenset(
+    ("achieved_goal", "demonstrate", "fingerprint", "get_reward", "hindsight", "name", "tasks", "turn_reward")
+)
+
 
 def environment_class(name: str, args: Mapping[str, Any] | None = None) -> Any:
     """Return the class that an environment's name stands for: of the catalog, `module:Class`, or adapted.
 
     Args:
         name: The name that the user wrote.
-        args: The arguments of `env`, of which some adapters make the tools. An adapted environment has the scripted expert
-            `demonstrate=module:function`, called with (task, messages, rng, noise), where that is given.
+        args: The arguments of `env`, of which some adapters make the tools. An adapted environment has the scripted
+            expert `demonstrate=module:function`, called with (task, messages, rng, noise), where that is given.
 
     Raises:
         ConfigError: There is no such environment, or its library is not installed.
@@ -43,8 +46,9 @@ def environment_class(name: str, args: Mapping[str, Any] | None = None) -> Any:
     except ConfigError:
         raise
     except ModuleNotFoundError as error:
+        package = kind if kind == "openenv" else f"'offline-agent[{kind}]'"  # openenv cannot stand beside [mcp]
         raise ConfigError(
-            f"env: {name} needs the module {error.name!r}, which is not installed: pip install 'offline-agent[{kind}]', "
+            f"env: {name} needs the module {error.name!r}, which is not installed: pip install {package}, "
             "or name an interpreter that has it, env.python=PATH"
         ) from error
     except EnvironmentFault as error:

@@ -1,8 +1,8 @@
-"""Gymnasium environments with discrete or text actions: `env=gym:ID`, or `env=gym:MODULE:ID` where a module registers it.
+"""Gymnasium environments with discrete or text actions: `env=gym:ID`, or `env=gym:MODULE:ID` of a module's own.
 
-Each action that has a name is a tool without arguments; else there is one tool, `act`. Names are those of the environment
-(`get_action_meanings`, an enumeration `actions`, or the list in its documentation), or given. What the environment draws
-in text (`render_mode="ansi"`) is the observation, else the observation itself where it is text or small.
+Each action that has a name is a tool without arguments; else there is one tool, `act`. Names are given, or those of the
+environment (`get_action_meanings`, an enumeration `actions`, or the list in its documentation). The observation is what
+the environment draws in text (`render_mode="ansi"`), else its observation where that is text or small.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _tools(
         fields = _fields(space)
         if fields is None:
             raise ConfigError(
-                f"env: gym:{made.spec.id} has actions of {space}, allowed: discrete ones, text, and tuples and dicts of "
+                f"env: gym:{made.spec.id} has actions of {space}, allowed: discrete ones, text, tuples and dicts of "
                 "discrete ones. Write a class of your own that holds it (docs/environments.md, A Gym environment)"
             )
         return [_schema("act", "Take one step.", fields)], {"act": lambda given: _assembled(space, given)}
@@ -207,8 +207,9 @@ def _fields(space: Any) -> dict[str, Any] | None:
         parts = {name: (int(one.start), int(one.n)) for name, one in space.items()}
     else:
         return None
-    return {name: {"type": "integer", "minimum": low, "maximum": low + size - 1, "description": f"{low} to {low + size - 1}"}
-            for name, (low, size) in parts.items()}  # fmt: skip
+    ends = {name: (low, low + size - 1) for name, (low, size) in parts.items()}
+    return {name: {"type": "integer", "minimum": low, "maximum": high, "description": f"{low} to {high}"}
+            for name, (low, high) in ends.items()}  # fmt: skip
 
 
 def _assembled(space: Any, given: Mapping[str, Any]) -> Any:
@@ -262,8 +263,8 @@ def _check_observation(made: Any) -> None:
         size = _SMALL + 1
     if size > _SMALL and not isinstance(space, spaces.Discrete):
         raise ConfigError(
-            f"env: gym:{made.spec.id} has observations of {str(space)[:200]}, which are no text. Name a function that makes "
-            "text of (environment, observation): env.observe=module:function"
+            f"env: gym:{made.spec.id} has observations of {str(space)[:200]}, which are no text. Name a function that "
+            "makes text of (environment, observation): env.observe=module:function"
         )
 
 

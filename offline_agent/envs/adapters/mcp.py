@@ -1,10 +1,10 @@
 """The tools of an MCP server as an environment: `env=mcp:COMMAND` (stdio) or `env=mcp:URL` (HTTP).
 
-A server has tools, and neither tasks nor a verdict: `setup`, `verify` and `tasks` are functions of the user. Each episode
-has a server and a fresh folder of its own, `{folder}` in the command; without that word the server runs in the folder. A
-snapshot is a copy of the folder with another server; the trial of copies finds out whether the server keeps state
-elsewhere, and then states are replayed. Servers that keep nothing but what is in the folder (`stateless`) are kept between
-calls: an episode's folder is moved to the server's for the time of a call.
+A server has tools, and neither tasks nor a verdict: `setup`, `verify` and `tasks` are functions of the user. Each
+episode has a server and a fresh folder of its own, `{folder}` in the command; without that word the server runs in the
+folder. A snapshot is a copy of the folder with another server; the trial of copies finds out whether the server keeps
+state elsewhere, and then states are replayed. Servers that keep nothing but what is in the folder (`stateless`) are
+kept between calls: an episode's folder is moved to the server's for the time of a call.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class _Mcp:
     """One server; `adapt` makes the classes.
 
     Args:
-        setup: `module:function` of (task, folder, call), or some of them: makes the start of a task, and returns the first
-            observation, or that and a dict of handles. Without it the observation is the task's `instruction`.
+        setup: `module:function` of (task, folder, call), or some of them: makes the start of a task, and returns the
+            first observation, or that and a dict of handles. Without it the observation is the task's `instruction`.
         verify: `module:function` of (task, folder, call), or some of them: the reward in [0, 1], or a `Verdict`;
             `call(tool, **arguments)` returns the server's text.
         tasks: `module:function` of (split): yields tasks, dicts of JSON values; else name tasks.file.
@@ -224,9 +224,9 @@ def _get_reward(self: _Mcp) -> Any:
 
 def _fingerprint(self: _Mcp) -> str:
     """Return a hash of the folder: names, kinds and contents."""
-    seen = hashlib.sha256()
-    for path in [] if self._place is None else sorted(self._place.rglob("*")):
-        seen.update(f"{path.relative_to(self._place)}\0{path.is_symlink()}{path.is_dir()}\0".encode())
+    seen, place = hashlib.sha256(), self._place
+    for path in [] if place is None else sorted(place.rglob("*")):
+        seen.update(f"{path.relative_to(place)}\0{path.is_symlink()}{path.is_dir()}\0".encode())
         if path.is_file() and not path.is_symlink():
             seen.update(f"{path.stat().st_size}\0".encode() + path.read_bytes())
     return seen.hexdigest()

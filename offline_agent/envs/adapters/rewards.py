@@ -28,7 +28,7 @@ class Bounds:
         self._most = math.inf if high is not None else self._high
         if not self._low < self._high:
             raise ConfigError(
-                f"env.low, env.high: got {self._low:g} and {self._high:g}, allowed: the least reward, then a greater one"
+                f"env.low, env.high: got {self._low:g} and {self._high:g}, allowed: the least, then a greater one"
             )
 
     @property

@@ -1,7 +1,7 @@
 """Games of TextArena for one player: `env=textarena:ID`.
 
-The policy's turn is the text of one tool, `act`. Games draw from the shared random generators of Python and NumPy, so their
-states belong to the game's: they are put in place for a call and taken out again.
+The policy's turn is the text of one tool, `act`. Games draw from the shared random generators of Python and NumPy, so
+their states belong to the game's: they are put in place for a call and taken out again.
 """
 
 from __future__ import annotations

@@ -34,7 +34,9 @@ def check_interpreter(python: str) -> str:
     """
     path = os.path.expanduser(python)
     if os.path.isdir(path):
-        raise ConfigError(f"env.python: {python!r} is a folder; name the interpreter in it, {python.rstrip('/')}/bin/python")
+        raise ConfigError(
+            f"env.python: {python!r} is a folder; name the interpreter in it, {python.rstrip('/')}/bin/python"
+        )
     question = "import sys; print(*sys.version_info[:2])"
     try:
         done = subprocess.run([path, "-c", question], capture_output=True, text=True, timeout=60, check=False)

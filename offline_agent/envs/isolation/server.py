@@ -17,6 +17,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -83,7 +84,8 @@ class ForkServer:
     def _of_class(self, what: str, arguments: list[Any]) -> dict[str, Any]:
         """Return the answer of the class to a request of another interpreter."""
         try:
-            answer = {"value": demonstrated(self._spec, *arguments) if what == "demonstrate" else self._tasks(*arguments)}
+            of_class = partial(demonstrated, self._spec) if what == "demonstrate" else self._tasks
+            answer = {"value": of_class(*arguments)}
             json.dumps(answer)  # a task may be anything
             return answer
         except ConfigError as error:

@@ -90,7 +90,10 @@ def test_what_is_no_interpreter_is_refused(tmp_path: Path, bare: str) -> None:
         ("/no/such/python", "which is no Python interpreter: .* No such file"),
         (folder, f"is a folder; name the interpreter in it, {folder}/bin/python"),
         (program(tmp_path / "old", "echo 3 8"), "is Python 3.8, allowed: 3.11 or newer"),
-        (program(tmp_path / "silent", "exit 0"), "no Python interpreter that starts: asked for its version, it said ''"),
+        (
+            program(tmp_path / "silent", "exit 0"),
+            "no Python interpreter that starts: asked for its version, it said ''",
+        ),
         (program(tmp_path / "broken", "echo no libpython >&2; exit 127"), "that starts: no libpython"),
         (str(Path(__file__)), "Permission denied"),
     ):

@@ -37,7 +37,11 @@ def test_it_passes_the_conformance_suite(name: str, args: dict[str, Any]) -> Non
     ("name", "args", "tools"),
     [
         ("gym:FrozenLake-v1", {}, ["move_left", "move_down", "move_right", "move_up"]),
-        ("gym:FrozenLake-v1", {"actions": ["west", "south", "east", "take off"]}, ["west", "south", "east", "take_off"]),
+        (
+            "gym:FrozenLake-v1",
+            {"actions": ["west", "south", "east", "take off"]},
+            ["west", "south", "east", "take_off"],
+        ),
         (f"{OWN}Counts-v0", {}, ["dont_add", "add_one", "add_two"]),
         (f"{OWN}Adds-v0", {}, ["act"]),
     ],
@@ -48,7 +52,9 @@ def test_actions_are_tools_with_their_names(name: str, args: dict[str, Any], too
 
 def test_an_enumeration_of_actions_names_the_tools() -> None:
     pytest.importorskip("minigrid")
-    spec = EnvSpec.load("gym:minigrid:MiniGrid-Empty-5x5-v0", {"observe": "json:dumps", "options": {"render_mode": None}})
+    spec = EnvSpec.load(
+        "gym:minigrid:MiniGrid-Empty-5x5-v0", {"observe": "json:dumps", "options": {"render_mode": None}}
+    )
     assert spec.tools.names[:3] == ("left", "right", "forward")
 
 
@@ -92,7 +98,7 @@ def test_the_sum_of_rewards_is_placed_between_the_bounds() -> None:
         ("gym:Pendulum-v1", {}, "has actions of Box"),
         ("gym:CartPole-v1", {}, "the reward 475, which is outside of 0 to 1"),
         ("gym:CliffWalking-v1", {}, "the reward -1, which is outside of 0 to 1"),
-        ("gym:CartPole-v1", {"low": 2, "high": 1}, "the least reward, then a greater one"),
+        ("gym:CartPole-v1", {"low": 2, "high": 1}, "the least, then a greater one"),
         ("gym:CartPole-v1", {"high": 475, "reward": "mean"}, "env.reward: got 'mean', allowed: sum, last"),
         ("gym:FrozenLake-v1", {"actions": ["a", "b"]}, "4 different names, one for each action"),
         ("gym:FrozenLake-v1", {"option": {}}, "env.option: GymEnvironment takes no such argument"),

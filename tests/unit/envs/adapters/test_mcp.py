@@ -1,4 +1,4 @@
-"""Tools of MCP servers as environments: stdio and HTTP, both eras, state in the folder, in the server and behind handles."""
+"""Tools of MCP servers as environments: stdio and HTTP, both eras, state in a folder, in the server, behind handles."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def test_servers_of_either_era_are_served_and_state_in_the_server_is_found_out(e
 
 def test_copies_have_the_folder_and_a_server_of_their_own() -> None:
     episode, _ = started(EnvSpec.load(FILES, OF_FILES))
-    assert episode.step(call("write_file", path="/workspace/new.txt", text="1")).observation == "wrote /workspace/new.txt"
+    assert (
+        episode.step(call("write_file", path="/workspace/new.txt", text="1")).observation == "wrote /workspace/new.txt"
+    )
     copy = episode.copy()
     assert copy.step(call("delete_file", path="new.txt")).fault is None
     assert copy.step(call("read_file", path="new.txt")).fault == "tool_error"
