@@ -45,7 +45,7 @@ def test_help_lists_every_key_and_writes_nothing(tmp_path: Path) -> None:
     assert (status, out) == (2, "") and "Did you mean 'tracking'?" in err
 
 
-LIGHT = ["build_prefs", "import_logs", "train_sft", "train_dpo", "evaluate", "iterate", "refine_grpo"]
+LIGHT = ["build_prefs", "import_logs", "rejudge", "train_sft", "train_dpo", "evaluate", "iterate", "refine_grpo"]
 HEAVY = {"torch", "transformers", "mlflow", "datasets", "trl", "openai", "pyarrow", "networkx"}
 
 
