@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pydantic import BaseModel
 
+from offline_agent.config.audit import AuditConfig
 from offline_agent.config.build_prefs import BuildPrefsConfig, RunConfig
+from offline_agent.config.calibrate import CalibrateConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.config.iterate import IterateConfig
@@ -27,6 +29,8 @@ COMMANDS: dict[str, type[RunConfig]] = {
     "evaluate": EvaluateConfig,
     "iterate": IterateConfig,
     "refine_grpo": RefineGrpoConfig,
+    "audit": AuditConfig,
+    "calibrate": CalibrateConfig,
 }
 
 _PAGE = """\

@@ -7,6 +7,7 @@ score where one of its members has none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError
@@ -63,6 +64,16 @@ class _Composition:
             return Verdict(None, None, name, self.version, evidence, error)
         score, success = self._sum(scores, [bool(verdict.success) for verdict in verdicts])
         return Verdict(min(1.0, max(0.0, score)), success, name, self.version, evidence)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns of a task that a member reads."""
+        return tuple(dict.fromkeys(name for judge in self._judges for name in judge.reads))
+
+    def keep_in(self, folder: Path) -> None:
+        """See `Judge.keep_in`."""
+        for judge in self._judges:
+            judge.keep_in(folder)
 
     def check(self, task: Task) -> None:
         """Raise ConfigError where a member needs something that a task does not have."""

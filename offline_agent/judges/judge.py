@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from offline_agent import catalog
@@ -64,6 +65,17 @@ class Judge:
             if ends_the_run(error):
                 raise
             return Verdict(None, None, self.name, self.version, error=f"the judge raised {in_words(error)}")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns of a task that the judge is known to read: they hold what is right."""
+        return tuple(getattr(self._function, "reads", ()))
+
+    def keep_in(self, folder: Path) -> None:
+        """Keep what a judge with a cache is told in a folder of the run, where its arguments name no other place."""
+        keep = getattr(self._function, "keep_in", None)
+        if keep is not None:
+            keep(folder)
 
     def check(self, task: Task) -> None:
         """Raise ConfigError where the judge needs something that a task does not have."""

@@ -126,7 +126,7 @@ def _carry_out(
         crash_notes.notes.again = line
     try:
         with signals(), run:
-            _work(command, extensions, config, prepared, facts, run, part)
+            summary = _work(command, extensions, config, prepared, facts, run, part)
     except OfflineAgentError as error:
         say(f"{command.name}: {error}")  # status 1 for a ConfigError too: files were written
         return FAILED
@@ -137,7 +137,7 @@ def _carry_out(
         traceback.print_exc()
         say(f"{command.name}: a fault of the program (above). Results so far are in {run.path}; to go on: {line}")
         return FAILED
-    return DONE
+    return FAILED if part != "--shard" and command.failed(summary) else DONE
 
 
 def _work(
@@ -148,7 +148,8 @@ def _work(
     facts: Facts,
     run: RunDirectory,
     part: str | None,
-) -> None:
+) -> Mapping[str, Any]:
+    """Do the work, write and show its summary; return it."""
     from offline_agent.tracking.client import open_tracker
 
     progress = Progress(command.name)
@@ -183,6 +184,7 @@ def _work(
         tracker.close("KILLED" if isinstance(error, Stopped) else "FAILED")
         raise
     tracker.close()
+    return summary
 
 
 def _run(
