@@ -337,3 +337,7 @@ class BuildPrefsConfig(RunConfig):
     reward: RewardSection = section(RewardSection, "weights of the composite reward that the search backs up")
     pairs: PairsSection = section(PairsSection, "which preference pairs are built")
     filtered: FilteredSection = section(FilteredSection, "trajectories for rejection fine-tuning")
+    audit: Literal["cheap", "off"] = key(
+        "cheap", "cheap checks of environment and verifier on three tasks, in about two seconds, before the search: "
+        "what they find is said and kept in the manifest (docs/audit.md)", free=True,
+    )  # fmt: skip

@@ -52,6 +52,7 @@ class _Composition:
         if faults:
             raise ConfigError(faults)
         self.deterministic = all(judge.deterministic for judge in self._judges)
+        self.costly = any(judge.costly for judge in self._judges)
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verdict; those of the members are its evidence."""

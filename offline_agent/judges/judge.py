@@ -37,6 +37,7 @@ class Judge:
     Attributes:
         version: The callable's `version`; "1" where it has none. Part of every verdict.
         deterministic: The same trajectory always gets the same verdict: the callable's `deterministic`, else True.
+        costly: A verdict costs money or much time, as that of a model does: the callable's `costly`, else False.
     """
 
     def __init__(self, function: Callable[[Trajectory], Any], name: str, args: Mapping[str, Any]) -> None:
@@ -46,6 +47,7 @@ class Judge:
         told = function.func if isinstance(function, partial) else function
         self.version = str(getattr(told, "version", "1"))
         self.deterministic = bool(getattr(told, "deterministic", True))
+        self.costly = bool(getattr(told, "costly", False))
 
     @property
     def identity(self) -> dict[str, Any]:
