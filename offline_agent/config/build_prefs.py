@@ -47,9 +47,9 @@ class JudgeSection(Plugged):
     argument_note: ClassVar[str] = "any argument of the judge, e.g. judge.threshold=0.8 with judge=f1"
     _known = field_validator("name")(lambda name: known_name("judge", name))
     name: str = key(
-        "environment", "environment = the environment's own get_reward; all_of, any_of, exact_match, f1, goal_state, "
-        "mean_of, purchase, repository_tests, rows, sql, symbolic, unit_tests, or module:callable of your own, whose "
-        "verdicts then take its place everywhere (docs/verifiers.md)",
+        "environment", "environment = the environment's own get_reward; all_of, any_of, ensemble, exact_match, f1, "
+        "goal_state, hybrid, llm, mean_of, purchase, repository_tests, rows, sql, subgoals, symbolic, unit_tests, or "
+        "module:callable of your own, whose verdicts then take its place everywhere (docs/verifiers.md)",
     )  # fmt: skip
 
 

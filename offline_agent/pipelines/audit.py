@@ -52,8 +52,7 @@ def prepare(config: AuditConfig) -> tuple[EnvSpec, Facts]:
 def run(spec: EnvSpec, session: Session[AuditConfig]) -> Mapping[str, Any]:
     """Check; see `runner.pipeline.Command.run`."""
     config, done = session.config, 0
-    if spec.judge is not None:
-        spec.judge.keep_in(session.run.path / "judge")
+    spec.keep_in(session.run.path)
     session.progress.start(len(RULES), "checking")
 
     def tell(check_id: str) -> None:

@@ -45,6 +45,7 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
     gc.freeze()  # what is loaded by now lives as long as the run: the collector need not walk it again and again
     tell_environment(session, session.config.policy.model)
     figures = Figures(session.run.path, len(parts.tasks), session.run.resumed)
+    parts.spec.keep_in(session.run.path)
     engine = parts.policy.engine()
     try:
         search(parts, session, engine, figures)
@@ -59,6 +60,7 @@ def share(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]
     """Search alone, for a run that mines the trees of all its shards; see `runner.pipeline.Spread.share`."""
     gc.freeze()
     figures = Figures(session.run.path, len(parts.tasks), session.run.resumed)
+    parts.spec.keep_in(session.run.path)
     engine = parts.policy.engine()
     try:
         search(parts, session, engine, figures)

@@ -20,7 +20,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.training.settings import OnlineSettings
 
 ROOT = Path(__file__).resolve().parents[3]
-FILES = sorted((ROOT / "configs").rglob("*.yaml"))
+FILES = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "judges")  # rubrics
 MODELS = {
     "build_prefs": BuildPrefsConfig,
     "evaluate": EvaluateConfig,
