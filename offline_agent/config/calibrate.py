@@ -28,8 +28,8 @@ class CalibrateConfig(RunConfig):
         "false positives, by length and by position."
     )
     main_keys: ClassVar[tuple[str, ...]] = (
-        "source", "judge", "compare", "n", "pairs_per_task", "length", "bins", "confidence", "workers", "run_dir", "seed",
-        "tracking.uri",
+        "source", "judge", "compare", "n", "pairs_per_task", "length", "bins", "confidence", "workers", "run_dir",
+        "seed", "tracking.uri",
     )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("source=runs/search judge=llm judge.rubric=configs/judges/rubric.yaml judge.url=http://localhost:8000/v1 "

@@ -1,4 +1,4 @@
-"""Plays of an audit: episodes of the expert, of chance and of reward seekers, each played once and kept for all checks."""
+"""Plays of an audit: episodes of the expert, of chance and of reward seekers, kept for the checks that share them."""
 
 from __future__ import annotations
 

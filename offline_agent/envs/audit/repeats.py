@@ -1,4 +1,4 @@
-"""Repeats: the same actions again, in new instances, in a new process, after other episodes; and the noise they show."""
+"""Repeats of the same actions: in new instances, in a new process, after other episodes; and the noise they show."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ RULES: dict[str, Rule] = {
     "data.relabelled_splits": Rule("no goal reached while training is a task of another split", own=True),
     "data.near_overlap": Rule("first observations of two splits are not almost the same", "warn", True),
     "runtime.seed_control": Rule("the same task begins the same, in a new instance and after a second reset"),
-    "runtime.tool_declaration_accuracy": Rule("TRL finds the same tools; each can be called, and succeeds for some call"),
+    "runtime.tool_declaration_accuracy": Rule("TRL finds the same tools; each succeeds for some call"),
     "runtime.bad_calls": Rule("faulty turns get a readable answer and leave the state as it is", own=True),
     "semantic.oracle_max": Rule("the expert scores 1"),
     "semantic.floor_gap": Rule("doing nothing ends the episode and scores 0"),
@@ -56,7 +56,9 @@ RULES: dict[str, Rule] = {
     "semantic.no_solution_leakage/prompt": Rule("the gold answer is not in the prompt"),
     "semantic.no_solution_leakage/tools": Rule("the gold answer is not in the tools' descriptions"),
     "semantic.no_solution_leakage/errors": Rule("the gold answer is not in error messages"),
-    "semantic.no_solution_leakage/observations": Rule("the gold answer is not shown to calls made without a look at the task", "warn"),
+    "semantic.no_solution_leakage/observations": Rule(
+        "the gold answer is not shown to calls made without a look at the task", "warn"
+    ),
     "semantic.canary_floor/random": Rule("random calls do not succeed"),
     "semantic.canary_floor/echo_observation": Rule("answering with what was observed stays at the floor"),
     "semantic.canary_floor/echo_prompt": Rule("answering with the prompt stays at the floor"),

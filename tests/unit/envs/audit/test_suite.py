@@ -59,7 +59,7 @@ def found(cls: type, check_id: str, **settings) -> AuditReport:
     return audit(EnvSpec(cls), chosen)
 
 
-@pytest.mark.parametrize(("cls", "check_id", "status", "told"), BROKEN, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("cls", "check_id", "status", "told"), BROKEN, ids=[f"{b[0].__name__}-{b[1]}" for b in BROKEN])
 def test_a_broken_environment_is_found(cls, check_id, status, told, monkeypatch):
     monkeypatch.setattr(resources, "MOST_MEMORY", 2_000_000)
     slow = {"step_seconds": 0.01, "tasks": 1} if cls is audited.Slow else {}
