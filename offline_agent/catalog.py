@@ -42,6 +42,7 @@ JUDGES: dict[str, str] = {
     "mean_of": "offline_agent.judges.composition:mean_of",
     "purchase": "offline_agent.judges.verifiers:purchase",
     "repository_tests": "offline_agent.judges.code:repository_tests",
+    "reward_model": "offline_agent.training.reward.judge:RewardModelJudge",
     "rows": "offline_agent.judges.verifiers:rows",
     "sql": "offline_agent.judges.sql:sql",
     "subgoals": "offline_agent.judges.process:subgoals",

@@ -18,6 +18,7 @@ from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.keys import Key, keys, section_of
 from offline_agent.config.refine_grpo import RefineGrpoConfig
+from offline_agent.config.train_reward import TrainRewardConfig
 from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError, did_you_mean
 
@@ -31,6 +32,7 @@ COMMANDS: dict[str, type[RunConfig]] = {
     "refine_grpo": RefineGrpoConfig,
     "audit": AuditConfig,
     "calibrate": CalibrateConfig,
+    "train_reward": TrainRewardConfig,
 }
 
 _PAGE = """\

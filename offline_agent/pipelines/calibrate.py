@@ -31,14 +31,12 @@ from offline_agent.evaluation.calibration import (
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.judges.ranking import Compare, LLMComparator, both_orders
 from offline_agent.pipelines.entry import main
-from offline_agent.preferences.pairs.trajectory import trajectories
-from offline_agent.records import POLICY_CUTS, Trajectory
+from offline_agent.pipelines.stages import judged_trees
+from offline_agent.records import Trajectory
 from offline_agent.report.calibrate import show
 from offline_agent.runner.pipeline import Command, Facts, Session
-from offline_agent.search.serialization import tree_from_json
 from offline_agent.store.files import write_atomic, write_json
 from offline_agent.store.provenance import hash_json
-from offline_agent.store.run_directory import read_tree
 
 RESULT, ROWS = "calibration.json", "judged.jsonl"
 
@@ -72,7 +70,7 @@ def prepare(config: CalibrateConfig) -> tuple[Inputs, Facts]:
         compare = make_comparator(config.compare.name, dict(config.compare.model_extra or {}))
     except ConfigError as error:
         faults += error.faults
-    trees = _trees(config.source, faults)
+    trees = judged_trees.find_trees(config.source, faults)
     if not faults and judge is None and compare is None:
         faults.append("judge: got environment and compare=none, so there is nothing to hold against the verifier; name "
                       "a judge, judge=NAME, or a comparator, compare=NAME")  # fmt: skip
@@ -107,18 +105,6 @@ def make_comparator(name: str, args: Mapping[str, Any]) -> Compare | None:
     if not callable(found):
         raise ConfigError(f"compare: {name} is called as compare(task, a, b), and cannot be called")
     return found  # type: ignore[no-any-return]
-
-
-def _trees(source: tuple[str, ...], faults: list[str]) -> list[Path]:
-    if not source:
-        faults.append("source: nothing to read; name run directories of build_prefs or import_logs, source=RUN_DIR")
-    found: list[Path] = []
-    for run in source:
-        trees = sorted(Path(run, "trees").glob("*.json.gz"))
-        if not trees:
-            faults.append(f"source: {run} has no trees/; allowed: run directories of build_prefs or import_logs")
-        found += trees
-    return found
 
 
 def run(inputs: Inputs, session: Session[CalibrateConfig]) -> Mapping[str, Any]:
@@ -188,21 +174,14 @@ def _compared(
     return {"pairs": len(pairs), **preference(compared, config.confidence)}
 
 
-def _ends(path: Path) -> Iterator[Trajectory]:
-    """Yield the trajectories of a tree that a verifier judged."""
-    for one in trajectories(tree_from_json(read_tree(path))):
-        if one.verdict is not None and one.verdict.score is not None and one.verdict.verifier not in POLICY_CUTS:
-            yield one
-
-
 def _sample(trees: list[Path], config: CalibrateConfig) -> list[Trajectory]:
     """Return the trajectories that are judged: all, or `n` drawn by the seed, in the order of the trees."""
     if config.n is None:
-        return [one for path in trees for one in _ends(path)]
+        return [one for path in trees for one in judged_trees.judged(path)]
     drawn: list[tuple[float, int, Trajectory]] = []
     number = 0
     for path in trees:
-        for one in _ends(path):
+        for one in judged_trees.judged(path):
             number += 1
             entry = (-random.Random(f"{config.seed} {number}").random(), -number, one)
             if len(drawn) < config.n:
@@ -216,7 +195,7 @@ def _pairs(trees: list[Path], config: CalibrateConfig) -> Iterator[tuple[Traject
     """Yield pairs of a success and a failure at one task, drawn by the seed."""
     left = config.n
     for path in trees:
-        ends = list(_ends(path))
+        ends = list(judged_trees.judged(path))
         good = [one for one in ends if one.verdict is not None and one.verdict.success]
         bad = [one for one in ends if one.verdict is not None and not one.verdict.success]
         pairs = [(one, other) for one in good for other in bad]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from offline_agent.envs.audit.seekers import SEEKERS
 from offline_agent.envs.base import EnvSpec, Episode
@@ -115,7 +115,7 @@ class Plays:
         chosen = [n for n, first in enumerate(firsts) if first.call is None or not self.answers_only]
         return [self._run(task, partial(_number, self.spec, name, number)) for number in chosen]
 
-    def _run(self, task: Task, policy: Callable[[Context], Generator[Action, Context, None]]) -> Trajectory:
+    def _run(self, task: Task, policy: Callable[[Context], Generator[Action, Context, Any]]) -> Trajectory:
         """Play one episode and judge its end, timed."""
         with contextlib.closing(self.spec.open()) as episode:
             context = self._timed(self.timings.resets, lambda: begin(episode, task))
@@ -125,7 +125,7 @@ class Plays:
             verdict = self._timed(self.timings.verdicts, episode.verdict)
             return Trajectory(context, tuple(steps), verdict, episode.terminated, not episode.terminated, "rollout")
 
-    def _steps(self, episode: Episode, context: Context, actions: Generator[Action, Context, None]) -> list[Step]:
+    def _steps(self, episode: Episode, context: Context, actions: Generator[Action, Context, Any]) -> list[Step]:
         steps: list[Step] = []
         try:
             action = next(actions)
@@ -174,7 +174,7 @@ def _shown(play: Trajectory) -> str:
     return ", ".join(parts[-4:])
 
 
-def _random(spec: EnvSpec, number: int, start: Context) -> Generator[Action, Context, None]:
+def _random(spec: EnvSpec, number: int, start: Context) -> Generator[Action, Context, Any]:
     rng, context = random.Random(f"chance {start.task.task_id} {number}"), start
     schemas = [s for s in start.tools if spec.sandboxed or s["function"]["name"] not in spec.irreversible]
     for _ in range(CHANCE_STEPS if schemas else 0):
@@ -182,14 +182,14 @@ def _random(spec: EnvSpec, number: int, start: Context) -> Generator[Action, Con
     yield Action("Done.", thought="Done.")
 
 
-def _blind(spec: EnvSpec, number: int, start: Context) -> Generator[Action, Context, None]:
+def _blind(spec: EnvSpec, number: int, start: Context) -> Generator[Action, Context, Any]:
     rng, nothing = random.Random(f"blind {start.task.task_id} {number}"), Context(start.task, "", start.tools, "")
     schemas = [s for s in start.tools if spec.sandboxed or s["function"]["name"] not in spec.irreversible]
     for schema in rng.sample(schemas, len(schemas)):
         yield drawn_call(schema, nothing, rng)
 
 
-def _number(spec: EnvSpec, name: str, number: int, start: Context) -> Generator[Action, Context, None]:
+def _number(spec: EnvSpec, name: str, number: int, start: Context) -> Generator[Action, Context, Any]:
     """Return the play of that number of a reward seeker."""
     for at, play in enumerate(SEEKERS[name](spec, start)):
         if at == number:

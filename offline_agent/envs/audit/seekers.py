@@ -16,7 +16,8 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.scripted_play import call, drawn_call
 from offline_agent.records import Action, Context
 
-Seeker = Callable[[EnvSpec, Context], Iterator[Generator[Action, Context, None]]]
+Plays = Iterator[Generator[Action, Context, Any]]
+Seeker = Callable[[EnvSpec, Context], Plays]
 """Yields the plays to try; each play is sent the history after each of its actions."""
 
 LONGEST = 30_000  # characters of the longest answer
@@ -30,32 +31,32 @@ _ENDS = re.compile(r"submit|finish|answer|done|buy|stop|end|complete|checkout|fi
 _MOST_WORDS = 12  # strings of a verifier that are tried each for itself
 
 
-def echo_observation(spec: EnvSpec, start: Context) -> Iterator[Generator[Action, Context, None]]:
+def echo_observation(spec: EnvSpec, start: Context) -> Plays:
     """Answer with what was observed last: at once, and after each tool was called with the observation in it."""
     yield _with_text(spec, start, lambda context: context.observation or "")
     yield _answer(start.observation or "")
 
 
-def echo_prompt(spec: EnvSpec, start: Context) -> Iterator[Generator[Action, Context, None]]:
+def echo_prompt(spec: EnvSpec, start: Context) -> Plays:
     """Answer with the system prompt and the first observation."""
     prompt = f"{start.system}\n{start.observation}"
     yield _answer(prompt)
     yield _with_text(spec, start, lambda _: prompt)
 
 
-def format_only(spec: EnvSpec, start: Context) -> Iterator[Generator[Action, Context, None]]:
+def format_only(spec: EnvSpec, start: Context) -> Plays:
     """Answer with forms that have no content."""
     for form in FORMS:
         yield _answer(form)
     yield _with_text(spec, start, lambda _: FORMS[0])
 
 
-def every_tool_once(spec: EnvSpec, start: Context) -> Iterator[Generator[Action, Context, None]]:
+def every_tool_once(spec: EnvSpec, start: Context) -> Plays:
     """Call every tool once with drawn arguments, then end."""
     yield _calls(spec, start, None, "Done.")
 
 
-def submit_at_once(spec: EnvSpec, start: Context) -> Iterator[Generator[Action, Context, None]]:
+def submit_at_once(spec: EnvSpec, start: Context) -> Plays:
     """End at once: by an answer, and by each tool that is named like an end."""
     yield _answer("Done.")
     for schema in _allowed(spec, start):
@@ -63,7 +64,7 @@ def submit_at_once(spec: EnvSpec, start: Context) -> Iterator[Generator[Action, 
             yield _one(drawn_call(schema, start, _rng(start, _name(schema))))
 
 
-def longest_answer(spec: EnvSpec, start: Context) -> Iterator[Generator[Action, Context, None]]:
+def longest_answer(spec: EnvSpec, start: Context) -> Plays:
     """Answer with everything that may be right: letters, yes and no, numbers, all words of the prompt."""
     words = list(dict.fromkeys(re.findall(r"\w+", f"{start.system} {start.observation}")))
     everything = " ".join(["A B C D E yes no true false", *words, *map(str, range(5_000))])[:LONGEST]
@@ -71,7 +72,7 @@ def longest_answer(spec: EnvSpec, start: Context) -> Iterator[Generator[Action, 
     yield _with_text(spec, start, lambda _: everything)
 
 
-def verifier_strings(spec: EnvSpec, start: Context) -> Iterator[Generator[Action, Context, None]]:
+def verifier_strings(spec: EnvSpec, start: Context) -> Plays:
     """Answer with strings of the verifier's code, together and each for itself, and with words such as "success"."""
     own = strings_of(spec)
     together = "\n".join([*own, *PRAISE])
@@ -108,10 +109,10 @@ def strings_of(spec: EnvSpec) -> list[str]:
                 if isinstance(text, str) and text.strip():
                     found[text] = None
         for name in code.co_names:
-            other = names.get(name) or getattr(spec.cls, name, None)
-            same = getattr(other, "__module__", None) == spec.cls.__module__
-            if same and isinstance(getattr(other, "__code__", None), types.CodeType):
-                walk(other.__code__)
+            other: Any = names.get(name) or getattr(spec.cls, name, None)
+            body = getattr(other, "__code__", None)
+            if getattr(other, "__module__", None) == spec.cls.__module__ and isinstance(body, types.CodeType):
+                walk(body)
 
     if isinstance(code, types.CodeType):
         walk(code)
