@@ -6,8 +6,9 @@ success, with two the softmax of the second.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class RewardModel:
         return next(self.model.parameters()).device  # type: ignore[no-any-return]
 
     def encode(self, context: Context) -> list[int]:
-        """Return a history's ids, int [n]; of one that is too long the first and the last half of what there is room for.
+        """Return a history's ids, int [n]; of one that is too long as much of both ends as there is room for.
 
         Raises:
             DataError: The history is of a log that has no ids for it.
@@ -85,6 +86,19 @@ class RewardModel:
         return out
 
 
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep transformers from reporting a missing head: a new one is asked for, or its lack is told here."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
 def load_reward_model(
     path: str | None, key: str, chat_template: str | None = None, longest: int | None = None, seed: int | None = None
 ) -> RewardModel:
@@ -103,14 +117,15 @@ def load_reward_model(
     """
     from transformers import AutoModelForSequenceClassification
 
-    source = str(DEFAULT_MODEL if path is None else Path(path).expanduser() if Path(path).expanduser().exists() else path)
+    folder = Path(DEFAULT_MODEL if path is None else path).expanduser()
+    source = str(folder) if path is None or folder.exists() else path
     check_whole(Path(source), key)
     here = only_here(source, key)
     renderer = Renderer.load(source, chat_template)
     options: dict[str, Any] = {} if seed is None else {"num_labels": 1}
     if seed is not None:
         torch.manual_seed(seed)
-    with quiet():
+    with quiet(), _hushed():
         try:
             model, loaded = AutoModelForSequenceClassification.from_pretrained(
                 source, dtype=torch.float32, use_safetensors=True, local_files_only=here, output_loading_info=True,
