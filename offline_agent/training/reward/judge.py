@@ -8,6 +8,7 @@ from pathlib import Path
 
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.records import Trajectory, Verdict
+from offline_agent.training.models import set_threads
 from offline_agent.training.reward.model import load_reward_model
 
 FIGURES = "reward_model.json"
@@ -36,6 +37,7 @@ class RewardModelJudge:
         if not 0 < threshold <= 1:
             raise ConfigError(f"judge.threshold: got {threshold!r}, allowed: above 0, to 1")
         self._reward = load_reward_model(path, "judge.path", chat_template)
+        set_threads(None, self._reward.model)
         self.version = self._reward.version
         self._threshold = threshold
         self._turns = turns
