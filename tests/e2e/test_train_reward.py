@@ -29,7 +29,8 @@ def test_a_reward_model_is_trained_measured_on_held_out_tasks_and_judges(searche
     assert summary["held_out"]["tasks"] == 2 and summary["train"]["tasks"] == 4
     assert summary["held_out"]["agreement"]["of"] == summary["held_out"]["judged"] > 0
     judge = ["judge=reward_model", f"judge.path={tmp_path / 'reward' / 'model'}"]
-    assert main(calibrate.COMMAND, [f"source={searched}", *judge, "tracking.uri=null", f"run_dir={tmp_path / 'c'}"]) == 0
+    keys = [f"source={searched}", *judge, "tracking.uri=null"]
+    assert main(calibrate.COMMAND, [*keys, f"run_dir={tmp_path / 'c'}"]) == 0
     found = json.loads((tmp_path / "c" / "calibration.json").read_text())["pointwise"]
     both = summary["train"]["agreement"]["count"] + summary["held_out"]["agreement"]["count"]
     assert found["agreement"]["count"] == both, "it judges as it was measured"

@@ -139,8 +139,8 @@ def load_reward_model(
             ) from error
     if seed is None and loaded["missing_keys"]:
         raise ConfigError(
-            f"{key}: {source!r} has no trained head (missing: {', '.join(sorted(loaded['missing_keys'])[:3])}); train one "
-            "with python -m offline_agent.pipelines.train_reward"
+            f"{key}: {source!r} has no trained head (missing: {', '.join(sorted(loaded['missing_keys'])[:3])}); train "
+            "one with python -m offline_agent.pipelines.train_reward"
         )
     check_finite(model, key, source)
     if model.config.num_labels not in (1, 2):

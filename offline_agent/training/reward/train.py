@@ -1,4 +1,4 @@
-"""Training of an outcome reward model on verdicts: logistic loss, tasks held out whole (WebRL's ORM, Qi et al. 2024)."""
+"""Training of an outcome reward model on verdicts (WebRL's ORM, Qi et al. 2024), with tasks held out whole."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def split(examples: Sequence[Example], held_out: float, seed: int) -> tuple[list
     test = [example for example in examples if example.task_id in apart]
     if not train or len({example.success for example in train}) < 2:
         raise ConfigError(
-            f"source: {len(tasks)} tasks with {sum(one.success for one in examples)} successes of {len(examples)} leave "
-            f"nothing to train on beside {count} tasks held out; needed are tasks with successes and failures"
+            f"source: {len(tasks)} tasks with {sum(one.success for one in examples)} successes of {len(examples)} "
+            f"leave nothing to train on beside {count} tasks held out; needed are tasks with successes and failures"
         )
     return train, test
 

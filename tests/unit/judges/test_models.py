@@ -116,10 +116,14 @@ def test_answers_are_kept_by_content_in_the_run_and_asked_for_once(tmp_path: Pat
     again = judge()
     again.keep_in(tmp_path)
     assert again(played("42")) == before[0] and len(asked) == 2
-    other = judge(seed=1)
-    other.keep_in(tmp_path)
-    other(played("42"))
-    assert len(asked) == 3, "another seed is another question"
+    one = tmp_path / "one.yaml"
+    one.write_text("criteria: [{name: achieved, about: Is it done?}]\n")
+    replies[:] = [grades(achieved=5)]
+    for seed in (0, 1):
+        other = made("llm", rubric=str(one), ask=f"{HERE}ask", seed=seed)
+        other.keep_in(tmp_path)
+        other(played("42"))
+    assert len(asked) == 4, "another seed is another question"
 
 
 def test_a_rubric_and_endpoint_that_cannot_be_used_are_refused_at_once(tmp_path: Path) -> None:
