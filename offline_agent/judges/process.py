@@ -121,25 +121,6 @@ class subgoals:  # noqa: N801  # its name in a configuration, and in verdicts
         return found
 
 
-def turn_rewards(steps: int, turns: Mapping[str, int | None], weights: Mapping[str, float]) -> list[float]:
-    """Return the process reward of each turn: what the subgoals that it reached first are worth.
-
-    Args:
-        steps: Number of turns.
-        turns: As `subgoals.turns` gives them.
-        weights: Weight of each subgoal.
-
-    Returns:
-        float [steps], at least 0, with a sum of at most 1.
-    """
-    whole = sum(weights.values())
-    rewards = [0.0] * steps
-    for name, turn in turns.items():
-        if turn is not None:
-            rewards[turn - 1] += weights[name] / whole
-    return rewards
-
-
 def _subgoal(number: int, entry: Any, faults: list[str]) -> Subgoal | None:
     key = f"judge.subgoals.{number}"
     if not isinstance(entry, Mapping):

@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -28,14 +28,6 @@ _JSON = re.compile(r"\{.*\}", re.DOTALL)
 
 class NoAnswer(Exception):
     """The model gave no answer of the asked form."""
-
-
-class Model(Protocol):
-    """The arguments of a judge that say which model it asks."""
-
-    url: str | None
-    model: str | None
-    ask: str | None
 
 
 def endpoint(url: str, model: str, temperature: float, max_tokens: int, timeout: float, api_key: str | None) -> Ask:
