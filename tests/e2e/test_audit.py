@@ -12,6 +12,7 @@ import pytest
 from offline_agent.envs.audit.report import RULES
 from offline_agent.pipelines import audit, build_prefs
 from offline_agent.pipelines.entry import main
+from offline_agent.pipelines.stages import first_audit
 
 ROOT = Path(__file__).parents[2]
 QUIZ = "env=tests.helpers.audited_environments:"
@@ -58,8 +59,9 @@ def test_the_page_lists_every_check() -> None:
 
 @pytest.mark.parametrize(("off", "cls"), [(False, "GoldInPrompt"), (False, "Quiz"), (True, "GoldInPrompt")])
 def test_build_prefs_audits_first_and_its_manifest_keeps_it(
-    off: bool, cls: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    off: bool, cls: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(first_audit, "SECONDS", 60.0)  # a busy machine leaves checks out
     keys = [f"{QUIZ}{cls}", "policy=noisy", "tasks.n=2", "search.simulations=4", "tracking.uri=null"]
     assert main(build_prefs.COMMAND, [*keys, *["audit=off"] * off, f"run_dir={tmp_path / 'run'}"]) == 0
     said = capsys.readouterr().err

@@ -263,7 +263,8 @@ class ThreadBound(Honest):
     one_thread = False
 
     def reset(self, goal: int) -> str:
-        self.owner = threading.get_ident()
+        self.own = threading.local()
+        self.own.here = True
         return super().reset(goal)
 
     def pick(self, n: int) -> Any:
@@ -272,7 +273,7 @@ class ThreadBound(Honest):
         Args:
             n: The number, 0 to 9.
         """
-        return f"{super().pick(n)} {threading.get_ident() == self.owner}"
+        return f"{super().pick(n)} {hasattr(self.own, 'here')}"
 
 
 # -- data, goals, resources --------------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def test_answers_are_kept_by_content_in_the_run_and_asked_for_once(tmp_path: Pat
     again.keep_in(tmp_path)
     assert again(played("42")) == before[0] and len(asked) == 2
     one = tmp_path / "one.yaml"
-    one.write_text("criteria: [{name: achieved, about: Is it done?}]\n")
+    one.write_text("criteria: [{name: achieved, about: 'Is it done?'}]\n")
     replies[:] = [grades(achieved=5)]
     for seed in (0, 1):
         other = made("llm", rubric=str(one), ask=f"{HERE}ask", seed=seed)

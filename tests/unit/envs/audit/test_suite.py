@@ -111,7 +111,7 @@ def test_a_gold_answer_that_stands_in_every_prompt_is_no_leak():
 
 def test_the_cheap_checks_find_a_leak_on_given_tasks_in_little_time():
     spec = EnvSpec(audited.GoldInPrompt)
-    report = audit_tasks(spec, list(spec.tasks("train")), 5.0)
+    report = audit_tasks(spec, list(spec.tasks("train")), 60.0)
     assert [f.check_id for f in report.of("fail")] == [f"{LEAK}/prompt"]
     assert spec.watch is None, "calls of the run are not watched"
 
