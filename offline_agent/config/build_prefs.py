@@ -28,8 +28,8 @@ class EnvSection(Plugged):
     argument_note: ClassVar[str] = "any argument of the environment's constructor, e.g. env.game=coin"
     _known = field_validator("name")(lambda name: known_name("env", name))
     name: str = key(
-        "shop", "babyai, bfcl, browser, code, math, repo, retail, search_qa, shop, sql, textworld, module:Class of your "
-        "own, or an adapted one: gym:ID, mcp:COMMAND, openenv:URL, textarena:ID (env=NAME is short for env.name=NAME)",
+        "shop", "babyai, bfcl, browser, code, math, repo, retail, search_qa, shop, sql, textworld, module:Class of "
+        "your own, or an adapted one: gym:ID, mcp:COMMAND, openenv:URL, textarena:ID (env=NAME is short for env.name=NAME)",
     )  # fmt: skip
     python: str | None = key(
         None, "path of the Python interpreter (3.11 or newer) that has what the environment needs; it runs there, in "
@@ -56,9 +56,9 @@ class JudgeSection(Plugged):
     argument_note: ClassVar[str] = "any argument of the judge, e.g. judge.threshold=0.8 with judge=f1"
     _known = field_validator("name")(lambda name: known_name("judge", name))
     name: str = key(
-        "environment", "environment = the environment's own get_reward; all_of, any_of, exact_match, f1, goal_state, "
-        "mean_of, purchase, repository_tests, rows, sql, symbolic, unit_tests, or module:callable of your own, whose "
-        "verdicts then take its place everywhere (docs/verifiers.md)",
+        "environment", "environment = the environment's own get_reward; all_of, any_of, ensemble, exact_match, f1, "
+        "goal_state, hybrid, llm, mean_of, purchase, repository_tests, reward_model, rows, sql, subgoals, symbolic, "
+        "unit_tests, or module:callable of your own, whose verdicts then take its place everywhere (docs/verifiers.md)",
     )  # fmt: skip
 
 
@@ -370,3 +370,7 @@ class BuildPrefsConfig(RunConfig):
     reward: RewardSection = section(RewardSection, "weights of the composite reward that the search backs up")
     pairs: PairsSection = section(PairsSection, "which preference pairs are built")
     filtered: FilteredSection = section(FilteredSection, "trajectories for rejection fine-tuning")
+    audit: Literal["cheap", "off"] = key(
+        "cheap", "cheap checks of environment and verifier on three tasks, in about two seconds, before the search: "
+        "what they find is said and kept in the manifest (docs/audit.md)", free=True,
+    )  # fmt: skip

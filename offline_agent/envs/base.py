@@ -23,6 +23,7 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from offline_agent import catalog
@@ -218,6 +219,11 @@ class EnvSpec:
         from offline_agent.sandbox import shared
 
         return shared().level
+
+    def keep_in(self, run: Path) -> None:
+        """Keep what the judge is answered in a run directory, where it asks a model."""
+        if self.judge is not None:
+            self.judge.keep_in(run / "judge")
 
     def tasks(self, split: str) -> Iterator[Task]:
         """Yield the tasks of a split, in the environment's order.

@@ -50,6 +50,7 @@ class Checks:
         costs: What opening and calls cost; None before `measure`, and where the environment broke in it.
         length: The longest episode where the user names none; None as `costs`.
         left_out: Number of tasks that the present check did not play for want of time.
+        seconds: See above; the next check takes it anew.
     """
 
     def __init__(self, spec: EnvSpec, tasks: int, max_steps: int, seconds: float) -> None:
@@ -60,7 +61,7 @@ class Checks:
         self.costs: Costs | None = None
         self.length: EpisodeLength | None = None
         self.left_out = 0
-        self._seconds = seconds
+        self.seconds = seconds
         self._count = tasks
         self._tasks: dict[str, list[Task]] = {}
 
@@ -84,11 +85,19 @@ class Checks:
 
     def measure(self) -> Iterator[str]:
         """Find no fault; measure what opening, calls and copies cost, and shorten the scripts where calls are slow."""
-        self.costs = measured(self.spec, self.player, self._some())
-        share = self._seconds / 2 / RUNS
+        self.costs = measured(self.spec, self.player, self.some())
+        share = self.seconds / 2 / RUNS
         self.player.longest = max(3, min(self.max_steps, int(share / max(self.costs.call, 1e-6))))
         self.length = episode_length(self.spec)
         yield from ()
+
+    def give(self, tasks: Sequence[Task]) -> None:
+        """Take these tasks, of one split, in place of those that the environment lists."""
+        self._tasks = {"given": list(tasks)}
+
+    def listed(self, split: str) -> list[Task]:
+        """Return the first `MAX_LISTED` tasks of a split, as the check of tasks listed them."""
+        return self._tasks.get(split, [])
 
     def tasks(self) -> Iterator[str]:
         """Every split has tasks, listed the same each time."""
@@ -113,9 +122,9 @@ class Checks:
 
     def reset(self) -> Iterator[str]:
         """Two instances begin alike, and a second reset gives a fresh episode."""
-        for task in self._some():
+        for task in self.some():
             before = copy.deepcopy(dict(task.args))
-            with self._opened() as one, self._opened() as two:
+            with self.opened() as one, self.opened() as two:
                 first = one.reset(task)
                 if first != two.reset(task):
                     yield f"{task.task_id}: two instances begin differently"
@@ -133,8 +142,8 @@ class Checks:
             yield f"TRL lists {sorted(expected)}, this package {sorted(self.spec.tools.names)}"
         if not expected:
             yield "it has no tools: write a public method with type hints and a docstring"
-        for task in self._some():
-            with self._opened() as episode:
+        for task in self.some():
+            with self.opened() as episode:
                 episode.reset(task)
                 unknown = set(episode.tools.names) - expected
                 if unknown:
@@ -142,8 +151,8 @@ class Checks:
 
     def callable(self) -> Iterator[str]:
         """Every tool answers arguments drawn from its schema, with a result or an error the policy can read."""
-        for task in self._some():
-            with self._opened() as episode:
+        for task in self.some():
+            with self.opened() as episode:
                 start = begin(episode, task)
                 for schema in episode.tools.schemas:
                     name = schema["function"]["name"]
@@ -157,7 +166,7 @@ class Checks:
 
     def succeeds(self) -> Iterator[str]:
         """Every tool answers at least one call without an error, in the expert's plays or in random ones."""
-        for task in self._some():
+        for task in self.some():
             rare = self._never()
             if not rare:
                 return
@@ -178,9 +187,9 @@ class Checks:
 
     def bad_calls(self) -> Iterator[str]:
         """Faulty turns get a readable answer and leave the state as it is."""
-        for task in self._some():
+        for task in self.some():
             script = self.player.script(task)
-            with self._opened() as episode:
+            with self.opened() as episode:
                 episode.reset(task)
                 for action in faulty(episode):
                     result = episode.step(action)
@@ -195,7 +204,7 @@ class Checks:
         """The expert without noise earns 1.0."""
         if self.spec.demonstrate is None:
             raise NotApplicable("there is no demonstrate hook")
-        for task in self._some():
+        for task in self.some():
             played = self.player.expert(task)
             verdict = played.verdict
             if verdict is None or not verdict.success or verdict.score != 1.0:
@@ -204,7 +213,7 @@ class Checks:
 
     def empty(self) -> Iterator[str]:
         """Answering nothing ends the episode with 0."""
-        for task in self._some():
+        for task in self.some():
             played = self.player.run(task, [Action("")] * self.max_steps)
             verdict = played.verdict
             if not (played.steps and played.terminated):
@@ -214,8 +223,8 @@ class Checks:
 
     def reward(self) -> Iterator[str]:
         """The reward can be asked for at any time, answers alike when asked twice, and changes nothing."""
-        for task in self._some():
-            with self._opened() as episode:
+        for task in self.some():
+            with self.opened() as episode:
                 episode.reset(task)
                 for action in [None, *self.player.script(task)]:
                     if action is not None:
@@ -236,8 +245,8 @@ class Checks:
     def turns(self) -> Iterator[str]:
         """The turn reward is in [0, 1], the same when read twice, readable at any time, and given for some call."""
         given = False
-        for task in self._some():
-            with self._opened() as episode:
+        for task in self.some():
+            with self.opened() as episode:
                 if self.spec.turn_rewards:
                     episode.turn_reward()  # TRL looks at every attribute of a new instance for its tools
                 episode.reset(task)
@@ -259,7 +268,7 @@ class Checks:
 
     def replay(self) -> Iterator[str]:
         """The same actions in a new instance are answered alike."""
-        for task in self._some():
+        for task in self.some():
             script = self.player.script(task)
             if facts(self.player.run(task, script)) != facts(self.player.run(task, script)):
                 yield f"{task.task_id}: the same actions in a new instance were answered differently; seed all chance"
@@ -268,11 +277,11 @@ class Checks:
         """Copies made at several points continue like the original, and do not touch it."""
         if self.spec.replay_only:
             raise NotApplicable("replay_only: states are restored by replay")
-        for task in self._some():
+        for task in self.some():
             script = self.player.script(task)
             expected = facts(self.player.run(task, script))
             for at in sorted({0, len(script) // 2, max(len(script) - 1, 0)}):
-                with self._opened() as original:
+                with self.opened() as original:
                     start = self.player.run_on(original, task, script[:at])
                     state, here, rest = original.fingerprint(), start.context, script[at:]
                     with contextlib.closing(original.copy()) as one, contextlib.closing(original.copy()) as two:
@@ -289,7 +298,7 @@ class Checks:
         """An environment whose class says so is opened, stepped, copied and closed by different threads."""
         if self.spec.one_thread:
             raise NotApplicable("one thread makes all calls of an environment; `one_thread = False` allows any")
-        for task in self._some():
+        for task in self.some():
             script = self.player.script(task)
             expected = facts(self.player.run(task, script))
             try:
@@ -318,28 +327,29 @@ class Checks:
     def goals(self) -> Iterator[str]:
         """`reset` accepts the goals that are named as achieved."""
         seen = False
-        for task in self._some():
-            with self._opened() as episode:
+        for task in self.some():
+            with self.opened() as episode:
                 self.player.run_on(episode, task, self.player.script(task))
                 goal = episode.achieved_goal()
                 if goal is None:
                     continue
                 seen = True
                 json.dumps(goal)
-                with self._opened() as other:
+                with self.opened() as other:
                     other.reset(Task(task.task_id, task.split, goal))
         if not seen:
             raise NotApplicable("it names no achieved goal")
         yield from ()
 
-    def _opened(self) -> contextlib.closing[Episode]:
+    def opened(self) -> contextlib.closing[Episode]:
+        """Return a new episode, closed at the end of a `with` block."""
         return contextlib.closing(self.spec.open())
 
-    def _some(self) -> Iterator[Task]:
+    def some(self) -> Iterator[Task]:
         """Yield the tasks to play, the splits in turn; those that half of the time is not enough for are left out."""
         rounds = zip_longest(*(listed[: self._count] for listed in self._tasks.values()))
         some = [task for each in rounds for task in each if task is not None]
-        end = time.monotonic() + self._seconds / 2
+        end = time.monotonic() + self.seconds / 2
         for number, task in enumerate(some):
             if number and time.monotonic() > end:
                 self.left_out = len(some) - number

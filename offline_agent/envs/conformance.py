@@ -142,11 +142,11 @@ def check_environment(spec: EnvSpec, *, tasks: int = 3, max_steps: int = 120, se
     out: list[Check] = []
     try:
         for name, function in checks.all():
-            out.append(_timed(name, function, seconds, checks))
+            out.append(run_check(name, function, seconds, checks))
             if name == "tasks":
                 if not out[-1].passed:
                     break
-                _timed("costs", checks.measure, seconds, checks)
+                run_check("costs", checks.measure, seconds, checks)
     finally:
         spec.watch = None
     return Report(spec.name, tuple(out), tuple(_notes(spec, checks)))
@@ -180,8 +180,15 @@ def in_time(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms"
 
 
-def _timed(name: str, function: Callable[[], Iterable[str]], seconds: float, checks: Checks) -> Check:
-    """Run one check in a thread of its own, so that an environment that hangs cannot hang the suite."""
+def run_check(name: str, function: Callable[[], Iterable[str]], seconds: float, checks: Checks) -> Check:
+    """Run one check in a thread of its own, so that an environment that hangs cannot hang the suite.
+
+    Args:
+        name: Name of the check.
+        function: Yields its faults, in words; raises NotApplicable where it does not apply.
+        seconds: Longest it may take; then it fails, and ends at its next call.
+        checks: The checks that it is one of, for the tasks left out and the watch over calls.
+    """
     outcome: list[Check] = []
     call = Call()
     checks.left_out = 0

@@ -49,6 +49,11 @@ class AnswerJudge:
         self._given = {name: _loaded(f"{key}.{name}", verify, name, value) for name, value in given.items()}
         self._wanted = {p.name: p.default is p.empty for p in rest if p.name not in given}
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns of a task that are taken."""
+        return tuple(self._column(name) for name in self._wanted)
+
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verifier's verdict; raises LookupError where the task has not what it needs."""
         columns = trajectory.task.args

@@ -1,12 +1,13 @@
-"""Judges made of other judges: all of them, any of them, or their weighted mean.
+"""Judges made of other judges: all of them, any of them, their weighted mean, or their majority.
 
 The others are named as in a configuration: `judges: [environment, {name: f1, threshold: 0.8}]`. A composition has no
-score where one of its members has none.
+score where one of its members has none; a majority needs more than half of its members alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError
@@ -17,6 +18,23 @@ from offline_agent.records import Task, Trajectory, Verdict
 def environment(trajectory: Trajectory) -> Verdict | None:
     """Return the verdict of the environment's own `get_reward`."""
     return trajectory.verdict
+
+
+def member(key: str, entry: Any) -> Judge:
+    """Return the judge that an entry of a configuration names.
+
+    Args:
+        key: The configuration key, for messages.
+        entry: A name, or a mapping of `name` and arguments.
+
+    Raises:
+        ConfigError: It is neither, or the judge cannot be made.
+    """
+    given = {"name": entry} if isinstance(entry, str) else entry
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise ConfigError(f"{key}: got {entry!r}, allowed: a judge's name, or {{name: NAME, argument: value}}")
+    made = make_judge(given["name"], {name: value for name, value in given.items() if name != "name"}, key)
+    return Judge(environment, ENVIRONMENT, {}) if made is None else made
 
 
 class _Composition:
@@ -35,15 +53,8 @@ class _Composition:
         faults: list[str] = []
         self._judges: list[Judge] = []
         for number, entry in enumerate(judges):
-            key = f"judge.judges.{number}"
-            given = {"name": entry} if isinstance(entry, str) else entry
-            if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-                faults.append(f"{key}: got {entry!r}, allowed: a judge's name, or {{name: NAME, argument: value}}")
-                continue
-            args = {name: value for name, value in given.items() if name != "name"}
             try:
-                made = make_judge(given["name"], args, key)
-                self._judges.append(Judge(environment, ENVIRONMENT, {}) if made is None else made)
+                self._judges.append(member(f"judge.judges.{number}", entry))
             except ConfigError as error:
                 faults.extend(error.faults)
         if not judges:
@@ -51,6 +62,7 @@ class _Composition:
         if faults:
             raise ConfigError(faults)
         self.deterministic = all(judge.deterministic for judge in self._judges)
+        self.costly = any(judge.costly for judge in self._judges)
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verdict; those of the members are its evidence."""
@@ -63,6 +75,16 @@ class _Composition:
             return Verdict(None, None, name, self.version, evidence, error)
         score, success = self._sum(scores, [bool(verdict.success) for verdict in verdicts])
         return Verdict(min(1.0, max(0.0, score)), success, name, self.version, evidence)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns of a task that a member reads."""
+        return tuple(dict.fromkeys(name for judge in self._judges for name in judge.reads))
+
+    def keep_in(self, folder: Path) -> None:
+        """See `Judge.keep_in`."""
+        for judge in self._judges:
+            judge.keep_in(folder)
 
     def check(self, task: Task) -> None:
         """Raise ConfigError where a member needs something that a task does not have."""
@@ -113,3 +135,33 @@ class mean_of(_Composition):  # noqa: N801
     def _sum(self, scores: Sequence[float], successes: Sequence[bool]) -> tuple[float, bool]:
         mean = sum(w * score for w, score in zip(self.weights, scores, strict=True)) / sum(self.weights)
         return mean, mean >= self.threshold - 1e-12  # weights such as 0.1 do not add up exactly
+
+
+class ensemble(_Composition):  # noqa: N801
+    """The majority of its members; the score is their mean, and what they disagree on is kept as evidence.
+
+    Members without a score are left out. There is no score where those that are left are not more than half of all, or
+    are divided equally.
+    """
+
+    def __call__(self, trajectory: Trajectory) -> Verdict:
+        """Return the verdict of the majority."""
+        verdicts = [judge(trajectory) for judge in self._judges]
+        scores = [verdict.score for verdict in verdicts if verdict.score is not None]
+        votes = sum(bool(verdict.success) for verdict in verdicts if verdict.score is not None)
+        minority = min(votes, len(scores) - votes)
+        evidence = {
+            "judges": [verdict.to_json() for verdict in verdicts], "for": votes, "against": len(scores) - votes,
+            "unscored": len(verdicts) - len(scores),
+            "disagreement": minority / len(scores) if scores else None,
+            "spread": max(scores) - min(scores) if scores else None,
+        }  # fmt: skip
+        error = None
+        if 2 * len(scores) <= len(verdicts):
+            told = next((f"{one.verifier}: {one.error}" for one in verdicts if one.score is None), "")
+            error = f"only {len(scores)} of {len(verdicts)} judges gave a score; {told}"
+        elif 2 * votes == len(scores):
+            error = f"the judges are divided, {votes} to {votes}"
+        if error is not None:
+            return Verdict(None, None, "ensemble", self.version, evidence, error)
+        return Verdict(sum(scores) / len(scores), 2 * votes > len(scores), "ensemble", self.version, evidence)

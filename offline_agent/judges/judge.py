@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from offline_agent import catalog
@@ -38,6 +39,7 @@ class Judge:
         version: The callable's `version`; "1" where it has none. Part of every verdict.
         deterministic: The same trajectory always gets the same verdict: the callable's `deterministic`, else True.
         compare: The callable's method that compares two attempts (`judges.ranking`); None where it has none.
+        costly: A verdict costs money or much time, as that of a model does: the callable's `costly`, else False.
     """
 
     def __init__(self, function: Callable[[Trajectory], Any], name: str, args: Mapping[str, Any]) -> None:
@@ -48,6 +50,7 @@ class Judge:
         self.version = str(getattr(told, "version", "1"))
         self.deterministic = bool(getattr(told, "deterministic", True))
         self.compare: Compare | None = getattr(told, "compare", None)
+        self.costly = bool(getattr(told, "costly", False))
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -70,6 +73,17 @@ class Judge:
             if ends_the_run(error):
                 raise
             return Verdict(None, None, self.name, self.version, error=f"the judge raised {in_words(error)}")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns of a task that the judge is known to read: they hold what is right."""
+        return tuple(getattr(self._function, "reads", ()))
+
+    def keep_in(self, folder: Path) -> None:
+        """Keep what a judge with a cache is told in a folder of the run, where its arguments name no other place."""
+        keep = getattr(self._function, "keep_in", None)
+        if keep is not None:
+            keep(folder)
 
     def check(self, task: Task) -> None:
         """Raise ConfigError where the judge needs something that a task does not have."""

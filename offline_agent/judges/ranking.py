@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from offline_agent.errors import ends_the_run, in_words
@@ -68,7 +69,7 @@ def rank(attempts: Sequence[Trajectory], compare: Compare, name: str, version: s
     errors: list[str | None] = [None] * len(attempts)
     for one, other in _pairs(len(attempts)):
         try:
-            found = _settled(compare, attempts[one], attempts[other])
+            found = both_orders(compare, attempts[one], attempts[other]).settled
         except BaseException as error:
             if ends_the_run(error):
                 raise
@@ -94,20 +95,43 @@ def _pairs(count: int) -> Iterator[tuple[int, int]]:
         yield from ((one, (one + step) % count) for one in range(count) for step in range(1, _OTHERS // 2 + 1))
 
 
-def _settled(compare: Compare, first: Trajectory, second: Trajectory) -> int | None:
-    """Return 1 where the first is better in both orders, -1 where the second is, 0 where they are as good or the orders
-    disagree, None where the judge cannot say.
+@dataclass(frozen=True)
+class Swapped:
+    """A comparison in both orders.
+
+    Attributes:
+        forward, backward: Whether the first attempt is the better one, said with it in the first place and in the
+            second: 1 = it is, -1 = the other is, 0 = they are as good; None where the judge cannot say.
     """
-    signs = []
-    for one, other in ((first, second), (second, first)):
-        value = compare(one, other)
-        if value is None:
+
+    forward: int | None
+    backward: int | None
+
+    @property
+    def settled(self) -> int | None:
+        """What both orders agree on; 0 where they disagree, None where the judge cannot say in one of them."""
+        if self.forward is None or self.backward is None:
             return None
-        number = float(value)
-        if not (math.isfinite(number) and 0.0 <= number <= 1.0):
-            raise ValueError(f"compare returned {value!r}; it must be in [0, 1], or None")
-        signs.append((number > 0.5) - (number < 0.5))
-    return signs[0] if signs[0] == -signs[1] else 0
+        return self.forward if self.forward == self.backward else 0
+
+
+def both_orders(compare: Compare, first: Trajectory, second: Trajectory) -> Swapped:
+    """Return a comparison in both orders.
+
+    Raises:
+        ValueError: The judge returned something that is not in [0, 1].
+    """
+    backward = _sign(compare(second, first))
+    return Swapped(_sign(compare(first, second)), None if backward is None else -backward)
+
+
+def _sign(value: float | None) -> int | None:
+    if value is None:
+        return None
+    number = float(value)
+    if not (math.isfinite(number) and 0.0 <= number <= 1.0):
+        raise ValueError(f"compare returned {value!r}; it must be in [0, 1], or None")
+    return (number > 0.5) - (number < 0.5)
 
 
 def _verdict(wins: int, losses: int, ties: int, error: str | None, name: str, version: str) -> Verdict:

@@ -73,6 +73,7 @@ class LoopStages:
             **self._common(iteration, "build_prefs"),
             tasks=TasksSection(split=loop.tasks.split, n=None, file=str(tasks)),
             policy=self._policy(model),
+            audit=loop.audit if iteration == 1 else "off",  # the environment is the same in every iteration
         )
         return Stage("build_prefs", "build_prefs", config)
 

@@ -1,5 +1,6 @@
 """The list of commands, each with --help; `offline-agent NAME` is the same as `python -m offline_agent.pipelines.NAME`:
 
+python -m offline_agent.pipelines.audit         what does an environment leak, and what does its verifier pay for?
 python -m offline_agent.pipelines.build_prefs   search tasks, judge, write preference pairs and filtered trajectories
 python -m offline_agent.pipelines.capture       keep the model calls of an agent, token by token, as a log
 python -m offline_agent.pipelines.import_logs   turn logs of agents into preference pairs and verified trajectories
@@ -9,6 +10,8 @@ python -m offline_agent.pipelines.train_dpo     train on preference pairs
 python -m offline_agent.pipelines.evaluate      play held-out tasks, with intervals; compare two policies
 python -m offline_agent.pipelines.iterate       all of these in turn, again and again; promote what is not worse
 python -m offline_agent.pipelines.refine_grpo   train on what the policy plays, online
+python -m offline_agent.pipelines.calibrate     hold a judge against the verifier of a run's trajectories
+python -m offline_agent.pipelines.train_reward  train a reward model on the verdicts of a run
 python -m offline_agent.pipelines.export        write a run's rows as files of TRL, LLaMA-Factory, Axolotl, verl, ...
 python -m offline_agent.pipelines.report        write a run as a page to look at, report.html
 python -m offline_agent.pipelines.inspect       look at a run on the terminal: trees, pairs, trajectories

@@ -61,6 +61,7 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
             f"attempt of {session.config.search.roots}, the others at the start of their tasks"
         )
     figures = Figures(session.run.path, len(parts.tasks), session.run.resumed)
+    parts.spec.keep_in(session.run.path)
     engine = parts.policy.engine()
     try:
         search(parts, session, engine, figures)
@@ -78,6 +79,7 @@ def share(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]
     """Search alone, for a run that mines the trees of all its shards; see `runner.pipeline.Spread.share`."""
     gc.freeze()
     figures = Figures(session.run.path, len(parts.tasks), session.run.resumed)
+    parts.spec.keep_in(session.run.path)
     engine = parts.policy.engine()
     try:
         search(parts, session, engine, figures)

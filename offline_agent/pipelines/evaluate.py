@@ -99,6 +99,7 @@ def run(inputs: EvaluationInputs, session: Evaluation) -> Mapping[str, Any]:
 
 def _played(inputs: EvaluationInputs, session: Evaluation) -> EvaluationRun:
     """Play what is not played yet."""
+    inputs.parts.spec.keep_in(session.run.path)
     tell_environment(session, session.config.policy.model)
     gc.freeze()  # loaded objects live as long as the run: the collector need not visit them
     config, parts = session.config, inputs.parts

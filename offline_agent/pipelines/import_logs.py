@@ -140,6 +140,8 @@ def _wanted(format: str) -> str:
 def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]:
     """Read, link, mine, write; see `runner.pipeline.Command.run`."""
     figures = ImportFigures(Figures(session.run.path, 0, session.run.resumed))
+    if inputs.judge is not None:
+        inputs.judge.keep_in(session.run.path / "judge")
     refused = RefusalLog(session.run, figures.mined)
     with closing(TextFile(session.run.path, "episodes")) as kept:
         groups, outcomes = _read(inputs, session, figures, refused, kept)

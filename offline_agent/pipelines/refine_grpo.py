@@ -110,6 +110,7 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
     from offline_agent.training.online.trainer import train_online
 
     config, folder = session.config, session.run.path
+    inputs.spec.keep_in(folder)
     model, tokenizer, renderer = inputs.trainable
     set_threads(config.threads, model)
     tell_environment(session, config.model.path)

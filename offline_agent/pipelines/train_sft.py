@@ -199,6 +199,7 @@ def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, An
 
     config, spec = session.config, inputs.spec
     assert spec is not None
+    spec.keep_in(session.run.path)
     session.progress.start(len(inputs.tasks), "demonstrating")
     done = demonstrate(
         spec,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from offline_agent import catalog
+from offline_agent.config.audit import AuditConfig
 from offline_agent.config.build_prefs import BuildPrefsConfig, PolicySection, TasksSection
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
@@ -74,7 +75,7 @@ def _collect(faults: list[str], make: Callable[[], Any]) -> Any:
     return None
 
 
-def make_environment(config: Config | RefineGrpoConfig) -> EnvSpec:
+def make_environment(config: Config | RefineGrpoConfig | AuditConfig) -> EnvSpec:
     """Return the environment, with the judge that gives its verdicts; raises ConfigError with the faults of both."""
     faults: list[str] = []
     configure(config.sandbox.allow, config.sandbox.command)
@@ -86,7 +87,7 @@ def make_environment(config: Config | RefineGrpoConfig) -> EnvSpec:
     return found
 
 
-def _load_environment(config: Config | RefineGrpoConfig, judge: Judge | None) -> EnvSpec:
+def _load_environment(config: Config | RefineGrpoConfig | AuditConfig, judge: Judge | None) -> EnvSpec:
     return EnvSpec.load(
         config.env.name,
         dict(config.env.model_extra or {}),

@@ -128,7 +128,7 @@ def _carry_out(
         crash_notes.notes.again = line
     try:
         with signals(), run:
-            _work(command, extensions, config, prepared, facts, run, part)
+            summary = _work(command, extensions, config, prepared, facts, run, part)
     except OfflineAgentError as error:
         say(f"{command.name}: {error}")  # status 1 for a ConfigError too: files were written
         return FAILED
@@ -142,7 +142,7 @@ def _carry_out(
             f"  {saved(run.path)}"
         )
         return FAILED
-    return DONE
+    return FAILED if part != "--shard" and command.failed(summary) else DONE
 
 
 def _work(
@@ -153,7 +153,8 @@ def _work(
     facts: Facts,
     run: RunDirectory,
     part: str | None,
-) -> None:
+) -> Mapping[str, Any]:
+    """Do the work, write and show its summary; return it."""
     from offline_agent.tracking.client import open_tracker
 
     progress = Progress(command.name)
@@ -190,6 +191,7 @@ def _work(
         tracker.close("KILLED" if isinstance(error, Stopped) else "FAILED")
         raise
     tracker.close()
+    return summary
 
 
 def _report(command: Command[C, P], extensions: Extensions, session: Session[C]) -> None:

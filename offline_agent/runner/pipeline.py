@@ -112,6 +112,7 @@ class Command(Generic[C, P]):
         complete: Fills in keys whose defaults depend on the environment or the model (`runner.limits`); called before
             `prepare`.
         spread: Division of its tasks into shards; None = none.
+        failed: Whether a summary is that of a run whose subject failed: all is written, and the exit status is 1.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Command(Generic[C, P]):
     show: Callable[[Mapping[str, Any], Path], Any]
     complete: Callable[[C], C] = lambda config: config
     spread: Spread[C, P] | None = None
+    failed: Callable[[Mapping[str, Any]], bool] = lambda summary: False
 
 
 class Expectation(Protocol):

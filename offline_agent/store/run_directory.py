@@ -162,6 +162,11 @@ class RunDirectory:
         """Write summary.json."""
         return write_json(self.path / "summary.json", {"schema_version": SCHEMA_VERSION, **summary})
 
+    def note(self, **facts: Any) -> None:
+        """Write further facts to the manifest."""
+        self.manifest.update(facts)
+        self._save_manifest()
+
     def finish(self, status: str = "done", **facts: Any) -> None:
         """Write status and end of the run, and further facts, to the manifest."""
         self.manifest.update(facts, status=status, ended=now())

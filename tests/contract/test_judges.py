@@ -73,7 +73,9 @@ def check(verdict: Verdict, name: str) -> None:
 
 
 def test_the_table_is_whole() -> None:
-    assert set(GOOD) == set(EMPTY) == set(catalog.JUDGES) - {"all_of", "any_of", "environment", "mean_of"}
+    of_trajectories = {"all_of", "any_of", "ensemble", "environment", "hybrid", "llm", "mean_of", "reward_model",
+                       "subgoals"}
+    assert set(GOOD) == set(EMPTY) == set(catalog.JUDGES) - of_trajectories
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -117,6 +117,7 @@ class TreeMiner:
         if spec is None:
             spec = make_environment(settings.config)
             spec.replay_only, spec.isolated = settings.replay_only, settings.isolated
+            spec.keep_in(settings.path)
         self._settings = settings
         self._pool: EnvPool | None = None
         rollout = None

@@ -13,6 +13,7 @@ from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.launch.shards import Shard, listed
 from offline_agent.pipelines.stages.copy_check import bound_environments, trust_copies, undoing_changes
+from offline_agent.pipelines.stages.first_audit import audit_first
 from offline_agent.policies.base import Engine
 from offline_agent.records import Task
 from offline_agent.report.build_prefs import Figures
@@ -50,6 +51,7 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
         return
     trust_copies(session, parts.spec, parts.tasks)
     bound_environments(config.limits, parts.spec, left)
+    audit_first(session, parts.spec, left)
     settings = settings_of(config, len(parts.tasks), parts.policy.max_tokens, parts.spec.deterministic_verifier)
     session.progress.start(len(parts.tasks), "searching")
     if config.launcher == "ray":

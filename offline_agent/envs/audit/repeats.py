@@ -1,0 +1,142 @@
+"""Repeats of the same actions: in new instances, in a new process, after other episodes; and the noise they show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean, pstdev
+from typing import Any
+
+from offline_agent.envs.base import EnvSpec, Episode
+from offline_agent.envs.checks import Checks, NotApplicable
+from offline_agent.envs.play import begin, extend, to_step
+from offline_agent.envs.scripted_play import facts, faulty
+from offline_agent.errors import ConfigError, EnvironmentFault
+from offline_agent.records import Action, Context, Task
+
+
+class Repeats:
+    """Checks by repetition.
+
+    Args:
+        spec: The environment.
+        checks: Tasks and player.
+        times: Times that the same actions are played.
+        measured: Figures of the present check are put here.
+    """
+
+    def __init__(self, spec: EnvSpec, checks: Checks, times: int, measured: dict[str, Any]) -> None:
+        self.spec = spec
+        self.checks = checks
+        self.times = times
+        self.measured = measured
+
+    def verdicts(self) -> Iterator[str]:
+        """The same end state gets the same verdict, asked again and reached again."""
+        if not self.spec.deterministic_verifier:
+            raise NotApplicable("the verifier says that it is not deterministic")
+        for task in self.checks.some():
+            script = self.checks.player.script(task)
+            given = set()
+            for _ in range(2):
+                with self.checks.opened() as episode:
+                    self.checks.player.run_on(episode, task, script)
+                    for _ in range(self.times):
+                        verdict = episode.verdict()
+                        given.add((verdict.score, verdict.success, str(dict(verdict.evidence)), verdict.error))
+            if len(given) > 1:
+                scores = sorted({str(score) for score, *_ in given})
+                yield f"{task.task_id}: one end state got {len(given)} verdicts, with scores {', '.join(scores)}"
+
+    def process(self) -> Iterator[str]:
+        """The same actions in a process of a new interpreter are answered alike."""
+        if self.spec.isolated:
+            raise NotApplicable("the environment runs in processes of its own as it is")
+        try:
+            other = EnvSpec.load(
+                self.spec.path, self.spec.args, isolated=True, judge=self.spec.judge, sandboxed=self.spec.sandboxed,
+                max_observation_chars=self.spec.max_observation_chars,
+            )  # fmt: skip
+            other.open().close()
+        except (ConfigError, EnvironmentFault) as error:
+            raise NotApplicable(f"no other process can load it: {error}") from error
+        for task in self.checks.some():
+            script = self.checks.player.script(task)
+            here = self.checks.player.run(task, script)
+            episode = other.open()
+            try:
+                there = self.checks.player.run_on(episode, task, script)
+            finally:
+                episode.close()
+            if facts(here) != facts(there):
+                yield (
+                    f"{task.task_id}: a new process answers the same actions differently; do not depend on the order "
+                    "of sets, hash(), id(), the time or the working directory"
+                )
+
+    def isolation(self) -> Iterator[str]:
+        """After every kind of episode a reset begins anew, and two instances do not disturb one another."""
+        for task in self.checks.some():
+            script = self.checks.player.script(task)
+            expected = facts(self.checks.player.run(task, script))
+            with self.checks.opened() as episode:
+                for kind, actions in self._kinds(episode, task, script):
+                    self._act(episode, begin(episode, task), actions)
+                    if facts(self.checks.player.run_on(episode, task, script)) != expected:
+                        yield f"{task.task_id}: after an episode that was {kind}, reset did not begin anew"
+                        break
+            with self.checks.opened() as one, self.checks.opened() as other:
+                start = begin(one, task)
+                self.checks.player.run_on(other, task, script)
+                if facts(self.checks.player.run_on(one, task, script, after=start)) != expected:
+                    yield f"{task.task_id}: an episode of another instance changed this one; share no state"
+
+    def _kinds(self, episode: Episode, task: Task, script: list[Action]) -> Iterator[tuple[str, list[Action]]]:
+        """Yield kinds of episodes with their actions."""
+        yield "not begun", []
+        yield "left in the middle", script[: len(script) // 2]
+        yield "played to its end", script
+        yield "ended by an answer", [Action("")]
+        episode.reset(task)
+        yield "full of faulty turns", list(faulty(episode))
+
+    @staticmethod
+    def _act(episode: Episode, context: Context, actions: list[Action]) -> None:
+        for action in actions:
+            if episode.terminated:
+                return
+            context = extend(context, to_step(episode.tools, action, episode.step(action)))
+
+    def noise(self) -> Iterator[str]:
+        """Repeats of the same actions break nowhere, and earn the same."""
+        spreads: list[float] = []
+        means: list[float] = []
+        faults: list[str] = []
+        plays = differing = 0
+        for task in self.checks.some():
+            script, scores, seen = self.checks.player.script(task), [], set()
+            for _ in range(self.times):
+                plays += 1
+                try:
+                    played = self.checks.player.run(task, script)
+                except EnvironmentFault as fault:
+                    faults.append(f"{task.task_id}: {fault}")
+                    continue
+                seen.add(str(facts(played)))
+                if played.verdict is not None and played.verdict.score is not None:
+                    scores.append(played.verdict.score)
+            differing += len(seen) > 1
+            if scores:
+                spreads.append(pstdev(scores))
+                means.append(fmean(scores))
+        noise = fmean(spreads) if spreads else 0.0
+        between = pstdev(means) if len(means) > 1 else 0.0
+        self.measured |= {
+            "plays": plays, "faults": len(faults), "flakiness": round(len(faults) / plays, 4) if plays else None,
+            "tasks_that_differ": differing, "reward_noise": round(noise, 4), "reward_spread": round(between, 4),
+        }  # fmt: skip
+        if faults:
+            yield f"{len(faults)} of {plays} plays of actions that worked before broke: {faults[0]}"
+        if noise:
+            yield f"repeats of the same actions differ in reward by a standard deviation of {noise:.3g} within a task"
+        elif differing:
+            yield f"repeats of the same actions were answered differently in {differing} tasks"

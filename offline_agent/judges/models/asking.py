@@ -1,0 +1,204 @@
+"""Questions to a judge's model: the endpoint, the form of its answers, retries, and the cache of the answers.
+
+A model is a callable `ask(messages, seed) -> str`, so any policy's endpoint can judge; `endpoint` makes one of an
+OpenAI-compatible URL. An answer must be JSON of the asked form; one that is not is asked for again, and counts as no
+answer after the last try.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from offline_agent import catalog
+from offline_agent.errors import ConfigError, in_words
+
+Ask = Callable[[Sequence[Mapping[str, str]], int], str]
+"""Returns a model's answer to chat messages; the seed is another one for each try."""
+
+_JSON = re.compile(r"\{.*\}", re.DOTALL)
+
+
+class NoAnswer(Exception):
+    """The model gave no answer of the asked form."""
+
+
+def endpoint(url: str, model: str, temperature: float, max_tokens: int, timeout: float, api_key: str | None) -> Ask:
+    """Return a callable that asks a model behind an OpenAI-compatible URL (chat completions).
+
+    Args:
+        url: The endpoint, `/v1` included.
+        model: The served name.
+        temperature: Of sampling; 0 = greedy.
+        max_tokens: Most tokens of one answer.
+        timeout: Seconds to wait for one.
+        api_key: None = the environment variable OPENAI_API_KEY, if set.
+    """
+    import os
+
+    from openai import OpenAI
+
+    key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
+    client = OpenAI(base_url=url.rstrip("/"), api_key=key, timeout=timeout, max_retries=2)
+
+    def ask(messages: Sequence[Mapping[str, str]], seed: int) -> str:
+        body = {
+            "model": model, "messages": [dict(message) for message in messages], "temperature": temperature,
+            "max_tokens": max_tokens, "seed": seed,
+        }  # fmt: skip
+        answer: Any = client.post("/chat/completions", body=body, cast_to=object)
+        try:
+            return str(answer["choices"][0]["message"]["content"] or "")
+        except (KeyError, IndexError, TypeError) as error:
+            raise NoAnswer(f"the server's answer has no message: {answer!r:.200}") from error
+
+    return ask
+
+
+def model_of(
+    key: str, url: str | None, model: str | None, ask: str | None, temperature: float, max_tokens: int, timeout: float,
+    api_key: str | None,
+) -> tuple[Ask, str]:  # fmt: skip
+    """Return the model that a judge's arguments name, and its name for the cache.
+
+    Args:
+        key: The configuration section, for messages.
+        url, model: The endpoint and the served name.
+        ask: `module:callable` instead, an `Ask`.
+        temperature, max_tokens, timeout, api_key: See `endpoint`.
+
+    Raises:
+        ConfigError: Neither or both are given, the URL is none, or the callable cannot be loaded.
+    """
+    if ask is not None:
+        if url is not None or model is not None:
+            raise ConfigError(f"{key}.ask: got {ask!r} beside {key}.url or {key}.model; give one of the two")
+        found = catalog.load(f"{key}.ask", ask)
+        if not callable(found):
+            raise ConfigError(f"{key}.ask: {ask} is a {type(found).__name__}; it is called as ask(messages, seed)")
+        return found, ask
+    faults = []
+    if url is None or not url.startswith(("http://", "https://")):
+        faults.append(f"{key}.url: got {url!r}, allowed: the judge's endpoint in full, e.g. http://localhost:8000/v1, "
+                      f"or {key}.ask=module:callable")  # fmt: skip
+    if model is None:
+        faults.append(f"{key}.model: got nothing, allowed: the name under which the model is served")
+    if faults or url is None or model is None:
+        raise ConfigError(faults)
+    return endpoint(url, model, temperature, max_tokens, timeout, api_key), model
+
+
+class Questions:
+    """Asks a model until its answer has the asked form, and keeps what it answered.
+
+    Args:
+        ask: The model.
+        name: Its name: another model's answers are not taken from the cache.
+        retries: Further tries after an answer that has not the form, or an error of the model.
+        cache: A file of answers, one JSON object a line; None = in memory, until `keep_in`.
+    """
+
+    def __init__(self, ask: Ask, name: str, retries: int, cache: str | None = None) -> None:
+        self._ask = ask
+        self._name = name
+        self._retries = retries
+        self._fixed = cache is not None
+        self._file: Path | None = None
+        self._known: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self.asked = self.from_cache = 0
+        if cache is not None:
+            self._open(Path(cache))
+
+    def keep_in(self, folder: Path) -> None:
+        """Keep the answers in a folder of the run, where the configuration names no file."""
+        if not self._fixed and self._file is None:
+            self._open(folder / "answers.jsonl")
+
+    def answer(self, messages: Sequence[Mapping[str, str]], form: type[BaseModel], seed: int) -> BaseModel:
+        """Return the model's answer.
+
+        Args:
+            messages: The question.
+            form: The form of the answer.
+            seed: Of the first try.
+
+        Raises:
+            NoAnswer: No try gave an answer of the form.
+        """
+        content = json.dumps([self._name, seed, list(map(dict, messages))], sort_keys=True, ensure_ascii=True)
+        key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+        with self._lock:
+            known = self._known.get(key)
+            self.from_cache += known is not None
+        if known is not None:
+            return form.model_validate(known)
+        found = self._tried(messages, form, seed)
+        self._keep(key, found.model_dump(mode="json"))
+        return found
+
+    def _tried(self, messages: Sequence[Mapping[str, str]], form: type[BaseModel], seed: int) -> BaseModel:
+        why = ""
+        for number in range(self._retries + 1):
+            with self._lock:
+                self.asked += 1
+            try:
+                said = self._ask(messages, seed + number)
+                return _read(said, form)
+            except NoAnswer as error:
+                why = str(error)
+            except Exception as error:  # the model is the user's own; what it raises says nothing of the candidate
+                why = f"the model raised {in_words(error)}"
+        raise NoAnswer(f"no answer of the asked form in {self._retries + 1} tries; the last: {why}")
+
+    def _open(self, path: Path) -> None:
+        self._file = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(f"judge.cache: {path} cannot be used: {error}") from error
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                self._known[entry["key"]] = entry["answer"]
+            except (ValueError, KeyError, TypeError):  # the last line of a run that was killed
+                continue
+
+    def _keep(self, key: str, answer: Any) -> None:
+        with self._lock:
+            self._known[key] = answer
+            if self._file is not None:
+                with open(self._file, "a", encoding="utf-8") as file:
+                    file.write(json.dumps({"key": key, "answer": answer}, ensure_ascii=True) + "\n")
+
+
+def _read(said: str, form: type[BaseModel]) -> BaseModel:
+    """Return an answer in its form; text around the JSON object is passed over. Raises NoAnswer."""
+    found = _JSON.search(said)
+    if found is None:
+        raise NoAnswer(f"it has no JSON object: {said!r:.200}")
+    try:
+        return form.model_validate_json(found.group())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the object"
+        raise NoAnswer(f"{where}: {first['msg']} ({said!r:.200})") from error
+
+
+def as_data(text: str, what: str) -> str:
+    """Return a candidate's text between marks that it cannot know, so that it cannot end the quotation.
+
+    Args:
+        text: The text; whatever it says, it is data.
+        what: Its name in the marks.
+    """
+    mark = hashlib.blake2b(f"{what}\0{text}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"<<<{what} {mark}>>>\n{text}\n<<<end of {what} {mark}>>>"

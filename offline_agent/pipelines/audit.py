@@ -1,0 +1,89 @@
+"""The audit: an environment, checked with its verifier for leaks, noise and rewards that nobody earned.
+
+Run `python -m offline_agent.pipelines.audit --help` for the keys; docs/audit.md lists the checks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from offline_agent.config.audit import AuditConfig
+from offline_agent.envs.audit.report import RULES, AuditReport, Finding
+from offline_agent.envs.audit.suite import AuditSettings, audit
+from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.conformance import missing_members
+from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.pipelines.entry import main
+from offline_agent.report.audit import show
+from offline_agent.runner.components import make_environment
+from offline_agent.runner.pipeline import Command, Facts, Session
+from offline_agent.store.files import write_json
+
+REPORT = "audit.json"
+
+
+def prepare(config: AuditConfig) -> tuple[EnvSpec, Facts]:
+    """Load the environment; see `runner.pipeline.Command.prepare`."""
+    faults = [
+        f"accept: got {name!r}, allowed: a check id, as docs/audit.md lists them.{did_you_mean(name, RULES)}"
+        for name in config.accept if name not in RULES
+    ]  # fmt: skip
+    faults += [
+        f"checks: got {name!r}, allowed: check ids, or their beginnings, as docs/audit.md lists them."
+        f"{did_you_mean(name, RULES)}"
+        for name in config.checks if not any(check_id.startswith(name) for check_id in RULES)
+    ]  # fmt: skip
+    if config.launcher != "local":
+        faults.append(f"launcher: got {config.launcher}, allowed: local; one process audits")
+    spec = None
+    try:
+        spec = make_environment(config)
+        faults += missing_members(spec.cls, spec.judge)
+    except ConfigError as error:
+        faults += error.faults
+    if faults or spec is None:
+        raise ConfigError(faults)
+    return spec, Facts({"env": spec.identity}, {"environment": spec.name})
+
+
+def run(spec: EnvSpec, session: Session[AuditConfig]) -> Mapping[str, Any]:
+    """Check; see `runner.pipeline.Command.run`."""
+    config, done = session.config, 0
+    spec.keep_in(session.run.path)
+    session.progress.start(len(RULES), "checking")
+
+    def tell(check_id: str) -> None:
+        nonlocal done
+        session.progress.update(done, check=check_id)
+        done += 1
+
+    settings = AuditSettings(
+        config.tasks, config.repeats, config.max_steps, config.seconds, config.margin, config.prompts, config.near,
+        config.limits.reset_seconds, config.limits.step_seconds, config.checks,
+    )  # fmt: skip
+    report = _accepted(audit(spec, settings, tell), config.accept)
+    write_json(session.run.path / REPORT, report.to_json())
+    return {"resumed": session.run.resumed, **report.to_json()}
+
+
+def _accepted(report: AuditReport, accept: tuple[str, ...]) -> AuditReport:
+    """Return the report with failures that the user accepts as warnings."""
+
+    def milder(finding: Finding) -> Finding:
+        if finding.check_id not in accept or finding.status != "fail":
+            return finding
+        return replace(finding, status="warn", evidence=f"accepted: {finding.evidence}")
+
+    return replace(report, findings=tuple(map(milder, report.findings)))
+
+
+COMMAND: Command[AuditConfig, EnvSpec] = Command(
+    name="audit", config=AuditConfig, prepare=prepare, run=run, show=show,
+    failed=lambda summary: summary["verdict"] == "fail",
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(main(COMMAND))

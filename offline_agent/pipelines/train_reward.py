@@ -1,0 +1,134 @@
+"""Training of a reward model on the verdicts of runs, with its accuracy on tasks that it has not seen.
+
+Run `python -m offline_agent.pipelines.train_reward --help` for the keys. `judge=reward_model` reads what it writes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.config.train_reward import TrainRewardConfig
+from offline_agent.errors import ConfigError, DataError
+from offline_agent.evaluation.calibration import Judged, agreement
+from offline_agent.evaluation.statistics import mean_over_tasks
+from offline_agent.pipelines.entry import main
+from offline_agent.pipelines.stages.judged_trees import find_trees, judged
+from offline_agent.report.train_reward import show
+from offline_agent.runner.pipeline import Command, Facts, Session
+from offline_agent.store.files import write_json
+from offline_agent.store.provenance import hash_json
+
+if TYPE_CHECKING:
+    from offline_agent.training.reward.model import RewardModel
+    from offline_agent.training.reward.train import Example
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The model and its examples.
+
+    Attributes:
+        reward: The model, with a new head.
+        train, test: Examples to train on, and those held out.
+        refused: Why trajectories were left out, with their number.
+    """
+
+    reward: RewardModel
+    train: Sequence[Example]
+    test: Sequence[Example]
+    refused: Counter[str]
+
+
+def prepare(config: TrainRewardConfig) -> tuple[Inputs, Facts]:
+    """Load the model and encode the trajectories; see `runner.pipeline.Command.prepare`."""
+    from offline_agent.training.models import set_threads
+    from offline_agent.training.reward.model import load_reward_model
+    from offline_agent.training.reward.train import Example, split
+
+    faults: list[str] = []
+    if config.launcher != "local":
+        faults.append(f"launcher: got {config.launcher}, allowed: local; one process trains")
+    trees = find_trees(config.source, faults)
+    if faults:
+        raise ConfigError(faults)
+    reward = load_reward_model(config.model, "model", config.chat_template, config.max_length, config.seed)
+    set_threads(config.threads, reward.model)
+    examples: list[Example] = []
+    refused: Counter[str] = Counter()
+    for path in trees:
+        for one in judged(path):
+            assert one.verdict is not None
+            try:
+                examples.append(Example(one.task.task_id, reward.encode(one.context), bool(one.verdict.success)))
+            except DataError as error:
+                refused[str(error)] += 1
+    if not examples:
+        raise ConfigError(f"source: no judged trajectory can be read ({dict(refused) or 'there is none'})")
+    train, test = split(examples, config.held_out, config.seed)
+    hashes = {"trees": hash_json({str(path): path.stat().st_size for path in trees}), "model": reward.version}
+    return Inputs(reward, train, test, refused), Facts({"hashes": hashes})
+
+
+def run(inputs: Inputs, session: Session[TrainRewardConfig]) -> Mapping[str, Any]:
+    """Train, measure, write; see `runner.pipeline.Command.run`."""
+    from offline_agent.training.models import save_plain
+    from offline_agent.training.reward.judge import FIGURES
+    from offline_agent.training.reward.train import RewardSettings, train_reward
+
+    config, folder = session.config, session.run.path / "model"
+    before = _measured(inputs, inputs.test, config)
+    settings = RewardSettings(
+        config.epochs, config.learning_rate, config.rows, config.weight_decay, config.clip, config.seed
+    )
+    losses: list[float] = []
+
+    def log(update: int, total: int, loss: float) -> None:
+        if update == 1:
+            session.progress.start(total, "training")
+        losses.append(loss)
+        session.tracker.metrics({"loss": loss}, step=update)
+        session.progress.update(update, loss=f"{loss:.3f}")
+
+    train_reward(inputs.reward, inputs.train, settings, log)
+    figures = {
+        "train": {"trajectories": len(inputs.train), "tasks": len({one.task_id for one in inputs.train}),
+                  **_measured(inputs, inputs.train, config)},
+        "held_out": _measured(inputs, inputs.test, config),
+        "held_out_before": before,
+        "loss": {"first": losses[0], "last": losses[-1], "updates": len(losses)},
+        "refused": dict(inputs.refused.most_common(5)),
+    }  # fmt: skip
+    saved = save_plain(inputs.reward.model, inputs.reward.renderer.tokenizer, folder)
+    write_json(Path(folder) / FIGURES, figures)
+    return {"seed": config.seed, "model": str(folder), "hash": saved, **figures}
+
+
+def _measured(inputs: Inputs, examples: Sequence[Example], config: TrainRewardConfig) -> dict[str, Any]:
+    """Return how the model agrees with the verdicts: over trajectories, and over tasks with a clustered interval."""
+    found = inputs.reward.probabilities([one.ids for one in examples])
+    pairs = list(zip(examples, found, strict=True))
+    told = [Judged(one.success, value >= 0.5, len(one.ids), value) for one, value in pairs]
+    by_task: dict[str, list[float | None]] = {}
+    for one, value in pairs:
+        by_task.setdefault(one.task_id, []).append(float((value >= 0.5) == one.success))
+    common = sum(one.success for one in examples) / len(examples)
+    return {
+        **agreement(told, config.confidence),
+        "tasks": len(by_task),
+        "accuracy_over_tasks": mean_over_tasks(by_task, config.confidence, 2000, config.seed).to_json(),
+        "majority": max(common, 1 - common),
+        "brier": sum((value - one.success) ** 2 for one, value in pairs) / len(pairs),
+    }
+
+
+COMMAND: Command[TrainRewardConfig, Inputs] = Command(
+    name="train_reward", config=TrainRewardConfig, prepare=prepare, run=run, show=show
+)
+
+if __name__ == "__main__":
+    sys.exit(main(COMMAND))

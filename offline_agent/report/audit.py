@@ -1,0 +1,46 @@
+"""The closing table of an audit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offline_agent.runner.terminal import copyable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_SHOWN = 400  # characters of evidence in the table; audit.json has all
+
+
+def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
+    """Return the table: one row for each check, with the evidence or the figures."""
+    from rich.console import Group
+    from rich.table import Table
+
+    counts = summary["counts"]
+    table = Table(title=f"audit of {summary['environment']['name']}: {summary['verdict']}")
+    table.add_column("check", no_wrap=True)
+    table.add_column("status")
+    table.add_column("evidence", overflow="fold")
+    for result in summary["results"]:
+        table.add_row(result["check_id"], result["status"], evidence(result))
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return Group(table, copyable(f"{told}. All figures: {path / 'audit.json'}; docs/audit.md says what each check is"))
+
+
+def evidence(result: Mapping[str, Any]) -> str:
+    """Return what a finding rests on, short."""
+    text = result["evidence"]
+    if text:
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
+    return ", ".join(_figures(result["measured"]))
+
+
+def _figures(measured: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in measured.items():
+        if isinstance(value, Mapping):
+            yield f"{name} ({', '.join(_figures(value))})"
+        else:
+            yield f"{name} {value}"

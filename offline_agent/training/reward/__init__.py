@@ -1,0 +1,1 @@
+"""Reward models: sequence classifiers of trajectories, trained on verdicts, read by `judge=reward_model`."""

@@ -1,0 +1,74 @@
+"""`audit` as a user runs it: the table, the JSON, the exit status; and the cheap checks before `build_prefs`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offline_agent.envs.audit.report import RULES
+from offline_agent.pipelines import audit, build_prefs
+from offline_agent.pipelines.entry import main
+from offline_agent.pipelines.stages import first_audit
+
+ROOT = Path(__file__).parents[2]
+QUIZ = "env=tests.helpers.audited_environments:"
+FEW = ["checks=[semantic]", "tasks=4", "tracking.uri=null"]
+
+
+def result(run_dir: Path) -> dict[str, Any]:
+    return dict(json.loads((run_dir / "audit.json").read_text()))
+
+
+def test_a_sound_environment_passes_and_a_leak_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(audit.COMMAND, [f"{QUIZ}Quiz", *FEW, f"run_dir={tmp_path / 'good'}"]) == 0
+    assert "audit of Quiz: pass" in capsys.readouterr().out and result(tmp_path / "good")["verdict"] == "pass"
+    assert main(audit.COMMAND, [f"{QUIZ}GoldInPrompt", *FEW, f"run_dir={tmp_path / 'bad'}"]) == 1
+    shown = capsys.readouterr().out
+    assert "audit of GoldInPrompt: fail" in shown and "semantic.no_solution_leakage/prompt" in shown
+    manifest = json.loads((tmp_path / "bad" / "manifest.json").read_text())
+    assert manifest["status"] == "done" and manifest["env"]["name"] == "GoldInPrompt"
+    failed = [one for one in result(tmp_path / "bad")["results"] if one["status"] == "fail"]
+    assert failed and all(one["evidence"] and one["rfc_008"] for one in failed)
+
+
+def test_a_failure_that_is_known_and_accepted_warns(tmp_path: Path) -> None:
+    first = [f"{QUIZ}GoldInPrompt", *FEW, f"run_dir={tmp_path / 'first'}"]
+    main(audit.COMMAND, first)
+    names = [one["check_id"] for one in result(tmp_path / "first")["results"] if one["status"] == "fail"]
+    again = [f"{QUIZ}GoldInPrompt", *FEW, f"accept=[{','.join(names)}]", f"run_dir={tmp_path / 'again'}"]
+    assert main(audit.COMMAND, again) == 0
+    assert result(tmp_path / "again")["verdict"] == "warn"
+
+
+def test_a_wrong_request_is_refused_with_every_fault(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    keys = ["env=tests.helpers.audited_environments:Nothing", "accept=[semantic.orakle_max]", "checks=[rntime]"]
+    assert main(audit.COMMAND, [*keys, f"run_dir={tmp_path / 'none'}"]) == 2
+    said = capsys.readouterr().err
+    assert all(part in said for part in ("no 'Nothing'", "Did you mean 'semantic.oracle_max'?", "rntime")), said
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_page_lists_every_check() -> None:
+    page = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `([a-z_]+\.[a-z_/]+)`", page, re.M)) == set(RULES)
+
+
+@pytest.mark.parametrize(("off", "cls"), [(False, "GoldInPrompt"), (False, "Quiz"), (True, "GoldInPrompt")])
+def test_build_prefs_audits_first_and_its_manifest_keeps_it(
+    off: bool, cls: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_audit, "SECONDS", 60.0)  # a busy machine leaves checks out
+    keys = [f"{QUIZ}{cls}", "policy=noisy", "tasks.n=2", "search.simulations=4", "tracking.uri=null"]
+    assert main(build_prefs.COMMAND, [*keys, *["audit=off"] * off, f"run_dir={tmp_path / 'run'}"]) == 0
+    said = capsys.readouterr().err
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    if off:
+        assert "audit" not in manifest and "audit:" not in said
+        return
+    leaks = cls == "GoldInPrompt"
+    assert ("semantic.no_solution_leakage/prompt fails: the gold answer is shown in 2 of 2" in said) == leaks
+    assert ("pipelines.audit" in said) == leaks and manifest["audit"]["verdict"] == ("fail" if leaks else "pass")

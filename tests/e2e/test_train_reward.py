@@ -1,0 +1,43 @@
+"""`train_reward` on the trees of a real search; what it writes judges, and is calibrated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from offline_agent.pipelines import build_prefs, calibrate, train_reward
+from offline_agent.pipelines.entry import main
+from tests.helpers.hf import save
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("search") / "run"
+    keys = ["env=tests.helpers.hostile_environments:Honest", "policy=noisy", "policy.noise=0.6", "tasks.n=6"]
+    more = ["search.simulations=8", "tracking.uri=null", "audit=off", "pairs.kinds=[step]"]
+    assert main(build_prefs.COMMAND, [*keys, *more, f"run_dir={run_dir}"]) == 0
+    return run_dir
+
+
+def test_a_reward_model_is_trained_measured_on_held_out_tasks_and_judges(searched: Path, tmp_path: Path) -> None:
+    base = save("llama", tmp_path / "base")
+    keys = [f"source={searched}", f"model={base}", "epochs=1", "held_out=0.34", "tracking.uri=null"]
+    assert main(train_reward.COMMAND, [*keys, f"run_dir={tmp_path / 'reward'}"]) == 0
+    summary = json.loads((tmp_path / "reward" / "summary.json").read_text())
+    assert summary["held_out"]["tasks"] == 2 and summary["train"]["tasks"] == 4
+    assert summary["held_out"]["agreement"]["of"] == summary["held_out"]["judged"] > 0
+    judge = ["judge=reward_model", f"judge.path={tmp_path / 'reward' / 'model'}"]
+    keys = [f"source={searched}", *judge, "tracking.uri=null"]
+    assert main(calibrate.COMMAND, [*keys, f"run_dir={tmp_path / 'c'}"]) == 0
+    found = json.loads((tmp_path / "c" / "calibration.json").read_text())["pointwise"]
+    both = summary["train"]["agreement"]["count"] + summary["held_out"]["agreement"]["count"]
+    assert found["agreement"]["count"] == both, "it judges as it was measured"
+    first = json.loads((tmp_path / "c" / "judged.jsonl").read_text().splitlines()[0])["judge"]
+    assert first["verifier"] == "reward_model" and first["evidence"]["held_out"]["tasks"] == 2
+
+
+def test_a_wrong_request_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(train_reward.COMMAND, [f"source={tmp_path}", "tracking.uri=null", f"run_dir={tmp_path / 'r'}"]) == 2
+    assert "has no trees/" in capsys.readouterr().err
