@@ -85,7 +85,7 @@ class LLMComparator:
         return Verdict(None, None, "comparison", self.version, error="a comparison needs several attempts at one task")
 
     def compare(self, first: Trajectory, second: Trajectory) -> float | None:
-        """Return 1.0 where the first attempt is better, 0.0 where the second is, 0.5 for neither, None if unanswered."""
+        """Return 1.0 where the first attempt is better, 0.0 where the second is, 0.5 for neither; None = no answer."""
         try:
             answer: Any = self._questions.answer(self.question(first, second), _Preference, self._seed)
         except NoAnswer:

@@ -194,6 +194,7 @@ def test_only_what_cannot_change_results_may_differ_on_resume() -> None:
     assert {path for path in free if not path.startswith(around)} == {
         "run_dir", "tracking.uri", "tracking.experiment", "tracking.parent", "launcher", "limits.workers",
         "search.state_cache", "pairs.miners", "env.isolate", "limits.environments", "sandbox.allow", "audit",
+        "report",
     }  # fmt: skip
 
 
