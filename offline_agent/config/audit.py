@@ -8,6 +8,7 @@ from pydantic import field_validator
 
 from offline_agent.config.base import key, section
 from offline_agent.config.build_prefs import EnvSection, JudgeSection, LimitsSection, RunConfig
+from offline_agent.config.sandbox import SandboxSection
 
 
 class AuditConfig(RunConfig):
@@ -30,6 +31,7 @@ class AuditConfig(RunConfig):
     env: EnvSection = section(EnvSection, "the environment")
     judge: JudgeSection = section(JudgeSection, "who gives the verdicts")
     limits: LimitsSection = section(LimitsSection, "what an environment may take in a run")
+    sandbox: SandboxSection = section(SandboxSection, "where code runs that a policy wrote")
     tasks: int = key(4, "tasks of each split that are played", ge=1)
     repeats: int = key(3, "times that the same actions are played, for noise and flakiness", ge=2, le=1000)
     max_steps: int = key(120, "most actions in one episode; the expert must succeed within them", ge=1)

@@ -70,8 +70,8 @@ class Composition:
                 if name in taken or name in ("answer", "reset", "get_reward") or name in own:
                     other = f"part {taken[name]!r}" if name in taken else "the class itself"
                     raise TypeError(
-                        f"{cls.__name__}: the tool {name!r} of part {part_name!r} is one of {other}, too; rename it, as "
-                        f"in Part({part.environment.__name__}, {part_name}_{name}={original!r})"
+                        f"{cls.__name__}: the tool {name!r} of part {part_name!r} is one of {other}, too; rename it, "
+                        f"as in Part({part.environment.__name__}, {part_name}_{name}={original!r})"
                     )
                 taken[name] = part_name
                 setattr(cls, name, _forwarding(part_name, name, getattr(part.environment, original)))

@@ -1,4 +1,4 @@
-"""The data card of a run: counts of the tables, rules of this run, limits that its figures show; `datasets` reads it."""
+"""The data card of a run: counts of the tables, rules, limits that its figures show; `datasets` reads it."""
 
 from __future__ import annotations
 
