@@ -164,8 +164,9 @@ class Connection:
         from mcp import MCPError
 
         try:
-            asked = self._known.call_tool(tool, _told(arguments, self._folder))
-            result = asyncio.run_coroutine_threadsafe(asked, self._loop).result(2 * self._server.timeout)
+            seconds = self._server.timeout
+            asked = self._known.call_tool(tool, _told(arguments, self._folder), read_timeout_seconds=seconds)
+            result = asyncio.run_coroutine_threadsafe(asked, self._loop).result(2 * seconds)
         except MCPError as error:
             if error.code in _TOLD_TO_THE_POLICY:
                 return True, hidden(str(error), self._folder)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,10 @@ def test_a_server_that_ends_is_the_fault_of_its_episode_alone(stateless: bool) -
 
 
 def test_a_server_that_does_not_answer_in_time_is_a_fault() -> None:
-    spec = EnvSpec.load(counting("new"), {**GOALS, "timeout": 20.0})
-    spec.args["timeout"] = 0.5
-    episode, _ = started(spec)
+    episode, _ = started(EnvSpec.load(counting("new"), GOALS))
     episode.step(call("count"))
+    connection = episode._env._connection
+    connection._server = replace(connection._server, timeout=0.5)  # it starts in any time
     server = max(psutil.Process().children(), key=psutil.Process.create_time)
     server.suspend()
     with pytest.raises(EnvironmentFault, match="count: "):
