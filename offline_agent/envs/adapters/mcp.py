@@ -225,7 +225,9 @@ def _get_reward(self: _Mcp) -> Any:
 def _fingerprint(self: _Mcp) -> str:
     """Return a hash of the folder: names, kinds and contents."""
     seen, place = hashlib.sha256(), self._place
-    for path in [] if place is None else sorted(place.rglob("*")):
+    if place is None:
+        return ""  # not reset yet
+    for path in sorted(place.rglob("*")):
         seen.update(f"{path.relative_to(place)}\0{path.is_symlink()}{path.is_dir()}\0".encode())
         if path.is_file() and not path.is_symlink():
             seen.update(f"{path.stat().st_size}\0".encode() + path.read_bytes())
