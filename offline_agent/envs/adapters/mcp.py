@@ -226,7 +226,7 @@ def _fingerprint(self: _Mcp) -> str:
     """Return a hash of the folder: names, kinds and contents."""
     seen, place = hashlib.sha256(), self._place
     if place is None:
-        return seen.hexdigest()
+        return ""  # not reset yet
     for path in sorted(place.rglob("*")):
         seen.update(f"{path.relative_to(place)}\0{path.is_symlink()}{path.is_dir()}\0".encode())
         if path.is_file() and not path.is_symlink():
