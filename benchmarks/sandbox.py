@@ -18,7 +18,6 @@ from collections.abc import Callable
 from offline_agent.judges.apart import TestRun
 from offline_agent.sandbox import Sandbox, SandboxError
 
-
 REQUEST = {"op": "cell", "code": "1 + 1"}
 
 
