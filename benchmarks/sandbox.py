@@ -18,6 +18,8 @@ from collections.abc import Callable
 from offline_agent.judges.apart import TestRun
 from offline_agent.sandbox import Sandbox, SandboxError
 
+REQUEST = {"op": "cell", "code": "1 + 1"}
+
 
 def timed(function: Callable[[], object], calls: int) -> float:
     """Return the median of the calls, in ms."""
@@ -36,8 +38,12 @@ def main() -> None:
     parser.add_argument("--levels", default="bubblewrap,namespaces,limits")
     given = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+<<<<<<< HEAD
     heads = f"{'call':>8} {'ratio':>6} {'cell':>8} {'session':>8} {'verdict of 8 tests':>19}"
     print(f"{'':12} {'python -I -S':>14} {heads}")
+=======
+    print(f"{'':12} {'python -I -S':>14} {'call':>8} {'ratio':>6} {'cell':>8} {'session':>8} {'8 tests':>8}")
+>>>>>>> w-sandbox
     for level in given.levels.split(","):
         sandbox = Sandbox(level)
         try:
@@ -48,18 +54,22 @@ def main() -> None:
         start = timed(lambda: subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True), given.calls)
         call = timed(lambda sandbox=sandbox: sandbox.run_program("pass"), given.calls)  # type: ignore[misc]
         with sandbox.session() as session:
+<<<<<<< HEAD
             cell = timed(lambda session=session: session.ask({"op": "cell", "code": "1 + 1"}), given.calls)  # type: ignore
+=======
+            cell = timed(lambda session=session: session.ask(REQUEST), given.calls)  # type: ignore[misc]
+>>>>>>> w-sandbox
 
         def opened(sandbox: Sandbox = sandbox) -> None:
             with sandbox.session() as session:
-                session.ask({"op": "cell", "code": "1 + 1"})  # the first one
+                session.ask(REQUEST)
 
         def judged(sandbox: Sandbox = sandbox) -> None:
             with TestRun("def f(x): return x + 1", sandbox=sandbox) as run:
                 assert all(one.passed for one in run.outcomes([f"assert f({n}) == {n + 1}" for n in range(8)]))
 
         session_ms, verdict = timed(opened, given.calls), timed(judged, max(5, given.calls // 5))
-        print(f"{level:12} {start:14.1f} {call:8.1f} {call / start:6.2f} {cell:8.2f} {session_ms:8.1f} {verdict:19.1f}")
+        print(f"{level:12} {start:14.1f} {call:8.1f} {call / start:6.2f} {cell:8.2f} {session_ms:8.1f} {verdict:8.1f}")
         sandbox.close()
 
 
