@@ -38,12 +38,7 @@ def main() -> None:
     parser.add_argument("--levels", default="bubblewrap,namespaces,limits")
     given = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
-<<<<<<< HEAD
-    heads = f"{'call':>8} {'ratio':>6} {'cell':>8} {'session':>8} {'verdict of 8 tests':>19}"
-    print(f"{'':12} {'python -I -S':>14} {heads}")
-=======
     print(f"{'':12} {'python -I -S':>14} {'call':>8} {'ratio':>6} {'cell':>8} {'session':>8} {'8 tests':>8}")
->>>>>>> w-sandbox
     for level in given.levels.split(","):
         sandbox = Sandbox(level)
         try:
@@ -54,11 +49,7 @@ def main() -> None:
         start = timed(lambda: subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True), given.calls)
         call = timed(lambda sandbox=sandbox: sandbox.run_program("pass"), given.calls)  # type: ignore[misc]
         with sandbox.session() as session:
-<<<<<<< HEAD
-            cell = timed(lambda session=session: session.ask({"op": "cell", "code": "1 + 1"}), given.calls)  # type: ignore
-=======
             cell = timed(lambda session=session: session.ask(REQUEST), given.calls)  # type: ignore[misc]
->>>>>>> w-sandbox
 
         def opened(sandbox: Sandbox = sandbox) -> None:
             with sandbox.session() as session:
