@@ -14,7 +14,7 @@ import pytest
 from offline_agent.report.html import page
 from tests.helpers.report import SHOWN, audited, evaluated, searched, trained
 
-REQUIRED = bool(os.environ.get("OFFLINE_AGENT_REQUIRE_BROWSER"))
+REQUIRED = bool(os.environ.get("OFFLINE_AGENT_REQUIRE_ENGINES"))
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
 if not REQUIRED:

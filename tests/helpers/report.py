@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from offline_agent.envs.audit.report import AuditReport, Finding
 from offline_agent.pipelines.entry import main
 from offline_agent.store.run_directory import RunDirectory
 from tests.helpers.bandit import QUIET, command
@@ -100,8 +101,9 @@ def trained(folder: Path, updates: int = 40) -> Path:
 
 def audited(run_dir: Path) -> None:
     """Add an audit to a run."""
-    checks = [
-        {"name": "the oracle scores 1", "status": "pass", "evidence": {"solved": 3}},
-        {"name": "an empty policy scores 0", "status": "fail", "evidence": HOSTILE[:80]},
-    ]
-    (run_dir / "audit.json").write_text(json.dumps({"checks": checks, "environment": "loud"}))
+    findings = (
+        Finding("semantic.oracle_max", "pass", measured={"solved": 3}),
+        Finding("semantic.canary_floor/random", "fail", HOSTILE[:80]),
+    )
+    report = AuditReport({"name": "loud"}, findings)
+    (run_dir / "audit.json").write_text(json.dumps(report.to_json()))

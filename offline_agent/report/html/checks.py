@@ -8,35 +8,33 @@ from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.text import pretty
 
 FILES = {"audit.json": "Audit: is the environment with its verifier fit to train on?",
-         "calibration.json": "Calibration: do probabilities and judges say what happens?"}  # fmt: skip
-_GOOD, _BAD = ("pass", "passed", "ok", "done"), ("fail", "failed", "broken", "error")
+         "calibration.json": "Calibration: do judges say what the verifier says?"}  # fmt: skip
+_GOOD, _BAD = "pass", "fail"
 
 
 def checks(run: RunFiles) -> list[dict[str, Any]]:
     """Return the sections: heading, file and checks, each with `name`, `status`, `tone` and `evidence` as text.
 
-    A file has `{"checks": [{"name", "status", "evidence"}, ...]}`; its other entries are shown as JSON.
+    An audit's checks are its `results`; a calibration's are its `biases`. What else a file has is shown as JSON.
     """
     out = []
     for name, heading in FILES.items():
         data = run.json(name)
         if not data:
             continue
-        listed = data.get("checks")
-        found = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-        rest = {key: value for key, value in data.items() if key not in ("checks", "schema_version")}
-        out.append({
-            "heading": heading, "file": name, "rest": pretty(rest) if rest else "",
-            "checks": [
-                {"name": one.get("name") or one.get("check"), "status": str(one.get("status")),
-                 "tone": _tone(one.get("status")), "evidence": pretty(one.get("evidence")) if one.get("evidence") not in
-                 (None, "", {}, []) else ""}
-                for one in found
-            ],
-        })  # fmt: skip
+        found = [_check(one) for one in data.get("results", ()) if isinstance(one, dict)]
+        found += [_entry(one, "warn", "") for one in data.get("biases", ()) if isinstance(one, str)]
+        rest = {key: value for key, value in data.items() if key not in ("results", "biases", "report_version")}
+        out.append({"heading": heading, "file": name, "rest": pretty(rest) if rest else "", "checks": found})
     return out
 
 
-def _tone(status: Any) -> str:
-    word = str(status).lower()
-    return "good" if word in (*_GOOD, "true") else "bad" if word in (*_BAD, "false") else "warn"
+def _check(one: dict[str, Any]) -> dict[str, Any]:
+    told = {key: one[key] for key in ("evidence", "measured") if one.get(key) not in (None, "", {})}
+    name = ": ".join(str(one[key]) for key in ("check_id", "about") if one.get(key))
+    return _entry(name, str(one.get("status")), pretty(told) if told else "")
+
+
+def _entry(name: str, status: str, evidence: str) -> dict[str, Any]:
+    tone = "good" if status == _GOOD else "bad" if status == _BAD else "warn"
+    return {"name": name, "status": status, "tone": tone, "evidence": evidence}

@@ -46,9 +46,14 @@ def test_the_strip_marks_what_the_shortest_version_leaves_out() -> None:
 
 
 def test_checks_are_shown_with_their_evidence_and_an_unknown_status_is_no_pass(tmp_path: Path) -> None:
-    listed = [{"name": name, "status": status} for name, status in (("a", "pass"), ("b", "odd"), ("c", "fail"))]
-    listed[1]["evidence"] = [1]  # type: ignore[assignment]
-    (tmp_path / "calibration.json").write_text(json.dumps({"checks": listed, "ece": 0.1}))
-    (part,) = checks(RunFiles(tmp_path))
-    assert [check["tone"] for check in part["checks"]] == ["good", "warn", "bad"]
-    assert part["checks"][1]["evidence"] == "[\n 1\n]" and "0.1" in part["rest"]
+    listed = [
+        {"check_id": "a", "about": "it holds", "status": "pass", "evidence": "", "measured": {}},
+        {"check_id": "b", "status": "skip", "evidence": "no expert", "measured": {"n": 1}},
+        {"check_id": "c", "status": "fail"},
+    ]
+    (tmp_path / "audit.json").write_text(json.dumps({"results": listed, "verdict": "fail"}))
+    (tmp_path / "calibration.json").write_text(json.dumps({"biases": ["position"], "kappa": 0.1}))
+    audit, calibration = checks(RunFiles(tmp_path))
+    assert [check["tone"] for check in audit["checks"]] == ["good", "warn", "bad"]
+    assert audit["checks"][0]["name"] == "a: it holds" and "no expert" in audit["checks"][1]["evidence"]
+    assert [check["name"] for check in calibration["checks"]] == ["position"] and "0.1" in calibration["rest"]
