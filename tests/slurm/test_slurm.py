@@ -21,8 +21,8 @@ TABLES = (*PAIR_TABLES, "trajectories", "filtered")
 QUIET = "tracking.uri=null"
 JOBS = ["launcher=slurm", "slurm.cpus=1", "slurm.memory=100M", "slurm.poll_seconds=0.3"]
 SEARCH = [
-    QUIET, "audit=off", "env=tests.helpers.slurm:HeldShop", "policy=noisy", "policy.noise=0.4", "tasks.n=6", "search.simulations=6",
-    "limits.workers=1", "limits.step_seconds=3600", "limits.reset_seconds=3600",
+    QUIET, "audit=off", "env=tests.helpers.slurm:HeldShop", "policy=noisy", "policy.noise=0.4", "tasks.n=6",
+    "search.simulations=6", "limits.workers=1", "limits.step_seconds=3600", "limits.reset_seconds=3600",
 ]  # fmt: skip
 
 
