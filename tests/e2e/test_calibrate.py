@@ -61,9 +61,10 @@ def test_the_verifier_itself_agrees_in_all_and_the_right_comparator_is_always_ri
 
 
 def test_planted_biases_are_in_the_table(
-    searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The quiz has three turns at most: a judge that wants more of them never passes one; places decide the rest."""
+    monkeypatch.setenv("COLUMNS", "200")  # no line of the table is broken
     found = run(searched, tmp_path / "run", f"judge={HERE}longer_is_better", f"compare={HERE}first_is_better",
                 "length=steps")  # fmt: skip
     assert found["pointwise"]["false_negatives"]["value"] == 1
