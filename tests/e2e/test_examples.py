@@ -92,7 +92,7 @@ def test_a_served_model_is_searched_and_evaluated(tmp_path: Path) -> None:
 def test_every_example_runs_somewhere() -> None:
     """Alone catches an example that no test runs."""
     known = {*HERE, *ELSEWHERE, "served_model.sh"}
-    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} <= known
+    assert {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")} <= known
     ran = "".join((ROOT / "tests" / place).read_text() for place in (
         "e2e/test_walk.py", "e2e/test_trl_examples.py", "slurm/test_slurm.py"))  # fmt: skip
     page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
