@@ -65,8 +65,9 @@ def test_inspect_names_what_there_is(search: Path, capsys: pytest.CaptureFixture
 
 
 def test_compare_says_that_chance_alone_is_no_difference(
-    evaluations: list[Path], search: Path, capsys: pytest.CaptureFixture[str]
+    evaluations: list[Path], search: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # no line of the table is broken
     runs = [str(run) for run in evaluations]
     assert compare.main([*runs, "json=true"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -120,7 +121,7 @@ def test_doctor_asks_servers_and_says_what_a_lack_costs(
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("offline-agent tra", {"train_sft", "train_dpo", "track"}),
+        ("offline-agent tra", {"train_sft", "train_dpo", "train_reward", "track"}),
         ("offline-agent build_prefs tasks.sp",
          {"tasks.split=", "tasks.split=train", "tasks.split=validation", "tasks.split=test"}),
         ("offline-agent build_prefs search.selection=", {"puct", "uct"}),

@@ -43,8 +43,8 @@ def test_nothing_of_earlier_trees_stays_in_memory(tmp_path: Path, monkeypatch: p
         alive.append(Counter(type(thing) for thing in gc.get_objects()))
         return choose(self, *rest)
 
-    def counting(self: Miner, tree: SearchTree) -> MinedTree:
-        mined = mine(self, tree)
+    def counting(self: Miner, tree: SearchTree, *more: Any) -> MinedTree:
+        mined = mine(self, tree, *more)
         found.update({PreferencePair: len(mined.pairs), Trajectory: len(mined.trajectories), SearchTree: 1})
         found[Refusal] += len(mined.refusals)
         return mined
@@ -61,7 +61,7 @@ def test_what_was_mined_is_not_mined_again_while_all_is_as_it_was(
 ) -> None:
     run_dir, mined = tmp_path / "run", []
     mine = Miner.mine
-    monkeypatch.setattr(Miner, "mine", lambda self, tree: mined.append(tree.tree_id) or mine(self, tree))
+    monkeypatch.setattr(Miner, "mine", lambda self, tree, *more: mined.append(tree.tree_id) or mine(self, tree, *more))
     first = run(run_dir, "tasks.n=4")
     made = tables(run_dir)
     assert len(mined) == 4

@@ -45,7 +45,8 @@ def _search(config: BuildPrefsConfig) -> SearchSettings:
 
 
 CASES: list[tuple[type[Any], str, Callable[[Any], Any], tuple[str, ...], tuple[str, ...]]] = [
-    (BuildPrefsConfig, "search", _search, ("trees_in_flight", "critic", "critic_ranking", "state_cache"), ()),
+    (BuildPrefsConfig, "search", _search, ("trees_in_flight", "critic", "critic_ranking", "state_cache",
+                                           "roots", "roots_share"), ()),
     (RefineGrpoConfig, "watch", watch_settings, ("enabled", "stop"), ()),
     (RefineGrpoConfig, "critic", online_settings, (), ()),
     (TrainDpoConfig, "dpo", dpo_settings, ("reference",), ()),
