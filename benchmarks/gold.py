@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from _common import write_result
+
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.code.data import read_file as read_code
 from offline_agent.envs.math.data import read_file as read_math
@@ -80,10 +82,15 @@ def main() -> None:
     for name, path, tasks in rows(Path(given.folder)):
         chosen = tasks if given.rows is None else random.Random(0).sample(tasks, min(given.rows, len(tasks)))
         out[path.name] = measured(EnvSpec.load(name), chosen)
-    print(f"sandbox: {shared().level}")
-    print(f"{'file':28} {'rows':>6} {'gold = 1':>9} {'wrong = 0':>10} {'ms a row':>9}")
-    for file, found in out.items():
-        print(f"{file:28} {found['rows']:6} {found['gold_1']:9} {found['wrong_0']:10} {found['ms']:9.1f}")
+    table = [
+        {"file": file, "rows": found["rows"], "gold answers that score 1": found["gold_1"],
+         "wrong answers that score 0": found["wrong_0"], "ms a row": round(found["ms"], 1)}
+        for file, found in out.items()
+    ]  # fmt: skip
+    if given.rows is None:
+        write_result("gold", table, {"sandbox": shared().level})
+    else:  # a sample is no result
+        print(*table, sep="\n")
     for file, found in out.items():
         for what in ("exceptions", "wrong_scored"):
             for task_id, score, why in found[what]:

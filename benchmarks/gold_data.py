@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from _common import write_result
+
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.search_qa.sources import find
 from offline_agent.judges.verifiers import normalise
@@ -147,7 +149,18 @@ def main() -> None:
         print(f"  exceptions: {json.dumps(one['exceptions'], ensure_ascii=False)}")
         if one["failed"]:
             print(f"  failed: {', '.join(one['failed'])}")
-    arguments.out.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    table = [{**{column: one[column] for column in columns}, "seconds": round(one["seconds"], 2)} for one in rows]
+    write_result("gold_data", table, {one["data"]: _told(one["exceptions"]) for one in rows}, arguments.out)
+
+
+def _told(exceptions: dict[str, Any]) -> str:
+    """Return the exceptions in words: a count, or the tasks."""
+    said = []
+    for what, which in exceptions.items():
+        if which:
+            tasks = which if isinstance(which, int) else ", ".join(map(str, which))
+            said.append(f"{what}: {tasks}")
+    return "; ".join(said) or "no exceptions"
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ SECRETS = ("canary-of-the-environment", "canary-of-the-file")
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.helpers
 
+from _common import write_result  # noqa: E402
+
 from offline_agent.envs.base import EnvSpec  # noqa: E402  (after the variable that must not be seen)
 from offline_agent.envs.play import play  # noqa: E402
 from offline_agent.errors import EnvironmentFault  # noqa: E402
@@ -145,12 +147,13 @@ def main() -> None:
     level, left = shared().level, left_behind()
     shared().close()
     columns = ("episodes", "above the floor", "unscored", "faults", "secrets seen", "slow", "honest episodes at 1")
-    print(f"sandbox: {level}")
-    print(f"{'env':6} " + " ".join(f"{name:>20}" for name in columns) + f" {'longest s':>10}")
-    for name, counts in found.items():
-        print(f"{name:6} " + " ".join(f"{counts.get(c, 0):20}" for c in columns) + f" {counts['longest']:10.1f}")
-    print(f"process beside it alive: {alive}; socket reached: {reached}; file untouched: {untouched}")
-    print(f"processes left behind: {left}")
+    facts = {
+        "minutes": given.minutes, "sandbox": level, "process beside it alive": alive, "socket reached": reached,
+        "file untouched": untouched, "processes left behind": left,
+    }  # fmt: skip
+    rows = [{"environment": name, **{c: counts.get(c, 0) for c in columns}, "longest s": counts["longest"]}
+            for name, counts in found.items()]  # fmt: skip
+    write_result("hostile", rows, facts)
     bad = any(c.get("above the floor") or c.get("secrets seen") or c.get("slow") for c in found.values())
     weak = any(counts["honest episodes at 1"] < 5 for counts in found.values())
     raise SystemExit(int(bad or weak or reached or left > 0 or not alive or not untouched))
