@@ -1,6 +1,6 @@
 """Gold answers of real data sets, judged by the environments: each must score 1. Prints a table and the exceptions.
 
-    python benchmarks/gold.py [../shared/data] [--rows N]
+    python benchmarks/gold.py FOLDER [--rows N]
 
 The folder may hold HumanEval.jsonl(.gz), mbpp.jsonl, gsm8k_*.jsonl and math*.jsonl; what is absent is left out.
 """
@@ -75,7 +75,7 @@ def measured(spec: EnvSpec, tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """Judge every row, or a sample of each file; print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", default="../shared/data")
+    parser.add_argument("folder", help="where the data files are")
     parser.add_argument("--rows", type=int, help="rows of each file, drawn at random; all by default")
     given = parser.parse_args()
     out = {}

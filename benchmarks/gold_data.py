@@ -1,6 +1,6 @@
 """Gold scores on real data: the scripted expert, who knows the right answers, plays every task of the files.
 
-python benchmarks/gold_data.py --data ../shared/data
+python benchmarks/gold_data.py --data FOLDER
 
 Prints a table and writes benchmarks/results/gold_data.json. `empty` is the number of tasks that saying nothing solves;
 `exceptions` are answers that no passage holds, goal actions that the tools refuse, and parts that are not judged.

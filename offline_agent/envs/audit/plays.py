@@ -135,7 +135,7 @@ class Plays:
                 context = extend(context, steps[-1])
                 action = actions.send(context)
         except StopIteration:
-            pass
+            pass  # the player has no further action
         finally:
             actions.close()
         return steps
