@@ -1,12 +1,14 @@
 """Held-out success over environment calls: recipes of data and training, from one warm start, at equal calls.
 
 Run `python benchmarks/arms.py --suite shop --work DIR` (hours; `--jobs` commands at once). An arm is a chain of rounds;
-a round collects attempts or searches on new train tasks with the model so far, and trains that model on them. Arms that
-begin with the same rounds share them. All calls of a chain are counted: attempts, searches, restored states, mining and
-judging again. What is there is not run again, so a stopped run goes on; `--plan` prints the commands.
+a round collects attempts or searches on new train tasks with the model so far, and trains that model on them; or it
+plays and learns online (GRPO) on train tasks. Arms that begin with the same rounds share them. All calls of a chain are
+counted: attempts, searches, restored states, mining, judging again, and the episodes of online rounds. What is there is
+not run again, so a stopped run goes on; `--plan` prints the commands.
 
 Choose on validation tasks (the default); `--split test` is for the arms that were chosen. The table compares every arm
-that has trees or preferences with the best chain of plain attempts and fine-tuning that takes no more calls.
+that has trees or preferences with the best chain of plain attempts and fine-tuning that takes no more calls, and every
+arm that has offline rounds with the best chain of online rounds alone that takes no more.
 """
 
 from __future__ import annotations
@@ -30,17 +32,19 @@ class Round:
     """One round of an arm.
 
     Attributes:
-        collect: Keys of `build_prefs`.
+        collect: Name in `COLLECT` of the keys of `build_prefs`; "" = an online round, which collects nothing.
         sft: Keys of `train_sft` on the successes; None = no fine-tuning.
         dpo: Keys of `train_dpo` on the pairs, after the fine-tuning; None = none.
         again: Whether the warm start is fine-tuned anew on the successes of all rounds so far, in place of the model
             so far on those of this round.
+        online: Keys of `refine_grpo`, in an online round.
     """
 
     collect: str
     sft: tuple[str, ...] | None = ()
     dpo: tuple[str, ...] | None = None
     again: bool = False
+    online: tuple[str, ...] | None = None
 
 
 COLLECT: dict[str, tuple[str, ...]] = {
@@ -88,6 +92,7 @@ ROUNDS: dict[str, Round] = {
     "need, all data": Round("need", again=True),
     "need+updates, all data": Round("need", sft=_TWICE, again=True),
     "need+dpo, all data": Round("need", again=True, dpo=_BOTH),
+    "grpo": Round("", sft=None, online=()),
 }
 
 ARMS: dict[str, tuple[str, ...]] = {
@@ -112,6 +117,9 @@ ARMS: dict[str, tuple[str, ...]] = {
     "need+dpo": ("attempts", "need+dpo", "need+dpo"),
     "tree": ("tree",),
     "tree+dpo": ("tree+dpo",),
+    "grpo": ("grpo",) * 4,
+    "attempts, then grpo": ("attempts", "attempts, all data", "grpo", "grpo"),
+    "states, then dpo, then grpo": ("states", "states, all data", "states+updates+dpo, all data", "grpo", "grpo"),
 }
 """Rounds by arm."""
 
@@ -119,6 +127,8 @@ PLAIN = {
     name for name, one in ROUNDS.items() if one.collect in ("attempts", "attempts16", "retries") and one.dpo is None
 }
 """Rounds without a tree and without preferences: the control."""
+ONLINE = {name for name, one in ROUNDS.items() if one.online is not None}
+"""Online rounds."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,7 @@ class Suite:
         collect: Keys of every `build_prefs`.
         sft: Keys of every `train_sft`.
         dpo: Keys of every `train_dpo`.
+        online: Keys of every `refine_grpo`.
         evaluate: Keys of every `evaluate`.
         warm: Keys of the `train_sft` that makes the warm start; none = the embedded default.
         tasks: New train tasks of a round.
@@ -142,6 +153,7 @@ class Suite:
     collect: tuple[str, ...]
     sft: tuple[str, ...]
     dpo: tuple[str, ...]
+    online: tuple[str, ...] = ()
     evaluate: tuple[str, ...] = ()
     warm: tuple[str, ...] = ()
     tasks: int = 300
@@ -210,13 +222,20 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
     if suite.warm:
         yield Stage(WARM, "train_sft", suite.warm)
         models[()], trained[()] = str((folder / WARM / "model").resolve()), (WARM,)
-    held_out = (f"tasks.split={options.split}", f"tasks.n={options.held_out or suite.held_out}")
-    held_out += (f"tasks.offset={suite.fold if options.split == 'test' else 0}", f"attempts={options.attempts}")
-    held_out += ("greedy=false",)
     seen: set[str] = set()
     for chain in [(), *chains(options.arms)]:
         if chain:
             before, last = chain[:-1], ROUNDS[chain[-1]]
+            if last.online is not None:
+                place = name_of(chain, "online")
+                pool = (f"tasks.n={_POOL}", f"tasks.offset={suite.first + seed * _POOL}")
+                start = (f"model.path={models[before]}",) if models[before] else ()
+                # another seed each round, so that it draws other tasks of the pool first
+                keys = (*suite.environment, f"seed={seed + 1000 * len(chain)}", *pool, *suite.online, *last.online)
+                yield Stage(place, "refine_grpo", (*keys, *start), trained[before])
+                models[chain], trained[chain] = str(folder / place / "model"), (place, *trained[before])
+                yield _test(suite, seed, chain, models[chain], trained[chain], options)
+                continue
             # rounds that collect the same from the same model share it
             data = name_of((*before, last.collect), "data")
             if data not in seen:
@@ -245,8 +264,21 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
                 yield Stage(place, "train_dpo", keys, after)
                 model, after = str(folder / place / "model"), (place, *after)
             models[chain], trained[chain] = model, after
-        test = f"{options.split}-{name_of(chain or ('warm',), 'test')}"
-        yield Stage(test, "evaluate", (*own, *held_out, *suite.evaluate, *_policy(models[chain])), trained[chain])
+        yield _test(suite, seed, chain, models[chain], trained[chain], options)
+
+
+def _test(
+    suite: Suite,
+    seed: int,
+    chain: Sequence[str],
+    model: str | None,
+    after: tuple[str, ...],
+    options: argparse.Namespace,
+) -> Stage:
+    held_out = (f"tasks.split={options.split}", f"tasks.n={options.held_out or suite.held_out}")
+    held_out += (f"tasks.offset={suite.fold if options.split == 'test' else 0}", f"attempts={options.attempts}")
+    keys = (*suite.environment, f"seed={seed}", *held_out, "greedy=false", *suite.evaluate, *_policy(model))
+    return Stage(f"{options.split}-{name_of(chain or ('warm',), 'test')}", "evaluate", keys, after)
 
 
 def _policy(model: str | None) -> tuple[str, ...]:
@@ -269,18 +301,24 @@ def costs(folder: Path) -> dict[str, Any]:
             "successes": summary["filtered"],
             "pairs": summary["pairs_total"],
         }
+    online = {}
+    for path in sorted(folder.glob("*-online/summary.json")):
+        online[path.parent.name] = json.loads(path.read_text())["rollouts"]["env_steps"]
     updates = {}
     for path in sorted(folder.glob("*/summary.json")):
         summary = json.loads(path.read_text())
         if "updates" in summary:
             updates[path.parent.name] = summary["updates"]
-    return {"data": found, "updates": updates}
+    return {"data": found, "online": online, "updates": updates}
 
 
 def calls(seed: Seed, chain: Sequence[str]) -> int:
     """Return all environment calls of a chain."""
     total = 0
     for length in range(1, len(chain) + 1):
+        if chain[length - 1] in ONLINE:
+            total += seed.facts["online"][name_of(chain[:length], "online")]
+            continue
         data = name_of((*chain[: length - 1], ROUNDS[chain[length - 1]].collect), "data")
         total += sum(seed.facts["data"][data][part] for part in ("calls", "restoring", "mining"))
     return total
@@ -291,10 +329,12 @@ def measured(seeds: Sequence[Seed], split: str, chain: Sequence[str]) -> Any:
     return matrix(seeds, f"{split}-{name_of(chain or ('warm',), 'test')}", "sampled")
 
 
-def control(seeds: Sequence[Seed], chain: Sequence[str], options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the best chain of plain attempts that takes at most the calls of this chain, 5 % over allowed."""
+def control(
+    seeds: Sequence[Seed], chain: Sequence[str], options: argparse.Namespace, of: set[str]
+) -> tuple[str, ...]:
+    """Return the best chain of only such rounds that takes at most the calls of this chain, 5 % over allowed."""
     most = 1.05 * np.mean([calls(seed, chain) for seed in seeds])
-    plain = chains([arm for arm in options.arms if set(ARMS[arm]) <= PLAIN])
+    plain = chains([arm for arm in options.arms if set(ARMS[arm]) <= of])
     allowed = [one for one in plain if np.mean([calls(seed, one) for seed in seeds]) <= most]
     return max(allowed, key=lambda one: float(measured(seeds, options.split, one).mean()), default=())
 
@@ -325,12 +365,13 @@ def table(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, 
             "95 %": f"{low:.1%} to {high:.1%}",
             "each seed": ", ".join(f"{mean:.1%}" for mean in values.mean(1)),
         }
-        plain = control(seeds, chain, options) if chain and not set(chain) <= PLAIN else ()
-        if plain:
-            gain = values - measured(seeds, options.split, plain)
-            low, high = interval(gain)
-            row["against attempts"] = f"{100 * gain.mean():+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
-            row["of attempts"] = f"{', '.join(plain)}; {np.mean([calls(seed, plain) for seed in seeds]):,.0f} calls"
+        for title, of in (("attempts", PLAIN), ("grpo", ONLINE)):
+            plain = control(seeds, chain, options, of) if chain and not set(chain) <= of else ()
+            if plain:
+                gain = values - measured(seeds, options.split, plain)
+                low, high = interval(gain)
+                row[f"against {title}"] = f"{100 * gain.mean():+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+                row[f"of {title}"] = f"{', '.join(plain)}; {np.mean([calls(seed, plain) for seed in seeds]):,.0f} calls"
         for title, other in alike(chain, options):
             gain = values - measured(seeds, options.split, other)
             low, high = interval(gain)
