@@ -164,6 +164,8 @@ class Suite:
 
 _COMMON = ("pairs.kinds=[step,trajectory]", "pairs.rejudge=0", "filtered.origins=[search,rollout]")
 _GENTLE = ("optimizer.learning_rate=5e-5", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
+_ONLINE = ("rollouts.reward=success", "objective.kl=0.0", "optimizer.learning_rate=2e-4", "watch.stop=[mask]")
+_WIDE = (*_ONLINE, "rounds=10", "rollouts.tasks=16", "rollouts.size=8")
 _COOKING = ("env=textworld", "env.game=cookingworld")
 _COOKING += ("env.params=numLocations=1,numIngredients=1,numDistractorItems=2,includeDoors=0",)
 _LAKE = ("env=examples.frozen_lake:FrozenLake",)
@@ -174,6 +176,7 @@ SUITES = {
         collect=(*_COMMON, "search.value=success", "filtered.per_task=6"),
         sft=("optimizer.learning_rate=5e-4", "optimizer.epochs=2"),
         dpo=_GENTLE,
+        online=_WIDE,
         fold=200,
     ),
     "cookingworld": Suite(
@@ -181,6 +184,7 @@ SUITES = {
         collect=(*_COMMON, "search.max_steps=20", "filtered.per_task=4"),
         sft=("optimizer.learning_rate=5e-4", "optimizer.epochs=3", "batch.rows=4"),
         dpo=(*_GENTLE, "batch.rows=8"),
+        online=(*_WIDE, "rollouts.max_steps=20"),
         evaluate=("max_steps=20",),
         warm=("--config", "configs/textworld/train_sft.yaml", *_COOKING, "tasks.n=350"),
         tasks=150,
@@ -192,6 +196,7 @@ SUITES = {
         collect=(*_COMMON, "search.value=success", "filtered.per_task=6"),
         sft=("optimizer.learning_rate=5e-4", "optimizer.epochs=8", "batch.rows=8"),  # 16 are no better for attempts
         dpo=(*_GENTLE, "batch.rows=8"),
+        online=(*_ONLINE, "rounds=20", "rollouts.tasks=8", "rollouts.size=8"),  # the best of nine on validation maps
         warm=(*_LAKE, "tasks.n=100", "scratch.layers=3", "scratch.hidden_size=96", "scratch.reading=2",
               "scratch.vocabulary=400", "optimizer.learning_rate=2e-3", "optimizer.epochs=6", "batch.rows=8"),
         first=100,

@@ -1,7 +1,7 @@
 """Verified successes, distinct ones, and pairs for a call: attempts and searches, on easy, middle and hard tasks.
 
-Run `python benchmarks/yields.py --suite frozenlake --work DIR` (an hour, one processor). Every method plays the same train
-tasks with the warm start of a suite of `arms.py`, once for each seed, to the end of its simulations. Four plain
+Run `python benchmarks/yields.py --suite frozenlake --work DIR` (an hour, one processor). Every method plays the same
+train tasks with the warm start of a suite of `arms.py`, once for each seed, to the end of its simulations. Four plain
 attempts that no method uses sort the tasks: hard = none of them succeeds, middle = one or two, easy = more. All calls
 of a task are counted, those that restore states among them. "Times as many" is the ratio to plain attempts, with an
 interval that draws seeds and tasks anew.
