@@ -47,6 +47,10 @@ class SftStage(Section):
     """The rejection fine-tuning of each iteration."""
 
     enabled: bool = key(True, "fine-tune on filtered/ before the pairs are used")
+    begin: Literal["incumbent", "start"] = key(
+        "incumbent", "the model that is fine-tuned on the successes of all iterations: the incumbent, or anew the "
+        "loop's first one, so that no success is trained on more often than another",
+    )  # fmt: skip
     optimizer: OptimizerSection = section(OptimizerSection, "AdamW and its schedule")
     batch: BatchSection = section(BatchSection, "what one optimizer update sees")
     per_task: int | None = key(None, "most rows of one task; null = all", ge=1)

@@ -157,7 +157,7 @@ def test_the_online_stage_ends_an_iteration_and_feeds_the_next(
     monkeypatch.setattr(_stages, "_run", in_process)
     keys = (
         "dpo.enabled=false", "refine.when=each", "refine.rounds=4", "refine.rollouts.tasks=4", "refine.rollouts.size=4",
-        "refine.optimizer.learning_rate=2e-3", "refine.replayed=2", "held_out.n=20",
+        "refine.optimizer.learning_rate=2e-3", "refine.replayed=2", "held_out.n=20", "sft.begin=start",
     )  # fmt: skip
     assert loop(tmp_path / "run", start, *keys) == 0
     told = summary(tmp_path / "run")
@@ -165,8 +165,9 @@ def test_the_online_stage_ends_an_iteration_and_feeds_the_next(
     refined = tmp_path / "run" / "iteration-0" / "refine_grpo"
     config = json.loads((refined / "manifest.json").read_text())["config"]
     assert config["rollouts"]["max_steps"] == 1 and config["offline"]["rows"] == 2
-    read = json.loads((tmp_path / "run" / "iteration-1" / "train_sft" / "manifest.json").read_text())["config"]["data"]
-    assert str(refined) in read["runs"] and len(read["runs"]) == 3
+    tuned = json.loads((tmp_path / "run" / "iteration-1" / "train_sft" / "manifest.json").read_text())["config"]
+    assert str(refined) in tuned["data"]["runs"] and len(tuned["data"]["runs"]) == 3
+    assert told["iterations"][0]["promoted"] and tuned["model"]["path"] == str(start)
 
     assert loop(tmp_path / "later", start, *KEYS[4:], "iterations=1", "held_out.n=20", f"buffer=[{refined}]") == 0
     read = json.loads((tmp_path / "later" / "iteration-0" / "train_sft" / "manifest.json").read_text())["config"]

@@ -132,8 +132,9 @@ class Iterations:
         if not self._with_successes():
             one.notes.append("no fine-tuning: the search found no verified success")
             return None
-        stage = self.plan.train_sft(one.number, self.model, self._with_successes())
-        self._run(stage, one.seconds, {self.model.name: self._weights(self.model), **self._filtered()})
+        begin = self.plan.start() if self.config.sft.begin == "start" else self.model
+        stage = self.plan.train_sft(one.number, begin, self._with_successes())
+        self._run(stage, one.seconds, {begin.name: self._weights(begin), **self._filtered()})
         one.candidates.append(Model(stage.label, str(stage.path / "model")))
         return one.candidates[-1]
 
