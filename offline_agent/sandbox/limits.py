@@ -47,7 +47,8 @@ class Result:
         code: Exit status where it exited; the signal's number where a signal ended it; else None.
         stdout, stderr: Text printed, up to the limit.
         files: The files asked for that are regular files of the working folder.
-        folders: Path → what a kept folder holds.
+        folders: Path → what a kept folder held when the command ended.
+        left: Processes that it left behind and that did not end in the time to settle.
     """
 
     status: str
@@ -56,6 +57,7 @@ class Result:
     stderr: str
     files: Mapping[str, bytes] = field(default_factory=dict)
     folders: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
+    left: int = 0
 
     @property
     def ok(self) -> bool:

@@ -61,6 +61,7 @@ class Sandbox:
         fetch: Sequence[str] = (),
         folders: Mapping[str, Folder] | None = None,
         cwd: str | None = None,
+        settle: float = 0.0,
         limits: Limits | None = None,
     ) -> Result:
         """Run a command in a fresh working folder; everything that it starts ends with it.
@@ -74,6 +75,7 @@ class Sandbox:
             fetch: Relative paths of files to return.
             folders: Absolute path → a folder that the call has there; they need namespaces.
             cwd: Absolute path of the folder to start in; None = the working folder.
+            settle: Seconds that processes get to end which the command left behind; with 0 they are ended uncounted.
             limits: Its limits.
 
         Raises:
@@ -83,7 +85,7 @@ class Sandbox:
         more = dict(folders or {})
         request = _request(limits, files, modes, links)
         request.update(argv=list(argv), env=dict(env or {}), fetch=list(fetch), session=False)
-        request.update(folders=sent(more), cwd=cwd)
+        request.update(folders=sent(more), cwd=cwd, settle=settle)
         return self._once(request, more)
 
     def run_program(
@@ -127,7 +129,7 @@ class Sandbox:
             raise SandboxError("the sandbox did not answer")
         files = {name: base64.b64decode(data) for name, data in reply.get("files", {}).items()}
         kept = returned(reply.get("folders", {}), more or {})
-        return Result(reply["status"], reply["code"], reply["stdout"], reply["stderr"], files, kept)
+        return Result(reply["status"], reply["code"], reply["stdout"], reply["stderr"], files, kept, reply.get("left", 0))
 
     def _connected(self, request: dict[str, Any]) -> Channel:
         data = marshal.dumps(request, 2)
@@ -181,7 +183,7 @@ def _request(
             raise ValueError(f"the path {path!r} leaves the working folder")
     return {
         "limits": (limits or Limits()).asdict(), "files": dict(files or {}), "modes": dict(modes or {}),
-        "links": dict(links or {}), "folders": {}, "cwd": None,
+        "links": dict(links or {}), "folders": {}, "cwd": None, "settle": 0.0,
     }  # fmt: skip
 
 

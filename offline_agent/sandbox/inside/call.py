@@ -27,6 +27,7 @@ from offline_agent.sandbox.inside.frames import read_frame, write_frame
 from offline_agent.sandbox.inside.processes import (
     kill_descendants,
     kill_user,
+    left_running,
     lower,
     meaning,
     resident,
@@ -201,19 +202,24 @@ class Call:
         self._start(program, ())
         end = time.monotonic() + float(self._limits["wall_seconds"])
         status, code = "exited", None
+        kept, left = {}, 0
         try:
             raw = self._wait(end)
             status, code = meaning(raw)
         except Stopped as reason:
             status = str(reason)
+        if request["folders"]:
+            try:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(-1, signal.SIGSTOP)  # what is left behind writes no more
+                kept = self._kept(request["folders"])
+                left = left_running(float(request["settle"])) if request["settle"] and status == "exited" else 0
+            except folders.Overfull:
+                status, code = "disk", None
         self._end_all()
         self._drain()
         files = {name: data for name in request["fetch"] if (data := self._fetched(name)) is not None}
-        try:
-            kept = self._kept(request["folders"])
-        except folders.Overfull:
-            status, code, kept = "disk", None, {}
-        self._reply({"status": status, "code": code, **self._texts(), "files": files, "folders": kept})
+        self._reply({"status": status, "code": code, **self._texts(), "files": files, "folders": kept, "left": left})
 
     def _kept(self, more: dict[str, Any]) -> dict[str, Any]:
         """Return what the kept folders hold; raises Overfull where it is more than may be written."""

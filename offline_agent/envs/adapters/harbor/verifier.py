@@ -21,6 +21,7 @@ from offline_agent.sandbox import Entry, Folder, Limits, Result, shared
 _NAME, _VERSION = "harbor_tests", "1"
 _CONFIGURES = frozenset(("conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py"))
 _RUNNERS = frozenset(("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py", "coverage", "numpy", "pandas"))
+_SETTLE = 0.5  # seconds that processes of the verifier get to end
 _LONGEST = 2000  # characters of the verifier's output that are kept
 
 
@@ -45,13 +46,19 @@ def verdict(task: HarborTask, start: Workspace, now: Workspace, limits: Limits) 
     folders["/logs/agent"] = Folder()
     folders["/logs/verifier"] = Folder(kept=True)
     argv = ["bash", "-c", "umask 022; exec bash /tests/test.sh"]
-    done = shared().run(argv, env=env, folders=folders, cwd=task.image.workdir, limits=limits)
+    done = shared().run(argv, env=env, folders=folders, cwd=task.image.workdir, settle=_SETTLE,
+                        limits=limits)  # fmt: skip
     evidence = {"exit_status": done.code, "output": _end(done.stdout + done.stderr)}
     if done.status != "exited":
         return _unscored(f"the verifier was stopped: {_REASONS.get(done.status, done.status)}", evidence)
     reward, error = _reward(done.folders.get("/logs/verifier", {}))
     if reward is None:
         return _unscored(f"{error}; test.sh ended with status {done.code}", evidence)
+    if done.left and reward > 0:
+        return _unscored(
+            f"{done.left} processes that the verifier started were still running when test.sh ended, and may have "
+            "written the reward; test.sh must end what it starts", evidence,
+        )  # fmt: skip
     return Verdict(reward, reward >= 1.0, _NAME, _VERSION, {"reward": reward, **evidence})
 
 
@@ -143,6 +150,8 @@ def _reward(written: Mapping[str, Entry]) -> tuple[float | None, str]:
         data = written[name].data
         if not isinstance(data, bytes):
             return None, f"/logs/verifier/{name} is no file"
+        if not written[name].mode & 0o200:
+            return None, f"/logs/verifier/{name} was made read-only, so test.sh may not have written it"
         try:
             value = parse(data.decode("utf-8"))
         except (ValueError, RecursionError) as error:

@@ -2,8 +2,6 @@
 
 git reflog
 
-git checkout -q main
-
-git reset -q --hard "$(git reflog --format=%H -n 2 | tail -n 1)"
+git reset -q --hard "$(git reflog --format='%H %s' | grep -m 1 'Add prices' | cut -d ' ' -f 1)"
 
 git status
