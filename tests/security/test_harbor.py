@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.harbor import begun, run, written
+from tests.helpers.harbor import TEST, begun, run, written
 
 pytestmark = pytest.mark.slow
 PYTEST = """
@@ -19,12 +19,14 @@ SCRIPT = """
 timeout 10 bash /app/begin.txt
 if [ "$(cat /app/answer.txt 2>/dev/null)" = right ]; then reward=1; else reward=0; fi
 echo $reward > /logs/verifier/reward.txt
+sleep 0.2
 """
 FILES = {
     "pytest": {"tests/test.sh": PYTEST, "tests/test_it.py": "def test_it():\n    assert open('/app/answer.txt').read()\n"},
     "script": {"tests/test.sh": SCRIPT},
     "path": {"environment/Dockerfile": "FROM python:3.12\nWORKDIR /app\nENV PATH=/app/bin:$PATH PYTHONPATH=/app/lib\n",
              "tests/test.sh": PYTEST, "tests/test_it.py": "def test_it():\n    assert open('/app/answer.txt').read()\n"},
+    "login": {"tests/test.sh": "bash -l /tests/check.sh", "tests/check.sh": TEST},
     "helper": {"tests/test.sh": "source /tests/helper.sh\nreward\n",
                "tests/helper.sh": "reward() { echo 0 > /logs/verifier/reward.txt; }\n"},
 }  # fmt: skip
@@ -49,11 +51,7 @@ ATTACKS = {
         "pytest", f"cat > x.py <<'E'\n{WIN}E\npython3 -c 'import py_compile as p; p.compile(\"x.py\", \"pytest.pyc\")'",
     ),
     "a plugin of pytest": ("pytest", f"cat > conftest.py <<'E'\n{WIN}E\nprintf '[pytest]\\naddopts=-p x' > pytest.ini"),
-    "the home folder": (
-        "pytest",
-        "v=$(python3 -c 'import site; print(site.getusersitepackages())'); mkdir -p $v; cat > $v/usercustomize.py "
-        f"<<'E'\n{WIN}E\necho 'echo 1 > /logs/verifier/reward.txt' | tee ~/.bashrc ~/.profile ~/.bash_profile",
-    ),
+    "the home folder": ("login", "echo 'echo 1 > /logs/verifier/reward.txt; exit 0' > ~/.bash_profile"),
     "links out of the workspace": (
         "script", "ln -s /logs/verifier/reward.txt answer.txt; ln -s /tests t; ln -s / root; rm begin.txt; ln -s t begin.txt",
     ),
@@ -69,7 +67,7 @@ ATTACKS = {
         "script", "echo 'echo 1 > /logs/verifier/reward.txt; kill -9 -1' > begin.txt",
     ),
     "the script changes the tests": (
-        "script", "echo 'echo \"echo 1 > /logs/verifier/reward.txt\" | tee /tests/test.sh >> /tests/x' > begin.txt",
+        "script", "echo 'echo \"echo 1 > /logs/verifier/reward.txt\" >> /tests/test.sh' > begin.txt",
     ),
 }  # fmt: skip
 
