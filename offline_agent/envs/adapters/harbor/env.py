@@ -31,7 +31,7 @@ class HarborEnvironment(Environment):
         splits: Split → names of tasks, or patterns; None = folders `train`, `validation`, `test`, else a hash.
         images: Names of Docker images whose programs are all on this machine.
         unplayable: What becomes of a folder where some tasks cannot be played here: `refuse` or `leave_out` them.
-        seconds: Longest that a command may ask for.
+        seconds: Longest time of a command, whatever it asks for.
         memory_mb: Memory of a command and of the verifier.
         disk_mb: Size of each folder that a command may write, and of all that is kept.
         demonstrate: See `adapters.environment_class`.
@@ -103,12 +103,13 @@ class HarborEnvironment(Environment):
 
         Args:
             command: The command; it may have several lines
-            timeout: Seconds that it may take
+            timeout: Seconds that it may take; there is a longest time
         """
         if self.terminated or self._task is None:
             raise ToolError("the task was submitted; the episode is over.")
-        if not 1 <= timeout <= self._seconds:
+        if timeout < 1:
             raise ToolError(f"timeout: got {timeout}, allowed: 1 to {self._seconds} seconds.")
+        timeout = min(timeout, self._seconds)
         if "\0" in command or len(command) > _LONGEST:
             raise ToolError(f"command: allowed: text of at most {_LONGEST} characters, without null characters.")
         argv = ["bash", "-c", 'umask 022; exec bash -c "$1" 2>&1', "bash", command]

@@ -28,8 +28,10 @@ def refusal(tmp_path: Path, files: dict[str, str | None], **args: Any) -> str:
 
 
 @pytest.mark.slow
-def test_the_examples_pass_the_conformance_suite() -> None:
-    report = check_environment(EnvSpec.load(f"harbor:{EXAMPLES}"), tasks=1, max_steps=10)
+def test_task_folders_pass_the_conformance_suite(tmp_path: Path) -> None:
+    for split in ("train", "validation", "test"):
+        written(tmp_path / split / f"task-{split}", {"instruction.md": f"Write the word right, for {split}.\n"})
+    report = check_environment(loaded(tmp_path), tasks=1, max_steps=10)
     assert report.passed, report
 
 
@@ -211,13 +213,13 @@ def test_files_stay_between_commands_and_copies_are_apart(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_an_output_and_a_time_that_are_too_long_are_cut_and_told(tmp_path: Path) -> None:
-    episode = begun(written(tmp_path / "task"), seconds=5)
+    episode = begun(written(tmp_path / "task"), seconds=5)  # less than a call asks for where it names no time
     said = run(episode, "seq 10000")
     assert said.startswith("1\n2\n") and said.endswith("10000\n[exit status 0]")
     assert "[42894 characters left out]" in said and len(said) < 6100
     assert run(episode, "echo kept > x; sleep 20", timeout=1) == "[stopped after 1 s]"
     assert run(episode, "cat x") == "kept\n[exit status 0]"
-    assert "allowed: 1 to 5 seconds" in run(episode, "true", timeout=6)
+    assert "allowed: 1 to 5 seconds" in run(episode, "true", timeout=0)
 
 
 def test_solutions_are_parts_where_no_part_needs_the_shell_of_another(tmp_path: Path) -> None:
