@@ -129,7 +129,8 @@ class Sandbox:
             raise SandboxError("the sandbox did not answer")
         files = {name: base64.b64decode(data) for name, data in reply.get("files", {}).items()}
         kept = returned(reply.get("folders", {}), more or {})
-        return Result(reply["status"], reply["code"], reply["stdout"], reply["stderr"], files, kept, reply.get("left", 0))
+        ended = (reply["status"], reply["code"], reply["stdout"], reply["stderr"])
+        return Result(*ended, files, kept, reply.get("left", 0))
 
     def _connected(self, request: dict[str, Any]) -> Channel:
         data = marshal.dumps(request, 2)

@@ -21,11 +21,12 @@ if [ "$(cat /app/answer.txt 2>/dev/null)" = right ]; then reward=1; else reward=
 echo $reward > /logs/verifier/reward.txt
 sleep 0.2
 """
+IT = "def test_it():\n    assert open('/app/answer.txt').read()\n"
 FILES = {
-    "pytest": {"tests/test.sh": PYTEST, "tests/test_it.py": "def test_it():\n    assert open('/app/answer.txt').read()\n"},
+    "pytest": {"tests/test.sh": PYTEST, "tests/test_it.py": IT},
     "script": {"tests/test.sh": SCRIPT},
     "path": {"environment/Dockerfile": "FROM python:3.12\nWORKDIR /app\nENV PATH=/app/bin:$PATH PYTHONPATH=/app/lib\n",
-             "tests/test.sh": PYTEST, "tests/test_it.py": "def test_it():\n    assert open('/app/answer.txt').read()\n"},
+             "tests/test.sh": PYTEST, "tests/test_it.py": IT},
     "login": {"tests/test.sh": "bash -l /tests/check.sh", "tests/check.sh": TEST},
     "helper": {"tests/test.sh": "source /tests/helper.sh\nreward\n",
                "tests/helper.sh": "reward() { echo 0 > /logs/verifier/reward.txt; }\n"},
@@ -53,7 +54,8 @@ ATTACKS = {
     "a plugin of pytest": ("pytest", f"cat > conftest.py <<'E'\n{WIN}E\nprintf '[pytest]\\naddopts=-p x' > pytest.ini"),
     "the home folder": ("login", "echo 'echo 1 > /logs/verifier/reward.txt; exit 0' > ~/.bash_profile"),
     "links out of the workspace": (
-        "script", "ln -s /logs/verifier/reward.txt answer.txt; ln -s /tests t; ln -s / root; rm begin.txt; ln -s t begin.txt",
+        "script",
+        "ln -s /logs/verifier/reward.txt answer.txt; ln -s /tests t; ln -s / root; rm begin.txt; ln -s t begin.txt",
     ),
     "the script writes the reward": ("script", "echo 'echo 1 > /logs/verifier/reward.txt' > begin.txt"),
     "the script leaves a process": (

@@ -9,7 +9,6 @@ from typing import Any
 
 from offline_agent.sandbox.inside import kernel
 
-
 _BEGAN = 1_577_836_800 * 10**9  # 2020-01-01: so that a listing says the same each time
 
 
@@ -109,15 +108,18 @@ def read(root: str, sent: dict[str, Any], most: int) -> tuple[dict[str, Any], in
     Raises:
         Overfull: They have more, or lie deeper than a path is long.
     """
+    try:
+        return _read(root, sent, most)
+    except OSError as error:  # a path that is too long
+        raise Overfull(str(error)) from error
+
+
+def _read(root: str, sent: dict[str, Any], most: int) -> tuple[dict[str, Any], int]:
     found: dict[str, Any] = {}
     size, waiting = 0, [""]
     while waiting:
         above = waiting.pop()
-        try:
-            items = list(os.scandir(os.path.join(root, above)))
-        except OSError as error:
-            raise Overfull(str(error)) from error
-        for item in items:
+        for item in os.scandir(os.path.join(root, above)):
             name = f"{above}/{item.name}" if above else item.name
             info = item.stat(follow_symlinks=False)
             facts = [stat.S_IMODE(info.st_mode) & 0o777, info.st_mtime_ns]

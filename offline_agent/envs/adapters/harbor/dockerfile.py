@@ -14,6 +14,7 @@ from offline_agent.envs.adapters.harbor.workspace import HOME, split
 from offline_agent.sandbox.folders import place_fault
 
 _NO_EFFECT = frozenset(("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK"))
+_ROOT = ("root", "0", "0:0", "root:root")
 _RESERVED = ("/tests", "/solution", "/logs")
 LOADERS = frozenset(
     ("LD_PRELOAD", "LD_LIBRARY_PATH", "BASH_ENV", "ENV", "PYTHONHOME", "PYTHONSTARTUP", "PYTEST_ADDOPTS",
@@ -148,8 +149,8 @@ def image_fault(name: str, images: Collection[str]) -> str | None:
         return None
     if short not in _PROGRAMS or ("/" in bare and not bare.startswith(("docker.io/library/", "library/"))):
         return (
-            f"the image {name!r} is not known, and containers are not started; where this machine has the programs that "
-            f"the task needs, say so: env.images=[{bare}]"
+            f"the image {name!r} is not known, and containers are not started; where this machine has the programs "
+            f"that the task needs, say so: env.images=[{bare}]"
         )
     program = _PROGRAMS[short]
     if shutil.which(program, path=SYSTEM) is None:
@@ -213,11 +214,7 @@ def _carry(
         image.steps.append(_copy(image, known, context, line, word, rest))
     elif word == "RUN":
         image.steps.append(_run(image, known, line, rest))
-    elif word == "USER" and rest in ("root", "0", "0:0", "root:root"):
-        return
-    elif word == "SHELL" and "bash" in rest or word == "VOLUME":
-        return
-    else:
+    elif not (word == "VOLUME" or (word == "SHELL" and "bash" in rest) or (word == "USER" and rest in _ROOT)):
         raise _Refused("it is not carried out")
 
 

@@ -65,7 +65,7 @@ def _copy(folders: dict[str, dict[str, Entry]], step: Step) -> None:
             copied = {"": _FOLDER, **tree(source)}
         else:
             inside = step.into or folders[place].get(target, Entry("file", 0, 0, b"")).kind == "folder" or not target
-            copied = {source.name if inside else "": of_disk(source.resolve())}  # it stays in environment/: checked before
+            copied = {source.name if inside else "": of_disk(source.resolve())}  # in environment/: checked before
         for name, entry in copied.items():
             path = str(PurePosixPath(target, name)) if target or name else ""
             if path not in ("", "."):

@@ -125,7 +125,8 @@ def _mapped(tasks: Collection[str], splits: Mapping[str, Sequence[str]]) -> dict
         for pattern in patterns:
             fit = fnmatch.filter(tasks, pattern)
             if not fit:
-                raise ConfigError(f"env.splits.{split}: no task is called {pattern!r}; there are: {_few(sorted(tasks))}")
+                known = _few(sorted(tasks))
+                raise ConfigError(f"env.splits.{split}: no task is called {pattern!r}; there are: {known}")
             names |= set(fit)
         for name in sorted(names):
             if where.setdefault(name, split) != split:

@@ -1,7 +1,7 @@
 """The verifier of a task: its tests run on a copy of the workspace after the agent ended, and write the reward.
 
-The tests lie in the sandbox for this call alone, read-only, and /logs/verifier is made for it. It starts with no process
-of the agent, a PATH whose folders of the workspace come last, and the home folder that the task began with.
+The tests lie in the sandbox for this call alone, read-only, and /logs/verifier is made for it. It starts with no
+process of the agent, a PATH whose folders of the workspace come last, and the home folder that the task began with.
 """
 
 from __future__ import annotations

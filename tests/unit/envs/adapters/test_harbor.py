@@ -68,7 +68,7 @@ def test_the_solution_of_each_example_earns_1_and_its_start_0(split: str) -> Non
         ({"environment/Dockerfile": None}, "Dockerfile: there is none"),
         ({"environment/Dockerfile": "FROM example.org/team/world:2\n"}, "env.images=[example.org/team/world]"),
         ({"environment/Dockerfile": "FROM julia:1\n"}, "'julia', which is not installed"),
-        ({"environment/Dockerfile": "FROM debian AS a\nFROM debian\n"}, "line 2: FROM debian: builds of several stages"),
+        ({"environment/Dockerfile": "FROM debian AS a\nFROM debian\n"}, "line 2: FROM debian: builds of several"),
         (
             {"environment/Dockerfile": "# begin\nFROM debian\n\nRUN mkdir x && \\\n    apt-get install -y jq\n"},
             "task the-task: environment/Dockerfile, line 4: RUN mkdir x &&     apt-get install -y jq: apt-get needs",
