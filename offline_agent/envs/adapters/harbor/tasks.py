@@ -73,7 +73,8 @@ def found(root: str) -> dict[str, tuple[Path, str | None]]:
         return {folder.resolve().name: (folder, "train")}
     tasks: dict[str, tuple[Path, str | None]] = {}
     own = [name for name in SPLITS if (folder / name).is_dir() and not _is_task(folder / name)]
-    for split, above in [(name, folder / name) for name in own] or [(None, folder)]:
+    places: list[tuple[str | None, Path]] = [(name, folder / name) for name in own]
+    for split, above in places or [(None, folder)]:
         for path in sorted(above.iterdir()):
             if not (path.is_dir() and _is_task(path)):
                 continue
