@@ -29,6 +29,7 @@ ENVIRONMENTS: dict[str, str] = {
 
 ADAPTERS: dict[str, str] = {
     "gym": "offline_agent.envs.adapters.gym",
+    "harbor": "offline_agent.envs.adapters.harbor",
     "mcp": "offline_agent.envs.adapters.mcp",
     "openenv": "offline_agent.envs.adapters.openenv",
     "textarena": "offline_agent.envs.adapters.textarena",

@@ -1,5 +1,6 @@
 """Running what a policy wrote: without network, the user's files and variables, and within limits."""
 
+from offline_agent.sandbox.folders import Entry, Folder
 from offline_agent.sandbox.limits import Limits, Result
 from offline_agent.sandbox.process import SandboxError
 from offline_agent.sandbox.sandbox import Sandbox
@@ -7,4 +8,7 @@ from offline_agent.sandbox.session import Session
 from offline_agent.sandbox.settings import configure, settings
 from offline_agent.sandbox.trust import check_trust, shared
 
-__all__ = ["Limits", "Result", "Sandbox", "SandboxError", "Session", "check_trust", "configure", "settings", "shared"]
+__all__ = [
+    "Entry", "Folder", "Limits", "Result", "Sandbox", "SandboxError", "Session", "check_trust", "configure", "settings",
+    "shared",
+]  # fmt: skip

@@ -17,7 +17,7 @@ from offline_agent.sandbox.inside.call import WORK
 Level = Literal["command", "bubblewrap", "namespaces", "limits"]
 
 # each after those that it imports
-_MODULES = ("kernel", "frames", "plain", "grading", "interpreter", "processes", "call", "zygote")
+_MODULES = ("kernel", "frames", "plain", "grading", "interpreter", "processes", "folders", "call", "zygote")
 _CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "SYS_RESOURCE")
 _FIRST_USER, _RANGE = 1_600_000_000, 400_000  # of user numbers that no system gives out
 _BOOT = """
@@ -73,14 +73,16 @@ def bubblewrap(channel: int) -> list[str] | None:
         command += ["--symlink", target, path]
     command += ["--proc", "/proc", "--dev", "/dev", "--dir", WORK, "--dir", "/tmp", "--remount-ro", "/"]
     command += ["--setenv", "PYTHONHASHSEED", "0", "--chdir", "/"]
-    return [*command, *_python({"channel": channel, "isolated": True, "user": user_number(), "reading": False})]
+    facts = {"channel": channel, "isolated": True, "user": user_number(), "reading": False, **_shown()}
+    return [*command, *_python(facts)]
 
 
 def namespaces(channel: int, folder: str) -> list[str]:
     """Return the command that makes namespaces itself; `folder` is an empty one."""
     user = -1 if os.getuid() == 0 else os.getuid()
-    root = {"folder": folder, "user": user, "group": os.getgid(), "binds": list(shown()), "links": dict(links())}
-    return _python({"channel": channel, "isolated": True, "user": user_number(), "reading": False, "root": root})
+    root = {"folder": folder, "user": user, "group": os.getgid(), **_shown()}
+    facts = {"channel": channel, "isolated": True, "user": user_number(), "reading": False, "root": root, **_shown()}
+    return _python(facts)
 
 
 def limits(channel: int) -> list[str]:
@@ -94,6 +96,10 @@ def custom(prefix: Sequence[str]) -> list[str]:
     """Return the command of one call behind the user's own, such as `docker run`; it talks on standard streams."""
     facts = {"channel": -1, "isolated": False, "user": _FIRST_USER, "reading": True}
     return [*prefix, "python3", "-s", "-S", "-c", program(), json.dumps(facts)]
+
+
+def _shown() -> dict[str, Any]:
+    return {"binds": list(shown()), "links": dict(links())}
 
 
 def _python(facts: dict[str, Any]) -> list[str]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from offline_agent.sandbox.folders import Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +42,13 @@ class Result:
     """The outcome of a call.
 
     Attributes:
-        status: `exited`, or the reason why it was stopped: `signal`, `cpu`, `wall`, `memory`, `output`.
+        status: `exited`, or the reason why it was stopped: `signal`, `cpu`, `wall`, `memory`, `output`, or `disk`
+            (its kept folders hold more than `disk_mb` together, and none is returned).
         code: Exit status where it exited; the signal's number where a signal ended it; else None.
         stdout, stderr: Text printed, up to the limit.
         files: The files asked for that are regular files of the working folder.
+        folders: Path → what a kept folder held when the command ended.
+        left: Processes that it left behind and that did not end in the time to settle.
     """
 
     status: str
@@ -50,6 +56,8 @@ class Result:
     stdout: str
     stderr: str
     files: Mapping[str, bytes] = field(default_factory=dict)
+    folders: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
+    left: int = 0
 
     @property
     def ok(self) -> bool:

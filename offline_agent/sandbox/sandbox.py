@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from offline_agent.sandbox import launch
+from offline_agent.sandbox.folders import Folder, returned, sent
 from offline_agent.sandbox.limits import Limits, Result
 from offline_agent.sandbox.process import SandboxError, WarmProcess
 from offline_agent.sandbox.session import Channel, Session
@@ -58,6 +59,9 @@ class Sandbox:
         links: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         fetch: Sequence[str] = (),
+        folders: Mapping[str, Folder] | None = None,
+        cwd: str | None = None,
+        settle: float = 0.0,
         limits: Limits | None = None,
     ) -> Result:
         """Run a command in a fresh working folder; everything that it starts ends with it.
@@ -69,15 +73,20 @@ class Sandbox:
             links: Relative path → target of symbolic links.
             env: Environment variables beside PATH, HOME, LANG and the like.
             fetch: Relative paths of files to return.
+            folders: Absolute path → a folder that the call has there; they need namespaces.
+            cwd: Absolute path of the folder to start in; None = the working folder.
+            settle: Seconds that processes get to end which the command left behind; with 0 they are ended uncounted.
             limits: Its limits.
 
         Raises:
-            SandboxError: The sandbox does not work.
-            ValueError: A path leaves the folder.
+            SandboxError: The sandbox does not work, or has no namespaces.
+            ValueError: A path leaves the folder, or a folder cannot be at its place.
         """
+        more = dict(folders or {})
         request = _request(limits, files, modes, links)
         request.update(argv=list(argv), env=dict(env or {}), fetch=list(fetch), session=False)
-        return self._once(request)
+        request.update(folders=sent(more), cwd=cwd, settle=settle)
+        return self._once(request, more)
 
     def run_program(
         self, source: str, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
@@ -112,14 +121,16 @@ class Sandbox:
                 self._process.close()
                 self._process = None
 
-    def _once(self, request: dict[str, Any]) -> Result:
+    def _once(self, request: dict[str, Any], more: Mapping[str, Folder] | None = None) -> Result:
         with self._connected(request) as channel:
             wall = float(request["limits"]["wall_seconds"])
             reply = channel.receive(wall + 30.0)
         if reply is None:
             raise SandboxError("the sandbox did not answer")
         files = {name: base64.b64decode(data) for name, data in reply.get("files", {}).items()}
-        return Result(reply["status"], reply["code"], reply["stdout"], reply["stderr"], files)
+        kept = returned(reply.get("folders", {}), more or {})
+        ended = (reply["status"], reply["code"], reply["stdout"], reply["stderr"])
+        return Result(*ended, files, kept, reply.get("left", 0))
 
     def _connected(self, request: dict[str, Any]) -> Channel:
         data = marshal.dumps(request, 2)
@@ -173,7 +184,7 @@ def _request(
             raise ValueError(f"the path {path!r} leaves the working folder")
     return {
         "limits": (limits or Limits()).asdict(), "files": dict(files or {}), "modes": dict(modes or {}),
-        "links": dict(links or {}),
+        "links": dict(links or {}), "folders": {}, "cwd": None, "settle": 0.0,
     }  # fmt: skip
 
 

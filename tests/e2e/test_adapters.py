@@ -64,6 +64,11 @@ def test_the_file_server_is_searched_the_same_twice(tmp_path: Path) -> None:
     assert searched(tmp_path / "one", *FILES) == searched(tmp_path / "two", *FILES, "limits.workers=1")
 
 
+def test_task_folders_are_searched_the_same_twice(tmp_path: Path) -> None:
+    keys = ["--config", "configs/harbor/noisy.yaml", "search.simulations=3", "pairs.kinds=[step]", "audit=off"]
+    assert searched(tmp_path / "one", *keys) == searched(tmp_path / "two", *keys, "limits.workers=1")
+
+
 def test_where_a_server_keeps_state_the_search_replays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mcp")
     keys = [

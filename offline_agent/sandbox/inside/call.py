@@ -22,11 +22,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from offline_agent.sandbox.inside import interpreter, kernel
+from offline_agent.sandbox.inside import folders, interpreter, kernel
 from offline_agent.sandbox.inside.frames import read_frame, write_frame
 from offline_agent.sandbox.inside.processes import (
     kill_descendants,
     kill_user,
+    left_running,
     lower,
     meaning,
     resident,
@@ -49,7 +50,7 @@ class Call:
     Args:
         channel: Two descriptors: requests are read from the first, replies written to the second.
         facts: `isolated` (namespaces of its own), `user` (the number to become where this process is root's; 0 =
-            none), `reading` (see `kernel.become`).
+            none), `reading` (see `kernel.become`); where isolated, `binds` and `links` (see `folders.new_root`).
     """
 
     def __init__(self, channel: tuple[int, int], facts: dict[str, Any]) -> None:
@@ -57,7 +58,8 @@ class Call:
         self._isolated = bool(facts["isolated"])
         self._user = int(facts["user"]) if os.getuid() == 0 else 0
         self._reading = bool(facts["reading"])
-        self._work = WORK
+        self._work = self._start_in = WORK
+        self._shown = (facts.get("binds", []), facts.get("links", {}))
         self._limits: dict[str, Any] = {}
         self._printed = {"stdout": bytearray(), "stderr": bytearray()}
         self._pipes: dict[int, str] = {}
@@ -71,7 +73,7 @@ class Call:
         request = marshal.loads(data)
         self._limits = request["limits"]
         try:
-            self._set_up()
+            self._set_up(request.get("folders", {}))
             try:
                 if request["session"]:
                     self._session(request)
@@ -86,19 +88,31 @@ class Call:
 
     # -- confinement ---------------------------------------------------------------------------------------------------
 
-    def _set_up(self) -> None:
+    def _set_up(self, more: dict[str, Any]) -> None:
         if not self._isolated:
-            self._work = tempfile.mkdtemp(prefix="sandbox-")
+            if more:
+                raise PermissionError("folders at places of their own need namespaces")
+            self._work = self._start_in = tempfile.mkdtemp(prefix="sandbox-")
             if self._user:
                 os.chown(self._work, self._user, self._user)
             kernel.adopt_orphans()
             return
         kernel.mount(None, "/", None, kernel.REC | kernel.PRIVATE)
         kernel.mount("proc", "/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
+        if more:
+            folders.new_root(self._shown[0], self._shown[1], [path for path in (WORK, *more) if path != "/tmp"],
+                             self._user)  # fmt: skip
         inodes = 64 + int(self._limits["disk_mb"]) * 256
-        options = f"size={int(self._limits['disk_mb'])}m,nr_inodes={inodes},mode=0700,uid={self._user},gid={self._user}"
-        for folder in (WORK, "/tmp", "/dev/shm"):
-            kernel.mount("tmpfs", folder, "tmpfs", kernel.NOSUID | kernel.NODEV, options)
+        size = f"size={int(self._limits['disk_mb'])}m,nr_inodes={inodes},mode=0700"
+        options = f"{size},uid={self._user},gid={self._user}"
+        for folder in dict.fromkeys((WORK, "/tmp", "/dev/shm", *more)):
+            own = more.get(folder)
+            kernel.mount("tmpfs", folder, "tmpfs", kernel.NOSUID | kernel.NODEV, options if own is None else size)
+        for folder, facts in more.items():
+            folders.fill(folder, facts["entries"], self._user if facts["writable"] else 0)
+            if not facts["writable"]:
+                kernel.mount(None, folder, None, kernel.REMOUNT | kernel.BIND | kernel.RDONLY | kernel.NOSUID
+                             | kernel.NODEV)  # fmt: skip
         with contextlib.suppress(OSError):  # read-only already
             kernel.mount(None, "/dev", None, kernel.REMOUNT | kernel.BIND | kernel.RDONLY | kernel.NOSUID)
         os.chdir(WORK)
@@ -141,7 +155,7 @@ class Call:
     def _confine(self) -> None:
         limits = self._limits
         memory, cpu = int(limits["memory_mb"]) * 2**20, int(limits["cpu_seconds"])
-        os.chdir(self._work)
+        os.chdir(self._start_in)
         os.environ.clear()
         os.environ.update(
             PATH="/usr/local/bin:/usr/bin:/bin", HOME=self._work, LANG="C.UTF-8", PYTHONHASHSEED="0", TZ="UTC",
@@ -184,18 +198,37 @@ class Call:
                 os.write(2, f"{request['argv'][0]}: {error.strerror}\n".encode())
                 os._exit(127)
 
+        self._start_in = request["cwd"] or self._work
         self._start(program, ())
         end = time.monotonic() + float(self._limits["wall_seconds"])
         status, code = "exited", None
+        kept, left = {}, 0
         try:
             raw = self._wait(end)
             status, code = meaning(raw)
         except Stopped as reason:
             status = str(reason)
+        if request["folders"]:
+            try:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(-1, signal.SIGSTOP)  # what is left behind writes no more
+                kept = self._kept(request["folders"])
+                left = left_running(float(request["settle"])) if request["settle"] and status == "exited" else 0
+            except folders.Overfull:
+                status, code = "disk", None
         self._end_all()
         self._drain()
         files = {name: data for name in request["fetch"] if (data := self._fetched(name)) is not None}
-        self._reply({"status": status, "code": code, **self._texts(), "files": files})
+        self._reply({"status": status, "code": code, **self._texts(), "files": files, "folders": kept, "left": left})
+
+    def _kept(self, more: dict[str, Any]) -> dict[str, Any]:
+        """Return what the kept folders hold; raises Overfull where it is more than may be written."""
+        found, left = {}, int(self._limits["disk_mb"]) * 2**20
+        for path, facts in more.items():
+            if facts["kept"]:
+                found[path], size = folders.read(path, facts["entries"], left)
+                left -= size
+        return found
 
     def _wait(self, end: float) -> int:
         """Return the wait status of the program; raises Stopped at a limit."""

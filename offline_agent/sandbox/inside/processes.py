@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import time
 
 
 def lower(what: int, soft: int, hard: int) -> None:
@@ -52,6 +53,25 @@ def resident() -> int:
                     parts = file.read().split()
                 total += int(parts[1]) - int(parts[2])  # what is shared with the parent counts once, there
     return total * resource.getpagesize()
+
+
+def left_running(seconds: float) -> int:
+    """Return how many other processes of this namespace still run after so many seconds; zombies do not.
+
+    They were stopped; they get the time to end by themselves.
+    """
+    end = time.monotonic() + seconds
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGCONT)
+    while True:
+        count = 0
+        for name in os.listdir("/proc"):
+            if name.isdigit() and name != "1":
+                with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat") as file:
+                    count += file.read().rpartition(")")[2].split()[0] not in "ZX"
+        if not count or time.monotonic() > end:
+            return count
+        time.sleep(0.01)
 
 
 def kill_user(user: int) -> None:
