@@ -31,6 +31,7 @@ ADAPTERS: dict[str, str] = {
     "gym": "offline_agent.envs.adapters.gym",
     "mcp": "offline_agent.envs.adapters.mcp",
     "openenv": "offline_agent.envs.adapters.openenv",
+    "tau2": "offline_agent.envs.adapters.tau2",
     "textarena": "offline_agent.envs.adapters.textarena",
 }
 """Modules that adapt environments of other projects, by the word before the colon of `env=gym:ID`."""
