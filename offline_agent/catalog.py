@@ -28,6 +28,7 @@ ENVIRONMENTS: dict[str, str] = {
 }
 
 ADAPTERS: dict[str, str] = {
+    "aviary": "offline_agent.envs.adapters.aviary",
     "gym": "offline_agent.envs.adapters.gym",
     "mcp": "offline_agent.envs.adapters.mcp",
     "openenv": "offline_agent.envs.adapters.openenv",

@@ -43,8 +43,8 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
             f"env: tools called {', '.join(sorted(taken))} cannot be adapted, the contract has these names"
         )
     members: dict[str, Any] = {
-        "name": rest, "version": found.version, "_domain": found, "_tool_schemas": tools, "system_prompt": _prompt(found),
-        "__module__": __name__,
+        "name": rest, "version": found.version, "_domain": found, "_tool_schemas": tools,
+        "system_prompt": _prompt(found), "__module__": __name__,
     }  # fmt: skip
     return type("Tau2Environment", (_Tau2,), {**members, **{name: _method(name) for name in names}})
 
@@ -237,9 +237,15 @@ class _Tau2(Environment):
                 if is_ != goal]  # fmt: skip
 
     def _assertions(self) -> list[str]:
-        asserted = self._task.evaluation_criteria.env_assertions or ()
-        return [f"{in_words(one.func_name, one.arguments)} is not {one.assert_value}" for one in asserted
-                if not self._state.run_env_assertion(one, raise_assertion_error=False)]  # fmt: skip
+        out = []
+        for one in self._task.evaluation_criteria.env_assertions or ():
+            told = f"{in_words(one.func_name, one.arguments)} is not {one.assert_value}"
+            try:
+                met = self._state.run_env_assertion(one, raise_assertion_error=False)
+            except (ValueError, LookupError) as error:  # there is nothing of which it could be asserted
+                met, told = False, f"{told}: {error}"
+            out += [] if met else [told]
+        return out
 
     def _told(self) -> list[str]:
         from tau2.evaluator.evaluator_communicate import CommunicateEvaluator

@@ -185,7 +185,8 @@ def _module(name: str, package: Path) -> Any:
     names = _names(package)
     if name not in names:
         raise ConfigError(
-            f"env: got tau2:{name}, allowed: {', '.join(names)} (folders of src/tau2/domains).{did_you_mean(name, names)}"
+            f"env: got tau2:{name}, allowed: {', '.join(names)} (folders of src/tau2/domains)."
+            f"{did_you_mean(name, names)}"
         )
     try:
         logs = importlib.import_module("loguru")
@@ -237,4 +238,7 @@ def _splits(given: Mapping[str, list[str]] | None, tasks: Mapping[str, Any]) -> 
             found["validation" if lot == 0 and wanted[name] == "train" else wanted[name]].append(name)
         elif not named:
             found["validation" if lot == 0 else "test" if lot == 1 else "train"].append(name)
+    for split in ("validation", "test"):
+        if not found[split] and len(found["train"]) > 1:
+            found[split].append(found["train"].pop())
     return {split: tuple(names) for split, names in found.items()}
