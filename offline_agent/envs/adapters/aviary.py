@@ -91,7 +91,7 @@ class _Aviary(Environment):
         return cls._source.tasks(split, tasks)
 
     def reset(self, **task: Any) -> str:
-        """Start with `split` and `index` of a dataset, with the text `task`, or with a `seed`."""
+        """Start with `data` (a dataset's split) and `index`, with the text `task`, or with a `seed`."""
         self.terminated, self._silent = False, 0
         self._rewards.begin()
         with self._chance.put_in_place(int(task.get("seed", task.get("index", 0)))):
@@ -180,13 +180,13 @@ class _Source:
 
     def tasks(self, split: str, tasks: Any) -> Iterator[dict[str, Any]]:
         """Yield the tasks of a split."""
-        count = self._length(split) if self._of_data else None
+        count = self._length(self._names[split]) if self._of_data else None
         if count is not None:
             if tasks is not None:
                 raise ConfigError(f"env.tasks: got {tasks!r}, allowed: nothing, {self._rest} has tasks of its own")
             for index in range(count):
                 if self._by_split or _lot(index) == split:
-                    yield {"split": split, "index": index}
+                    yield {"data": self._names[split] if self._by_split else "all", "index": index}
         elif isinstance(tasks, list | tuple):
             if self._of_data or not all(isinstance(text, str) for text in tasks):
                 raise ConfigError(f"env.tasks: got {tasks!r}, allowed: a number of seeds, or texts for an environment")
@@ -203,7 +203,7 @@ class _Source:
         """Return the environment of a task."""
         if not self._of_data:
             return self._cls.from_task(task["task"]) if "task" in task else self._cls(**self._options)
-        data = self._dataset(str(task.get("split", "train")))
+        data = self._dataset(self._names["train"] if task.get("data", "all") == "all" else str(task["data"]))
         return data.get_new_env_by_idx(int(task["index"])) if "index" in task else data.get_new_env()
 
     def _length(self, split: str) -> int | None:
@@ -215,7 +215,7 @@ class _Source:
     def _dataset(self, split: str) -> Any:
         key = split if self._by_split else ""
         if key not in self._data:
-            own = {"split": self._names[split]} if self._by_split else {}
+            own = {"split": split} if self._by_split else {}
             self._data[key] = self._cls(**self._options, **own)
         return self._data[key]
 
