@@ -51,7 +51,7 @@ def _call(name: str, **arguments: Any) -> Action:
 
 def test_it_passes_the_conformance_suite(spec: EnvSpec) -> None:
     report = check_environment(spec, tasks=5)
-    assert report.passed, report
+    assert report.passed, str(report)
 
 
 def test_tasks_are_those_of_the_checkouts_splits_that_something_but_a_language_model_judges(spec: EnvSpec) -> None:
