@@ -166,10 +166,10 @@ class _Source:
         parameters = inspect.signature(self._cls).parameters
         self._options, self._of_data = dict(options), issubclass(self._cls, TaskDataset)
         self._by_split = self._of_data and "split" in parameters and "split" not in options
-        if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-            if unknown := [key for key in options if key not in parameters]:
-                names = ", ".join(parameters) or "none"
-                raise ConfigError(f"env.options: got {unknown[0]!r}, allowed: {names} (arguments of {rest})")
+        open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        if not open_ended and (unknown := [key for key in options if key not in parameters]):
+            names = ", ".join(parameters) or "none"
+            raise ConfigError(f"env.options: got {unknown[0]!r}, allowed: {names} (arguments of {rest})")
         if splits is not None and not (isinstance(splits, Mapping) and self._by_split and set(splits) <= set(_SPLITS)):
             raise ConfigError(
                 f"env.splits: got {splits!r}, allowed: names for {', '.join(_SPLITS)}, where the constructor of a "

@@ -194,6 +194,8 @@ def _module(name: str, package: Path) -> Any:
         pass
     else:
         logs.logger.disable("tau2")  # it tells each answer of each tool
+    for needed in ("evaluator_communicate", "evaluator_action"):  # so that what they need is missed now
+        importlib.import_module(f"tau2.evaluator.{needed}")
     return importlib.import_module(f"tau2.domains.{name}.environment")
 
 
