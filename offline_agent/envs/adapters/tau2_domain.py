@@ -207,7 +207,7 @@ def _listed(module: Any, name: str, subset: str | None) -> list[Any]:
     """Return the tasks of a subset, or those that the domain lists."""
     if subset is None:
         return list(module.get_tasks())
-    known = getattr(module, "get_tasks_split", dict)()
+    known: Mapping[str, list[str]] = getattr(module, "get_tasks_split", dict)()
     if subset not in known:
         names = ", ".join(known) or "none"
         raise ConfigError(f"env.subset: got {subset!r}, allowed: {names} (of {name}'s split_tasks.json)")
