@@ -102,7 +102,7 @@ $(VENV)/.docs: $(VENV)/.base
 
 # in one go: pip looks at everything that is there each time
 $(VENV)/.test: $(VENV)/.dev
-	$(PIP) -e ".[dev,babyai,bfcl,browser,gym,mcp,ray,textarena,textworld]"
+	$(PIP) -e ".[dev,aviary,babyai,bfcl,browser,gym,mcp,ray,textarena,textworld]"
 	$(BFCL)
 	@$(JAVA)
 	@touch $@ $(VENV)/.bfcl $(VENV)/.textworld

@@ -28,10 +28,12 @@ ENVIRONMENTS: dict[str, str] = {
 }
 
 ADAPTERS: dict[str, str] = {
+    "aviary": "offline_agent.envs.adapters.aviary",
     "gym": "offline_agent.envs.adapters.gym",
     "harbor": "offline_agent.envs.adapters.harbor",
     "mcp": "offline_agent.envs.adapters.mcp",
     "openenv": "offline_agent.envs.adapters.openenv",
+    "tau2": "offline_agent.envs.adapters.tau2",
     "textarena": "offline_agent.envs.adapters.textarena",
 }
 """Modules that adapt environments of other projects, by the word before the colon of `env=gym:ID`."""

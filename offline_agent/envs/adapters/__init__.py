@@ -1,4 +1,4 @@
-"""Environments of other projects, by name: gym:ID, harbor:FOLDER, mcp:COMMAND, openenv:URL, textarena:ID.
+"""Environments of other projects, by name, such as `env=gym:ID`, `env=mcp:COMMAND`, `env=tau2:DOMAIN`.
 
 An adapter is a function `adapt(rest, args) -> class` in a module of its own: it is given what stands after the colon
 and the arguments of `env`, and returns a class with the contract of `envs.base`. Its library is imported there alone.

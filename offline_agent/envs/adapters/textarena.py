@@ -6,14 +6,11 @@ their states belong to the game's: they are put in place for a call and taken ou
 
 from __future__ import annotations
 
-import contextlib
-import random
-import sys
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from offline_agent.envs.adapters import seeds
+from offline_agent.envs.adapters.chance import Chance
 from offline_agent.envs.adapters.rewards import Bounds
 from offline_agent.envs.base import Environment
 from offline_agent.errors import ConfigError, did_you_mean
@@ -29,7 +26,7 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
         known = sorted(known.removesuffix("-raw") for known in ENV_REGISTRY if known.endswith("-raw"))
         raise ConfigError(f"env: TextArena has no game {rest!r}.{did_you_mean(rest, known)}")
     options, moves = args.get("options") or {}, args.get("moves")
-    with _Chance().put_in_place():
+    with Chance().put_in_place():
         game = textarena.make(name, **options)
         try:
             game.reset(num_players=1, seed=0)
@@ -50,47 +47,6 @@ def _of_moves(moves: Any) -> dict[str, Any]:
     shape = {"type": "object", "required": ["action"],
              "properties": {"action": {"type": "string", "enum": list(moves), "description": "The move."}}}  # fmt: skip
     return {"type": "function", "function": {"name": "act", "description": "Make a move.", "parameters": shape}}
-
-
-class _Chance:
-    """States of the shared random generators, which a game has to itself in its calls."""
-
-    _lock: ClassVar[threading.RLock] = threading.RLock()  # the generators are one for all threads
-
-    def __init__(self) -> None:
-        self._own: tuple[Any, ...] | None = None
-
-    @contextlib.contextmanager
-    def put_in_place(self, seed: int | None = None) -> Iterator[None]:
-        """Let code draw from the game's states, and print to stderr; begin with a seed where one is given."""
-        with self._lock, contextlib.redirect_stdout(sys.stderr):
-            outside = _states()
-            try:
-                if seed is not None:
-                    _seed(seed)
-                elif self._own is not None:
-                    _set_states(self._own)
-                yield
-            finally:
-                self._own = _states()
-                _set_states(outside)
-
-
-def _states() -> tuple[Any, ...]:
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), None if numpy is None else numpy.random.get_state()
-
-
-def _set_states(states: tuple[Any, ...]) -> None:
-    random.setstate(states[0])
-    if states[1] is not None:
-        sys.modules["numpy"].random.set_state(states[1])
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed)
 
 
 class _Game(Environment):
@@ -120,7 +76,7 @@ class _Game(Environment):
         import textarena
 
         self._bounds = Bounds(self._id, low, high)
-        self._chance = _Chance()
+        self._chance = Chance()
         self._reward: float | None = None
         self.terminated = False
         with self._chance.put_in_place(0):
