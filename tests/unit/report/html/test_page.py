@@ -76,16 +76,18 @@ def test_a_page_that_fails_costs_no_run(
     folder = tmp_path / "run"
     assert main(tiny_pipeline.COMMAND, ["tracking.uri=null", f"run_dir={folder}"]) == 0
     out, err = capsys.readouterr()
-    assert "counted 3" in out and "out of ink" in err and "pipelines.report run_dir=" in err
+    assert "counted 3" in out and "report:" not in out and "out of ink" in err and "pipelines.report run_dir=" in err
     assert RunFiles(folder).manifest["status"] == "done"
 
 
-def test_the_page_can_be_left_out(tmp_path: Path) -> None:
+def test_the_page_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["tracking.uri=null", "count=1"]
     assert main(tiny_pipeline.COMMAND, [*given, "report=false", f"run_dir={tmp_path / 'without'}"]) == 0
+    assert "report:" not in capsys.readouterr().out
     assert main(tiny_pipeline.COMMAND, [*given, f"run_dir={tmp_path / 'with'}"]) == 0
     there = [(tmp_path / name / "report.html").exists() for name in ("without", "with")]
     assert there == [False, True]
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {tmp_path / 'with' / 'report.html'}"
 
 
 def test_the_command_writes_where_it_is_told_and_refuses_what_is_no_run(
