@@ -10,7 +10,8 @@ from typing import Any
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.report.html import pairs as page_pairs
 from offline_agent.report.html import tree_view
-from offline_agent.report.html.overview import advice, figures
+from offline_agent.report.html.figures import figures
+from offline_agent.report.html.overview import advice
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.text import number, pretty, read, turn
 from offline_agent.runner.next_steps import command

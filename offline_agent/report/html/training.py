@@ -94,7 +94,9 @@ def iterations(run: RunFiles) -> list[dict[str, Any]]:
 
 
 def over_calls(run: RunFiles) -> dict[str, Any] | None:
-    """Return the curve of held-out success over the tool calls that the searches of a loop had made until then."""
+    """Return the curve of held-out success over the tool calls of a loop's searches; None for another command."""
+    if run.command != "iterate":
+        return None
     points, calls = [], 0
     for record in run.summary.get("iterations") or ():
         points.append((float(calls), record["incumbent"]["success"]["mean"]))
