@@ -25,6 +25,7 @@ from offline_agent.report.html import (
 )
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.samples import Sample
+from offline_agent.runner.next_steps import command
 from offline_agent.store.files import write_atomic
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def _render(run: RunFiles, scores: Scores | None) -> tuple[str, dict[str, tuple[
         "over_calls": _part(run, "success over calls", training.over_calls, None),
         "findings": _part(run, "the findings of the watch", training.findings, []),
         "ends": _part(run, "the means at both ends", training.ends, []),
+        "online": _part(run, "the table from offline to online", training.online, []),
     }
     if run.attempts:
         players = evaluation.players(run)
@@ -142,7 +144,8 @@ def _render(run: RunFiles, scores: Scores | None) -> tuple[str, dict[str, tuple[
         cost=_part(run, "the cost", overview.cost, []), advice=_part(run, "what to do next", overview.advice, []),
         closing=_part(run, "the closing table", overview.closing, ""), relatives=lineage.relatives(run),
         reasons=run.reasons(), stages=list(training.stages(run)), training=learnt, faults=run.faults,
-        script=script, style=style, script_hash=_hash(script),
+        rewrite=command("report", [f"run_dir={run.path}", "model=PATH"]), script=script, style=style,
+        script_hash=_hash(script),
     )  # fmt: skip
     return html, {name: (len(sample.items), sample.total) for name, sample in samples.items()}
 

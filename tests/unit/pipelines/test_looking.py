@@ -75,12 +75,24 @@ def test_compare_says_that_chance_alone_is_no_difference(
     assert told["comparisons"][0]["p_holm"] == told["comparisons"][0]["p_value"]
     assert compare.main([*runs, runs[0]]) == 0
     assert "3 paired comparisons" in (out := capsys.readouterr().out) and "seed0 (2)" in out and "not told apart" in out
+    assert "tasks needed to tell two apart like that: " in out and " for 5 points" in out
     assert compare.main([runs[0], str(search), "mode=greedy", "confidence=2", "odd=1"]) == 2
     said = capsys.readouterr().err
     assert all(word in said for word in ("confidence: got '2'", "odd: unknown key"))
     assert compare.main([runs[0], str(search)]) == 2 and "not by evaluate" in capsys.readouterr().err
     assert compare.main([*runs, "mode=greedy"]) == 2
     assert "allowed: what all runs have: sampled" in capsys.readouterr().err
+
+
+def test_compare_bounds_the_noise_of_single_attempts_and_says_how_to_measure_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    runs = [str(evaluated(tmp_path / f"s{seed}", f"seed={seed}", "attempts=1", "report=false")) for seed in (0, 1)]
+    capsys.readouterr()
+    assert compare.main(runs) == 0
+    out = capsys.readouterr().out
+    assert "below ± " in out and "attempts=2 or more" in out and " for 10 points" in out
 
 
 class _Server(http.server.BaseHTTPRequestHandler):
