@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+from offline_agent.report import calibrate
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.text import pretty
 
@@ -34,6 +36,21 @@ def checks(run: RunFiles) -> list[dict[str, Any]]:
         rest = {key: value for key, value in data.items() if key not in ("results", "biases", "report_version")}
         out.append({"heading": heading, "file": name, "rest": pretty(rest) if rest else "", "checks": found,
                     "words": words})  # fmt: skip
+    return out
+
+
+def tables(run: RunFiles) -> list[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
+    """Return (caption, headings, rows) of what a calibration found, by length and by position."""
+    out: list[tuple[str, Sequence[str], list[tuple[str, ...]]]] = []
+    if run.command != "calibrate" or not run.summary:
+        return out
+    summary = run.summary
+    if (judged := summary["pointwise"]) is not None:
+        caption = f"{summary['judge']} against the verifier"
+        out.append((caption, calibrate.JUDGE_COLUMNS, list(calibrate.judge_rows(judged, summary["length"]))))
+    if (compared := summary["pairwise"]) is not None:
+        caption = f"{summary['compare']} against the verifier, {compared['pairs']} pairs in both orders"
+        out.append((caption, ("comparisons", "share"), list(calibrate.comparator_rows(compared))))
     return out
 
 

@@ -131,6 +131,7 @@ def _render(run: RunFiles, scores: Scores | None) -> tuple[str, dict[str, tuple[
             "tasks": by_task[:LINES], "total": len(by_task),
         }  # fmt: skip
     views["checks"] = checks.checks(run)
+    views["calibration"] = _part(run, "the tables of the calibration", checks.tables, [])
     present = {
         "trees": views["trees"], "pairs": views["pairs"], "trajectories": views["trajectories"],
         "training": learnt["charts"] or learnt["iterations"], "evaluation": views["evaluation"],
