@@ -190,6 +190,8 @@ def _work(
             show(f"report: {page}")  # no part of the table: the page holds the table, also where it is written anew
     except BaseException as error:
         progress.close()
+        if isinstance(error, Stopped) and config.tracking.uri is not None:
+            say(f"{command.name}: {error}: tracking is being told; another Ctrl-C skips that")
         tracker.close("KILLED" if isinstance(error, Stopped) else "FAILED")
         raise
     tracker.close()

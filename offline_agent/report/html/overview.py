@@ -57,12 +57,16 @@ def facts(run: RunFiles) -> list[tuple[str, str]]:
         ("judge", str(judge.get("name") or "") if isinstance(judge, Mapping) else ""),
         ("tasks", _tasks(config.get("tasks"), run.summary)),
         ("seed", str(config.get("seed"))),
-        ("started, ended", f"{manifest.get('started')}, {manifest.get('ended') or 'not ended'}"),
+        ("started, ended", f"{_time(manifest.get('started'))}, {_time(manifest.get('ended')) or 'not ended'}"),
         ("gone on with", f"{len(manifest['resumed'])} times" if manifest.get("resumed") else ""),
         ("machine", f"{machine.get('host')}, {machine.get('cores')} cores, Python {machine.get('python')}"),
         ("code", f"version {manifest.get('version')}, commit {str(manifest.get('git_commit'))[:12]}"),
     ]  # fmt: skip
     return [(name, text) for name, text in out if text]
+
+
+def _time(stamp: Any) -> str:
+    return str(stamp or "").replace("T", " ").replace("+00:00", " UTC")
 
 
 def _source(source: Any) -> str:

@@ -50,6 +50,7 @@ def test_inspect_shows_trees_nodes_pairs_and_trajectories_as_plain_text(
     assert "reward 1.00" in told(f"trajectory={task}")
     found = told("search=WINDOW.hacked = 1", "n=2").splitlines()
     assert len(found) == 3 and found[-1].endswith("shows all") and "messages[" in found[0]
+    assert "</pre></details>" in told("search=WINDOW.hacked = 1", "n=1", "full=true") and "</pre>" not in found[0]
 
 
 def test_inspect_names_what_there_is(search: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,12 +55,20 @@ def test_a_run_of_any_kind_and_state_has_a_page(tmp_path: Path) -> None:
     for folder in (tmp_path / "begun", trained(tmp_path / "trained")):
         assert page.write(folder).faults == ()
     text = (tmp_path / "trained" / "report.html").read_text()
-    assert "kl, update 17" in text and "success over calls" in text
+    assert "kl, update 17" in text and "success over calls" in text and "the last rounds, online model" in text
+
+
+def test_a_summary_of_another_version_costs_a_part_of_the_page_and_no_more(run_dir: Path, tmp_path: Path) -> None:
+    older = shutil.copytree(run_dir, tmp_path / "older")
+    summary = json.loads((older / "summary.json").read_text())
+    del summary["rejudged"]
+    (older / "summary.json").write_text(json.dumps(summary))
+    done = page.write(older)
+    assert ["the cost left out (KeyError: 'rejudged')" in fault for fault in done.faults].count(True) == 1
+    assert "Not readable" in done.path.read_text() and done.shown["trees"] == (3, 3)
 
 
 def test_a_broken_table_is_named_and_left_out(run_dir: Path, tmp_path: Path) -> None:
-    import shutil
-
     broken = shutil.copytree(run_dir, tmp_path / "broken")
     file = next((broken / "trajectories").glob("*.parquet"))
     file.write_bytes(file.read_bytes()[:-9])
