@@ -85,6 +85,20 @@ def test_compare_says_that_chance_alone_is_no_difference(
     assert "allowed: what all runs have: sampled" in capsys.readouterr().err
 
 
+def test_compare_says_where_two_runs_are_of_one_model(
+    evaluations: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    runs = []
+    for name, model, of in (("a", "m1", 0), ("b", "m1", 1), ("c", "m2", 0)):
+        runs.append(shutil.copytree(evaluations[of], tmp_path / name))
+        manifest = json.loads((runs[-1] / "manifest.json").read_text())
+        manifest["policy"]["model_hash"] = model
+        (runs[-1] / "manifest.json").write_text(json.dumps(manifest))
+    assert compare.main([str(run) for run in runs]) == 0
+    assert capsys.readouterr().out.count(", the same model") == 1
+
+
 def test_compare_bounds_the_noise_of_single_attempts_and_says_how_to_measure_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
