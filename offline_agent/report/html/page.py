@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import in_words
 from offline_agent.report.html import (
@@ -30,8 +30,6 @@ from offline_agent.store.files import write_atomic
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-T = TypeVar("T")
 
 NAME = "report.html"
 BUDGET = {"trees": 3_200_000, "pairs": 1_200_000, "trajectories": 500_000, "evaluation": 1_000_000}
@@ -151,7 +149,7 @@ def _render(run: RunFiles, scores: Scores | None) -> tuple[str, dict[str, tuple[
     return html, {name: (len(sample.items), sample.total) for name, sample in samples.items()}
 
 
-def _part(run: RunFiles, name: str, make: Callable[[RunFiles], T], empty: T) -> T:
+def _part(run: RunFiles, name: str, make: Callable[[RunFiles], Any], empty: Any) -> Any:
     """Return a part of the page; `empty`, and one more fault, where a summary of another version cannot be read."""
     try:
         return make(run)
