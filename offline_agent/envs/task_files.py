@@ -16,6 +16,27 @@ Read = Callable[[Mapping[str, Any], str], dict[str, Any]]
 where a value cannot be used."""
 
 
+def json_file(path: Path, key: str) -> Any:
+    """Return the content of a JSON file; of a file named *.jsonl the list of its lines.
+
+    Args:
+        path: The file.
+        key: The configuration key, for messages.
+
+    Raises:
+        ConfigError: It is not there, or is no such file.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{key}: there is no file {str(path)!r}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return json.loads(text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key}: {str(path)!r} cannot be read as JSON: {error}") from error
+
+
 def rows(path: str, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line number and object of each line of a file.
 

@@ -21,6 +21,8 @@ from offline_agent.evaluation.statistics import (
 
 POWER = 0.8
 """Probability with which a true difference of the given size shall be found."""
+SIZES = (0.10, 0.05, 0.02)
+"""True differences for which the tasks needed are told in every case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,14 @@ class Entry:
         attempts: Number of scored attempts on the panel.
         noise: Half width of the 95 % interval of the difference between two evaluations of this same policy, on these
             tasks and with as many attempts; None where no task has two scored attempts, so that it is not known.
+        noise_at_most: An upper bound of it, where it is not known; see `noise_bound`.
     """
 
     name: str
     success: Estimate
     attempts: int
     noise: float | None
+    noise_at_most: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,10 @@ class Contrast:
         difference: With interval and p-value, over the panel's tasks.
         p_holm: The p-value corrected for the number of comparisons (Holm 1979); None as the p-value is.
         tasks_needed: Tasks that tell a true difference of this size apart with probability `POWER`, at the error of
-            Bonferroni's correction for as many comparisons; None where the difference is 0 or has no spread.
-        detectable: The true difference that the panel's tasks tell apart like that; None where there is no spread.
+            Bonferroni's correction for as many comparisons; None where the difference is 0.
+        detectable: The true difference that the panel's tasks tell apart like that.
+        spread: Standard deviation of the tasks' differences.
+        assumed: Whether the tasks showed no spread, so that `independent_spread` stands for it.
     """
 
     one: str
@@ -59,7 +65,9 @@ class Contrast:
     difference: Difference
     p_holm: float | None
     tasks_needed: int | None
-    detectable: float | None
+    detectable: float
+    spread: float
+    assumed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +79,14 @@ class Panel:
         left_out: Number of the other tasks.
         entries: The evaluations, in the order given.
         contrasts: Every two of them.
+        plan: (true difference, tasks that tell it apart) for each of `SIZES`, by the contrast with the largest spread.
     """
 
     tasks: tuple[str, ...]
     left_out: int
     entries: tuple[Entry, ...]
     contrasts: tuple[Contrast, ...]
+    plan: tuple[tuple[float, int], ...]
 
 
 def compare(
@@ -107,7 +117,8 @@ def compare(
             name,
             mean_over_tasks(outcomes, confidence, resamples, seed),
             sum(score is not None for scores in outcomes.values() for score in scores),
-            noise_floor(outcomes),
+            noise := noise_floor(outcomes),
+            noise_bound(outcomes) if noise is None else None,
         )
         for name, outcomes in on_panel.items()
     ]
@@ -117,15 +128,16 @@ def compare(
     alpha = (1 - confidence) / len(pairs)
     contrasts = []
     for (a, b), difference, p_holm in zip(pairs, found, corrected, strict=True):
-        spread = _spread(on_panel[a], on_panel[b])
+        measured = _spread(on_panel[a], on_panel[b])
+        spread = measured or independent_spread(on_panel[a], on_panel[b])
+        needed = tasks_needed(difference.mean, spread, alpha) if difference.mean else None
         contrasts.append(
-            Contrast(
-                a, b, difference, p_holm, tasks_needed(difference.mean, spread, alpha),
-                detectable(len(tasks), spread, alpha),
-            )
-        )  # fmt: skip
+            Contrast(a, b, difference, p_holm, needed, detectable(len(tasks), spread, alpha), spread, not measured)
+        )
     everything = set().union(*(outcomes.keys() for outcomes in evaluations.values()))
-    return Panel(tuple(tasks), len(everything) - len(tasks), tuple(entries), tuple(contrasts))
+    widest = max(contrast.spread for contrast in contrasts)
+    plan = tuple((size, tasks_needed(size, widest, alpha)) for size in SIZES)
+    return Panel(tuple(tasks), len(everything) - len(tasks), tuple(entries), tuple(contrasts), plan)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -167,23 +179,55 @@ def noise_floor(outcomes: Outcomes) -> float | None:
     return 1.96 * math.sqrt(2 * mean_of_tasks / len(attempts))
 
 
-def tasks_needed(difference: float | None, spread: float | None, alpha: float, power: float = POWER) -> int | None:
+def noise_bound(outcomes: Outcomes) -> float | None:
+    """Return a bound of the noise floor from the attempts at different tasks, where no task has two.
+
+    1.96 sqrt(2 s^2 / n), s^2 the unbiased variance of the n tasks' means: by the law of total variance it holds the
+    variance between tasks on top of that of a task's attempts, so the true floor is lower, the more the tasks differ.
+
+    Args:
+        outcomes: Success of each attempt by task; None = unscored.
+
+    Returns:
+        Half width of the 95 % interval of the difference, at most; None for fewer than two tasks.
+    """
+    means = list(task_means(outcomes).values())
+    if len(means) < 2:
+        return None
+    mean = math.fsum(means) / len(means)
+    variance = math.fsum((value - mean) ** 2 for value in means) / (len(means) - 1)
+    return 1.96 * math.sqrt(2 * variance / len(means))
+
+
+def independent_spread(one: Outcomes, other: Outcomes) -> float:
+    """Return the standard deviation of a task's difference if both evaluations solved tasks independently.
+
+    sqrt(p (1 - p) + q (1 - q)), p and q the means over n tasks, each as (n mean + 1) / (n + 2) so that neither is 0 or
+    1. Evaluations on the same tasks mostly succeed on the same ones; then the true spread is smaller.
+    """
+    variance = 0.0
+    for outcomes in (one, other):
+        means = list(task_means(outcomes).values())
+        share = (math.fsum(means) + 1) / (len(means) + 2)
+        variance += share * (1 - share)
+    return math.sqrt(variance)
+
+
+def tasks_needed(difference: float, spread: float, alpha: float, power: float = POWER) -> int:
     """Return the tasks that tell a difference apart: ((z_{1-alpha/2} + z_power) spread / difference)^2, rounded up.
 
     Args:
-        difference: True difference of the means; None or 0 = no number is enough.
-        spread: Standard deviation of the tasks' differences; None or 0 = not known.
+        difference: True difference of the means; not 0.
+        spread: Standard deviation of the tasks' differences; above 0.
         alpha: Two-sided error of the test.
         power: Probability to find it.
     """
-    if not difference or not spread:
-        return None
     return max(2, math.ceil((_z(alpha, power) * spread / abs(difference)) ** 2))
 
 
-def detectable(tasks: int, spread: float | None, alpha: float, power: float = POWER) -> float | None:
+def detectable(tasks: int, spread: float, alpha: float, power: float = POWER) -> float:
     """Return the difference that so many tasks tell apart; arguments as `tasks_needed`."""
-    return None if not spread else _z(alpha, power) * spread / math.sqrt(tasks)
+    return _z(alpha, power) * spread / math.sqrt(tasks)
 
 
 def _z(alpha: float, power: float) -> float:

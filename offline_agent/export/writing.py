@@ -21,7 +21,7 @@ from offline_agent.training.data.reading import TokenReader, read_rows
 
 @dataclass
 class Exported:
-    """What was written.
+    """Counts of what was written.
 
     Attributes:
         rows: Rows by file.

@@ -109,7 +109,7 @@ class Swapped:
 
     @property
     def settled(self) -> int | None:
-        """What both orders agree on; 0 where they disagree, None where the judge cannot say in one of them."""
+        """The verdict of both orders; 0 where they disagree, None where the judge cannot say in one of them."""
         if self.forward is None or self.backward is None:
             return None
         return self.forward if self.forward == self.backward else 0

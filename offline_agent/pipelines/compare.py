@@ -23,7 +23,7 @@ from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.runner.terminal import is_file, say, show
 
 if TYPE_CHECKING:
-    from offline_agent.evaluation.panel import Contrast, Panel
+    from offline_agent.evaluation.panel import Contrast, Entry, Panel
     from offline_agent.evaluation.statistics import Outcomes
 
 _KEYS = ("mode", "confidence", "json")
@@ -127,17 +127,26 @@ def _table(panel: Panel, models: Mapping[str, str | None], mode: str, confidence
         table.add_column(name, justify="left" if name == "run" else "right", overflow="fold")
     for entry in panel.entries:
         success = entry.success
-        noise = "one attempt a task" if entry.noise is None else f"± {100 * entry.noise:.1f}"
         table.add_row(
             entry.name, f"{100 * (success.mean or 0):.1f} %",
-            f"{100 * (success.low or 0):.1f} to {100 * (success.high or 0):.1f}", str(entry.attempts), noise,
+            f"{100 * (success.low or 0):.1f} to {100 * (success.high or 0):.1f}", str(entry.attempts),
+            _noise(entry, mode),
         )  # fmt: skip
-    tests = Table(title=f"{len(panel.contrasts)} paired comparisons, p-values corrected by Holm")
+    count = len(panel.contrasts)
+    tests = Table(title=f"{count} paired comparison{'' if count == 1 else 's'}, p-values corrected by Holm")
     for name in ("one", "other", "difference, points", "p", "p corrected", "says", "tasks needed"):
         tests.add_column(name, justify="left" if name in ("one", "other", "says") else "right", overflow="fold")
     for contrast in panel.contrasts:
         tests.add_row(*_contrast(contrast, 1 - confidence, _same(contrast, models)))
-    return Group(table, tests, "\n".join(_notes(panel)))
+    return Group(table, tests, "\n".join(_notes(panel, mode)))
+
+
+def _noise(entry: Entry, mode: str) -> str:
+    if entry.noise is not None:
+        return f"± {100 * entry.noise:.1f}"
+    if mode == "greedy":
+        return "nothing is sampled"
+    return "not known" if entry.noise_at_most is None else f"below ± {100 * entry.noise_at_most:.1f}"
 
 
 def _same(contrast: Contrast, models: Mapping[str, str | None]) -> bool:
@@ -157,17 +166,41 @@ def _contrast(contrast: Contrast, error: float, same: bool) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _notes(panel: Panel) -> Iterator[str]:
+def _notes(panel: Panel, mode: str) -> Iterator[str]:
     if panel.left_out:
         yield f"{panel.left_out} tasks were left out: not all runs scored them"
     yield (
         "noise floor: two evaluations of the same model on these tasks differ by no more than this in 95 of 100 cases; "
         "a smaller difference is no news"
     )
+    if any(entry.noise is None for entry in panel.entries):
+        yield _unknown_noise(mode)
     yield "tasks needed: to find a true difference as large as the measured one in 4 of 5 evaluations"
-    least = [one.detectable for one in panel.contrasts if one.detectable is not None]
-    if least:
-        yield f"these {len(panel.tasks)} tasks find true differences of {100 * max(least):.1f} points or more like that"
+    least = 100 * max(one.detectable for one in panel.contrasts)
+    yield f"these {len(panel.tasks)} tasks find true differences of {least:.1f} points or more like that"
+    needed = ", ".join(f"{tasks:,} for {100 * size:.0f} points" for size, tasks in panel.plan)
+    yield f"tasks needed to tell two apart like that: {needed}"
+    if any(one.assumed for one in panel.contrasts):
+        yield (
+            "where two had the same difference on every task, these figures are as if they succeeded independently of "
+            "each other: fewer tasks may be enough"
+        )
+
+
+def _unknown_noise(mode: str) -> str:
+    """Say why the noise floor is not known, and how to get it."""
+    if mode == "greedy":
+        return (
+            "  of greedy attempts it is 0 where model and environment are deterministic; to see whether they are, "
+            "evaluate the same model twice and compare both"
+        )
+    bound = "  with one attempt a task it is not known, only a bound of it, which holds the spread between tasks too"
+    remedy = {
+        "sampled": "evaluate with attempts=2 or more tells it",
+        "best_of_n": "evaluate the same model with another seed, and compare both",
+        "mcts": "evaluate the same model with another seed, and compare both",
+    }
+    return f"{bound}; {remedy.get(mode, remedy['mcts'])}"
 
 
 def _to_json(panel: Panel, models: Mapping[str, str | None], mode: str) -> dict[str, Any]:
@@ -176,15 +209,18 @@ def _to_json(panel: Panel, models: Mapping[str, str | None], mode: str) -> dict[
         "tasks": len(panel.tasks),
         "tasks_left_out": panel.left_out,
         "runs": [
-            {"name": entry.name, "success": entry.success.to_json(), "attempts": entry.attempts, "noise": entry.noise}
+            {"name": entry.name, "success": entry.success.to_json(), "attempts": entry.attempts, "noise": entry.noise,
+             "noise_at_most": entry.noise_at_most}
             for entry in panel.entries
         ],
         "comparisons": [
             {"one": one.one, "other": one.other, **one.difference.to_json(), "p_holm": one.p_holm,
              "same_model": _same(one, models),
-             "tasks_needed": one.tasks_needed, "detectable": one.detectable}
+             "tasks_needed": one.tasks_needed, "detectable": one.detectable, "spread": one.spread,
+             "spread_assumed": one.assumed}
             for one in panel.contrasts
         ],
+        "plan": [{"difference": size, "tasks": tasks} for size, tasks in panel.plan],
     }  # fmt: skip
 
 

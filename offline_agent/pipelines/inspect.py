@@ -84,7 +84,7 @@ def _lines(run_dir: Path, keys: Mapping[str, str]) -> Iterator[str]:
     elif "trajectory" in keys:
         yield from inspection.trajectories(run, keys["trajectory"], short)
     elif "search" in keys:
-        yield from inspection.search(run, keys["search"], int(keys.get("n", "20")))
+        yield from inspection.search(run, keys["search"], int(keys.get("n", "20")), short)
     else:
         yield from inspection.overview(run)
     for fault in run.faults:

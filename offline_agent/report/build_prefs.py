@@ -16,6 +16,7 @@ from offline_agent.envs.census import Census
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report import cuts
+from offline_agent.report.closing import data_lines, figures_table
 from offline_agent.report.findings import commonest, findings
 from offline_agent.report.servers import Elsewhere, of_servers, tables
 from offline_agent.runner.components import Parts
@@ -314,19 +315,13 @@ class Figures:
 def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table."""
     from rich.console import Group
-    from rich.table import Table
 
-    table = Table(title=f"build_prefs: {summary['policy']} in {summary['environment']} ({summary['split']})")
-    table.add_column("what")
-    table.add_column("figure", justify="right")
-    table.add_column("note")
-    for row in _table_rows(summary):
-        table.add_row(*row)
+    title = f"build_prefs: {summary['policy']} in {summary['environment']} ({summary['split']})"
+    table = figures_table(title, _table_rows(summary))
+    load = f';\n                load_dataset("parquet", data_files="{path}/preferences/*.parquet")'
     where = copyable(
         f"\nWritten to {path}\n"
-        f"  preferences/  {summary['pairs_total']} pairs, those of several turns a side in multiturn_preferences/;\n"
-        f'                load_dataset("parquet", data_files="{path}/preferences/*.parquet")\n'
-        f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
+        f"{data_lines(summary, load)}"
         f"  trajectories/ {summary['trajectories']} branches; trees/ {summary['tasks']} trees; "
         "quarantine.jsonl says what was refused and why\n"
     )

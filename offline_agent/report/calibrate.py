@@ -20,9 +20,9 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     parts: list[Any] = []
     if (judged := summary["pointwise"]) is not None:
         table = Table(title=f"{summary['judge']} against the verifier")
-        for column in ("trajectories", "judged", "agreement", "kappa", "false positives", "false negatives"):
+        for column in JUDGE_COLUMNS:
             table.add_column(column, justify="left" if column == "trajectories" else "right")
-        for row in _judge_rows(judged, summary["length"]):
+        for row in judge_rows(judged, summary["length"]):
             table.add_row(*row)
         parts.append(table)
         if judged["unscored"]:
@@ -31,14 +31,19 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         table = Table(title=f"{summary['compare']} against the verifier, {compared['pairs']} pairs in both orders")
         table.add_column("comparisons")
         table.add_column("share", justify="right")
-        for row in _comparator_rows(compared):
+        for row in comparator_rows(compared):
             table.add_row(*row)
         parts.append(table)
     told = summary["biases"] or ["no bias by length or position is proven at this confidence"]
     return Group(*parts, copyable("\n".join([*told, f"Written to {path / 'calibration.json'}"])))
 
 
-def _judge_rows(judged: Mapping[str, Any], unit: str) -> Iterator[tuple[str, ...]]:
+JUDGE_COLUMNS = ("trajectories", "judged", "agreement", "kappa", "false positives", "false negatives")
+"""Headings of `judge_rows`."""
+
+
+def judge_rows(judged: Mapping[str, Any], unit: str) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a judge's table: all trajectories, then each class of length."""
     yield "all", *_cells(judged)
     for part in judged["by_length"]:
         yield f"{part['length']['from']:g} to {part['length']['to']:g} {unit}", *_cells(part)
@@ -50,7 +55,8 @@ def _cells(part: Mapping[str, Any]) -> tuple[str, ...]:
     return f"{part['judged']:,}", shares[0], "–" if kappa is None else f"{kappa:.2f}", shares[1], shares[2]
 
 
-def _comparator_rows(compared: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def comparator_rows(compared: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the rows of a comparator's table: a name and a share with its interval."""
     yield "right", share(compared["accuracy"])
     yield "right where the success stood first", share(compared["by_position"]["success_first"])
     yield "right where the success stood second", share(compared["by_position"]["success_second"])

@@ -11,6 +11,7 @@ from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.logs.linking import Linked
 from offline_agent.logs.replays import Replays
 from offline_agent.report.build_prefs import Figures
+from offline_agent.report.closing import data_lines, figures_table
 from offline_agent.report.findings import commonest
 from offline_agent.runner.next_steps import command
 from offline_agent.runner.terminal import copyable
@@ -129,18 +130,11 @@ class ImportFigures:
 def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table."""
     from rich.console import Group
-    from rich.table import Table
 
-    table = Table(title=f"import_logs: {', '.join(summary['formats'])}")
-    table.add_column("what")
-    table.add_column("figure", justify="right")
-    table.add_column("note")
-    for row in _table_rows(summary):
-        table.add_row(*row)
+    table = figures_table(f"import_logs: {', '.join(summary['formats'])}", _table_rows(summary))
     where = copyable(
         f"\nWritten to {path}\n"
-        f"  preferences/  {summary['pairs_total']} pairs, those of several turns a side in multiturn_preferences/\n"
-        f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
+        f"{data_lines(summary)}"
         f"  trajectories/ {summary['trajectories']} episodes; trees/ {summary['trees']} trees; "
         "quarantine.jsonl says what was refused and why\n"
     )

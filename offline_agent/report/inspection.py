@@ -10,7 +10,8 @@ from typing import Any
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.report.html import pairs as page_pairs
 from offline_agent.report.html import tree_view
-from offline_agent.report.html.overview import advice, figures
+from offline_agent.report.html.figures import figures
+from offline_agent.report.html.overview import advice
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.text import number, pretty, read, turn
 from offline_agent.runner.next_steps import command
@@ -44,9 +45,7 @@ class Shortener:
         """Yield the lines of messages."""
         for message in map(turn, messages):
             who = f"{indent}[{message['role']}{' ' + message['name'] if message['name'] else ''}] "
-            said = " ".join(part for part in (message["text"], message["calls"]) if part)
-            if self.full and message["text"] and message["calls"]:
-                said = f"{message['text']}\n{message['calls']}"
+            said = ("\n" if self.full else " → ").join(part for part in (message["text"], message["calls"]) if part)
             yield who + self.text(said, " " * len(who))
 
 
@@ -62,15 +61,27 @@ def overview(run: RunFiles) -> Iterator[str]:
     yield f"holds: {', '.join(held) or 'no rows'}"
     for kind, rule, count, _ in run.reasons()[:5]:
         yield f"refused: {count:,} {kind}: {rule}"
-    yield from (line.strip() for line in advice(run) if "inspect" not in line)
+    after = [line.strip() for line in advice(run) if "inspect" not in line]
+    yield from (["next:", *(f"  {line}" for line in after)] if after else [])
     yield "look at it:"
-    for keys, about in (
-        ("tree=TASK", "its search tree; node=N for one node"), ("pair=N", "a pair; pairs are numbered from 0"),
-        ("pair=N kind=step order=doubtful", "those whose confidence is lowest first"),
-        ("trajectory=TASK", "what was done"), ("search=TEXT", "where a text occurs"),
-        ("full=true", "with any of these: texts whole"),
-    ):  # fmt: skip
-        yield f"  {command('inspect', [str(run.path), *keys.split()])}   {about}"
+    ways = list(_ways(run))
+    lines = [(command("inspect", [str(run.path), *keys]), about) for keys, about in ways]
+    longest = max(len(line) for line, _ in lines)
+    yield from (f"  {line:{longest}}   {about}" for line, about in lines)
+
+
+def _ways(run: RunFiles) -> Iterator[tuple[list[str], str]]:
+    """Yield the keys that show something of this run, with names that it has."""
+    trees = sorted(run.tree_ids())
+    if trees:
+        yield [f"tree={trees[0]}"], "a search tree, by its task; node=N for one node"
+    if run.pairs:
+        yield ["pair=0"], "a pair; pairs are numbered from 0"
+        yield ["pair=0", "order=doubtful"], "the pair whose confidence is lowest; kind=KIND, task=TASK"
+    if run.trajectories:
+        yield [f"trajectory={run.trajectories[0]['task_id']}"], "what was done at a task"
+    yield ["search=TEXT"], "where a text occurs in messages and verdicts"
+    yield ["search=TEXT", "full=true"], "full=true, with any of these: texts whole"
 
 
 def tree(run: RunFiles, task: str, node: int | None, short: Shortener) -> Iterator[str]:
@@ -118,8 +129,9 @@ def _node(view: Mapping[str, Any], node: int, short: Shortener) -> Iterator[str]
     for place in reversed(way):
         for said in view["panels"][place]["turns"]:
             who = f"  [{said['role']}] "
-            yield who + short.text("\n".join(part for part in (said["text"], said["calls"]) if part), " " * len(who))
-    yield "figures: " + ", ".join(f"{name} {value}" for name, value in panel["figures"])
+            told = ("\n" if short.full else " → ").join(part for part in (said["text"], said["calls"]) if part)
+            yield who + short.text(told, " " * len(who))
+    yield "figures: " + "; ".join(f"{name}: {value}" for name, value in panel["figures"])
     for proposal in panel["proposals"]:
         where = "not executed" if proposal["child"] is None else f"node {proposal['child']}"
         label = short.text(proposal["label"], " " * 60)
@@ -202,7 +214,7 @@ def trajectories(run: RunFiles, task: str, short: Shortener) -> Iterator[str]:
             yield f"  verdict: {short.text(pretty(read(row['verdict'])), '  ')}"
 
 
-def search(run: RunFiles, text: str, most: int) -> Iterator[str]:
+def search(run: RunFiles, text: str, most: int, short: Shortener) -> Iterator[str]:
     """Yield where a text occurs in the messages and verdicts of the tables, case ignored: place and surroundings."""
     sought, hits = re.compile(re.escape(text), re.IGNORECASE), 0
     for table in _TABLES:
@@ -213,8 +225,9 @@ def search(run: RunFiles, text: str, most: int) -> Iterator[str]:
                 for found in sought.finditer(said):
                     hits += 1
                     if hits <= most:
+                        place = f"{table} {at}, {row['task_id']}, {where}: "
                         around = said[max(0, found.start() - _EXCERPT) : found.end() + _EXCERPT]
-                        yield f"{table} {at}, {row['task_id']}, {where}: …{' '.join(around.split())}…"
+                        yield place + (short.text(said, "  ") if short.full else f"…{' '.join(around.split())}…")
     more = f"; the first {most} are shown, n={hits} shows all" if hits > most else ""
     yield f"{hits:,} found{more}"
 

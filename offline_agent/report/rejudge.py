@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.rejudge import RejudgeConfig
 from offline_agent.preferences.revaluation import Revalued
 from offline_agent.report.build_prefs import Figures
+from offline_agent.report.closing import data_lines, figures_table
 from offline_agent.report.findings import commonest
 from offline_agent.runner.next_steps import command
 from offline_agent.runner.terminal import copyable
@@ -78,18 +79,11 @@ class RejudgeFigures:
 def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table."""
     from rich.console import Group
-    from rich.table import Table
 
-    table = Table(title=f"rejudge: {summary['source']} by {summary['judge']}")
-    table.add_column("what")
-    table.add_column("figure", justify="right")
-    table.add_column("note")
-    for row in _table_rows(summary):
-        table.add_row(*row)
+    table = figures_table(f"rejudge: {summary['source']} by {summary['judge']}", _table_rows(summary))
     where = copyable(
         f"\nWritten to {path}; {summary['source']} is as it was\n"
-        f"  preferences/  {summary['pairs_total']} pairs, those of several turns a side in multiturn_preferences/\n"
-        f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
+        f"{data_lines(summary)}"
         f"  trajectories/ {summary['trajectories']} with the new verdicts, and in these the earlier ones\n"
     )
     return Group(table, where, copyable("\n".join(_next(summary, path))))

@@ -7,6 +7,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent import crash_notes
@@ -181,28 +182,37 @@ def _work(
         tracker.metrics(dict(_numbers(summary)))
         for name in ("manifest.json", "summary.json"):
             tracker.artifact(run.path / name)
-        if config.report and part != "--shard":
-            _report(command, extensions, session)
+        page = _report(command, extensions, session) if config.report and part != "--shard" else None
         show("shard done" if part == "--shard" else command.show(summary, run.path))  # before the wait for tracking
         if expectation is not None:
             show(expectation.show(summary["expected"]))
+        if page is not None:
+            show(f"report: {page}")  # no part of the table: the page holds the table, also where it is written anew
     except BaseException as error:
         progress.close()
+        if isinstance(error, Stopped) and config.tracking.uri is not None:
+            say(f"{command.name}: {error}: tracking is being told; another Ctrl-C skips that")
         tracker.close("KILLED" if isinstance(error, Stopped) else "FAILED")
         raise
     tracker.close()
     return summary
 
 
-def _report(command: Command[C, P], extensions: Extensions, session: Session[C]) -> None:
-    """Write the page of the run and send it to tracking; the run is done, whatever happens here."""
+def _report(command: Command[C, P], extensions: Extensions, session: Session[C]) -> Path | None:
+    """Write the page of the run, send it to tracking, and return its path; None where it could not be written.
+
+    The run is done, whatever happens here.
+    """
     again = f"python -m offline_agent.pipelines.report run_dir={shlex.quote(str(session.run.path))}"
+    page: Path | None = None
     try:
-        session.tracker.artifact(extensions.report(session.run.path))
+        page = extensions.report(session.run.path)
+        session.tracker.artifact(page)
     except Stopped as stop:
         session.say(f"{command.name}: stopped by {stop} while report.html was written; the run is done. {again}")
     except Exception as error:  # a fault of the page must not cost the run
         session.say(f"{command.name}: report.html was not written ({in_words(error)}); the run is done. {again}")
+    return page
 
 
 def _run(

@@ -13,6 +13,7 @@ from offline_agent.envs.audit.report import RULES
 from offline_agent.pipelines import audit, build_prefs
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import first_audit
+from tests.helpers.report import page_of
 
 ROOT = Path(__file__).parents[2]
 QUIZ = "env=tests.helpers.audited_environments:"
@@ -33,6 +34,8 @@ def test_a_sound_environment_passes_and_a_leak_fails(tmp_path: Path, capsys: pyt
     assert manifest["status"] == "done" and manifest["env"]["name"] == "GoldInPrompt"
     failed = [one for one in result(tmp_path / "bad")["results"] if one["status"] == "fail"]
     assert failed and all(one["evidence"] and one["rfc_008"] for one in failed)
+    page = page_of(tmp_path / "bad")
+    assert "checks: fail" in page and "semantic.no_solution_leakage/prompt" in page
 
 
 def test_a_failure_that_is_known_and_accepted_warns(tmp_path: Path) -> None:

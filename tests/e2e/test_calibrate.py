@@ -12,6 +12,7 @@ from offline_agent.pipelines import build_prefs, calibrate
 from offline_agent.pipelines.entry import main
 from offline_agent.records import Trajectory
 from tests.helpers.fake_server import FakeServer, serving
+from tests.helpers.report import page_of
 
 HERE = "tests.e2e.test_calibrate:"
 RUBRIC = Path(__file__).parents[2] / "configs" / "judges" / "rubric.yaml"
@@ -56,6 +57,8 @@ def test_the_verifier_itself_agrees_in_all_and_the_right_comparator_is_always_ri
     found = run(searched, tmp_path / "run", f"judge={HERE}own", f"compare={HERE}Right")
     assert found["pointwise"]["agreement"]["value"] == 1 and found["pointwise"]["kappa"] == 1
     assert found["pairwise"]["accuracy"]["value"] == 1 and found["biases"] == []
+    page = page_of(tmp_path / "run")
+    assert "pairs in both orders" in page and "pairs about which the order decided" in page
     rows = [json.loads(line) for line in (tmp_path / "run" / "judged.jsonl").read_text().splitlines()]
     assert len(rows) == found["pointwise"]["judged"] + found["pairwise"]["pairs"]
 

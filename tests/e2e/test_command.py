@@ -96,7 +96,8 @@ def test_a_run_writes_its_directory_and_says_where(tmp_path: Path) -> None:
     assert status == 0, err
     (run,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"tiny-\d{8}-\d{6}", run.name)
-    assert out == f"counted 3, written to runs/{run.name}\n" and f"writing to runs/{run.name}" in err
+    assert out == f"counted 3, written to runs/{run.name}\nreport: runs/{run.name}/report.html\n"
+    assert f"writing to runs/{run.name}" in err
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["status"] == "done" and manifest["config"]["run_dir"] == f"runs/{run.name}"
     assert manifest["seeds"] == {"run": 0} and manifest["hashes"]["task_set"] == "abc"

@@ -14,6 +14,7 @@ from offline_agent.search.serialization import tree_from_json
 from offline_agent.store.columns import known
 from offline_agent.store.run_directory import read_tree
 from offline_agent.store.tables import read_table
+from tests.helpers.report import page_of
 
 OFF = "tracking.uri=null"
 KINDS = "pairs.kinds=[step,trajectory]"
@@ -65,6 +66,7 @@ def test_the_same_verdicts_give_the_same_rows_and_the_run_stays(
     assert rejudge.main(rejudge.COMMAND, keys) == 0
     assert content(Path("s")) == before
     (new,) = Path("s/verdicts").iterdir()
+    assert "now a success" in page_of(new)
     for file in Path("s/trees").iterdir():
         old, anew = (tree_from_json(read_tree(path)) for path in (file, new / "trees" / file.name))
         assert [node.id for node in old.terminals()] == [node.id for node in anew.terminals()]

@@ -76,6 +76,13 @@ def evaluated(folder: Path, *keys: str) -> Path:
     return folder
 
 
+def page_of(run_dir: Path) -> str:
+    """Return the page of a run; every part of it must have been made."""
+    text = (run_dir / "report.html").read_text()
+    assert "Not readable" not in text
+    return text
+
+
 def trained(folder: Path, updates: int = 40) -> Path:
     """Write the records of an online training that the watch marked; return the run directory."""
     with RunDirectory.open(folder, config={"seed": 0}, facts={}, command="refine_grpo") as run:

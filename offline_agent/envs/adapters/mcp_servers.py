@@ -28,7 +28,7 @@ _TOLD_TO_THE_POLICY = (-32602, -32601)  # bad parameters, no such tool (JSON-RPC
 
 @dataclass(frozen=True)
 class Server:
-    """How a server is reached.
+    """Place and limits of a server.
 
     Attributes:
         place: Its command, or its address.

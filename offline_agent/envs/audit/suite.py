@@ -40,7 +40,7 @@ CHEAP = (
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """How thorough an audit is.
+    """Thoroughness of an audit.
 
     Attributes:
         tasks: Number of tasks of each split that are played.

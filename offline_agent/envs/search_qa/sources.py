@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from offline_agent.envs.search_qa import world
 from offline_agent.envs.search_qa.passages import Collection, Passage
+from offline_agent.envs.task_files import json_file
 from offline_agent.errors import ConfigError
 
 SPLITS = ("train", "validation", "test")
@@ -75,7 +75,7 @@ def find(passages: str | None) -> Collection:
 @lru_cache(maxsize=8)
 def _collection(path: str) -> Collection:
     found: dict[str, Passage] = {}
-    for title, text in _passages(_json(Path(path), "env.passages"), path):
+    for title, text in _passages(json_file(Path(path), "env.passages"), path):
         found.setdefault(title.casefold(), Passage(title, text))
     if not found:
         raise ConfigError(f"env.passages: {path!r} has no passages")
@@ -119,7 +119,7 @@ def _shape(path: str, told: str) -> ConfigError:
 
 @lru_cache(maxsize=8)
 def _rows(path: str) -> tuple[dict[str, Any], ...]:
-    data = _json(Path(path), "env.questions")
+    data = json_file(Path(path), "env.questions")
     if not isinstance(data, list) or not data:
         raise ConfigError(
             f"env.questions: {path!r} must be a list of questions, or a line of JSON for each; is {type(data).__name__}"
@@ -160,15 +160,3 @@ def _split(row: Mapping[str, Any], answer: str, path: str) -> str:
 
 def _texts(value: Any) -> bool:
     return isinstance(value, Iterable) and all(isinstance(one, str) for one in value)
-
-
-def _json(path: Path, key: str) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"{key}: there is no file {str(path)!r}")
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
-        return json.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{key}: {str(path)!r} cannot be read as JSON: {error}") from error

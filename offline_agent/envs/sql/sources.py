@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -13,6 +12,7 @@ from typing import Any
 from offline_agent.envs.sql import worlds
 from offline_agent.envs.sql.database import Database, file_database
 from offline_agent.envs.sql.questions import generate, split_of
+from offline_agent.envs.task_files import json_file
 from offline_agent.errors import ConfigError
 from offline_agent.judges.sql import ordering
 
@@ -137,7 +137,7 @@ def _spider(folder: Path, questions: str | None) -> Iterator[dict[str, Any]]:
 def _declared(path: Path) -> set[str] | None:
     if not path.is_file():
         return None
-    listed = _json(path, "env.database")
+    listed = json_file(path, "env.database")
     if not isinstance(listed, list) or not all(isinstance(one, dict) and "db_id" in one for one in listed):
         raise ConfigError(
             f"env.database: {str(path)!r} must be a list of databases with db_id, as in Spider's tables.json"
@@ -146,7 +146,7 @@ def _declared(path: Path) -> set[str] | None:
 
 
 def _rows_of(path: Path, key: str, find_file: Any, part: str | None) -> Iterator[dict[str, Any]]:
-    listed = _json(path, key)
+    listed = json_file(path, key)
     if not isinstance(listed, list) or not listed:
         raise ConfigError(
             f"{key}: {str(path)!r} must be a list of questions, or a line of JSON for each; is {type(listed).__name__}"
@@ -192,15 +192,3 @@ def _field(row: Any, names: tuple[str, ...], path: Path, key: str, number: int) 
             '{"question": "How many ...?", "gold": "SELECT ..."}, perhaps with db_id, ordered, split'
         )
     return found
-
-
-def _json(path: Path, key: str) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"{key}: there is no file {str(path)!r}")
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
-        return json.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{key}: {str(path)!r} cannot be read as JSON: {error}") from error

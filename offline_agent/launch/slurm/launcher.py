@@ -259,6 +259,8 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
     except (OSError, ValueError) as error:
         raise DataError(f"{run_dir / 'summary.json'}: not readable ({error}), though the run is done") from error
     terminal.show(command.show(summary, path))
+    if terminal.is_file(path / "report.html"):
+        terminal.show(f"report: {path / 'report.html'}")
     return DONE
 
 

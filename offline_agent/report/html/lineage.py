@@ -112,6 +112,10 @@ def relatives(run: RunFiles) -> list[Relative]:
 
 
 def _named(config: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    sources = config.get("source")
+    for one in sources if isinstance(sources, list) else [sources]:
+        if isinstance(one, str) and one:
+            yield "source", Path(one)
     for section, key in _PARENTS:
         value = (config.get(section) or {}).get(key) if isinstance(config.get(section), Mapping) else None
         for one in value if isinstance(value, list) else [value]:

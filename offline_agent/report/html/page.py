@@ -10,9 +10,22 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.report.html import checks, evaluation, lineage, overview, pairs, text, training, trajectories, trees
+from offline_agent.errors import in_words
+from offline_agent.report.html import (
+    checks,
+    evaluation,
+    figures,
+    lineage,
+    overview,
+    pairs,
+    text,
+    training,
+    trajectories,
+    trees,
+)
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.samples import Sample
+from offline_agent.runner.next_steps import command
 from offline_agent.store.files import write_atomic
 
 if TYPE_CHECKING:
@@ -97,35 +110,55 @@ def _render(run: RunFiles, scores: Scores | None) -> tuple[str, dict[str, tuple[
             "counts": trajectories.counts(run),
             "measured": any(any(v is not None for v in row["criticality"] or ()) for row in run.trajectories),
         }
-    curves, iterations = training.charts(run), training.iterations(run)
     learnt = {
-        "charts": curves, "iterations": iterations, "over_calls": training.over_calls(run) if iterations else None,
-        "findings": training.findings(run), "ends": training.ends(run),
-    }  # fmt: skip
+        "charts": _part(run, "the curves", training.charts, []),
+        "iterations": _part(run, "the iterations", training.iterations, []),
+        "over_calls": _part(run, "success over calls", training.over_calls, None),
+        "findings": _part(run, "the findings of the watch", training.findings, []),
+        "ends": _part(run, "the means at both ends", training.ends, []),
+        "online": _part(run, "the table from offline to online", training.online, []),
+    }
     if run.attempts:
         players = evaluation.players(run)
         samples["evaluation"] = evaluation.sample(players, BUDGET["evaluation"], render("task"))
         by_task = evaluation.by_task(players)
         views["evaluation"] = {
-            "figures": evaluation.figures(run.summary), "comparisons": evaluation.comparisons(run),
+            "figures": _part(run, "success by policy", lambda one: evaluation.figures(one.summary), []),
+            "comparisons": _part(run, "the comparison", evaluation.comparisons, []),
             "failures": evaluation.failures(players), "labels": [player.label for player in players],
             "tasks": by_task[:LINES], "total": len(by_task),
         }  # fmt: skip
     views["checks"] = checks.checks(run)
+    views["calibration"] = _part(run, "the tables of the calibration", checks.tables, [])
     present = {
         "trees": views["trees"], "pairs": views["pairs"], "trajectories": views["trajectories"],
-        "training": curves or iterations, "evaluation": views["evaluation"], "checks": views["checks"],
+        "training": learnt["charts"] or learnt["iterations"], "evaluation": views["evaluation"],
+        "checks": views["checks"],
     }  # fmt: skip
     tabs += [(name, name.capitalize()) for name, there in present.items() if there]
     script, style = _asset("page.js"), _asset("page.css")
     html = templates.get_template("page.html.jinja").render(
         title=f"{run.command} {run.path.resolve().name}", run=run, tabs=tabs, views=views, samples=samples,
-        facts=overview.facts(run), figures=overview.figures(run), cost=overview.cost(run),
-        advice=overview.advice(run), closing=overview.closing(run), relatives=lineage.relatives(run),
+        facts=overview.facts(run), figures=_part(run, "the figures", figures.figures, []),
+        cost=_part(run, "the cost", overview.cost, []), advice=_part(run, "what to do next", overview.advice, []),
+        closing=_part(run, "the closing table", overview.closing, ""), relatives=lineage.relatives(run),
         reasons=run.reasons(), stages=list(training.stages(run)), training=learnt, faults=run.faults,
-        script=script, style=style, script_hash=_hash(script),
+        rewrite=command("report", [f"run_dir={run.path}", "model=PATH"]), script=script, style=style,
+        script_hash=_hash(script),
     )  # fmt: skip
     return html, {name: (len(sample.items), sample.total) for name, sample in samples.items()}
+
+
+def _part(run: RunFiles, name: str, make: Callable[[RunFiles], Any], empty: Any) -> Any:
+    """Return a part of the page; `empty`, and one more fault, where a summary of another version cannot be read."""
+    try:
+        return make(run)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        version = run.manifest.get("version")
+        run.faults.append(
+            f"{run.path / 'summary.json'}: {name} left out ({in_words(error)}); version {version} wrote it"
+        )
+        return empty
 
 
 def _pairs_of(run: RunFiles) -> RunFiles:

@@ -80,6 +80,7 @@ def view(row: Mapping[str, Any], number_: int, decode: Decode | None, after: Cha
             "verdict": None if verdict is None else f"{verdict['verifier']}: {number(verdict['score'])}",
             "evidence": "" if verdict is None else pretty(verdict.get("evidence") or verdict.get("error") or ""),
             "tokens": None if decode is None else list(tokens(row, side, decode, later)),
+            "logps": _sums(row, side, later),
         })  # fmt: skip
     certificate = read(row["certificate"]) if row.get("certificate") else None
     return {
@@ -104,6 +105,18 @@ def view(row: Mapping[str, Any], number_: int, decode: Decode | None, after: Cha
             *([] if not certificate else [f"certificate {json.dumps(certificate.get('digest') or 'present')}"]),
         ],
     }  # fmt: skip
+
+
+def _sums(row: Mapping[str, Any], side: str, after: Sequence[float] | None) -> str:
+    """Return the log-probability of all tokens of a side that the policy sampled, before and after training."""
+    logps, mask = row[f"ref_{side}_logps"], row[f"{side}_mask"]
+    if logps is None or mask is None:
+        return ""
+    before = sum(value for value, sampled in zip(logps, mask, strict=True) if sampled)
+    if after is None:
+        return f"log-probability {before:.2f}"
+    later = sum(value for value, sampled in zip(after, mask, strict=True) if sampled)
+    return f"log-probability {before:.2f} before training, {later:.2f} after ({later - before:+.2f})"
 
 
 def tokens(

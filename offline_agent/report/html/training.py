@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offline_agent.report.html.charts import line
+from offline_agent.report.html.lineage import relatives
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.text import number, percent
 
@@ -77,24 +78,62 @@ def ends(run: RunFiles) -> list[tuple[str, str, str]]:
 
 
 def iterations(run: RunFiles) -> list[dict[str, Any]]:
-    """Return a line for each model that each iteration of `iterate` judged."""
-    out = []
+    """Return a line for each model that each iteration of `iterate` judged, with the tool calls of the loop until then.
+
+    Calls of searches and of online rounds are counted, those of evaluations are not.
+    """
+    out, calls = [], 0
     for record in run.summary.get("iterations") or ():
+        folder = run.path / f"iteration-{record['iteration']}"
         counts = record["tasks"]
         shared = {"iteration": record["iteration"], "searched": counts["searched"], "pairs": record["pairs_total"]}
         incumbent = record["incumbent"]
-        out.append({**shared, "model": "incumbent", **_success(incumbent["success"]), "verdict": "",
+        out.append({**shared, "model": "incumbent", **_success(incumbent["success"]), "calls": calls, "verdict": "",
                     "reason": ""})  # fmt: skip
+        calls += int(RunFiles(folder / "build_prefs").json("summary.json").get("tool_calls") or 0)
         for name, candidate in record["candidates"].items():
+            if name == "refine_grpo":
+                rollouts = RunFiles(folder / name).json("summary.json").get("rollouts") or {}
+                calls += int(rollouts.get("env_steps") or 0)
             won = name == record["promoted"]
             verdict = "promoted" if won else "passed" if candidate["passed"] else "refused"
-            out.append({**shared, "model": name, **_success(candidate["success"]), "verdict": verdict,
+            out.append({**shared, "model": _PHASES.get(name, name), **_success(candidate["success"]),
+                        "calls": calls, "verdict": verdict,
                         "reason": str(candidate.get("reason", "")).partition(": ")[2]})  # fmt: skip
     return out
 
 
+_PHASES = {
+    "train_sft": "offline: fine-tuned", "train_dpo": "offline: preferences", "refine_grpo": "online: refined",
+}  # fmt: skip
+"""Models of an iteration by the stage that made them."""
+
+
+def online(run: RunFiles) -> list[tuple[str, str, str, str]]:
+    """Return (model, success, where it was measured, environment steps) of `refine_grpo`, before and after.
+
+    The runs that its configuration names (the offline stages) stand first.
+    """
+    if run.command != "refine_grpo":
+        return []
+    out = []
+    for parent in relatives(run):
+        if parent.role.startswith("parent") and parent.headline is not None and parent.headline.value is not None:
+            said = f"{parent.headline.name}: {parent.headline.words}"
+            out.append((f"offline: {parent.path.name} ({parent.command})", said, "its own run", "–"))
+    training, rollouts = run.summary.get("training") or {}, run.summary.get("rollouts") or {}
+    ends = (("rounds_first", "the first rounds, offline model", None),
+            ("rounds_last", "the last rounds, online model", rollouts.get("env_steps")))  # fmt: skip
+    for key, name, steps in ends:
+        if (mean := (training.get(key) or {}).get("success_mean")) is not None:
+            out.append((name, percent(mean), "episodes of training tasks", number(steps)))
+    return out
+
+
 def over_calls(run: RunFiles) -> dict[str, Any] | None:
-    """Return the curve of held-out success over the tool calls that the searches of a loop had made until then."""
+    """Return the curve of held-out success over the tool calls of a loop's searches; None for another command."""
+    if run.command != "iterate":
+        return None
     points, calls = [], 0
     for record in run.summary.get("iterations") or ():
         points.append((float(calls), record["incumbent"]["success"]["mean"]))

@@ -38,7 +38,7 @@ def _reward(history: History) -> str:
 
 
 def _solved(history: History, settings: WatchSettings) -> bool | None:
-    """Whether nearly every roll-out succeeds; None where it is not known."""
+    """Return whether nearly every roll-out succeeds; None where it is not known."""
     recent = history.recent("success_mean") or history.recent("reward_mean")
     return median(recent) >= settings.solved if recent else None
 

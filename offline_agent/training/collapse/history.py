@@ -77,7 +77,7 @@ class History:
         return self.first(name), self.recent(name)
 
     def fell(self, name: str, share: float) -> bool:
-        """Whether a figure's latest window lies below a share of its start.
+        """Return whether a figure's latest window lies below a share of its start.
 
         The medians are compared, and no recent value may reach the start's median: a figure that is mostly zero with
         a few large values (the spread of very hard tasks) is noise, not a fall.
@@ -89,7 +89,7 @@ class History:
         return start > 0 and median(both[1]) < share * start and max(both[1]) < start
 
     def grew(self, name: str, factor: float) -> bool:
-        """Whether a figure's latest window lies above a multiple of its start; guarded as `fell` is."""
+        """Return whether a figure's latest window lies above a multiple of its start; guarded as `fell` is."""
         both = self.apart(name)
         if both is None:
             return False

@@ -234,7 +234,7 @@ def _without(mask: Sequence[int], attempt: Attempt) -> tuple[int, ...]:
 
 
 def _own(attempt: Attempt, turn: int) -> bool:
-    """Whether a turn is learnt from: the policy chose it, and not in the attempt that this one branched from."""
+    """Return whether a turn is trained on: the policy chose it, and not in the attempt this one branched from."""
     return turn not in attempt.explored and (attempt.branch is None or turn >= attempt.branch[1])
 
 

@@ -49,7 +49,7 @@ class RewardModel:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of the weights."""
         return next(self.model.parameters()).device  # type: ignore[no-any-return]
 
     def encode(self, context: Context) -> list[int]:

@@ -50,6 +50,7 @@ def test_inspect_shows_trees_nodes_pairs_and_trajectories_as_plain_text(
     assert "reward 1.00" in told(f"trajectory={task}")
     found = told("search=WINDOW.hacked = 1", "n=2").splitlines()
     assert len(found) == 3 and found[-1].endswith("shows all") and "messages[" in found[0]
+    assert "</pre></details>" in told("search=WINDOW.hacked = 1", "n=1", "full=true") and "</pre>" not in found[0]
 
 
 def test_inspect_names_what_there_is(search: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,12 +76,38 @@ def test_compare_says_that_chance_alone_is_no_difference(
     assert told["comparisons"][0]["p_holm"] == told["comparisons"][0]["p_value"]
     assert compare.main([*runs, runs[0]]) == 0
     assert "3 paired comparisons" in (out := capsys.readouterr().out) and "seed0 (2)" in out and "not told apart" in out
+    assert "tasks needed to tell two apart like that: " in out and " for 5 points" in out
     assert compare.main([runs[0], str(search), "mode=greedy", "confidence=2", "odd=1"]) == 2
     said = capsys.readouterr().err
     assert all(word in said for word in ("confidence: got '2'", "odd: unknown key"))
     assert compare.main([runs[0], str(search)]) == 2 and "not by evaluate" in capsys.readouterr().err
     assert compare.main([*runs, "mode=greedy"]) == 2
     assert "allowed: what all runs have: sampled" in capsys.readouterr().err
+
+
+def test_compare_says_where_two_runs_are_of_one_model(
+    evaluations: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    runs = []
+    for name, model, of in (("a", "m1", 0), ("b", "m1", 1), ("c", "m2", 0)):
+        runs.append(shutil.copytree(evaluations[of], tmp_path / name))
+        manifest = json.loads((runs[-1] / "manifest.json").read_text())
+        manifest["policy"]["model_hash"] = model
+        (runs[-1] / "manifest.json").write_text(json.dumps(manifest))
+    assert compare.main([str(run) for run in runs]) == 0
+    assert capsys.readouterr().out.count(", the same model") == 1
+
+
+def test_compare_bounds_the_noise_of_single_attempts_and_says_how_to_measure_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    runs = [str(evaluated(tmp_path / f"s{seed}", f"seed={seed}", "attempts=1", "report=false")) for seed in (0, 1)]
+    capsys.readouterr()
+    assert compare.main(runs) == 0
+    out = capsys.readouterr().out
+    assert "below ± " in out and "attempts=2 or more" in out and " for 10 points" in out
 
 
 class _Server(http.server.BaseHTTPRequestHandler):

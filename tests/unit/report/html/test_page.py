@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,12 +55,20 @@ def test_a_run_of_any_kind_and_state_has_a_page(tmp_path: Path) -> None:
     for folder in (tmp_path / "begun", trained(tmp_path / "trained")):
         assert page.write(folder).faults == ()
     text = (tmp_path / "trained" / "report.html").read_text()
-    assert "kl, update 17" in text and "success over calls" in text
+    assert "kl, update 17" in text and "success over calls" in text and "the last rounds, online model" in text
+
+
+def test_a_summary_of_another_version_costs_a_part_of_the_page_and_no_more(run_dir: Path, tmp_path: Path) -> None:
+    older = shutil.copytree(run_dir, tmp_path / "older")
+    summary = json.loads((older / "summary.json").read_text())
+    del summary["rejudged"]
+    (older / "summary.json").write_text(json.dumps(summary))
+    done = page.write(older)
+    assert ["the cost left out (KeyError: 'rejudged')" in fault for fault in done.faults].count(True) == 1
+    assert "Not readable" in done.path.read_text() and done.shown["trees"] == (3, 3)
 
 
 def test_a_broken_table_is_named_and_left_out(run_dir: Path, tmp_path: Path) -> None:
-    import shutil
-
     broken = shutil.copytree(run_dir, tmp_path / "broken")
     file = next((broken / "trajectories").glob("*.parquet"))
     file.write_bytes(file.read_bytes()[:-9])
@@ -76,16 +86,18 @@ def test_a_page_that_fails_costs_no_run(
     folder = tmp_path / "run"
     assert main(tiny_pipeline.COMMAND, ["tracking.uri=null", f"run_dir={folder}"]) == 0
     out, err = capsys.readouterr()
-    assert "counted 3" in out and "out of ink" in err and "pipelines.report run_dir=" in err
+    assert "counted 3" in out and "report:" not in out and "out of ink" in err and "pipelines.report run_dir=" in err
     assert RunFiles(folder).manifest["status"] == "done"
 
 
-def test_the_page_can_be_left_out(tmp_path: Path) -> None:
+def test_the_page_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["tracking.uri=null", "count=1"]
     assert main(tiny_pipeline.COMMAND, [*given, "report=false", f"run_dir={tmp_path / 'without'}"]) == 0
+    assert "report:" not in capsys.readouterr().out
     assert main(tiny_pipeline.COMMAND, [*given, f"run_dir={tmp_path / 'with'}"]) == 0
     there = [(tmp_path / name / "report.html").exists() for name in ("without", "with")]
     assert there == [False, True]
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {tmp_path / 'with' / 'report.html'}"
 
 
 def test_the_command_writes_where_it_is_told_and_refuses_what_is_no_run(

@@ -50,10 +50,13 @@ def test_checks_are_shown_with_their_evidence_and_an_unknown_status_is_no_pass(t
         {"check_id": "a", "about": "it holds", "status": "pass", "evidence": "", "measured": {}},
         {"check_id": "b", "status": "skip", "evidence": "no expert", "measured": {"n": 1}},
         {"check_id": "c", "status": "fail"},
+        {"check_id": "d", "status": "odd"},
     ]
     (tmp_path / "audit.json").write_text(json.dumps({"results": listed, "verdict": "fail"}))
     (tmp_path / "calibration.json").write_text(json.dumps({"biases": ["position"], "kappa": 0.1}))
     audit, calibration = checks(RunFiles(tmp_path))
-    assert [check["tone"] for check in audit["checks"]] == ["good", "warn", "bad"]
-    assert audit["checks"][0]["name"] == "a: it holds" and "no expert" in audit["checks"][1]["evidence"]
+    tones = {check["name"]: check["tone"] for check in audit["checks"]}
+    assert list(tones.items()) == [("c", "bad"), ("d", "warn"), ("a", "good"), ("b", "quiet")]
+    assert audit["checks"][2]["about"] == "it holds" and "no expert" in audit["checks"][3]["evidence"]
+    assert audit["words"] == "1 fail, 1 odd, 1 pass, 1 skip"
     assert [check["name"] for check in calibration["checks"]] == ["position"] and "0.1" in calibration["rest"]
