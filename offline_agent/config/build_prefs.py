@@ -29,8 +29,8 @@ class EnvSection(Plugged):
     _known = field_validator("name")(lambda name: known_name("env", name))
     name: str = key(
         "shop", "babyai, bfcl, browser, code, math, repo, retail, search_qa, shop, sql, textworld, module:Class of "
-        "your own, or an adapted one: aviary:MODULE:CLASS, gym:ID, harbor:FOLDER, mcp:COMMAND, openenv:URL, tau2:DOMAIN, "
-        "textarena:ID (env=NAME is short for env.name=NAME)",
+        "your own, or, of others, aviary:, gym:, harbor:, mcp:, openenv:, tau2:, textarena:... "
+        "(docs/environments.md; env=NAME is short for env.name=NAME)",
     )  # fmt: skip
     python: str | None = key(
         None, "path of the Python interpreter (3.11 or newer) that has what the environment needs; it runs there, in "
