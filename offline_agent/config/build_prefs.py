@@ -30,7 +30,7 @@ class EnvSection(Plugged):
     name: str = key(
         "shop", "babyai, bfcl, browser, code, math, repo, retail, search_qa, shop, sql, textworld, module:Class of "
         "your own, or, of others, aviary:, gym:, harbor:, mcp:, openenv:, tau2:, textarena:... "
-        "(docs/environments.md; env=NAME is short for env.name=NAME)",
+        "(docs/environments.md)",
     )  # fmt: skip
     python: str | None = key(
         None, "path of the Python interpreter (3.11 or newer) that has what the environment needs; it runs there, in "
