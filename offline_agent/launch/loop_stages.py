@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offline_agent.config.build_prefs import BuildPrefsConfig, PolicySection, SearchSection, TasksSection
+from offline_agent.config.build_prefs import BuildPrefsConfig, JudgeSection, PolicySection, SearchSection, TasksSection
 from offline_agent.config.evaluate import AgainstSection, EvaluateConfig, EvaluateTasks, TestTimeSection
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.refine_grpo import OfflineSection, RefineGrpoConfig, RefineTasks
+from offline_agent.config.self_judge import judges_itself, with_model
 from offline_agent.config.training import DpoDataSection, ModelSection, SftDataSection, TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError
 from offline_agent.launch.stages import Stage
@@ -66,11 +67,12 @@ class LoopStages:
     def build_prefs(self, iteration: int, model: Model, tasks: Path) -> Stage:
         """Return the stage that searches the tasks of a file with a model."""
         loop = self.config
-        sections = ("env", "judge", "limits", "sandbox", "search", "reward", "pairs", "filtered")
+        sections = ("env", "limits", "sandbox", "search", "reward", "pairs", "filtered")
         same = {name: getattr(loop, name) for name in sections}
         config = BuildPrefsConfig(
             **same,
             **self._common(iteration, "build_prefs"),
+            judge=self.judge(model),
             tasks=TasksSection(split=loop.tasks.split, n=None, file=str(tasks)),
             policy=self._policy(model),
             audit=loop.audit if iteration == 1 else "off",  # the environment is the same in every iteration
@@ -87,7 +89,7 @@ class LoopStages:
             batch=stage.batch,
             data=SftDataSection(runs=tuple(map(str, runs)), per_task=stage.per_task),
             env=self.config.env,
-            judge=self.config.judge,
+            judge=self.judge(model),
         )
         return Stage("train_sft", "train_sft", config)
 
@@ -121,14 +123,24 @@ class LoopStages:
         )
         return Stage("train_dpo", "train_dpo", config)
 
-    def refine(self, iteration: int, model: Model, tasks: Path, runs: Iterable[Path]) -> Stage:
-        """Return the online stage of a model on the tasks of a file, with the successes of runs replayed."""
+    def refine(
+        self, iteration: int, model: Model, tasks: Path, runs: Iterable[Path], searched: Model | None = None
+    ) -> Stage:
+        """Return the online stage of a model.
+
+        Args:
+            iteration: The iteration.
+            model: The model that is trained.
+            tasks: A file of tasks.
+            runs: Runs whose successes are replayed.
+            searched: The model that was searched with, the judge where a model judges itself; None = `model`.
+        """
         stage, found = self.config.refine, tuple(map(str, runs))
         config = RefineGrpoConfig(
             **self._common(iteration, "refine_grpo"),
             **self._training(model),
             env=self.config.env,
-            judge=self.config.judge,
+            judge=self.judge(searched or model),
             limits=self.config.limits,
             sandbox=self.config.sandbox,
             tasks=RefineTasks(n=None, file=str(tasks)),
@@ -158,7 +170,7 @@ class LoopStages:
         config = EvaluateConfig(
             **self._common(iteration, name, seed=self.seed(iteration, "held_out")),
             env=self.config.env,
-            judge=self.config.judge,
+            judge=JudgeSection() if held_out.judge == "environment" else self.config.judge,
             limits=self.config.limits,
             sandbox=self.config.sandbox,
             tasks=EvaluateTasks(split=held_out.split, n=None, file=str(tasks)),
@@ -170,6 +182,11 @@ class LoopStages:
             against=AgainstSection(run=None if against is None else str(against)),
         )
         return Stage(name, "evaluate", config)
+
+    def judge(self, model: Model) -> JudgeSection:
+        """Return the judge of an iteration that is searched with a model, which is the judge where it judges itself."""
+        judge = self.config.judge
+        return with_model(judge, str(model_folder(model.path))) if judges_itself(judge) else judge
 
     def seed(self, iteration: int, what: str) -> int:
         """Return the seed of a part of an iteration."""
