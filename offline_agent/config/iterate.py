@@ -8,7 +8,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import field_validator, model_validator
 
 from offline_agent.config.base import Section, key, section
-from offline_agent.config.build_prefs import ALL_KINDS, DEFAULT_ORIGINS, BuildPrefsConfig, PairKinds, PolicySection
+from offline_agent.config.build_prefs import (
+    ALL_KINDS,
+    DEFAULT_ORIGINS,
+    BuildPrefsConfig,
+    OnlineRewardSection,
+    PairKinds,
+    PolicySection,
+)
 from offline_agent.config.refine_grpo import (
     CriticSection,
     ObjectiveSection,
@@ -163,6 +170,9 @@ class IterateConfig(BuildPrefsConfig):
         strict=False,
     )  # fmt: skip
     lora: LoraSection = section(LoraSection, "low-rank adapters")
+    reward: OnlineRewardSection = section(
+        OnlineRewardSection, "weights of the composite reward; ranking is used by the online stage alone"
+    )
     held_out: HeldOutSection = section(HeldOutSection, "what the gate looks at")
     gate: GateSection = section(GateSection, "when a candidate replaces the incumbent")
     replay: ReplaySection = section(ReplaySection, "pairs of earlier iterations")

@@ -8,14 +8,22 @@ import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from offline_agent.config.build_prefs import BuildPrefsConfig, JudgeSection, PolicySection, SearchSection, TasksSection
+from offline_agent.config.build_prefs import (
+    BuildPrefsConfig,
+    JudgeSection,
+    PolicySection,
+    RewardSection,
+    SearchSection,
+    TasksSection,
+)
 from offline_agent.config.evaluate import AgainstSection, EvaluateConfig, EvaluateTasks, TestTimeSection
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.refine_grpo import OfflineSection, RefineGrpoConfig, RefineTasks
-from offline_agent.config.self_judge import judges_itself, with_model
+from offline_agent.config.self_judge import ranking_with_model, with_model
 from offline_agent.config.training import DpoDataSection, ModelSection, SftDataSection, TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError
 from offline_agent.launch.stages import Stage
@@ -67,12 +75,13 @@ class LoopStages:
     def build_prefs(self, iteration: int, model: Model, tasks: Path) -> Stage:
         """Return the stage that searches the tasks of a file with a model."""
         loop = self.config
-        sections = ("env", "limits", "sandbox", "search", "reward", "pairs", "filtered")
+        sections = ("env", "limits", "sandbox", "search", "pairs", "filtered")
         same = {name: getattr(loop, name) for name in sections}
         config = BuildPrefsConfig(
             **same,
             **self._common(iteration, "build_prefs"),
             judge=self.judge(model),
+            reward=RewardSection.model_validate(dict(loop.reward.model_extra or {})),
             tasks=TasksSection(split=loop.tasks.split, n=None, file=str(tasks)),
             policy=self._policy(model),
             audit=loop.audit if iteration == 1 else "off",  # the environment is the same in every iteration
@@ -151,7 +160,7 @@ class LoopStages:
                     "max_tokens": stage.rollouts.max_tokens or self.config.policy.max_tokens or 0,
                 }
             ),
-            reward=self.config.reward,
+            reward=ranking_with_model(self.config.reward, partial(_path, searched or model)),
             objective=stage.objective,
             critic=stage.critic,
             optimizer=stage.optimizer,
@@ -185,8 +194,7 @@ class LoopStages:
 
     def judge(self, model: Model) -> JudgeSection:
         """Return the judge of an iteration that is searched with a model, which is the judge where it judges itself."""
-        judge = self.config.judge
-        return with_model(judge, str(model_folder(model.path))) if judges_itself(judge) else judge
+        return with_model(self.config.judge, partial(_path, model))
 
     def seed(self, iteration: int, what: str) -> int:
         """Return the seed of a part of an iteration."""
@@ -212,6 +220,10 @@ class LoopStages:
         template = (policy.model_extra or {}).get("chat_template")
         section = ModelSection(path=model.path, tokenizer=absolute(policy.tokenizer), chat_template=template)
         return {"model": section, "lora": self.config.lora, "threads": self.config.threads}
+
+
+def _path(model: Model) -> str:
+    return str(model_folder(model.path))
 
 
 def write_tasks(file: Path, tasks: Iterable[Task]) -> None:

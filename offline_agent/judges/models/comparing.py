@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from offline_agent import catalog
 from offline_agent.errors import ConfigError
 from offline_agent.judges.models.asking import NoAnswer, Questions, as_data, model_of
 from offline_agent.judges.models.choosing import Choosing
 from offline_agent.judges.models.llm import LONGEST, told
 from offline_agent.judges.models.rubric import Rubric, load_rubric
+from offline_agent.judges.ranking import Compare
 from offline_agent.records import Trajectory, Verdict
 
 _RULES = (
@@ -138,3 +142,33 @@ def _listed(rubric: Rubric, seed: str) -> str:
     random.Random(seed).shuffle(criteria)
     lines = "\n".join(f"- {one.about} (weight {one.weight:g})" for one in criteria)
     return f"\n\nThe better attempt is the one of which this holds more:\n{lines}"
+
+
+def make_comparator(key: str, name: str, args: Mapping[str, Any]) -> Compare | None:
+    """Return the comparator of that name; None for `none`. A class is made with the arguments; a function takes none.
+
+    Args:
+        key: The configuration key, for messages.
+        name: none; comparison or llm: `LLMComparator`; or `module:callable`, called as compare(first, second), or with
+            a method of that name.
+        args: Its arguments.
+
+    Raises:
+        ConfigError: There is none of that name, or it does not take the arguments.
+    """
+    if name == "none":
+        if args:
+            raise ConfigError(f"{key}: got {', '.join(args)} without a comparator; name one, {key}=llm")
+        return None
+    ready = name in ("comparison", "llm")
+    if not ready and ":" not in name:
+        raise ConfigError(f"{key}: got {name!r}, allowed: none, llm, or module:callable of your own")
+    target = LLMComparator if ready else catalog.load(key, name)
+    if inspect.isclass(target):
+        target = target(**catalog.keywords(key, target, args, {}))
+    elif args:
+        raise ConfigError(f"{key}: {name} is a function, which takes no arguments of its own; make it a class")
+    found = getattr(target, "compare", target)
+    if not callable(found):
+        raise ConfigError(f"{key}: {name} is called as compare(first, second), and cannot be called")
+    return found  # type: ignore[no-any-return]

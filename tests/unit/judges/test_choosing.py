@@ -143,7 +143,7 @@ def test_a_model_that_judges_its_own_promotion_is_refused() -> None:
         with pytest.raises(ValueError, match="held_out.judge=environment"):
             IterateConfig.model_validate({"judge": section})
         made_of = IterateConfig.model_validate({"judge": section, "held_out": {"judge": "environment"}})
-        replaced = with_model(made_of.judge, "/m")
+        replaced = with_model(made_of.judge, lambda: "/m")
         assert judges_itself(made_of.judge) and not judges_itself(replaced)
         assert '"/m"' in json.dumps(replaced.model_dump()) and '"self"' not in json.dumps(replaced.model_dump())
     assert not judges_itself(JudgeSection.model_validate({"name": "reward_model", "path": "self"}))
