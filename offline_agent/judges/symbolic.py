@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -96,7 +97,19 @@ def compare(answer: str, gold: str, seconds: float = 10.0) -> SymbolicComparison
         gold: The right answer; one that cannot be read is an error.
         seconds: Time limit, after which the comparison is an error.
     """
+    try:
+        return _compared(answer, gold, seconds)
+    except _Failed as error:
+        return SymbolicComparison(error=str(error))
+
+
+class _Failed(Exception):
+    """A comparison failed; raised, so that it is tried again: a busy machine's time limit says nothing for good."""
+
+
+@functools.lru_cache(4096)
+def _compared(answer: str, gold: str, seconds: float) -> SymbolicComparison:
     outcome = _WORKER.ask(answer, gold, seconds)
     if outcome.get("error") is not None:
-        return SymbolicComparison(error=str(outcome["error"]))
+        raise _Failed(str(outcome["error"]))
     return SymbolicComparison(bool(outcome["equal"]), tuple(outcome["answer"]), tuple(outcome["gold"]))

@@ -6,6 +6,7 @@ parser ends in Python's `eval`: whatever a text does, it does to its own fork, a
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -70,4 +71,11 @@ def judge(answer: str, gold: str, seconds: float) -> str:
         return json.dumps({"error": f"the math-verify process was ended by {how}: too much memory, or too deep a text"})
 
 
-compared(r"$\frac{x^2+1}{2}$", r"$\sqrt{2}$")  # once here: forks then find the grammar's tables made
+_FIRST = (
+    (r"$\frac{x^2+1}{2}$", r"$\sqrt{2}$"), ("x^2+2x+1", "(x+1)^2"), (r"\sin(x)", r"\cos(x)"), ("x=3", "3"),
+    ("1/2", "0.5"), ("(1,2)", "[1,2)"), (r"\{1,2\}", r"\{2,1\}"), (r"50\%", "0.5"), ("2x+3=0", "x=-1.5"),
+)  # fmt: skip
+
+for _one, _other in _FIRST:  # once here: forks find the tables of the grammar, and SymPy's caches, made
+    compared(_one, _other)
+gc.freeze()  # a collection in a fork would copy every page
