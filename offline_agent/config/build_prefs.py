@@ -58,8 +58,8 @@ class JudgeSection(Plugged):
     _known = field_validator("name")(lambda name: known_name("judge", name))
     name: str = key(
         "environment", "environment = the environment's own get_reward; all_of, any_of, ensemble, exact_match, f1, "
-        "goal_state, hybrid, llm, mean_of, purchase, repository_tests, reward_model, rows, sql, subgoals, symbolic, "
-        "unit_tests, or module:callable of your own, whose verdicts then take its place everywhere (docs/verifiers.md)",
+        "goal_state, hybrid, llm, mean_of, planned, purchase, repository_tests, reward_model, rows, sql, subgoals, "
+        "symbolic, unit_tests, or module:callable of your own, whose verdicts then take its place everywhere (docs/verifiers.md)",
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from offline_agent.config.build_prefs import JudgeSection, OnlineRewardSection, RankingSection
 
-_JUDGES = ("llm", "comparison")
+_JUDGES = ("llm", "comparison", "planned")
 
 
 def judges_itself(judge: JudgeSection) -> bool:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from offline_agent import catalog
 from offline_agent.errors import ConfigError
-from offline_agent.judges.models.asking import NoAnswer
+from offline_agent.judges.models.asking import Ask, NoAnswer
 from offline_agent.judges.models.cache import AnswerCache
 
 SELF = "self"
@@ -35,6 +35,10 @@ class Checkpoint(Protocol):
 
     def probabilities(self, messages: Messages, begun: str, choices: Sequence[str]) -> list[float]:
         """Return the probability of each choice, float [choices], sum 1; see `Choosing.choose`."""
+        ...
+
+    def written(self, messages: Messages, most: int) -> str:
+        """Return the model's greedy answer, of at most so many tokens."""
         ...
 
 
@@ -127,6 +131,26 @@ class Choosing:
     def _loaded(self) -> Checkpoint:
         found: Checkpoint = catalog.load(f"{self._key}.path", LOADER)(str(self._folder), self.model, f"{self._key}.path")
         return found
+
+
+def writer(
+    key: str, path: str, other: Mapping[str, str | None], temperature: float, max_tokens: int
+) -> tuple[Ask, str]:
+    """Return a checkpoint as a model that is asked for text, and its name for the cache. It is loaded when it is asked.
+
+    Args:
+        key, path, other, temperature: See `Choosing`.
+        max_tokens: Most tokens of one answer.
+
+    Raises:
+        ConfigError: See `Choosing`.
+    """
+    chosen = Choosing(key, path, None, other, temperature)
+
+    def ask(messages: Messages, seed: int) -> str:
+        return chosen._loaded().written(messages, max_tokens)
+
+    return ask, chosen.model
 
 
 def _checked(key: str, path: str) -> Path:

@@ -64,8 +64,7 @@ class RankingReward:
             if record.share is None:
                 errors[place] = f"it has no rank: {_why(record)}"
             else:
-                outcome = 0.0 if self.weight == ALONE else outcomes[place] or 0.0
-                rewards[place] = (1 - self.weight) * outcome + self.weight * record.share
+                rewards[place] = (1 - self.weight) * (outcomes[place] or 0.0) + self.weight * record.share
         return rewards, errors
 
 
