@@ -1,4 +1,4 @@
-"""A hostile policy in the environments that run code or SQL: nothing escapes, nothing hangs, nothing scores above its floor.
+"""A hostile policy in the environments that run code or SQL: nothing escapes, hangs, or scores above its floor.
 
     python benchmarks/hostile.py --minutes 10 [--envs code,math,repo,sql] [--workers 2]
 

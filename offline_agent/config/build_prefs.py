@@ -59,7 +59,8 @@ class JudgeSection(Plugged):
     name: str = key(
         "environment", "environment = the environment's own get_reward; all_of, any_of, ensemble, exact_match, f1, "
         "goal_state, hybrid, llm, mean_of, planned, purchase, repository_tests, reward_model, rows, sql, subgoals, "
-        "symbolic, unit_tests, or module:callable of your own, whose verdicts then take its place everywhere (docs/verifiers.md)",
+        "symbolic, unit_tests, or module:callable of your own, whose verdicts then take its place everywhere "
+        "(docs/verifiers.md)",
     )  # fmt: skip
 
 
@@ -230,7 +231,7 @@ class OnlineRewardSection(RewardSection):
     ranking: RankingSection = section(RankingSection, "the comparator that ranks the attempts of a group")
     ranking_weight: float = key(
         0.5, "share of the rank in the reward; the rest is the outcome's, 1 for success, else 0, or the composite "
-        "reward's. At most what keeps a success above every failure; 1 = the rank alone, where nothing says the outcome",
+        "reward's. At most what keeps a success above every failure; 1 = the rank alone, where nothing says an outcome",
         gt=0, le=1,
     )  # fmt: skip
 

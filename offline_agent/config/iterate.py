@@ -207,8 +207,8 @@ class IterateConfig(BuildPrefsConfig):
             raise ValueError("sft.enabled, dpo.enabled, refine.when: nothing to train; enable one of them")
         if self.held_out.judge is None and judges_itself(self.judge):
             raise ValueError(
-                "held_out.judge: got null with judge.path=self; set held_out.judge=environment. A model that judges its "
-                "own promotion is promoted for pleasing itself"
+                "held_out.judge: got null with judge.path=self; set held_out.judge=environment. A model that judges "
+                "its own promotion is promoted for pleasing itself"
             )
         if self.dpo.enabled and not set(self.dpo.kinds) & set(self.pairs.kinds):
             raise ValueError(

@@ -140,7 +140,8 @@ def outcome_faults(outcome: float) -> list[str]:
     """Return the fault of a weight of the outcome by which subgoals could be worth more; empty where it is right."""
     if 0.5 <= outcome <= 1:
         return []
-    return [f"judge.outcome: got {outcome!r}, allowed: 0.5 to 1; less, and subgoals could be worth more than the outcome"]
+    return [f"judge.outcome: got {outcome!r}, allowed: 0.5 to 1; less, and subgoals could be worth more than the "
+            "outcome"]  # fmt: skip
 
 
 def _subgoal(number: int, entry: Any, faults: list[str]) -> Subgoal | None:

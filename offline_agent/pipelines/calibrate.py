@@ -6,7 +6,6 @@ Run `python -m offline_agent.pipelines.calibrate --help` for the keys; docs/veri
 from __future__ import annotations
 
 import heapq
-import inspect
 import json
 import random
 import sys
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offline_agent import catalog
 from offline_agent.config.calibrate import CalibrateConfig
 from offline_agent.errors import ConfigError, ends_the_run
 from offline_agent.evaluation.calibration import (

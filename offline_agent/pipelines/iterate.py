@@ -56,8 +56,8 @@ def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
         check_sandbox(spec, trusted=False)
         if config.held_out.judge == "environment" and not hasattr(spec.cls, "get_reward"):
             faults.append(
-                f"held_out.judge: got environment, but {spec.name} has no get_reward to judge with; leave it out, or give "
-                "the environment one"
+                f"held_out.judge: got environment, but {spec.name} has no get_reward to judge with; leave it out, "
+                "or give the environment one"
             )
         tasks = make_tasks(spec, _pool(config))
         first = tasks if config.tasks.n is None else tasks[: config.tasks.n]

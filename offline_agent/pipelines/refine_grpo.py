@@ -146,7 +146,9 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
             reset_seconds=config.limits.reset_seconds,
         )  # fmt: skip
         player = rounds.RoundPlayer(episodes, log, inputs.groups.size, first)
-        groups = RoundSampler(inputs.tasks, inputs.groups, inputs.objective, player, config.seed, inputs.reward, inputs.ranking)
+        groups = RoundSampler(
+            inputs.tasks, inputs.groups, inputs.objective, player, config.seed, inputs.reward, inputs.ranking
+        )
         steps = rounds.remember(groups, log, first)
         online = OnlineRun(inputs, session, tokenizer, groups, episodes, pool, player, log, steps)
         result = train_online(

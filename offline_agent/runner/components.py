@@ -155,8 +155,8 @@ def ranking_faults(config: RefineGrpoConfig, spec: EnvSpec) -> Iterator[str]:
     judged, weight = spec.judge is not None or hasattr(spec.cls, "get_reward"), config.reward.ranking_weight
     if judged and weight == 1:
         yield (
-            f"reward.ranking_weight: 1 leaves out the outcome, which {spec.name} says; allowed: up to 0.5, so that every "
-            "success gets more than any failure"
+            f"reward.ranking_weight: 1 leaves out the outcome, which {spec.name} says; allowed: up to 0.5, so that "
+            "every success gets more than any failure"
         )
     if not judged and weight < 1:
         yield (

@@ -12,7 +12,7 @@ import pytest
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.records import Task
 from tests.helpers.played import call
-from tests.helpers.sql_attacks import REFUSED, STOPPED, WRITES
+from tests.helpers.sql_attacks import COUNTED, REFUSED, STOPPED, WRITES
 
 
 @pytest.fixture(scope="module")

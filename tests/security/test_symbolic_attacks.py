@@ -1,4 +1,4 @@
-"""Mathematical answers that attack the verifier: none is a success, none stops the run or reaches outside the sandbox."""
+"""Mathematical answers that attack the verifier: none is a success, stops the run, or reaches outside."""
 
 from __future__ import annotations
 

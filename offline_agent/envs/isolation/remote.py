@@ -99,7 +99,8 @@ def stand_in(facts: Mapping[str, Any], server: EpisodeServer) -> type:
         server: The server.
     """
     members: dict[str, Any] = {flag: facts[flag] for flag in _FLAGS}
-    members |= {"name": facts["name"], "irreversible": frozenset(facts["irreversible"]), "runs_code": facts["runs_code"]}
+    members |= {"name": facts["name"], "irreversible": frozenset(facts["irreversible"])}
+    members["runs_code"] = facts["runs_code"]
     members |= {"__module__": facts["module"], "__qualname__": facts["class"], "_server": server}
     members["reset"] = _reset_named if facts["named"] else _reset
     members |= {name: _elsewhere(name, text) for name, text in facts["methods"].items()}

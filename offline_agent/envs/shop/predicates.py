@@ -1,4 +1,7 @@
-"""Predicates over the shop's state, for subgoals (`judge=planned`). The state is that of the same calls in a fresh shop."""
+"""Predicates over the shop's state, for subgoals (`judge=planned`).
+
+The state is that of the same calls in a fresh shop.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ answer after the last try.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence

@@ -107,7 +107,7 @@ class Choosing:
         while (room := self._loaded().room(asked, answer)) < 0:
             longest //= 2
             if longest < _LEAST:
-                raise NoAnswer(f"the question is {-room} tokens longer than the model takes, with hardly any work in it")
+                raise NoAnswer(f"the question is {-room} tokens longer than the model takes, hardly any work in it")
             asked = question(longest)
         return asked
 
@@ -129,7 +129,8 @@ class Choosing:
         return list(map(float, known))
 
     def _loaded(self) -> Checkpoint:
-        found: Checkpoint = catalog.load(f"{self._key}.path", LOADER)(str(self._folder), self.model, f"{self._key}.path")
+        key = f"{self._key}.path"
+        found: Checkpoint = catalog.load(key, LOADER)(str(self._folder), self.model, key)
         return found
 
 

@@ -92,7 +92,7 @@ class LLMJudge:
         except ConfigError as error:
             faults += error.faults
         if expected and path is None:
-            faults.append("judge.expected: only a checkpoint (judge.path) says how probable each grade is; leave it out")
+            faults.append("judge.expected: only a checkpoint (judge.path) says how probable grades are; leave it out")
         if retries < 0:
             faults.append(f"judge.retries: got {retries}, allowed: 0 and more")
         if faults:
@@ -180,7 +180,8 @@ class LLMJudge:
             f"{rubric.scale} (fully):\n{listed}\n\nAnswer with one JSON object of this form and nothing else:\n"
             f"{json.dumps({'criteria': form}, ensure_ascii=False)}"
         )
-        return [{"role": "system", "content": system}, {"role": "user", "content": self._shown(trajectory, longest or self._longest)}]
+        shown = self._shown(trajectory, longest or self._longest)
+        return [{"role": "system", "content": system}, {"role": "user", "content": shown}]
 
     def _shown(self, trajectory: Trajectory, longest: int) -> str:
         task, work = told(trajectory, longest)

@@ -139,7 +139,8 @@ def test_a_checkpoint_that_cannot_judge_is_refused_before_anything_runs(args: di
 
 def test_a_model_that_judges_its_own_promotion_is_refused() -> None:
     itself = {"name": "llm", "rubric": "r.yaml", "path": "self"}
-    for section in (itself, {"name": "hybrid", "judge": itself}, {"name": "ensemble", "judges": ["environment", itself]}):
+    several = {"name": "ensemble", "judges": ["environment", itself]}
+    for section in (itself, {"name": "hybrid", "judge": itself}, several):
         with pytest.raises(ValueError, match="held_out.judge=environment"):
             IterateConfig.model_validate({"judge": section})
         made_of = IterateConfig.model_validate({"judge": section, "held_out": {"judge": "environment"}})

@@ -1,4 +1,4 @@
-"""Subgoals of a planner: what it is shown, which proposals are refused, and that predicates alone say what is reached."""
+"""Subgoals of a planner: what it is shown, which proposals are refused, and that predicates say what is reached."""
 
 from __future__ import annotations
 
@@ -199,7 +199,8 @@ def test_a_checkpoint_writes_what_its_greedy_tokens_say() -> None:
 
 def test_bad_arguments_are_refused_before_anything_runs() -> None:
     for args, told in (
-        ({"outcome": 0.4}, "judge.outcome"), ({"most": 0}, "judge.most"), ({"predicates": HERE + "NONE"}, "at least one"),
+        ({"outcome": 0.4}, "judge.outcome"), ({"most": 0}, "judge.most"),
+        ({"predicates": HERE + "NONE"}, "at least one"),
         ({"predicates": HERE + "BAD"}, "untyped says no type of kind"), ({"judge": "nobody"}, "judge.judge"),
         ({"path": str(DEFAULT_MODEL)}, "give one of"), ({"ask": None}, "judge.url"),
     ):  # fmt: skip

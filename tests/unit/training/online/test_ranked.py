@@ -1,4 +1,4 @@
-"""Ranks within a group as rewards: what the advantage becomes, order, ties, what is unscored, and the bound of weights."""
+"""Ranks within a group as rewards: what the advantage becomes, order, ties, what is unscored, the bound of weights."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def test_a_permutation_of_the_group_permutes_the_rewards_and_ties_share(
     shuffled = members([outcomes[n] for n in order], [words[n] for n in order])
     assert ranking.of_group(shuffled, success(shuffled))[0] == [rewards[n] for n in order]
     for one, other in itertools.combinations(range(len(drawn)), 2):
-        if success(group)[one] == success(group)[other] and len(words[one]) == len(words[other]):
-            if "!" not in (words[one], words[other]):
-                assert rewards[one] == rewards[other]
+        alike = success(group)[one] == success(group)[other] and len(words[one]) == len(words[other])
+        if alike and "!" not in (words[one], words[other]):
+            assert rewards[one] == rewards[other]
     worth = [(done, reward) for done, reward in zip(success(group), rewards, strict=True) if reward is not None]
     assert all(0 <= reward <= 1 for _, reward in worth)
     assert min((r for s, r in worth if s), default=1) >= max((r for s, r in worth if not s), default=0)
