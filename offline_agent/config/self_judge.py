@@ -37,4 +37,4 @@ def _replaced(value: Any, folder: Callable[[], str]) -> Any:
         if found.get("name") in _JUDGES and found.get("path") == "self":
             found["path"] = folder()
         return found
-    return [_replaced(each, folder) for each in value] if isinstance(value, list | tuple) else value
+    return type(value)(_replaced(each, folder) for each in value) if isinstance(value, list | tuple) else value
