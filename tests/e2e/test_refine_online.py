@@ -99,8 +99,7 @@ def _pulled(call: Any) -> str | None:
 def test_ranks_within_a_group_are_half_of_its_rewards(start: Path, tmp_path: Path) -> None:
     ranking = "reward.ranking=tests.e2e.test_refine_online:left_is_better"
     refine(tmp_path / "run", start, ENV, "rounds=2", "rollouts.tasks=4", ranking)
-    lines = (tmp_path / "run" / "events" / "rollouts" / "0000.jsonl").read_text().splitlines()
-    played = [record for record in map(json.loads, lines) if "attempt" in record]
+    played = [record for record in records(tmp_path / "run", "rollouts") if "attempt" in record]
     seen = records(tmp_path / "run")
     assert len(played) == 32 and len(seen) == 2
     for number, record in enumerate(seen):

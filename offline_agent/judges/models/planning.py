@@ -194,5 +194,5 @@ class planned:  # noqa: N801  # its name in a configuration, and in verdicts
                 goals[name] = Subgoal(name, check, 1.0)
             except Refused as error:
                 refused.append({"proposed": proposed.model_dump(), "reason": str(error)})
-        error = None if goals else f"no plan: all {len(refused)} proposed subgoals were refused"
-        return Plan(tuple(goals.values()), tuple(refused), error)
+        none = None if goals else f"no plan: all {len(refused)} proposed subgoals were refused"
+        return Plan(tuple(goals.values()), tuple(refused), none)
