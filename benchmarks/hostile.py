@@ -1,6 +1,6 @@
-"""A hostile policy in the environments that run code: nothing escapes, nothing hangs, nothing scores above its floor.
+"""A hostile policy in the environments that run code or SQL: nothing escapes, hangs, or scores above its floor.
 
-    python benchmarks/hostile.py --minutes 10 [--envs code,math,repo] [--workers 2]
+    python benchmarks/hostile.py --minutes 10 [--envs code,math,repo,sql] [--workers 2]
 
 Episodes are drawn at random until the time is over. The floor of an episode is 0: the policy solves nothing. Around it
 are a file, an environment variable, a listening socket and a sleeping process that must not be reached; after it no
@@ -64,8 +64,8 @@ def episode(spec: EnvSpec, task: Task, policy: Any, seed: int) -> tuple[float | 
     return score, seen, time.monotonic() - began
 
 
-def attacked(name: str, end: float, workers: int, seed: int) -> dict[str, Any]:
-    """Attack an environment until a time; return the counts."""
+def attacked(name: str, end: float, workers: int, seed: int, folder: str) -> dict[str, Any]:
+    """Attack an environment until a time, with a folder that statements reach for; return the counts."""
     spec = EnvSpec.load(name)
     tasks = [task for _, task in zip(range(50), spec.tasks("train"), strict=False)]
     counts: Counter[str] = Counter()
@@ -74,7 +74,7 @@ def attacked(name: str, end: float, workers: int, seed: int) -> dict[str, Any]:
 
     def run(worker: int) -> None:
         rng = random.Random(f"{seed} {name} {worker}")
-        policy = HostilePolicy()
+        policy = HostilePolicy(folder)
         while time.monotonic() < end:
             try:
                 score, seen, seconds = episode(spec, rng.choice(tasks), policy, rng.randrange(2**30))
@@ -117,7 +117,7 @@ def main() -> None:
     """Attack each environment in turn; print the table; exit with 1 where something got through."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--envs", default="code,math,repo")
+    parser.add_argument("--envs", default="code,math,repo,sql")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -132,7 +132,7 @@ def main() -> None:
         try:
             for name in names:
                 end = time.monotonic() + 60 * given.minutes / len(names)
-                found[name] = attacked(name, end, given.workers, given.seed)
+                found[name] = attacked(name, end, given.workers, given.seed, folder)
             alive = victim.poll() is None
         finally:
             victim.kill()

@@ -59,6 +59,7 @@ JUDGES: dict[str, str] = {
     "hybrid": "offline_agent.judges.hybrid:hybrid",
     "llm": "offline_agent.judges.models.llm:LLMJudge",
     "mean_of": "offline_agent.judges.composition:mean_of",
+    "planned": "offline_agent.judges.models.planning:planned",
     "purchase": "offline_agent.judges.verifiers:purchase",
     "repository_tests": "offline_agent.judges.code:repository_tests",
     "reward_model": "offline_agent.training.reward.judge:RewardModelJudge",

@@ -161,9 +161,11 @@ def _places() -> dict[type[BaseModel], dict[str, list[str]]]:
 
 
 def _own(model: type[BaseModel]) -> list[Key]:
-    """Return the keys of a model without those of its sections."""
+    """Return the keys of a model without those of its sections; the name of what is plugged in is a key."""
     inner = {name for name, field in model.model_fields.items() if section_of(field) is not None}
-    return [entry for entry in keys(model) if entry.path.partition(".")[0] not in inner and entry.path]
+    outer = [entry for entry in keys(model) if entry.path and entry.path.split(".")[0] not in inner]
+    plugged = [entry for entry in keys(model) if entry.path in inner]
+    return [*plugged, *outer]
 
 
 def _title(model: type[BaseModel], places: dict[type[BaseModel], dict[str, list[str]]]) -> str:

@@ -8,7 +8,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import field_validator, model_validator
 
 from offline_agent.config.base import Section, key, section
-from offline_agent.config.build_prefs import ALL_KINDS, DEFAULT_ORIGINS, BuildPrefsConfig, PairKinds, PolicySection
+from offline_agent.config.build_prefs import (
+    ALL_KINDS,
+    DEFAULT_ORIGINS,
+    BuildPrefsConfig,
+    OnlineRewardSection,
+    PairKinds,
+    PolicySection,
+)
 from offline_agent.config.refine_grpo import (
     CriticSection,
     ObjectiveSection,
@@ -19,6 +26,7 @@ from offline_agent.config.refine_grpo import (
     SamplerSection,
     WatchSection,
 )
+from offline_agent.config.self_judge import judges_itself
 from offline_agent.config.training import (
     DEFAULT_KINDS,
     AnchorSection,
@@ -95,6 +103,10 @@ class HeldOutSection(Section):
     n: int = key(50, "number of tasks of each iteration, others each time until there are no others", ge=2)
     pool: int = key(2000, "they are drawn from the first so many tasks of the split", ge=2)
     attempts: int = key(4, "sampled attempts of each", ge=1)
+    judge: Literal["environment"] | None = key(
+        None, "who judges them at the gate: environment = the environment's own verifier, whoever judges the searches; "
+        "null = the judge of the searches",
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _enough(self) -> HeldOutSection:
@@ -162,6 +174,9 @@ class IterateConfig(BuildPrefsConfig):
         strict=False,
     )  # fmt: skip
     lora: LoraSection = section(LoraSection, "low-rank adapters")
+    reward: OnlineRewardSection = section(
+        OnlineRewardSection, "weights of the composite reward; ranking is used by the online stage alone"
+    )
     held_out: HeldOutSection = section(HeldOutSection, "what the gate looks at")
     gate: GateSection = section(GateSection, "when a candidate replaces the incumbent")
     replay: ReplaySection = section(ReplaySection, "pairs of earlier iterations")
@@ -194,6 +209,11 @@ class IterateConfig(BuildPrefsConfig):
             raise ValueError(f"tasks.split: iterate learns from it, got {self.tasks.split!r}; allowed: train")
         if not self.sft.enabled and not self.dpo.enabled and self.refine.when == "never":
             raise ValueError("sft.enabled, dpo.enabled, refine.when: nothing to train; enable one of them")
+        if self.held_out.judge is None and judges_itself(self.judge):
+            raise ValueError(
+                "held_out.judge: got null with judge.path=self; set held_out.judge=environment. A model that judges "
+                "its own promotion is promoted for pleasing itself"
+            )
         if self.dpo.enabled and not set(self.dpo.kinds) & set(self.pairs.kinds):
             raise ValueError(
                 f"dpo.kinds: none of {', '.join(self.dpo.kinds) or 'none'} is built; "

@@ -12,7 +12,7 @@ from offline_agent.config.build_prefs import (
     EnvSection,
     JudgeSection,
     LimitsSection,
-    RewardSection,
+    OnlineRewardSection,
     TasksSection,
 )
 from offline_agent.config.sandbox import SandboxSection
@@ -228,7 +228,9 @@ class RefineGrpoConfig(TrainableConfig):
     tasks: RefineTasks = section(RefineTasks, "which tasks")
     rounds: int = key(8, "batches of roll-outs, each played with one version of the weights", ge=1)
     rollouts: RolloutsSection = section(RolloutsSection, "what is played in a round")
-    reward: RewardSection = section(RewardSection, "weights of the composite reward")
+    reward: OnlineRewardSection = section(
+        OnlineRewardSection, "weights of the composite reward, and the ranking of a group's attempts"
+    )
     objective: ObjectiveSection = section(ObjectiveSection, "what is maximised")
     critic: CriticSection = section(CriticSection, "the value head")
     optimizer: RefineOptimizer = section(RefineOptimizer, "AdamW and its schedule")

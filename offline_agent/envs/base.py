@@ -87,6 +87,7 @@ class EnvSpec:
         hint: The class's `hint(**task args) -> str | None`: help for a policy that failed; None where there is none.
         deterministic_verifier: The same end state always gets the same verdict.
         turn_rewards: The class has a `turn_reward`: a reward of each single call.
+        runs_code: The class says, by `runs_code = True`, that it runs what a policy wrote.
         census: Counts the environments that are open.
         watch: Told of each call; set by the conformance suite, None elsewhere.
 
@@ -138,6 +139,7 @@ class EnvSpec:
         own = bool(getattr(cls, "deterministic_verifier", True))
         self.deterministic_verifier = own and (judge is None or judge.deterministic)
         self.turn_rewards = inspect.getattr_static(cls, "turn_reward", self) is not self
+        self.runs_code = bool(getattr(cls, "runs_code", False))
         self.watch: CallWatch | None = None
         self.demonstrate: Callable[..., Any] | None = getattr(cls, "demonstrate", None)
         helper = inspect.getattr_static(cls, "hint", None)
@@ -209,12 +211,9 @@ class EnvSpec:
 
     @property
     def sandbox(self) -> str | None:
-        """Level of the sandbox that its code runs in; None where neither class nor judge runs what a policy wrote.
-
-        A class says so by `runs_code = True`.
-        """
+        """Level of the sandbox that its code runs in; None where neither class nor judge runs what a policy wrote."""
         judged = self.judge is not None and self.judge.name == "unit_tests" and "run" not in self.judge.args
-        if not (judged or getattr(self.cls, "runs_code", False)):
+        if not (judged or self.runs_code):
             return None
         from offline_agent.sandbox import shared
 

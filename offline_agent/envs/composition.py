@@ -78,6 +78,7 @@ class Composition:
         used = [part.environment for part in cls.parts.values()]
         cls.replay_only = any(getattr(one, "replay_only", False) for one in used)  # type: ignore[attr-defined]
         cls.one_thread = any(getattr(one, "one_thread", True) for one in used)  # type: ignore[attr-defined]
+        cls.runs_code = any(getattr(one, "runs_code", False) for one in (cls, *used))  # type: ignore[attr-defined]
         cls.irreversible = frozenset(  # type: ignore[attr-defined]
             name
             for part in cls.parts.values()

@@ -61,9 +61,7 @@ class subgoals:  # noqa: N801  # its name in a configuration, and in verdicts
         self, subgoals: Sequence[Any], outcome: float = 0.5, judge: str | Mapping[str, Any] = "environment"
     ) -> None:
         faults: list[str] = []
-        if not 0.5 <= outcome <= 1:
-            faults.append(f"judge.outcome: got {outcome!r}, allowed: 0.5 to 1; less, and subgoals could be worth more "
-                          "than the outcome")  # fmt: skip
+        faults += outcome_faults(outcome)
         self._subgoals = [made for n, one in enumerate(subgoals) if (made := _subgoal(n, one, faults)) is not None]
         if not subgoals:
             faults.append("judge.subgoals: got none, allowed: at least one")
@@ -93,32 +91,57 @@ class subgoals:  # noqa: N801  # its name in a configuration, and in verdicts
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verdict; its evidence has the turn at which each subgoal was first reached, from 1."""
-        outcome = self._judge(trajectory)
-        turns = self.turns(trajectory)
-        evidence: dict[str, Any] = {"outcome": outcome.to_json(), "reached_at": turns}
-        if outcome.score is None:
-            return Verdict(None, None, "subgoals", self.version, evidence, f"no outcome: {outcome.error}")
-        whole = sum(one.weight for one in self._subgoals)
-        share = sum(one.weight for one in self._subgoals if turns[one.name] is not None) / whole
-        evidence["share"] = share
-        reached = 1.0 if outcome.success else 0.0  # partial credit of the outcome must not add up to a success
-        score = self._outcome * reached + (1 - self._outcome) * share
-        return Verdict(score, bool(outcome.success), "subgoals", self.version, evidence)
+        return process_verdict("subgoals", self._judge(trajectory), self._subgoals, trajectory, self._outcome)
 
-    def turns(self, trajectory: Trajectory) -> dict[str, int | None]:
-        """Return, by subgoal, the number of the turn after which it was first reached, from 1; None = never."""
-        found: dict[str, int | None] = dict.fromkeys(one.name for one in self._subgoals)
-        contexts = trajectory.context.lineage()
-        for number in range(1, len(trajectory.steps) + 1):
-            last = number == len(trajectory.steps)
-            # The environment's verdict is that of the end: earlier states have none.
-            part = trajectory if last else Trajectory(
-                contexts[number], trajectory.steps[:number], None, False, False, trajectory.origin
-            )  # fmt: skip
-            for one in self._subgoals:
-                if found[one.name] is None and one.reached(part):
-                    found[one.name] = number
-        return found
+
+def process_verdict(
+    name: str, outcome: Verdict, goals: Sequence[Subgoal], trajectory: Trajectory, weight: float,
+    evidence: Mapping[str, Any] | None = None,
+) -> Verdict:  # fmt: skip
+    """Return r = w·outcome + (1 − w)·share of the subgoals reached; no score where the outcome has none.
+
+    Args:
+        name: Of the judge.
+        outcome: The verdict on the outcome.
+        goals: At least one.
+        trajectory: The episode.
+        weight: w, in [0.5, 1].
+        evidence: More of it, beside `outcome`, `reached_at` (by subgoal the turn, from 1; None = never) and `share`.
+    """
+    turns = reached_at(goals, trajectory)
+    told: dict[str, Any] = {**(evidence or {}), "outcome": outcome.to_json(), "reached_at": turns}
+    if outcome.score is None:
+        return Verdict(None, None, name, "1", told, f"no outcome: {outcome.error}")
+    whole = sum(one.weight for one in goals)
+    share = told["share"] = sum(one.weight for one in goals if turns[one.name] is not None) / whole
+    reached = 1.0 if outcome.success else 0.0  # partial credit of the outcome must not add up to a success
+    return Verdict(weight * reached + (1 - weight) * share, bool(outcome.success), name, "1", told)
+
+
+def reached_at(goals: Sequence[Subgoal], trajectory: Trajectory) -> dict[str, int | None]:
+    """Return, by subgoal, the number of the turn after which it was first reached, from 1; None = never."""
+    found: dict[str, int | None] = dict.fromkeys(one.name for one in goals)
+    for number in range(1, len(trajectory.steps) + 1):
+        # The environment's verdict is that of the end: earlier states have none.
+        part = trajectory if number == len(trajectory.steps) else beginning(trajectory, number)
+        for one in goals:
+            if found[one.name] is None and one.reached(part):
+                found[one.name] = number
+    return found
+
+
+def beginning(trajectory: Trajectory, turns: int) -> Trajectory:
+    """Return the first so many turns of an episode, as a trajectory without a verdict."""
+    context = trajectory.context.lineage()[turns]
+    return Trajectory(context, trajectory.steps[:turns], None, False, False, trajectory.origin)
+
+
+def outcome_faults(outcome: float) -> list[str]:
+    """Return the fault of a weight of the outcome by which subgoals could be worth more; empty where it is right."""
+    if 0.5 <= outcome <= 1:
+        return []
+    return [f"judge.outcome: got {outcome!r}, allowed: 0.5 to 1; less, and subgoals could be worth more than the "
+            "outcome"]  # fmt: skip
 
 
 def _subgoal(number: int, entry: Any, faults: list[str]) -> Subgoal | None:

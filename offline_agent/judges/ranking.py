@@ -8,8 +8,10 @@ only where the swapped one says the same; judges of language prefer a place, and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Protocol
 
 from offline_agent.errors import ends_the_run, in_words
@@ -65,26 +67,70 @@ def rank(attempts: Sequence[Trajectory], compare: Compare, name: str, version: s
         compare: The judge's method.
         name, version: Of the judge, for the verdicts.
     """
-    wins, losses, ties = ([0] * len(attempts) for _ in range(3))
-    errors: list[str | None] = [None] * len(attempts)
-    for one, other in _pairs(len(attempts)):
+    return [_verdict(one, name, version) for one in _records(attempts, compare, _pairs(len(attempts)))]
+
+
+def ranks(attempts: Sequence[Trajectory], compare: Compare, workers: int = 1) -> list[Record]:
+    """Return how each attempt at one task compares with all others, whatever their order.
+
+    Args:
+        attempts: The attempts; n of them are n·(n − 1) calls of the judge.
+        compare: The judge's method.
+        workers: Pairs that are compared at once.
+    """
+    return _records(attempts, compare, combinations(range(len(attempts)), 2), workers)
+
+
+@dataclass
+class Record:
+    """The comparisons of one attempt with others.
+
+    Attributes:
+        wins, losses, ties: Their numbers; a pair that is judged by its order is a tie.
+        error: Why a comparison failed, the last of them; None where none did.
+    """
+
+    wins: int = 0
+    losses: int = 0
+    ties: int = 0
+    error: str | None = None
+
+    @property
+    def compared(self) -> int:
+        """Number of comparisons that say something."""
+        return self.wins + self.losses + self.ties
+
+    @property
+    def share(self) -> float | None:
+        """(wins + ties / 2) / comparisons, in [0, 1]; None without a comparison."""
+        return (self.wins + self.ties / 2) / self.compared if self.compared else None
+
+
+def _records(
+    attempts: Sequence[Trajectory], compare: Compare, pairs: Iterable[tuple[int, int]], workers: int = 1
+) -> list[Record]:
+    def settled(pair: tuple[int, int]) -> int | str | None:
         try:
-            found = both_orders(compare, attempts[one], attempts[other]).settled
+            return both_orders(compare, attempts[pair[0]], attempts[pair[1]]).settled
         except BaseException as error:
             if ends_the_run(error):
                 raise
-            errors[one] = errors[other] = f"the judge raised {in_words(error)}"
-            continue
-        if found is None:
-            errors[one] = errors[other] = "the judge could not compare it"
-        elif found == 0:
-            ties[one] += 1
-            ties[other] += 1
+            return f"the judge raised {in_words(error)}"
+
+    out, asked = [Record() for _ in attempts], list(pairs)
+    with ThreadPoolExecutor(workers) as pool:
+        found = list(pool.map(settled, asked)) if workers > 1 else [settled(pair) for pair in asked]
+    for (one, other), result in zip(asked, found, strict=True):
+        if result is None or isinstance(result, str):
+            out[one].error = out[other].error = result or "the judge could not compare it"
+        elif result == 0:
+            out[one].ties += 1
+            out[other].ties += 1
         else:
-            better, worse = (one, other) if found > 0 else (other, one)
-            wins[better] += 1
-            losses[worse] += 1
-    return [_verdict(*counts, name, version) for counts in zip(wins, losses, ties, errors, strict=True)]
+            better, worse = (one, other) if result > 0 else (other, one)
+            out[better].wins += 1
+            out[worse].losses += 1
+    return out
 
 
 def _pairs(count: int) -> Iterator[tuple[int, int]]:
@@ -134,12 +180,12 @@ def _sign(value: float | None) -> int | None:
     return (number > 0.5) - (number < 0.5)
 
 
-def _verdict(wins: int, losses: int, ties: int, error: str | None, name: str, version: str) -> Verdict:
-    compared = wins + losses + ties
+def _verdict(record: Record, name: str, version: str) -> Verdict:
+    wins, losses, ties = record.wins, record.losses, record.ties
     evidence = {RELATIVE: True, "wins": wins, "losses": losses, "ties": ties}
     if wins == losses:
-        told = (error or "there is no other attempt to compare it with") if not compared else (
+        told = (record.error or "there is no other attempt to compare it with") if not record.compared else (
             f"as good as the others: {wins} won, {losses} lost, {ties} tied"
         )  # fmt: skip
         return Verdict(None, None, name, version, evidence, told)
-    return Verdict((wins + ties / 2) / compared, wins > losses, name, version, evidence)
+    return Verdict(record.share, wins > losses, name, version, evidence)

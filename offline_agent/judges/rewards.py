@@ -101,6 +101,11 @@ class CompositeReward:
         self.least = -tool * cap + length
         self.greatest = outcome + format + tool
 
+    @property
+    def gap(self) -> float:
+        """How much more the least reward of a success is than the greatest of a failure; above 0, of [0, 1]."""
+        return (self._margin - self._swing) / (self.greatest - self.least)
+
     def __call__(self, trajectory: Trajectory) -> float | None:
         """Return the reward in [0, 1]; None where there is no score."""
         return self.judge(trajectory).value
@@ -201,10 +206,16 @@ class CompositeReward:
             faults.append(f"reward.unit: got {self.unit!r}, allowed: steps, tokens, characters")
         return faults or self._dominance()
 
+    @property
+    def _margin(self) -> float:
+        return self.weights["outcome"] * (1 - self.failure_ceiling)
+
+    @property
+    def _swing(self) -> float:
+        return self.weights["format"] + self.weights["tool"] * (1 + self.cap) - self.weights["length"]
+
     def _dominance(self) -> list[str]:
-        weights = self.weights
-        margin = weights["outcome"] * (1 - self.failure_ceiling)
-        swing = weights["format"] + weights["tool"] * (1 + self.cap) - weights["length"]
+        weights, margin, swing = self.weights, self._margin, self._swing
         if swing < margin:
             return []
         return [

@@ -1,18 +1,21 @@
-"""math-verify in a process of its own: `9**9**9**9` must not hold the program, and nothing short of a kill stops it."""
+"""math-verify in the sandbox: nothing that a text makes SymPy do may hold the run, or reach anything outside."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import selectors
-import subprocess
-import sys
 import threading
 from dataclasses import dataclass
-from pathlib import Path
+from importlib import resources
 from typing import Any
 
-_START_SECONDS = 60.0  # importing sympy on a busy machine
+from offline_agent.sandbox import Limits, Sandbox, SandboxError, Session, shared
+
+_LIMITS = Limits(cpu_seconds=60, wall_seconds=120.0, memory_mb=1024, processes=8)
+"""Of the session: starting it imports SymPy on a busy machine; each comparison has its own time."""
+
+_ROUND_TRIP = 20.0  # seconds for the answer beside the comparison's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,112 +35,81 @@ class SymbolicComparison:
 
 
 class _Worker:
-    """The process, started when first needed, killed and forgotten when it takes too long."""
+    """A session of the sandbox, started when first needed, ended and forgotten when it breaks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        self._ready = False
+        self._session: Session | None = None
 
-    def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def ask(self, answer: str, gold: str, seconds: float) -> dict[str, Any]:
         with self._lock:
-            process = self._running()
-            assert process.stdin is not None and process.stdout is not None
             try:
-                if not self._ready:
-                    _line(process, _START_SECONDS)
-                    self._ready = True
-                process.stdin.write(json.dumps(question) + "\n")
-                process.stdin.flush()
-                answer: dict[str, Any] = json.loads(_line(process, seconds))
-                return answer
-            except (OSError, ValueError, TimeoutError) as error:
+                session = self._started()
+                request = {"op": "do", "what": "call", "target": "symbolic_process:judge", "kwargs": {},
+                           "args": [answer, gold, seconds]}  # fmt: skip
+                said = session.ask(request, seconds + _ROUND_TRIP)["body"]
+                found: dict[str, Any] = json.loads(said["value"])
+                return found
+            except (SandboxError, TypeError, KeyError, ValueError) as error:
                 self._stop()
-                if isinstance(error, TimeoutError):
-                    return {"error": f"math-verify took longer than {seconds:g} s"}
                 return {"error": f"the math-verify process broke: {error}"}
 
-    def _running(self) -> subprocess.Popen[str]:
-        if self._process is None or self._process.poll() is not None:
-            self._ready = False
-            package = str(Path(__file__).resolve().parents[2])
-            path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "offline_agent.judges.symbolic"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                encoding="utf-8",
-                errors="surrogatepass",
-                env={**os.environ, "PYTHONPATH": path},
-            )
-        return self._process
+    def _started(self) -> Session:
+        if self._session is None or self._session.ended:
+            sandbox = shared()
+            if sandbox.level == "command":  # a container need not have math-verify
+                sandbox = Sandbox()
+            code = (resources.files("offline_agent.judges") / "symbolic_process.py").read_text(encoding="utf-8")
+            session = sandbox.session(limits=_LIMITS)
+            said = session.ask({"op": "load", "name": "symbolic_process", "code": code})["body"]
+            if said is None or "value" not in said:
+                session.close()
+                raise SandboxError(f"math-verify cannot be loaded in the sandbox: {said}")
+            self._session = session
+        return self._session
 
     def _stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None:
-                    try:
-                        pipe.close()
-                    except OSError:  # unsent bytes to a dead process
-                        continue
-        self._process = None
+        if self._session is not None:
+            self._session.close()
+        self._session = None
 
 
 _WORKER = _Worker()
+_OF_PARENTS: list[_Worker] = []  # kept: to close its session would end it for the parent too
+
+
+def _renew() -> None:
+    global _WORKER
+    _OF_PARENTS.append(_WORKER)
+    _WORKER = _Worker()
+
+
+os.register_at_fork(after_in_child=_renew)  # a fork must not talk on its parent's session, nor wait for its lock
 
 
 def compare(answer: str, gold: str, seconds: float = 10.0) -> SymbolicComparison:
     """Return whether two mathematical texts mean the same; safe to call from any thread.
+
+    Each comparison runs in a process of its own inside the sandbox (without network and files; 1 GiB of memory).
 
     Args:
         answer: Text that holds the answer.
         gold: The right answer; one that cannot be read is an error.
         seconds: Time limit, after which the comparison is an error.
     """
-    outcome = _WORKER.ask({"answer": answer, "gold": gold}, seconds)
+    try:
+        return _compared(answer, gold, seconds)
+    except _Failed as error:
+        return SymbolicComparison(error=str(error))
+
+
+class _Failed(Exception):
+    """A comparison failed; raised, so that it is tried again: a busy machine's time limit says nothing for good."""
+
+
+@functools.lru_cache(4096)
+def _compared(answer: str, gold: str, seconds: float) -> SymbolicComparison:
+    outcome = _WORKER.ask(answer, gold, seconds)
     if outcome.get("error") is not None:
-        return SymbolicComparison(error=str(outcome["error"]))
+        raise _Failed(str(outcome["error"]))
     return SymbolicComparison(bool(outcome["equal"]), tuple(outcome["answer"]), tuple(outcome["gold"]))
-
-
-def _line(process: subprocess.Popen[str], seconds: float) -> str:
-    assert process.stdout is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        if not selector.select(seconds):
-            raise TimeoutError
-    line = process.stdout.readline()
-    if not line:
-        raise OSError("it ended without an answer")
-    return line
-
-
-def _serve() -> None:
-    from math_verify import parse, verify
-
-    def read(text: str) -> list[Any]:
-        # A formula without delimiters is LaTeX all the same; bare text such as "the answer is 4" is read as it is.
-        plain = list(parse(text, parsing_timeout=None))
-        return plain or list(parse(f"${text}$", parsing_timeout=None))
-
-    print("ready", flush=True)
-    for line in sys.stdin:
-        question = json.loads(line)
-        try:
-            gold, answer = read(question["gold"]), read(question["answer"])
-            if not gold:
-                reply: dict[str, Any] = {"error": f"the right answer {question['gold']!r} cannot be read"}
-            else:
-                equal = bool(answer) and bool(verify(gold, answer, timeout_seconds=None))
-                reply = {"equal": equal, "answer": [str(a) for a in answer], "gold": [str(g) for g in gold]}
-        except Exception as error:
-            reply = {"error": f"math-verify raised {type(error).__name__}: {error}"}
-        print(json.dumps(reply), flush=True)
-
-
-if __name__ == "__main__":
-    _serve()

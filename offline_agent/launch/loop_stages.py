@@ -8,13 +8,22 @@ import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from offline_agent.config.build_prefs import BuildPrefsConfig, PolicySection, SearchSection, TasksSection
+from offline_agent.config.build_prefs import (
+    BuildPrefsConfig,
+    JudgeSection,
+    PolicySection,
+    RewardSection,
+    SearchSection,
+    TasksSection,
+)
 from offline_agent.config.evaluate import AgainstSection, EvaluateConfig, EvaluateTasks, TestTimeSection
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.refine_grpo import OfflineSection, RefineGrpoConfig, RefineTasks
+from offline_agent.config.self_judge import ranking_with_model, with_model
 from offline_agent.config.training import DpoDataSection, ModelSection, SftDataSection, TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError
 from offline_agent.launch.stages import Stage
@@ -66,11 +75,13 @@ class LoopStages:
     def build_prefs(self, iteration: int, model: Model, tasks: Path) -> Stage:
         """Return the stage that searches the tasks of a file with a model."""
         loop = self.config
-        sections = ("env", "judge", "limits", "sandbox", "search", "reward", "pairs", "filtered")
+        sections = ("env", "limits", "sandbox", "search", "pairs", "filtered")
         same = {name: getattr(loop, name) for name in sections}
         config = BuildPrefsConfig(
             **same,
             **self._common(iteration, "build_prefs"),
+            judge=self.judge(model),
+            reward=RewardSection.model_validate(dict(loop.reward.model_extra or {})),
             tasks=TasksSection(split=loop.tasks.split, n=None, file=str(tasks)),
             policy=self._policy(model),
             audit=loop.audit if iteration == 1 else "off",  # the environment is the same in every iteration
@@ -87,7 +98,7 @@ class LoopStages:
             batch=stage.batch,
             data=SftDataSection(runs=tuple(map(str, runs)), per_task=stage.per_task),
             env=self.config.env,
-            judge=self.config.judge,
+            judge=self.judge(model),
         )
         return Stage("train_sft", "train_sft", config)
 
@@ -121,14 +132,24 @@ class LoopStages:
         )
         return Stage("train_dpo", "train_dpo", config)
 
-    def refine(self, iteration: int, model: Model, tasks: Path, runs: Iterable[Path]) -> Stage:
-        """Return the online stage of a model on the tasks of a file, with the successes of runs replayed."""
+    def refine(
+        self, iteration: int, model: Model, tasks: Path, runs: Iterable[Path], searched: Model | None = None
+    ) -> Stage:
+        """Return the online stage of a model.
+
+        Args:
+            iteration: The iteration.
+            model: The model that is trained.
+            tasks: A file of tasks.
+            runs: Runs whose successes are replayed.
+            searched: The model that was searched with, the judge where a model judges itself; None = `model`.
+        """
         stage, found = self.config.refine, tuple(map(str, runs))
         config = RefineGrpoConfig(
             **self._common(iteration, "refine_grpo"),
             **self._training(model),
             env=self.config.env,
-            judge=self.config.judge,
+            judge=self.judge(searched or model),
             limits=self.config.limits,
             sandbox=self.config.sandbox,
             tasks=RefineTasks(n=None, file=str(tasks)),
@@ -139,7 +160,7 @@ class LoopStages:
                     "max_tokens": stage.rollouts.max_tokens or self.config.policy.max_tokens or 0,
                 }
             ),
-            reward=self.config.reward,
+            reward=ranking_with_model(self.config.reward, partial(_path, searched or model)),
             objective=stage.objective,
             critic=stage.critic,
             optimizer=stage.optimizer,
@@ -158,7 +179,7 @@ class LoopStages:
         config = EvaluateConfig(
             **self._common(iteration, name, seed=self.seed(iteration, "held_out")),
             env=self.config.env,
-            judge=self.config.judge,
+            judge=JudgeSection() if held_out.judge == "environment" else self.config.judge,
             limits=self.config.limits,
             sandbox=self.config.sandbox,
             tasks=EvaluateTasks(split=held_out.split, n=None, file=str(tasks)),
@@ -170,6 +191,10 @@ class LoopStages:
             against=AgainstSection(run=None if against is None else str(against)),
         )
         return Stage(name, "evaluate", config)
+
+    def judge(self, model: Model) -> JudgeSection:
+        """Return the judge of an iteration that is searched with a model, which is the judge where it judges itself."""
+        return with_model(self.config.judge, partial(_path, model))
 
     def seed(self, iteration: int, what: str) -> int:
         """Return the seed of a part of an iteration."""
@@ -195,6 +220,10 @@ class LoopStages:
         template = (policy.model_extra or {}).get("chat_template")
         section = ModelSection(path=model.path, tokenizer=absolute(policy.tokenizer), chat_template=template)
         return {"model": section, "lora": self.config.lora, "threads": self.config.threads}
+
+
+def _path(model: Model) -> str:
+    return str(model_folder(model.path))
 
 
 def write_tasks(file: Path, tasks: Iterable[Task]) -> None:

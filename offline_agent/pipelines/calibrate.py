@@ -6,7 +6,6 @@ Run `python -m offline_agent.pipelines.calibrate --help` for the keys; docs/veri
 from __future__ import annotations
 
 import heapq
-import inspect
 import json
 import random
 import sys
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offline_agent import catalog
 from offline_agent.config.calibrate import CalibrateConfig
 from offline_agent.errors import ConfigError, ends_the_run
 from offline_agent.evaluation.calibration import (
@@ -29,7 +27,7 @@ from offline_agent.evaluation.calibration import (
     preference,
 )
 from offline_agent.judges.judge import Judge, make_judge
-from offline_agent.judges.models.comparing import LLMComparator
+from offline_agent.judges.models.comparing import make_comparator
 from offline_agent.judges.ranking import Compare, Swapped, both_orders
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import judged_trees
@@ -68,7 +66,7 @@ def prepare(config: CalibrateConfig) -> tuple[Inputs, Facts]:
     except ConfigError as error:
         faults += error.faults
     try:
-        compare = make_comparator(config.compare.name, dict(config.compare.model_extra or {}))
+        compare = make_comparator("compare", config.compare.name, dict(config.compare.model_extra or {}))
     except ConfigError as error:
         faults += error.faults
     trees = judged_trees.find_trees(config.source, faults)
@@ -83,29 +81,6 @@ def prepare(config: CalibrateConfig) -> tuple[Inputs, Facts]:
         "compare": {"name": config.compare.name, "args": dict(config.compare.model_extra or {})},
     }
     return Inputs(trees, judge, compare), Facts(facts)
-
-
-def make_comparator(name: str, args: Mapping[str, Any]) -> Compare | None:
-    """Return the comparator of that name; None for `none`. A class is made with the arguments; a function takes none.
-
-    Raises:
-        ConfigError: There is none of that name, or it does not take the arguments.
-    """
-    if name == "none":
-        if args:
-            raise ConfigError(f"compare: got {', '.join(args)} without a comparator; name one, compare=llm")
-        return None
-    if name != "llm" and ":" not in name:
-        raise ConfigError(f"compare: got {name!r}, allowed: none, llm, or module:callable of your own")
-    target = LLMComparator if name == "llm" else catalog.load("compare", name)
-    if inspect.isclass(target):
-        target = target(**catalog.keywords("compare", target, args, {}))
-    elif args:
-        raise ConfigError(f"compare: {name} is a function, which takes no arguments of its own; make it a class")
-    found = getattr(target, "compare", target)
-    if not callable(found):
-        raise ConfigError(f"compare: {name} is called as compare(first, second), and cannot be called")
-    return found  # type: ignore[no-any-return]
 
 
 def run(inputs: Inputs, session: Session[CalibrateConfig]) -> Mapping[str, Any]:

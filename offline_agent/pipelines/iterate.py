@@ -51,8 +51,14 @@ def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
     try:
         make_reward(config)
         own_critic(config.search.critic)
-        spec = make_environment(config)
+        plan = LoopStages(config, Path("/"), "")
+        spec = make_environment(config.model_copy(update={"judge": plan.judge(plan.start())}))
         check_sandbox(spec, trusted=False)
+        if config.held_out.judge == "environment" and not hasattr(spec.cls, "get_reward"):
+            faults.append(
+                f"held_out.judge: got environment, but {spec.name} has no get_reward to judge with; leave it out, "
+                "or give the environment one"
+            )
         tasks = make_tasks(spec, _pool(config))
         first = tasks if config.tasks.n is None else tasks[: config.tasks.n]
         hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in first])

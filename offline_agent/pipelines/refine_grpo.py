@@ -32,7 +32,14 @@ from offline_agent.report import cuts
 from offline_agent.report.refine_grpo import crowded, ends, export, show
 from offline_agent.report.servers import of_servers
 from offline_agent.runner import training
-from offline_agent.runner.components import check_sandbox, make_environment, make_reward, make_tasks
+from offline_agent.runner.components import (
+    check_sandbox,
+    make_environment,
+    make_ranking,
+    make_reward,
+    make_tasks,
+    ranking_faults,
+)
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import environment_keys, tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session
@@ -64,6 +71,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
             "rollouts.credit=trajectory, or rollouts.credit=turn with rollouts.branches=0.5"
         )
     if spec is not None:
+        found += ranking_faults(config, spec)
         collect(lambda: check_sandbox(spec, trusted=False))
     tasks = collect(lambda: make_tasks(spec, config.tasks)) if spec else None
     trainable = collect(lambda: training.load(config))
@@ -73,7 +81,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
         raise ConfigError(found)
     inputs = OnlineInputs(
         spec, tasks, trainable, objective_of(config), group_settings(config), online_settings(config),
-        watch_settings(config), make_reward(config),
+        watch_settings(config), make_reward(config), make_ranking(config),
     )  # fmt: skip
     if config.offline.rows:
         from offline_agent.training.data.rows import load_trajectories
@@ -111,6 +119,8 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
 
     config, folder = session.config, session.run.path
     inputs.spec.keep_in(folder)
+    if inputs.ranking is not None:
+        inputs.ranking.keep_in(folder / "ranking")
     model, tokenizer, renderer = inputs.trainable
     set_threads(config.threads, model)
     tell_environment(session, config.model.path)
@@ -136,7 +146,9 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
             reset_seconds=config.limits.reset_seconds,
         )  # fmt: skip
         player = rounds.RoundPlayer(episodes, log, inputs.groups.size, first)
-        groups = RoundSampler(inputs.tasks, inputs.groups, inputs.objective, player, config.seed, inputs.reward)
+        groups = RoundSampler(
+            inputs.tasks, inputs.groups, inputs.objective, player, config.seed, inputs.reward, inputs.ranking
+        )
         steps = rounds.remember(groups, log, first)
         online = OnlineRun(inputs, session, tokenizer, groups, episodes, pool, player, log, steps)
         result = train_online(

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from offline_agent import catalog
 from offline_agent.config.audit import AuditConfig
@@ -24,6 +24,9 @@ from offline_agent.policies.base import Policy
 from offline_agent.records import Step, Task
 from offline_agent.runner.task_list import TaskList, hash_tasks
 from offline_agent.sandbox import check_trust, configure
+
+if TYPE_CHECKING:
+    from offline_agent.training.online.ranked import RankingReward
 
 Config = BuildPrefsConfig | EvaluateConfig
 
@@ -116,6 +119,52 @@ def make_reward(config: Config | RefineGrpoConfig) -> CompositeReward | None:
     if not arguments:
         return None
     return CompositeReward(**catalog.keywords("reward", CompositeReward, arguments, {}))
+
+
+def make_ranking(config: RefineGrpoConfig) -> RankingReward | None:
+    """Return the ranking of a group's attempts; None where none is configured.
+
+    Raises:
+        ConfigError: The comparator cannot be made, or its weight could put a failure above a success.
+    """
+    from offline_agent.judges.models.comparing import make_comparator
+    from offline_agent.training.online.ranked import ALONE, RankingReward, most_weight
+
+    section, faults = config.reward, list[str]()
+    if section.ranking.name == "none":
+        return None
+    given = dict(section.ranking.model_extra or {})
+    reward = _collect(faults, lambda: make_reward(config))
+    compare = _collect(faults, lambda: make_comparator("reward.ranking", section.ranking.name, given))
+    most = most_weight(1.0 if reward is None else reward.gap)
+    if section.ranking_weight > most + 1e-9 and (section.ranking_weight != ALONE or reward is not None):
+        faults.append(
+            f"reward.ranking_weight: got {section.ranking_weight:g}, allowed: up to {most:.3g}, so that every success "
+            "gets more than any failure; lower it" + (", or the weights of reward.format, tool, length and "
+            "failure_ceiling" if reward is not None else "")
+        )  # fmt: skip
+    if faults:
+        raise ConfigError(faults)
+    return RankingReward(compare, section.ranking_weight, config.limits.workers)
+
+
+def ranking_faults(config: RefineGrpoConfig, spec: EnvSpec) -> Iterator[str]:
+    """Yield contradictions between the weight of ranks and who says the outcome."""
+    if config.reward.ranking.name == "none":
+        return
+    judged, weight = spec.judge is not None or hasattr(spec.cls, "get_reward"), config.reward.ranking_weight
+    if judged and weight == 1:
+        yield (
+            f"reward.ranking_weight: 1 leaves out the outcome, which {spec.name} says; allowed: up to 0.5, so that "
+            "every success gets more than any failure"
+        )
+    if not judged and weight < 1:
+        yield (
+            f"reward.ranking_weight: got {weight:g}, but {spec.name} has no get_reward, and there is no judge: set 1, "
+            "the ranks alone, or name a judge"
+        )
+    if weight == 1 and config.rollouts.branches:
+        yield "rollouts.branches: branches leave judged attempts, and with reward.ranking_weight=1 none is; set it to 0"
 
 
 def own_critic(name: str | None) -> Callable[..., Any] | None:

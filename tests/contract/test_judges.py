@@ -74,7 +74,7 @@ def check(verdict: Verdict, name: str) -> None:
 
 def test_the_table_is_whole() -> None:
     of_trajectories = {"all_of", "any_of", "comparison", "ensemble", "environment", "hybrid", "llm", "mean_of",
-                       "reward_model", "subgoals"}
+                       "planned", "reward_model", "subgoals"}
     assert set(GOOD) == set(EMPTY) == set(catalog.JUDGES) - of_trajectories
 
 

@@ -1,4 +1,6 @@
-"""A policy that attacks: programs of `attacks` in the tools of `code`, `math` and `repo`, drawn at random."""
+"""A policy that attacks, drawn at random: programs of `attacks` in the tools of `code`, `math` and `repo`, and
+statements of `sql_attacks` in those of `sql`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,24 @@ import random
 
 from offline_agent.policies.scripted import ScriptedPolicy
 from offline_agent.records import Action, Context, ToolCall
-from tests.helpers import attacks
+from offline_agent.rendering.renderer import Renderer
+from tests.helpers import attacks, sql_attacks
 
 
 class HostilePolicy(ScriptedPolicy):
-    """Calls tools with hostile programs, answers and files; it solves nothing, so each of its scores must be 0."""
+    """Calls tools with hostile programs, answers and files; it solves nothing, so each of its scores must be 0.
+
+    Args:
+        folder: A folder that statements of SQL reach for.
+        renderer: See `ScriptedPolicy`.
+    """
 
     name = "hostile"
     trusted = False
+
+    def __init__(self, folder: str = "/tmp", renderer: Renderer | None = None) -> None:
+        super().__init__(renderer)
+        self._folder = folder
 
     def _act(self, context: Context, rng: random.Random) -> Action:
         tools = {schema["function"]["name"] for schema in context.tools}
@@ -22,6 +34,9 @@ class HostilePolicy(ScriptedPolicy):
             return self._write("", self._code(context, str(args["names"][0]), rng))
         if "python" in tools:
             return self._write("", self._math(context, rng))
+        if "query" in tools:
+            tool = "answer" if rng.random() < 0.3 else "query"
+            return self._write("", ToolCall(tool, {"sql": sql_attacks.statement(rng, self._folder)}))
         return self._write("", self._repo(context, args["source"], rng))
 
     def _code(self, context: Context, name: str, rng: random.Random) -> ToolCall:

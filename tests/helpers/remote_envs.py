@@ -45,3 +45,9 @@ class Breaks:
     def stop(self) -> str:
         """End it."""
         return ""
+
+
+class RunsCode(Breaks):
+    """Says that it runs what a policy wrote."""
+
+    runs_code = True

@@ -12,33 +12,7 @@ import pytest
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.records import Task
 from tests.helpers.played import call
-
-COUNTED = "with recursive c(x) as (select 1 union all select x + 1 from c)"
-REFUSED = [
-    "attach '{0}/other.sqlite' as other", "detach main", "vacuum into '{0}/copy.sqlite'", "vacuum",
-    "select load_extension('{0}/x.so')", "select readfile('/etc/passwd')", "select writefile('{0}/x', 'x')",
-    "select fts3_tokenizer('simple')", "pragma writable_schema = 1", "pragma journal_mode = wal",
-    "pragma query_only = off", "pragma hard_heap_limit = 0", "pragma temp_store_directory = '{0}'",
-    "select * from pragma_database_list",
-    "create table t (a)", "create temp table t as select 1", "create virtual table t using fts5(a)",
-    "drop table Artist", "create trigger t after update on Artist begin select 1; end",
-    "alter table Artist rename to Other",
-    "analyze", "begin", "savepoint s", "rollback", "insert into sqlite_master values (1, 2, 3, 4, 5)",
-    "update sqlite_master set sql = ''", "select random()", "select randomblob(4)", "select current_timestamp",
-    "select 1; select 2", "selec", "select \0", "select " + "(" * 3000 + "1" + ")" * 3000,
-    "select " + ", ".join("1" * 2100), "select '" + "x" * 30_000 + "'",
-]  # fmt: skip
-STOPPED = {
-    f"{COUNTED} select count(*) from c": "instructions",
-    f"{COUNTED} select count(*) from (select x from c limit 90000) a, (select x from c limit 90000)": "instructions",
-    "select count(*) from Artist a, Artist b, Artist c, Artist d, Artist e, Artist f, Artist g": "instructions",
-    f"{COUNTED} select sum(instr(hex(zeroblob(49000)), hex(zeroblob(24000)) || '1')) from c": "instructions",
-    f"{COUNTED} select group_concat(hex(zeroblob(9000))) from c": "(instructions|bytes)",
-    f"{COUNTED} select x, zeroblob(90000) z from c order by z, x desc": "memory",
-    "select zeroblob(1000000000)": "bytes",
-    "select replace(hex(zeroblob(40000)), '0', 'aaaaaaaaaa')": "bytes",
-}
-WRITES = ["insert into Artist values (99, 'x')", "update Artist set Name = 'x'", "delete from Artist"]
+from tests.helpers.sql_attacks import COUNTED, REFUSED, STOPPED, WRITES
 
 
 @pytest.fixture(scope="module")

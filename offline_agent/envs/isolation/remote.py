@@ -71,6 +71,7 @@ def facts_of(spec: EnvSpec) -> dict[str, Any]:
         "tools": spec.tools.to_json(),
         "methods": {name: inspect.getdoc(tool) for name, tool in tool_functions(cls).items()},
         "turn_rewards": spec.turn_rewards,
+        "runs_code": spec.runs_code,
         "named": "task_id" in reset or any(one.kind is one.VAR_KEYWORD for one in reset.values()),
         "tasks": hasattr(cls, "tasks"),
         "get_reward": hasattr(cls, "get_reward"),
@@ -99,6 +100,7 @@ def stand_in(facts: Mapping[str, Any], server: EpisodeServer) -> type:
     """
     members: dict[str, Any] = {flag: facts[flag] for flag in _FLAGS}
     members |= {"name": facts["name"], "irreversible": frozenset(facts["irreversible"])}
+    members["runs_code"] = facts["runs_code"]
     members |= {"__module__": facts["module"], "__qualname__": facts["class"], "_server": server}
     members["reset"] = _reset_named if facts["named"] else _reset
     members |= {name: _elsewhere(name, text) for name, text in facts["methods"].items()}

@@ -8,7 +8,6 @@ answer after the last try.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from offline_agent import catalog
 from offline_agent.errors import ConfigError, in_words
+from offline_agent.judges.models.cache import AnswerCache
 
 Ask = Callable[[Sequence[Mapping[str, str]], int], str]
 """Returns a model's answer to chat messages; the seed is another one for each try."""
@@ -87,7 +87,7 @@ def model_of(
     faults = []
     if url is None or not url.startswith(("http://", "https://")):
         faults.append(f"{key}.url: got {url!r}, allowed: the judge's endpoint in full, e.g. http://localhost:8000/v1, "
-                      f"or {key}.ask=module:callable")  # fmt: skip
+                      f"or {key}.ask=module:callable, or {key}.path=FOLDER of a checkpoint")  # fmt: skip
     if model is None:
         faults.append(f"{key}.model: got nothing, allowed: the name under which the model is served")
     if faults or url is None or model is None:
@@ -109,18 +109,13 @@ class Questions:
         self._ask = ask
         self._name = name
         self._retries = retries
-        self._fixed = cache is not None
-        self._file: Path | None = None
-        self._known: dict[str, Any] = {}
+        self._kept = AnswerCache(cache)
         self._lock = threading.Lock()
-        self.asked = self.from_cache = 0
-        if cache is not None:
-            self._open(Path(cache))
+        self.asked = 0
 
     def keep_in(self, folder: Path) -> None:
         """Keep the answers in a folder of the run, where the configuration names no file."""
-        if not self._fixed and self._file is None:
-            self._open(folder / "answers.jsonl")
+        self._kept.keep_in(folder)
 
     def answer(self, messages: Sequence[Mapping[str, str]], form: type[BaseModel], seed: int) -> BaseModel:
         """Return the model's answer.
@@ -133,15 +128,12 @@ class Questions:
         Raises:
             NoAnswer: No try gave an answer of the form.
         """
-        content = json.dumps([self._name, seed, list(map(dict, messages))], sort_keys=True, ensure_ascii=True)
-        key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-        with self._lock:
-            known = self._known.get(key)
-            self.from_cache += known is not None
+        content = [self._name, seed, list(map(dict, messages))]
+        known = self._kept.get(content)
         if known is not None:
             return form.model_validate(known)
         found = self._tried(messages, form, seed)
-        self._keep(key, found.model_dump(mode="json"))
+        self._kept.keep(content, found.model_dump(mode="json"))
         return found
 
     def _tried(self, messages: Sequence[Mapping[str, str]], form: type[BaseModel], seed: int) -> BaseModel:
@@ -157,27 +149,6 @@ class Questions:
             except Exception as error:  # the model is the user's own; what it raises says nothing of the candidate
                 why = f"the model raised {in_words(error)}"
         raise NoAnswer(f"no answer of the asked form in {self._retries + 1} tries; the last: {why}")
-
-    def _open(self, path: Path) -> None:
-        self._file = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        except (OSError, UnicodeError) as error:
-            raise ConfigError(f"judge.cache: {path} cannot be used: {error}") from error
-        for line in lines:
-            try:
-                entry = json.loads(line)
-                self._known[entry["key"]] = entry["answer"]
-            except (ValueError, KeyError, TypeError):  # the last line of a run that was killed
-                continue
-
-    def _keep(self, key: str, answer: Any) -> None:
-        with self._lock:
-            self._known[key] = answer
-            if self._file is not None:
-                with open(self._file, "a", encoding="utf-8") as file:
-                    file.write(json.dumps({"key": key, "answer": answer}, ensure_ascii=True) + "\n")
 
 
 def _read(said: str, form: type[BaseModel]) -> BaseModel:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from offline_agent import catalog
 from offline_agent.errors import ConfigError
 from offline_agent.judges.models.asking import NoAnswer, Questions, as_data, model_of
+from offline_agent.judges.models.choosing import Choosing
 from offline_agent.judges.models.llm import LONGEST, told
 from offline_agent.judges.models.rubric import Rubric, load_rubric
+from offline_agent.judges.ranking import Compare
 from offline_agent.records import Trajectory, Verdict
 
 _RULES = (
@@ -29,17 +34,19 @@ class _Preference(BaseModel):
 
 
 class LLMComparator:
-    """A judge that compares two attempts at one task by a model behind an endpoint; an attempt alone gets no verdict.
+    """A judge that compares two attempts at one task by a model; an attempt alone gets no verdict.
 
     It is asked in one order; `judges.ranking` asks in both.
 
     Args:
         rubric: A YAML file whose criteria say what is better; None = only the task's own aim.
+        path: Folder of a checkpoint, which says in this process how probable `first` is against `second`; it has no
+            third answer.
         url, model, ask, temperature, max_tokens, timeout, retries, seed, longest, cache, api_key: See
             `models.llm.LLMJudge`.
 
     Raises:
-        ConfigError: The rubric, the endpoint or the callable is not usable: every fault.
+        ConfigError: The rubric, the endpoint, the callable or the checkpoint is not usable: every fault.
     """
 
     version = "1"
@@ -51,6 +58,7 @@ class LLMComparator:
         url: str | None = None,
         model: str | None = None,
         ask: str | None = None,
+        path: str | None = None,
         temperature: float = 0.0,
         max_tokens: int = 512,
         timeout: float = 120.0,
@@ -66,9 +74,15 @@ class LLMComparator:
             self._rubric = None if rubric is None else load_rubric(rubric, "compare.rubric")
         except ConfigError as error:
             faults += error.faults
+        self._choosing: Choosing | None = None
         try:
-            asked, known = model_of("compare", url, model, ask, temperature, max_tokens, timeout, api_key)
-            self._questions = Questions(asked, known, retries, cache)
+            if path is not None:
+                other = {"url": url, "model": model, "ask": ask}
+                self._choosing = Choosing("compare", path, cache, other, temperature)
+                self.version = f"1+{self._choosing.model}"
+            else:
+                asked, known = model_of("compare", url, model, ask, temperature, max_tokens, timeout, api_key)
+                self._questions = Questions(asked, known, retries, cache)
         except ConfigError as error:
             faults += error.faults
         if faults:
@@ -78,28 +92,45 @@ class LLMComparator:
 
     def keep_in(self, folder: Path) -> None:
         """See `judges.judge.Judge.keep_in`."""
-        self._questions.keep_in(folder)
+        (self._choosing or self._questions).keep_in(folder)
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return a verdict without a score: there is nothing to compare the attempt with."""
         return Verdict(None, None, "comparison", self.version, error="a comparison needs several attempts at one task")
 
     def compare(self, first: Trajectory, second: Trajectory) -> float | None:
-        """Return 1.0 where the first attempt is better, 0.0 where the second is, 0.5 for neither; None = no answer."""
+        """Return how much the first attempt is the better one, in [0, 1]; None = no answer.
+
+        A checkpoint says the probability of `first`; any other model 1.0 for the first, 0.0 for the second, 0.5 for
+        neither.
+        """
         try:
+            if self._choosing is not None:
+                begun, choices = '{"better": "', ('first"}', 'second"}')
+                messages = self._choosing.fitted(
+                    lambda longest: self.question(first, second, longest), self._longest, begun + choices[1]
+                )
+                return self._choosing.choose(messages, begun, choices)[0]
             answer: Any = self._questions.answer(self.question(first, second), _Preference, self._seed)
         except NoAnswer:
             return None
         return {"first": 1.0, "second": 0.0, "neither": 0.5}[answer.better]
 
-    def question(self, first: Trajectory, second: Trajectory) -> list[dict[str, str]]:
-        """Return the messages that the model is asked with."""
-        rubric = self._rubric
+    def question(self, first: Trajectory, second: Trajectory, longest: int | None = None) -> list[dict[str, str]]:
+        """Return the messages that the model is asked with.
+
+        Args:
+            first, second: The attempts.
+            longest: Most characters of each; None = as configured.
+        """
+        rubric, longest = self._rubric, longest or self._longest
         about = "You compare two attempts at one task." if rubric is None else rubric.instructions
         criteria = "" if rubric is None else _listed(rubric, f"{self._seed} {first.task.task_id}")
         form = json.dumps({"reason": "one sentence", "better": "first, second or neither"})
+        if self._choosing is not None:
+            form = json.dumps({"better": "first or second"})
         system = f"{about}\n\n{_RULES}{criteria}\n\nAnswer with one JSON object of this form and nothing else:\n{form}"
-        (asked, one), (_, other) = told(first, self._longest), told(second, self._longest)
+        (asked, one), (_, other) = told(first, longest), told(second, longest)
         user = "\n\n".join(
             [as_data(asked, "task"), as_data(one, "first attempt"), as_data(other, "second attempt")]
         )
@@ -111,3 +142,33 @@ def _listed(rubric: Rubric, seed: str) -> str:
     random.Random(seed).shuffle(criteria)
     lines = "\n".join(f"- {one.about} (weight {one.weight:g})" for one in criteria)
     return f"\n\nThe better attempt is the one of which this holds more:\n{lines}"
+
+
+def make_comparator(key: str, name: str, args: Mapping[str, Any]) -> Compare | None:
+    """Return the comparator of that name; None for `none`. A class is made with the arguments; a function takes none.
+
+    Args:
+        key: The configuration key, for messages.
+        name: none; comparison or llm: `LLMComparator`; or `module:callable`, called as compare(first, second), or with
+            a method of that name.
+        args: Its arguments.
+
+    Raises:
+        ConfigError: There is none of that name, or it does not take the arguments.
+    """
+    if name == "none":
+        if args:
+            raise ConfigError(f"{key}: got {', '.join(args)} without a comparator; name one, {key}=llm")
+        return None
+    ready = name in ("comparison", "llm")
+    if not ready and ":" not in name:
+        raise ConfigError(f"{key}: got {name!r}, allowed: none, llm, or module:callable of your own")
+    target = LLMComparator if ready else catalog.load(key, name)
+    if inspect.isclass(target):
+        target = target(**catalog.keywords(key, target, args, {}))
+    elif args:
+        raise ConfigError(f"{key}: {name} is a function, which takes no arguments of its own; make it a class")
+    found = getattr(target, "compare", target)
+    if not callable(found):
+        raise ConfigError(f"{key}: {name} is called as compare(first, second), and cannot be called")
+    return found  # type: ignore[no-any-return]

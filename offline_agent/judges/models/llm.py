@@ -1,4 +1,4 @@
-"""A model as a judge: a rubric's criteria, graded by any OpenAI-compatible endpoint or callable."""
+"""A model as a judge: a rubric's criteria, graded by any OpenAI-compatible endpoint, callable, or checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from offline_agent.errors import ConfigError
 from offline_agent.judges.models.asking import NoAnswer, Questions, as_data, model_of
-from offline_agent.judges.models.rubric import Rubric, load_rubric
+from offline_agent.judges.models.choosing import Choosing, Messages
+from offline_agent.judges.models.rubric import Criterion, Rubric, load_rubric
 from offline_agent.records import Message, Trajectory, Verdict
 
 LONGEST = 24_000
@@ -35,6 +36,9 @@ class LLMJudge:
         url: OpenAI-compatible endpoint of the judge, `/v1` included.
         model: The name under which it is served.
         ask: `module:callable` instead: ask(messages, seed) returns the answer's text.
+        path: Folder of a checkpoint instead, which grades in this process (`models.choosing`): the answer is begun for
+            it, and each criterion gets its most probable grade. Within `iterate`, `self` = the iteration's own model.
+        expected: With `path`: the score is of the expected grades, not of the most probable ones.
         temperature: Of sampling.
         max_tokens: Most tokens of one answer.
         timeout: Seconds to wait for one.
@@ -46,7 +50,7 @@ class LLMJudge:
         api_key: None = the environment variable OPENAI_API_KEY.
 
     Raises:
-        ConfigError: The rubric, the endpoint or the callable is not usable: every fault.
+        ConfigError: The rubric, the endpoint, the callable or the checkpoint is not usable: every fault.
     """
 
     version = "1"
@@ -60,6 +64,8 @@ class LLMJudge:
         url: str | None = None,
         model: str | None = None,
         ask: str | None = None,
+        path: str | None = None,
+        expected: bool = False,
         temperature: float = 0.0,
         max_tokens: int = 1024,
         timeout: float = 120.0,
@@ -75,11 +81,18 @@ class LLMJudge:
             self.rubric: Rubric | None = load_rubric(rubric, "judge.rubric")
         except ConfigError as error:
             faults += error.faults
+        self._choosing: Choosing | None = None
         try:
-            asked, known = model_of("judge", url, model, ask, temperature, max_tokens, timeout, api_key)
-            self._questions = Questions(asked, known, retries, cache)
+            if path is not None:
+                self._choosing = Choosing("judge", path, cache, {"url": url, "model": model, "ask": ask}, temperature)
+                self.version = f"1+{self._choosing.model}"
+            else:
+                asked, known = model_of("judge", url, model, ask, temperature, max_tokens, timeout, api_key)
+                self._questions = Questions(asked, known, retries, cache)
         except ConfigError as error:
             faults += error.faults
+        if expected and path is None:
+            faults.append("judge.expected: only a checkpoint (judge.path) says how probable grades are; leave it out")
         if retries < 0:
             faults.append(f"judge.retries: got {retries}, allowed: 0 and more")
         if faults:
@@ -87,6 +100,7 @@ class LLMJudge:
         self._seed = seed
         self._columns = tuple(columns)
         self._longest = longest
+        self._expected = expected
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -95,11 +109,13 @@ class LLMJudge:
 
     def keep_in(self, folder: Path) -> None:
         """See `judges.judge.Judge.keep_in`."""
-        self._questions.keep_in(folder)
+        (self._choosing or self._questions).keep_in(folder)
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verdict; it has no score where the model gave no answer of the asked form."""
         assert self.rubric is not None
+        if self._choosing is not None:
+            return self._chosen(trajectory, self._choosing, self.rubric)
         messages = self.question(trajectory)
         try:
             answer: Any = self._questions.answer(messages, _form(self.rubric), self._seed)
@@ -111,23 +127,64 @@ class LLMJudge:
         evidence = {"grades": grades, "scale": self.rubric.scale, "reasons": reasons}
         return Verdict(score, success, self.name, self.version, evidence)
 
-    def question(self, trajectory: Trajectory) -> list[dict[str, str]]:
-        """Return the messages that the model is asked with."""
+    def _chosen(self, trajectory: Trajectory, choosing: Choosing, rubric: Rubric) -> Verdict:
+        """Return the verdict of a checkpoint: grade after grade, each given the ones before it."""
+
+        def question(longest: int) -> Messages:
+            return self.question(trajectory, longest)
+
+        choices = [f"{grade}}}" for grade in range(rubric.scale + 1)]  # the brace tells 1 from 10
+        criteria = self._shuffled(trajectory)
+        whole = '{"criteria": {' + "".join(f'{json.dumps(one.name)}: {{"grade": {choices[-1]}, ' for one in criteria)
+        probabilities: dict[str, list[float]] = {}
+        try:
+            messages = choosing.fitted(question, self._longest, whole)
+            begun = '{"criteria": {'
+            for one in criteria:
+                begun += f'{json.dumps(one.name)}: {{"grade": '
+                found = probabilities[one.name] = choosing.choose(messages, begun, choices)
+                begun += f"{choices[found.index(max(found))]}, "
+        except NoAnswer as error:
+            return Verdict(None, None, self.name, self.version, error=str(error))
+        grades = {name: found.index(max(found)) for name, found in probabilities.items()}
+        expected = {name: sum(n * chance for n, chance in enumerate(found)) for name, found in probabilities.items()}
+        score, success = rubric.score(expected if self._expected else grades)
+        evidence = {
+            "grades": grades, "scale": rubric.scale, "model": choosing.model,
+            "expected": {name: round(grade, 6) for name, grade in expected.items()},
+            "probabilities": {name: [round(chance, 6) for chance in found] for name, found in probabilities.items()},
+        }  # fmt: skip
+        return Verdict(score, success, self.name, self.version, evidence)
+
+    def _shuffled(self, trajectory: Trajectory) -> list[Criterion]:
+        """Return the criteria in the order that is drawn for a trajectory."""
         assert self.rubric is not None
-        rubric, task = self.rubric, trajectory.task
-        criteria = list(rubric.criteria)
-        random.Random(f"{self._seed} {task.task_id} {len(trajectory.steps)}").shuffle(criteria)
+        criteria = list(self.rubric.criteria)
+        random.Random(f"{self._seed} {trajectory.task.task_id} {len(trajectory.steps)}").shuffle(criteria)
+        return criteria
+
+    def question(self, trajectory: Trajectory, longest: int | None = None) -> list[dict[str, str]]:
+        """Return the messages that the model is asked with.
+
+        Args:
+            trajectory: The episode.
+            longest: Most characters of the work; None = as configured.
+        """
+        assert self.rubric is not None
+        rubric, criteria = self.rubric, self._shuffled(trajectory)
         listed = "\n".join(f"- {json.dumps(one.name)}: {one.about}" for one in criteria)
-        form = {one.name: {"reason": "one sentence", "grade": f"0 to {rubric.scale}"} for one in criteria}
+        reason = {} if self._choosing is not None else {"reason": "one sentence"}
+        form = {one.name: {**reason, "grade": f"0 to {rubric.scale}"} for one in criteria}
         system = (
             f"{rubric.instructions}\n\n{_RULES}\n\nGrade each criterion with a whole number from 0 (not at all) to "
             f"{rubric.scale} (fully):\n{listed}\n\nAnswer with one JSON object of this form and nothing else:\n"
             f"{json.dumps({'criteria': form}, ensure_ascii=False)}"
         )
-        return [{"role": "system", "content": system}, {"role": "user", "content": self._shown(trajectory)}]
+        shown = self._shown(trajectory, longest or self._longest)
+        return [{"role": "system", "content": system}, {"role": "user", "content": shown}]
 
-    def _shown(self, trajectory: Trajectory) -> str:
-        task, work = told(trajectory, self._longest)
+    def _shown(self, trajectory: Trajectory, longest: int) -> str:
+        task, work = told(trajectory, longest)
         known = {name: trajectory.task.args[name] for name in self._columns if name in trajectory.task.args}
         reference = f"\n\n{as_data(json.dumps(known, ensure_ascii=False), 'reference')}" if known else ""
         return f"{as_data(task, 'task')}{reference}\n\n{as_data(work, 'work')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class Rubric(BaseModel):
             raise ValueError("two criteria have the same name")
         return criteria
 
-    def score(self, grades: dict[str, int]) -> tuple[float, bool]:
+    def score(self, grades: Mapping[str, float]) -> tuple[float, bool]:
         """Return the weighted score in [0, 1], and whether it is a success."""
         shares = {criterion.name: grades[criterion.name] / self.scale for criterion in self.criteria}
         whole = sum(criterion.weight for criterion in self.criteria)

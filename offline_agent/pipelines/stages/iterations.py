@@ -101,7 +101,7 @@ class Iterations:
         pairs = self._search(one)
         tuned = self._fine_tune(one)
         self._train_on_pairs(one, tuned or before, pairs)
-        self._refine(one, one.candidates[-1] if one.candidates else before)
+        self._refine(one, one.candidates[-1] if one.candidates else before, before)
         if one.candidates:  # on new tasks: it may owe its place to luck on the old ones
             before = self.model = self.judging.incumbent(one.number, before, one.seconds)
         decisions = self.judging.judge(one.number, before, one.candidates, one.seconds)
@@ -157,13 +157,13 @@ class Iterations:
         self._run(stage, one.seconds, {**consumed, "replay": replay[0].parent} if replay else consumed)
         one.candidates.append(Model(stage.label, str(stage.path / "model")))
 
-    def _refine(self, one: _Iteration, model: Model) -> None:
+    def _refine(self, one: _Iteration, model: Model, searched: Model) -> None:
         """Go through the online stage; what was played there is data for the next iteration."""
         when, last = self.config.refine.when, one.number == self.config.iterations - 1
         if when == "never" or (when == "last" and not last):
             return
         tasks = self.plan.folder(one.number) / "tasks.jsonl"
-        stage = self.plan.refine(one.number, model, tasks, self._with_successes())
+        stage = self.plan.refine(one.number, model, tasks, self._with_successes(), searched)
         found = self._run(stage, one.seconds, {model.name: self._weights(model), **self._filtered()})
         one.notes += [f"{stage.name}: {text}" for _, _, text in found["findings"]]
         self.played.append(stage.path)

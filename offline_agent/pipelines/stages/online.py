@@ -15,7 +15,7 @@ from offline_agent.pipelines.stages.rounds import RoundLog, RoundPlayer, record_
 from offline_agent.pipelines.stages.sampler import Sampler
 from offline_agent.records import Task, Trajectory
 from offline_agent.report.refine_grpo import round_figures, sampler_figures
-from offline_agent.runner.components import make_reward
+from offline_agent.runner.components import make_ranking, make_reward
 from offline_agent.runner.training import Recorder, Trainable, max_length
 from offline_agent.training.collapse.checklist import checklist
 from offline_agent.training.collapse.watch import Finding, Watch, WatchSettings
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
     from offline_agent.training.online.objectives import Objective
+    from offline_agent.training.online.ranked import RankingReward
     from offline_agent.training.online.round_batch import PlayedRound
 
 
@@ -37,7 +38,8 @@ def faults(config: RefineGrpoConfig) -> list[str]:
     """Return contradictions between the keys, before anything is loaded."""
     found = [*_conflicts(config)]
     watch = watch_settings(config)
-    checks = lambda: objective_of(config), lambda: make_reward(config), lambda: turn_judge(config)
+    reward = make_reward if config.reward.ranking.name == "none" else make_ranking
+    checks = lambda: objective_of(config), lambda: reward(config), lambda: turn_judge(config)
     for check in (*checks, group_settings(config).check, *([watch.check] if watch else [])):
         try:
             check()
@@ -174,6 +176,7 @@ class OnlineInputs:
         groups, online: Settings of the rounds, and of the updates made of them.
         watch: Settings of the collapse watch; None = off.
         reward: The composite reward of an episode; None = as `groups.reward` says.
+        ranking: Ranks the attempts of a group; None = they are not ranked.
         sampler: Plays the roll-outs; None until everything else is checked.
         anchors, replayed: Trajectories of earlier runs trained on beside the roll-outs, and the report of loading.
     """
@@ -186,6 +189,7 @@ class OnlineInputs:
     online: OnlineSettings
     watch: WatchSettings | None
     reward: CompositeReward | None = None
+    ranking: RankingReward | None = None
     sampler: Sampler | None = None
     anchors: list[TrajectoryRow] = field(default_factory=list)
     replayed: LoadReport | None = None
@@ -250,10 +254,12 @@ class OnlineRun:
         )
         for name, reason in refused:
             self.session.run.quarantine("row", name, reason)
-        for attempt, reward in made.rewarded:
-            if reward is None:
-                name = f"round {number}, {attempt.task.task_id}/{attempt.number}"
-                self.session.run.quarantine("attempt", name, self._why_unscored(attempt))
+        for group in made.groups:
+            unranked = group.unranked or [None] * len(group.attempts)
+            for attempt, reward, why in zip(group.attempts, group.rewards, unranked, strict=True):
+                if reward is None:
+                    name = f"round {number}, {attempt.task.task_id}/{attempt.number}"
+                    self.session.run.quarantine("attempt", name, why or self._why_unscored(attempt))
         self.log.close_round(record_of(made, seconds, len(refused)))
         figures = round_figures(made, self.env_steps, seconds)
         figures |= sampler_figures(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +20,7 @@ from offline_agent.rollouts.attempts import Attempt, AttemptRequest
 from offline_agent.rollouts.success import Known
 from offline_agent.seeding import derive_seed
 from offline_agent.training.online import advantages
+from offline_agent.training.online.ranked import RankingReward
 
 if TYPE_CHECKING:
     from offline_agent.training.online.objectives import Objective
@@ -101,12 +102,14 @@ class Group:
         attempts: All of them, in order of their numbers; those that nobody judged too.
         rewards: Of each; None = unscored.
         kept: Whether it is trained on.
+        unranked: Of each, why it has no rank among the others; None = it has one, or none was asked for.
     """
 
     task: Task
     attempts: tuple[Attempt, ...]
     rewards: tuple[float | None, ...]
     kept: bool = True
+    unranked: tuple[str | None, ...] = ()
 
     @property
     def scored(self) -> list[float]:
@@ -185,6 +188,8 @@ class RoundSampler:
         play: Plays attempts.
         seed: The run's.
         composite: The reward of an attempt, shaping included, or None where it has none; without it, `settings.reward`.
+        ranking: Ranks the attempts of a group, which then are a part of their rewards; the outcome without `composite`
+            is 1 for success, else 0. None = attempts are not ranked.
     """
 
     tasks: Sequence[Task]
@@ -193,6 +198,7 @@ class RoundSampler:
     play: Play
     seed: int = 0
     composite: Callable[[Trajectory], float | None] | None = None
+    ranking: RankingReward | None = None
     # by task: the round of its last group, and what that came to
     _seen: dict[str, tuple[int, Known]] = field(default_factory=dict)
 
@@ -266,13 +272,17 @@ class RoundSampler:
             yield place, *(chance.choice(turns) if turns else (roots[0], 0))
 
     def _group(self, task: Task, attempts: Sequence[Attempt]) -> Group:
-        return Group(task, tuple(attempts), tuple(self._reward(attempt) for attempt in attempts))
+        rewards = [self._reward(attempt) for attempt in attempts]
+        if self.ranking is None:
+            return Group(task, tuple(attempts), tuple(rewards))
+        ranked, errors = self.ranking.of_group(attempts, rewards)
+        return Group(task, tuple(attempts), tuple(ranked), unranked=tuple(errors))
 
     def _reward(self, attempt: Attempt) -> float | None:
         if self.composite is not None:
             done = attempt.episode()
             return None if done is None or attempt.reward is None else self.composite(done)
-        if self.settings.reward == "score" or attempt.success is None:
+        if (self.settings.reward == "score" and self.ranking is None) or attempt.success is None:
             return attempt.reward
         return float(attempt.success)
 
@@ -281,7 +291,7 @@ class RoundSampler:
         owners = [place for place, group in enumerate(groups) for _ in group.rewards]
         kept = set(advantages.kept_groups(rewards, owners, self.objective))
         for place, group in enumerate(groups):
-            yield Group(group.task, group.attempts, group.rewards, place in kept)
+            yield replace(group, kept=place in kept)
 
 
 def _before(root: Attempt, length: int) -> tuple[int, ...]:

@@ -99,3 +99,12 @@ def test_two_tools_of_one_name_are_refused(parts: dict[str, Any], told: str):
 def test_a_tool_that_is_not_there_is_refused():
     with pytest.raises(TypeError, match="SQL has no tool 'serach'"):
         Part(SQL, "serach")
+
+
+def test_a_composition_with_a_part_that_runs_code_runs_code() -> None:
+    from offline_agent.envs.math import Math
+
+    class Calculating(Composition):
+        parts = {"counter": Part(Counter, "search"), "python": Part(Math, "python")}
+
+    assert EnvSpec(Calculating).runs_code and not EnvSpec(Both).runs_code

@@ -78,6 +78,22 @@ def test_errors_of_the_class_are_told_as_here(bare: str) -> None:
             list(EnvSpec.load("tests.helpers.remote_envs:Breaks", python=python).tasks("train"))
 
 
+def test_one_that_runs_code_says_so_from_another_interpreter_and_needs_a_sandbox_there_too(
+    bare: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from offline_agent import sandbox
+    from offline_agent.runner.components import check_sandbox
+
+    runs, plain = (EnvSpec.load(f"tests.helpers.remote_envs:{name}", python=bare) for name in ("RunsCode", "Breaks"))
+    assert runs.sandbox == sandbox.shared().level and plain.sandbox is None
+    assert runs.identity["sandbox"] == runs.sandbox and "sandbox" not in plain.identity
+    asked: list[bool] = []
+    monkeypatch.setattr("offline_agent.runner.components.check_trust", asked.append)
+    check_sandbox(plain, trusted=False)
+    check_sandbox(runs, trusted=False)
+    assert asked == [False], "an untrusted policy is held against the sandbox"
+
+
 def program(path: Path, text: str) -> str:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

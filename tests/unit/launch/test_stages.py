@@ -214,6 +214,28 @@ def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
         assert load(type(config), again) == config
 
 
+def test_a_model_that_judges_itself_is_the_one_that_is_searched_and_never_judges_at_the_gate(tmp_path: Path) -> None:
+    made = plan(tmp_path, "judge=hybrid", "judge.judge={name: llm, rubric: r.yaml, path: self}",
+                "held_out.judge=environment", "reward.ranking=comparison", "reward.ranking.path=self")  # fmt: skip
+    searched, trained = (tmp_path / name for name in ("searched", "trained"))
+    for folder in (searched, trained):
+        folder.mkdir()
+    tasks = tmp_path / "t.jsonl"
+    one, other = Model("start", str(searched)), Model("iteration-1/train_dpo", str(trained))
+    build = made.build_prefs(1, one, tasks).config
+    online = made.refine(1, other, tasks, [], one).config
+    for config in (build, made.train_sft(1, one, []).config, online):
+        assert config.judge.name == "hybrid" and config.judge.model_extra["judge"]["path"] == str(searched)
+    assert online.reward.ranking.model_extra == {"path": str(searched)} and online.model.path == str(trained)
+    assert not hasattr(build.reward, "ranking"), "a search has no groups"
+    assert made.build_prefs(2, other, tasks).config.judge.model_extra["judge"]["path"] == str(trained)
+    for model in (one, other):
+        judged = made.evaluate(1, "evaluate", model, tasks, None).config
+        assert judged.judge.name == "environment" and not judged.judge.model_extra
+    same = plan(tmp_path, "judge=f1").evaluate(1, "evaluate", one, tasks, None).config
+    assert same.judge.name == "f1", "by default the judge of the searches"
+
+
 def test_seeds_differ_but_for_evaluations_of_one_iteration(tmp_path: Path) -> None:
     made, model = plan(tmp_path, "seed=5"), Model("start", None)
     seeds = {made.seed(i, what) for i in range(3) for what in ("build_prefs", "train_sft", "train_dpo", "gate")}

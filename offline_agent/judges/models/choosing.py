@@ -1,0 +1,179 @@
+"""Checkpoints that judge in this process: one chooses among allowed answers, in a form that is begun for it.
+
+It is not asked to write JSON. The prompt ends with the beginning of the JSON form, and only the probabilities of the
+allowed continuations are looked at (constrained decoding), so any causal model gives an answer of the form, always the
+same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from offline_agent import catalog
+from offline_agent.errors import ConfigError
+from offline_agent.judges.models.asking import Ask, NoAnswer
+from offline_agent.judges.models.cache import AnswerCache
+
+SELF = "self"
+"""The `path` that `iterate` replaces by the folder of the model whose iteration it is."""
+
+LOADER = "offline_agent.training.reward.choices:load"
+"""By name: torch is not imported before a checkpoint is needed."""
+
+Messages = Sequence[Mapping[str, str]]
+_LEAST = 200  # characters of the work, below which there is nothing left to judge
+
+
+class Checkpoint(Protocol):
+    """A causal model that is loaded."""
+
+    def room(self, messages: Messages, answer: str) -> int:
+        """Return how many more tokens than prompt and answer the model takes; negative = they are too long."""
+        ...
+
+    def probabilities(self, messages: Messages, begun: str, choices: Sequence[str]) -> list[float]:
+        """Return the probability of each choice, float [choices], sum 1; see `Choosing.choose`."""
+        ...
+
+    def written(self, messages: Messages, most: int) -> str:
+        """Return the model's greedy answer, of at most so many tokens."""
+        ...
+
+
+class Choosing:
+    """Asks a checkpoint to choose, and keeps what it chose.
+
+    It is loaded once a process, by `keep_in` or the first question.
+
+    Args:
+        key: The configuration section, for messages.
+        path: Folder of a causal model, as `save_pretrained` writes it.
+        cache: A file of answers; None = in memory, until `keep_in`.
+        other: Arguments that name another model than `path`, by name; they must be None.
+        temperature: Must be 0: nothing is sampled.
+
+    Attributes:
+        model: 12 hex digits that identify the folder's content.
+
+    Raises:
+        ConfigError: There is no such model, another one is named beside it, or it is to be sampled.
+    """
+
+    def __init__(
+        self, key: str, path: str, cache: str | None, other: Mapping[str, str | None], temperature: float
+    ) -> None:
+        named = [name for name, value in other.items() if value is not None]
+        faults = []
+        if named:
+            given = ", ".join(f"{key}.{name}" for name in named)
+            faults.append(f"{key}.path: got {path!r} beside {given}; give one of path, ask, and url with model")
+        if temperature:
+            faults.append(f"{key}.temperature: got {temperature!r}, allowed with {key}.path: 0; grades of a checkpoint "
+                          "are not sampled")  # fmt: skip
+        self.model = ""
+        try:
+            self._folder = _checked(key, path)
+            self.model = _identity(key, self._folder)
+        except ConfigError as error:
+            faults += error.faults
+        if faults:
+            raise ConfigError(faults)
+        self._key = key
+        self._kept = AnswerCache(cache)
+
+    def keep_in(self, folder: Path) -> None:
+        """Load the checkpoint, and keep its answers in a folder of the run where the configuration names no file.
+
+        Raises:
+            ConfigError: It cannot be loaded.
+        """
+        self._kept.keep_in(folder)
+        self._loaded()
+
+    def fitted(self, question: Callable[[int], Messages], longest: int, answer: str) -> Messages:
+        """Return a question that the model's positions have room for.
+
+        Args:
+            question: Returns the messages, with so many characters of the work.
+            longest: Most characters; they are halved until there is room.
+            answer: The longest text that the answer may become.
+
+        Raises:
+            NoAnswer: Nothing is left of the work by then.
+        """
+        asked = question(longest)
+        while (room := self._loaded().room(asked, answer)) < 0:
+            longest //= 2
+            if longest < _LEAST:
+                raise NoAnswer(f"the question is {-room} tokens longer than the model takes, hardly any work in it")
+            asked = question(longest)
+        return asked
+
+    def choose(self, messages: Messages, begun: str, choices: Sequence[str]) -> list[float]:
+        """Return the probability of each allowed continuation, float [choices], sum 1.
+
+        At each token the probabilities are renormalised over those with which an allowed continuation can go on.
+
+        Args:
+            messages: The question.
+            begun: Beginning of the model's answer.
+            choices: The continuations; none is the beginning of another.
+        """
+        content = [self.model, list(map(dict, messages)), begun, list(choices)]
+        known = self._kept.get(content)
+        if known is None:
+            known = self._loaded().probabilities(messages, begun, choices)
+            self._kept.keep(content, known)
+        return list(map(float, known))
+
+    def _loaded(self) -> Checkpoint:
+        key = f"{self._key}.path"
+        found: Checkpoint = catalog.load(key, LOADER)(str(self._folder), self.model, key)
+        return found
+
+
+def writer(
+    key: str, path: str, other: Mapping[str, str | None], temperature: float, max_tokens: int
+) -> tuple[Ask, str]:
+    """Return a checkpoint as a model that is asked for text, and its name for the cache. It is loaded when it is asked.
+
+    Args:
+        key, path, other, temperature: See `Choosing`.
+        max_tokens: Most tokens of one answer.
+
+    Raises:
+        ConfigError: See `Choosing`.
+    """
+    chosen = Choosing(key, path, None, other, temperature)
+
+    def ask(messages: Messages, seed: int) -> str:
+        return chosen._loaded().written(messages, max_tokens)
+
+    return ask, chosen.model
+
+
+def _checked(key: str, path: str) -> Path:
+    if path == SELF:
+        raise ConfigError(
+            f"{key}.path: self is the model of an iteration, which iterate alone has, in its section judge; name the "
+            "folder of a checkpoint"
+        )
+    folder = Path(path).expanduser().resolve()
+    missing = [name for name in ("config.json", "*.safetensors") if not any(folder.glob(name))]
+    if not folder.is_dir() or missing:
+        why = f"it has no {' and no '.join(missing)}" if folder.is_dir() else "there is no such folder"
+        raise ConfigError(f"{key}.path: got {path!r}, allowed: a folder that save_pretrained or a training stage wrote "
+                          f"({why})")  # fmt: skip
+    return folder
+
+
+def _identity(key: str, folder: Path) -> str:
+    from offline_agent.errors import DataError
+    from offline_agent.store.provenance import hash_path
+
+    try:
+        return hash_path(folder)[:12]
+    except DataError as error:
+        raise ConfigError(f"{key}.path: {error}") from error

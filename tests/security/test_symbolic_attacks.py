@@ -1,0 +1,75 @@
+"""Mathematical answers that attack the verifier: none is a success, stops the run, or reaches outside."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from offline_agent.judges import symbolic as process
+from offline_agent.judges.judge import make_judge
+from offline_agent.judges.verifiers import symbolic
+from tests.unit.judges.test_judge import played
+
+HOSTILE = {
+    "tower": "9**9**9**9", "nested": "(" * 5000 + "1" + ")" * 5000, "roots": r"\sqrt{" * 2000 + "2" + "}" * 2000,
+    "code": "__import__('os').system('touch escaped')", "zero": "3\0", "surrogate": "\ud800",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_hostile_answer_is_no_success_and_the_next_answer_is_judged() -> None:
+    assert symbolic("3", "3", seconds=60).success is True
+    session = process._WORKER._session
+    for name, answer in HOSTILE.items():
+        verdict = symbolic(answer, "4", seconds=1)
+        assert verdict.success is not True and (verdict.score == 0.0 or verdict.error), (name, verdict)
+    assert process._WORKER._session is session and session is not None and not session.ended, "no restart was needed"
+    judge = make_judge("symbolic", {"seconds": 60})
+    assert judge is not None and judge(played("42")).success is True
+
+
+@pytest.mark.slow
+def test_what_an_expression_could_run_is_in_the_sandbox_with_a_limit_of_memory() -> None:
+    assert symbolic("3", "3", seconds=60).success is True
+    with process._WORKER._lock:
+        session = process._WORKER._started()
+        tried = {
+            "memory": "x = bytearray(2 << 30)",
+            "files": f"open({os.path.abspath(__file__)!r})",
+            "network": "import socket; socket.create_connection(('127.0.0.1', 22), 1)",
+            "variables": "import os; os.environ['PYTEST_CURRENT_TEST']",
+        }
+        said = {name: session.ask({"op": "cell", "code": code}, 30)["body"] for name, code in tried.items()}
+    assert said["memory"]["raised"] == "MemoryError" and said["variables"]["raised"] == "KeyError"
+    assert said["files"]["raised"] in ("FileNotFoundError", "PermissionError") and "raised" in said["network"]
+
+
+@pytest.mark.slow
+def test_a_fork_of_the_run_has_a_session_of_its_own() -> None:
+    assert symbolic("3", "3", seconds=60).success is True
+    before = process._WORKER
+    reading, writing = os.pipe()
+    with before._lock:  # as if another thread were judging
+        pid = os.fork()
+        if pid == 0:
+            os.write(writing, b"other" if process._WORKER is not before else b"same")
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reading, 16) == b"other" and symbolic("5", "5", seconds=60).success is True
+
+
+@pytest.mark.slow
+def test_several_threads_are_each_told_of_their_own_answer() -> None:
+    found: dict[int, bool | None] = {}
+
+    def judge(number: int) -> None:
+        found[number] = symbolic(f"{number}/2", str(number / 2 if number % 2 else number), seconds=60).success
+
+    threads = [threading.Thread(target=judge, args=(number,)) for number in range(1, 7)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert found == {number: bool(number % 2) for number in range(1, 7)}
