@@ -9,7 +9,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import zip_longest
@@ -21,12 +21,13 @@ from offline_agent.envs.episode_length import EpisodeLength, episode_length
 from offline_agent.envs.play import begin, extend, to_step
 from offline_agent.envs.scripted_play import ScriptedPlayer, drawn_call, facts, faulty
 from offline_agent.envs.watch import CallWatch
-from offline_agent.errors import EnvironmentFault, in_words
+from offline_agent.errors import EnvironmentFault, ToolError, in_words
 from offline_agent.records import Action, Context, Task, Trajectory
 
 MAX_LISTED = 2_000
 NEVER = "each tool succeeds"
 RUNS = 12  # of a script, in the check that makes most
+_SAYS_NO = (ToolError, ValueError, LookupError)  # what a tool raises that refuses its arguments; others are taken for defects
 WALKS = 30  # random calls of a task, to find one that each tool answers without an error
 
 
@@ -165,20 +166,39 @@ class Checks:
                         yield f"{name}: arguments drawn from its schema were refused: {result.observation}"
 
     def succeeds(self) -> Iterator[str]:
-        """Every tool answers at least one call without an error, in the expert's plays or in random ones."""
+        """Every tool answers at least one call without an error, in the expert's plays or in random ones.
+
+        A tool that the expert leaves alone may refuse whatever is drawn by chance, such as ids that do not exist.
+        """
+        used: set[str] = set()
         for task in self.some():
             rare = self._never()
             if not rare:
                 return
             if self.spec.demonstrate is not None:
-                self.player.expert(task)
+                steps = self.player.expert(task).steps
+                used |= {step.action.call.name for step in steps if step.action.call is not None}
             self.player.walk(task, WALKS, rare)
-        for name in sorted(self._never()):
+        refused = self._refused_by_chance(used)
+        for name in sorted(self._never() - refused):
             yield (
                 f"{name}: all {self.watch.failed[name]} calls of it were answered with an error, the last with "
                 f"{in_words(self.watch.errors[name])}. Mend what raises it; where only rare calls succeed, show one: "
                 "quote an example in the docstring, or give the class `demonstrate`"
             )
+
+        if refused and refused == self._never():
+            raise NotApplicable(
+                f"nothing tells of {', '.join(sorted(refused))}: the expert calls none of them in these tasks, and all "
+                "random calls were refused; play more tasks, or quote an example in the docstring"
+            )
+
+    def _refused_by_chance(self, used: Container[str]) -> set[str]:
+        """Return the tools that never succeeded, raise what says no, and are not among those that the expert used."""
+        if self.spec.demonstrate is None:
+            return set()
+        errors = self.watch.errors
+        return {name for name in self._never() if name not in used and isinstance(errors[name], _SAYS_NO)}
 
     def _never(self) -> set[str]:
         """Return the tools that were called and never succeeded."""

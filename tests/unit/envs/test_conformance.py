@@ -76,3 +76,19 @@ def test_a_demonstrator_that_raises_is_reported():
             raise KeyError("lost")
 
     assert "KeyError" in failed(Bad)["the oracle succeeds"]
+
+
+@pytest.mark.parametrize(("error", "passed"), [(ValueError, None), (TypeError, False)])
+def test_a_tool_that_the_expert_leaves_alone_may_refuse_but_not_break(error, passed):
+    class Picky(hostile.Honest):
+        def look_up(self, number: int) -> str:
+            """Look something up.
+
+            Args:
+                number: Its number.
+            """
+            raise error(f"there is no {number}")
+
+    found = check_environment(EnvSpec(Picky), tasks=1, max_steps=20).checks
+    (check,) = [one for one in found if one.name == "each tool succeeds"]
+    assert check.passed is passed and "look_up" in check.detail
