@@ -27,7 +27,7 @@ from offline_agent.records import Action, Context, Task, Trajectory
 MAX_LISTED = 2_000
 NEVER = "each tool succeeds"
 RUNS = 12  # of a script, in the check that makes most
-_SAYS_NO = (ToolError, ValueError, LookupError)  # what a tool raises that refuses its arguments; others are taken for defects
+_SAYS_NO = (ToolError, ValueError, LookupError)  # raised to refuse arguments; other errors are defects
 WALKS = 30  # random calls of a task, to find one that each tool answers without an error
 
 
