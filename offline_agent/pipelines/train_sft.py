@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.training import TrainSftConfig
@@ -26,7 +27,9 @@ from offline_agent.store.provenance import hash_json
 
 if TYPE_CHECKING:
     from offline_agent.rendering.renderer import Renderer
-    from offline_agent.training.data.rows import LoadReport, TrajectoryRow
+    from offline_agent.training.data.observations import ObservationReader
+    from offline_agent.training.data.rows import LoadReport, Observe, TrajectoryRow
+    from offline_agent.training.offline.sft import ObservationLoss
 
 TABLE = "demonstrations"
 READING = "reading"
@@ -41,6 +44,8 @@ class SftInputs:
         trainable: Model, tokenizer and renderer; None while a new model waits for demonstrations, whose texts its
             tokenizer is learnt from.
         rows, report: The training rows; None before the demonstrations.
+        observed, executed: What was found of observations, and the trajectories read for theirs alone; None and empty
+            where observations are not predicted.
     """
 
     spec: EnvSpec | None = None
@@ -48,6 +53,8 @@ class SftInputs:
     trainable: tuple[Any, Any, Renderer] | None = None
     rows: list[TrajectoryRow] | None = None
     report: LoadReport | None = None
+    observed: ObservationReader | None = None
+    executed: list[TrajectoryRow] = field(default_factory=list)
 
 
 def prepare(config: TrainSftConfig) -> tuple[SftInputs, Facts]:
@@ -80,11 +87,41 @@ def _faults(config: TrainSftConfig, given: bool) -> list[str]:
             f"scratch.reading: got {config.scratch.reading:g}, but only a new model reads first; set scratch.layers, "
             "or leave it at 0"
         )
+    faults += _observation_faults(config)
     if not given and config.tasks.split != "train":
         faults.append(
             f"tasks.split: got {config.tasks.split!r}; what a policy is measured on must not be trained on. "
             "Allowed: train"
         )
+    return faults
+
+
+def _observation_faults(config: TrainSftConfig) -> list[str]:
+    chosen, faults = config.observations, []
+    if not chosen.weight:
+        return [
+            f"observations.{name}: got {value!r}, but observations are predicted only with observations.weight above 0"
+            for name, value, default in (
+                ("source", chosen.source, "rows"), ("runs", list(chosen.runs), []), ("per_update", chosen.per_update, None)
+            )
+            if value != default
+        ]  # fmt: skip
+    if config.scratch.layers:
+        faults.append(
+            "observations.weight: a new model encodes messages anew, and nothing marks observations in what it makes; "
+            "use scratch.reading, or train the new model first"
+        )
+    if chosen.source == "executed" and not (chosen.runs or config.data.runs):
+        faults.append(
+            "observations.source: got 'executed', but there are no runs whose trajectories/ could be read; name them "
+            "with data.runs or observations.runs, or set observations.source=rows"
+        )
+    if chosen.source == "rows":
+        faults += [
+            f"observations.{name}: got {value!r}, but it is for observations.source=executed; leave it out"
+            for name, value in (("runs", list(chosen.runs)), ("per_update", chosen.per_update))
+            if value
+        ]
     return faults
 
 
@@ -98,15 +135,40 @@ def _load(inputs: SftInputs, config: TrainSftConfig) -> None:
     if inputs.trainable is None:
         inputs.trainable = _new(config, selection.texts(data.runs, data.files, **rules))
     model, _, renderer = inputs.trainable
+    longest = training.max_length(config, model)
     inputs.rows, inputs.report = load_trajectories(
         data.runs,
         data.files,
         renderer,
-        max_length=training.max_length(config, model),
+        max_length=longest,
         per_task=data.per_task,
         from_messages=bool(config.scratch.layers),
+        observe=_observe(inputs, config, longest),
         **rules,
     )
+    _observe_executed(inputs, config)
+
+
+def _observe(inputs: SftInputs, config: TrainSftConfig, longest: int) -> Observe | None:
+    """Return what marks the observations of a row; None where they are not predicted."""
+    if not config.observations.weight:
+        return None
+    from offline_agent.training.data.observations import ObservationReader
+
+    assert inputs.trainable is not None
+    inputs.observed = ObservationReader(inputs.trainable[2], longest)
+    return inputs.observed.observe
+
+
+def _observe_executed(inputs: SftInputs, config: TrainSftConfig) -> None:
+    """Fill in the trajectories that are read for their observations alone. Raises ConfigError, DataError."""
+    if inputs.observed is None:
+        return
+    chosen = config.observations
+    if chosen.source == "executed":
+        where = (chosen.runs, "observations") if chosen.runs else (config.data.runs, "data")
+        inputs.executed = inputs.observed.executed(*where)
+    inputs.observed.check()
 
 
 def _demonstrable(config: TrainSftConfig, faults: list[str]) -> tuple[EnvSpec | None, list[Task]]:
@@ -140,6 +202,8 @@ def _facts(config: TrainSftConfig, inputs: SftInputs) -> Facts:
     if inputs.report is not None:
         hashes["data"] = hash_json(list(inputs.report.hashes.values()))
         manifest["data"] = dict(inputs.report.hashes)
+        if inputs.executed and inputs.observed is not None:
+            manifest["observations"] = dict(inputs.observed.report.hashes)
         tags["data_hash"] = hashes["data"]
     return Facts(manifest, tags)
 
@@ -157,11 +221,42 @@ def run(inputs: SftInputs, session: Session[TrainSftConfig]) -> Mapping[str, Any
 
         allow_actions(inputs.trainable[0], (row.action_mask for row in inputs.rows))
     reading = _read(inputs, session) if session.config.scratch.reading else None
-    summary = training.train(session, inputs.trainable, inputs.rows, inputs.report, train_sft)
+    trainer = partial(train_sft, observations=_loss(inputs, session.config))
+    summary = training.train(session, inputs.trainable, inputs.rows, inputs.report, trainer)
+    _tell_masks(summary, inputs, session)
     summary["data"]["source"] = TABLE if demonstrated else "runs" if session.config.data.runs else "files"
     if inputs.spec is not None and demonstrated:
         summary |= {"environment": inputs.spec.name, "demonstrations": demonstrated}
     return {**summary, "reading": reading} if reading else summary
+
+
+def _loss(inputs: SftInputs, config: TrainSftConfig) -> ObservationLoss | None:
+    """Return the loss on observations; None where they are not predicted."""
+    from offline_agent.training.offline.sft import ObservationLoss
+
+    chosen = config.observations
+    if inputs.observed is None:
+        return None
+    return ObservationLoss(chosen.weight, tuple(inputs.executed), chosen.per_update)
+
+
+def _tell_masks(summary: dict[str, Any], inputs: SftInputs, session: Session[TrainSftConfig]) -> None:
+    """Add to the summary what each of the two masks counted, and which observations there were."""
+    trained, weight = summary["training"], session.config.observations.weight
+    trained["masks"] = {
+        "agent": {"tokens": trained["agent_tokens"], "weight": 1.0},
+        "observations": {"tokens": trained.pop("observation_tokens", 0), "weight": weight},
+    }
+    if inputs.observed is None:
+        return
+    found = inputs.observed.report
+    names = ("certified", "derived", "edges", "tokens", "repeated", "cut", "trajectories", "hashes")
+    summary["data"]["observations"] = {
+        "source": session.config.observations.source,
+        **{name: getattr(found, name) for name in names},
+        "without": len(found.without),
+    }
+    summary["warnings"] += found.notes()
 
 
 # -- demonstrations ------------------------------------------------------------------------------------------------
@@ -187,7 +282,9 @@ def _demonstrate(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[st
         max_length=training.max_length(config, inputs.trainable[0]),
         per_task=config.data.per_task,
         verified=config.demonstrations.only_successes,
+        observe=_observe(inputs, config, training.max_length(config, inputs.trainable[0])),
     )
+    _observe_executed(inputs, config)
     return dict(counts)
 
 
