@@ -172,7 +172,7 @@ class ObservationsSection(Section):
         "whose: rows = those of the trajectories that are trained on; executed = of every finished branch of the runs, "
         "too, failures included, none of whose actions is trained on",
     )
-    runs: Paths = key((), "runs whose trajectories/ is read for source=executed; none = those of data.runs", strict=False)
+    runs: Paths = key((), "runs whose trajectories/ source=executed reads; none = those of data.runs", strict=False)
     per_update: int | None = key(
         None, "trajectories of source=executed beside an update's rows; null = each once in a pass over the rows", ge=1
     )

@@ -17,6 +17,7 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.judges.judge import make_judge
 from offline_agent.pipelines.entry import main
+from offline_agent.pipelines.stages import observations
 from offline_agent.records import Task
 from offline_agent.runner import training
 from offline_agent.runner.components import make_tasks
@@ -28,8 +29,7 @@ from offline_agent.store.provenance import hash_json
 if TYPE_CHECKING:
     from offline_agent.rendering.renderer import Renderer
     from offline_agent.training.data.observations import ObservationReader
-    from offline_agent.training.data.rows import LoadReport, Observe, TrajectoryRow
-    from offline_agent.training.offline.sft import ObservationLoss
+    from offline_agent.training.data.rows import LoadReport, TrajectoryRow
 
 TABLE = "demonstrations"
 READING = "reading"
@@ -87,41 +87,12 @@ def _faults(config: TrainSftConfig, given: bool) -> list[str]:
             f"scratch.reading: got {config.scratch.reading:g}, but only a new model reads first; set scratch.layers, "
             "or leave it at 0"
         )
-    faults += _observation_faults(config)
+    faults += observations.faults(config)
     if not given and config.tasks.split != "train":
         faults.append(
             f"tasks.split: got {config.tasks.split!r}; what a policy is measured on must not be trained on. "
             "Allowed: train"
         )
-    return faults
-
-
-def _observation_faults(config: TrainSftConfig) -> list[str]:
-    chosen, faults = config.observations, []
-    if not chosen.weight:
-        return [
-            f"observations.{name}: got {value!r}, but observations are predicted only with observations.weight above 0"
-            for name, value, default in (
-                ("source", chosen.source, "rows"), ("runs", list(chosen.runs), []), ("per_update", chosen.per_update, None)
-            )
-            if value != default
-        ]  # fmt: skip
-    if config.scratch.layers:
-        faults.append(
-            "observations.weight: a new model encodes messages anew, and nothing marks observations in what it makes; "
-            "use scratch.reading, or train the new model first"
-        )
-    if chosen.source == "executed" and not (chosen.runs or config.data.runs):
-        faults.append(
-            "observations.source: got 'executed', but there are no runs whose trajectories/ could be read; name them "
-            "with data.runs or observations.runs, or set observations.source=rows"
-        )
-    if chosen.source == "rows":
-        faults += [
-            f"observations.{name}: got {value!r}, but it is for observations.source=executed; leave it out"
-            for name, value in (("runs", list(chosen.runs)), ("per_update", chosen.per_update))
-            if value
-        ]
     return faults
 
 
@@ -136,6 +107,7 @@ def _load(inputs: SftInputs, config: TrainSftConfig) -> None:
         inputs.trainable = _new(config, selection.texts(data.runs, data.files, **rules))
     model, _, renderer = inputs.trainable
     longest = training.max_length(config, model)
+    inputs.observed = observations.reader(config, renderer, longest)
     inputs.rows, inputs.report = load_trajectories(
         data.runs,
         data.files,
@@ -143,32 +115,10 @@ def _load(inputs: SftInputs, config: TrainSftConfig) -> None:
         max_length=longest,
         per_task=data.per_task,
         from_messages=bool(config.scratch.layers),
-        observe=_observe(inputs, config, longest),
+        observe=None if inputs.observed is None else inputs.observed.observe,
         **rules,
     )
-    _observe_executed(inputs, config)
-
-
-def _observe(inputs: SftInputs, config: TrainSftConfig, longest: int) -> Observe | None:
-    """Return what marks the observations of a row; None where they are not predicted."""
-    if not config.observations.weight:
-        return None
-    from offline_agent.training.data.observations import ObservationReader
-
-    assert inputs.trainable is not None
-    inputs.observed = ObservationReader(inputs.trainable[2], longest)
-    return inputs.observed.observe
-
-
-def _observe_executed(inputs: SftInputs, config: TrainSftConfig) -> None:
-    """Fill in the trajectories that are read for their observations alone. Raises ConfigError, DataError."""
-    if inputs.observed is None:
-        return
-    chosen = config.observations
-    if chosen.source == "executed":
-        where = (chosen.runs, "observations") if chosen.runs else (config.data.runs, "data")
-        inputs.executed = inputs.observed.executed(*where)
-    inputs.observed.check()
+    inputs.executed = observations.executed(inputs.observed, config)
 
 
 def _demonstrable(config: TrainSftConfig, faults: list[str]) -> tuple[EnvSpec | None, list[Task]]:
@@ -221,42 +171,14 @@ def run(inputs: SftInputs, session: Session[TrainSftConfig]) -> Mapping[str, Any
 
         allow_actions(inputs.trainable[0], (row.action_mask for row in inputs.rows))
     reading = _read(inputs, session) if session.config.scratch.reading else None
-    trainer = partial(train_sft, observations=_loss(inputs, session.config))
+    loss = observations.loss(inputs.observed, inputs.executed, session.config)
+    trainer = partial(train_sft, observations=loss)
     summary = training.train(session, inputs.trainable, inputs.rows, inputs.report, trainer)
-    _tell_masks(summary, inputs, session)
+    observations.tell(summary, inputs.observed, session.config)
     summary["data"]["source"] = TABLE if demonstrated else "runs" if session.config.data.runs else "files"
     if inputs.spec is not None and demonstrated:
         summary |= {"environment": inputs.spec.name, "demonstrations": demonstrated}
     return {**summary, "reading": reading} if reading else summary
-
-
-def _loss(inputs: SftInputs, config: TrainSftConfig) -> ObservationLoss | None:
-    """Return the loss on observations; None where they are not predicted."""
-    from offline_agent.training.offline.sft import ObservationLoss
-
-    chosen = config.observations
-    if inputs.observed is None:
-        return None
-    return ObservationLoss(chosen.weight, tuple(inputs.executed), chosen.per_update)
-
-
-def _tell_masks(summary: dict[str, Any], inputs: SftInputs, session: Session[TrainSftConfig]) -> None:
-    """Add to the summary what each of the two masks counted, and which observations there were."""
-    trained, weight = summary["training"], session.config.observations.weight
-    trained["masks"] = {
-        "agent": {"tokens": trained["agent_tokens"], "weight": 1.0},
-        "observations": {"tokens": trained.pop("observation_tokens", 0), "weight": weight},
-    }
-    if inputs.observed is None:
-        return
-    found = inputs.observed.report
-    names = ("certified", "derived", "edges", "tokens", "repeated", "cut", "trajectories", "hashes")
-    summary["data"]["observations"] = {
-        "source": session.config.observations.source,
-        **{name: getattr(found, name) for name in names},
-        "without": len(found.without),
-    }
-    summary["warnings"] += found.notes()
 
 
 # -- demonstrations ------------------------------------------------------------------------------------------------
@@ -275,16 +197,18 @@ def _demonstrate(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[st
 
         inputs.trainable = load_trainable(str(folder / "start"), dtype=config.model.dtype)
     assert inputs.trainable is not None
+    longest = training.max_length(config, inputs.trainable[0])
+    inputs.observed = observations.reader(config, inputs.trainable[2], longest)
     inputs.rows, inputs.report = load_trajectories(
         (),
         [str(file) for file in sorted((folder / TABLE).glob("*.parquet"))],
         inputs.trainable[2],
-        max_length=training.max_length(config, inputs.trainable[0]),
+        max_length=longest,
         per_task=config.data.per_task,
         verified=config.demonstrations.only_successes,
-        observe=_observe(inputs, config, training.max_length(config, inputs.trainable[0])),
+        observe=None if inputs.observed is None else inputs.observed.observe,
     )
-    _observe_executed(inputs, config)
+    inputs.executed = observations.executed(inputs.observed, config)
     return dict(counts)
 
 

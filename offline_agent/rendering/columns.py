@@ -181,7 +181,8 @@ def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
         entry = data["sequence"].get(observations.FIELD)
         if entry is not None and row.get("messages") is not None:
             spans = data["sequence"]["spans"]
-            observations.check(entry, observations.find(renderer, row["input_ids"], spans, row["messages"], given), spans)
+            found = observations.find(renderer, row["input_ids"], spans, row["messages"], given)
+            observations.check(entry, found, spans)
         return True
     _check(renderer, data, "prompt", row["prompt_ids"], None, None)
     for side in ("chosen", "rejected"):

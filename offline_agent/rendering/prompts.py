@@ -69,7 +69,7 @@ class PromptEncoder:
     def reply(
         self, call: ToolCall | None, role: str, content: str, ended: bool
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Return the ids that follow an action, in three parts: template text, the observation's content, template text.
+        """Return the ids that follow an action, as text of the template, the content of the observation, template.
 
         Args:
             call: The action's.

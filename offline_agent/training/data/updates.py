@@ -122,7 +122,8 @@ class UpdateSchedule(Sequence[Update]):
 
     Args:
         rows: The rows.
-        anchors: Trajectories beside them, replayed or read for their observations; drawn round-robin from a seeded shuffle.
+        anchors: Trajectories beside them, replayed or read for their observations; drawn round-robin from a seeded
+            shuffle.
         size: Rows of one update; the updates of an epoch are as equal as can be.
         anchor_size: Anchors of one update; fewer where there are fewer.
         epochs: Passes over the rows; the last may be a part.
