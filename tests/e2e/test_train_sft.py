@@ -16,6 +16,7 @@ import pytest
 
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.train_sft import COMMAND
+from offline_agent.records import Verdict
 from offline_agent.store.events import EventLog
 from tests.helpers.rows import lines, refusal, run, trajectory
 
