@@ -109,7 +109,7 @@ def test_kill_9_and_resume_end_with_the_same_curve(whole: Path, tmp_path: Path) 
         (["data.runs=[nowhere]", "data.files=[a.csv]"], ["data.runs: there is no nowhere", "data.files:"]),
         (["batch.max_length=4096", "data.files=[a.csv]"], ["batch.max_length: got 4096, allowed: at most 2048"]),
         (["env=examples/reach.py:Reach"], ["has no scripted expert"]),
-        (["observations.source=executed"], ["observations.source: got 'executed', but observations are predicted only"]),
+        (["observations.source=executed"], ["observations.source: got 'executed', but observations are"]),
         (["observations.weight=1", "scratch.layers=1"], ["observations.weight: a new model encodes messages anew"]),
         (["observations.weight=1", "observations.source=executed"], ["there are no runs whose trajectories/"]),
         (["observations.weight=1", "observations.per_update=2"], ["it is for observations.source=executed"]),

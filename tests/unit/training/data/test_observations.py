@@ -91,7 +91,7 @@ def test_rows_that_do_not_tell_are_counted_and_nothing_at_all_is_refused(tmp_pat
 
 @pytest.mark.parametrize(
     ("mask", "said"),
-    [((0, 0, 1, 1), "2 values|1 tokens, the first at 2"), ((0, 1), "2 values for 4 ids"), ((1, 0, 0, 0), "first token")],
+    [((0, 0, 1, 1), "1 tokens, the first at 2"), ((0, 1), "2 values for 4 ids"), ((1, 0, 0, 0), "first token")],
 )
 def test_masks_that_overlap_or_do_not_fit_are_refused(mask: tuple[int, ...], said: str) -> None:
     row = TrajectoryRow("one", "task", "search", (5, 6, 7, 8), (0, 1, 1, 0), observation_mask=mask)
