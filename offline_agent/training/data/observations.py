@@ -128,7 +128,8 @@ class ObservationReader:
             if tokens is None or len(tokens[0]) > self._max_length:
                 continue
             origin = found.row.get("origin") or "foreign"
-            row = self.observe(found, TrajectoryRow(found.name, str(found.row["task_id"]), origin, *tokens))
+            ids, mask = tokens
+            row = self.observe(found, TrajectoryRow(found.name, str(found.row["task_id"]), origin, ids, mask))
             if any(row.observation_mask):
                 rows.append(row)
         self.report.trajectories = len(rows)

@@ -96,7 +96,8 @@ def observation_units(rows: Sequence[TrajectoryRow]) -> list[Unit]:
 
 
 def _unit(row: TrajectoryRow, index: int, agent: Ids, anchor: bool) -> Unit:
-    scored, observed = (0, *agent[1:]), ()
+    scored: Ids = (0, *agent[1:])
+    observed: Ids = ()
     if any(row.observation_mask):
         row.check_masks()
         both = [(a, o) for a, o in zip(scored, row.observation_mask, strict=True) if a or o]

@@ -110,7 +110,7 @@ class SharedSFTTrainer(PackedTrainer, SFTTrainer):  # type: ignore[misc]
         more: See `PackedTrainer`.
     """
 
-    summed = ("loss", "nll", "entropy")
+    summed: tuple[str, ...] = ("loss", "nll", "entropy")
 
     def __init__(self, *more: Any, rows: Sequence[TrajectoryRow], weight: float = 0.0) -> None:
         self.rows, self.weight = rows, weight
