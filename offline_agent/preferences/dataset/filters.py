@@ -21,8 +21,9 @@ class RejectionFilter:
             saying so (Agent-FLAN, Chen et al. 2024).
         negatives_per_task: Most of those per task.
         allow_faults: Keep successes in which a call was answered with an error (they show how to recover).
-        origins: Allowed origins of kept trajectories. `recovery` ones are counted apart from the others of a task. `pruned` is not among them: a success without the steps that
+        origins: Allowed origins of kept trajectories. `pruned` is not among them: a success without the steps that
             its end state did not need skips the looking that told the policy what to do, and teaches to guess.
+            `recovery` ones are counted apart from the others of a task.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Recovery splices: a failed prefix of a tree, and the actions that still bring its state to success.
 
-A policy that learns from successes alone never sees the states that its own mistakes lead to. A splice shows such a state
-with the mistake in its history, and teaches what mends it, not the mistake (Agent-R, arXiv 2501.11425).
+A policy that learns from successes alone never sees the states that its own mistakes lead to. A splice shows such a
+state with the mistake in its history, and teaches what mends it, not the mistake (Agent-R, arXiv 2501.11425).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from offline_agent.preferences.dataset.export import trajectory_row
@@ -12,8 +14,9 @@ from offline_agent.preferences.replay import Replayer
 from offline_agent.records import Trajectory
 from offline_agent.search.tree import SearchTree
 from offline_agent.store.columns import known
+from offline_agent.training.data.rows import load_trajectories
 from tests.helpers.preferences import SPEC, grow
-from tests.helpers.rows import renderer
+from tests.helpers.rows import renderer, run, trajectory
 
 
 def mine(tree: SearchTree, **rules: int) -> tuple[list[Trajectory], list[str]]:
@@ -55,13 +58,17 @@ def test_none_is_made_without_a_success_or_a_failure_that_goes_on(rollouts: list
     assert mine(grow(rollouts)) == ([], [])
 
 
-def test_only_the_recovering_actions_are_trained_on() -> None:
+def test_only_the_recovering_actions_are_trained_on_and_messages_alone_are_refused(tmp_path: Path) -> None:
     (one,), _ = mine(grow(["A B leave", "look C leave"]))
     row = known(trajectory_row(one, renderer()))
     masked = [t for t, on in zip(row["input_ids"], row["action_mask"], strict=True) if on]
     assert '"A"' in renderer().decode(masked) and "look" not in renderer().decode(masked)
     assert "look" in renderer().decode(row["input_ids"]) and row["success"] is True and row["steps"] == 3
-    renderer().check_row(row)
+    data = run(tmp_path / "r", filtered=[row, trajectory(1)])
+    rows, _ = load_trajectories([data], (), renderer(), max_length=2048)
+    assert [learnt.action_mask for learnt in rows] == [tuple(row["action_mask"]), rows[1].action_mask]
+    rows, report = load_trajectories([data], (), renderer(), max_length=2048, from_messages=True)
+    assert len(rows) == report.unusable == 1 and "its first turns failed" in report.left_out[0][1]
 
 
 def test_they_are_mined_on_request_and_leave_the_other_successes_of_a_task_alone() -> None:
