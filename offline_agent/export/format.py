@@ -10,14 +10,12 @@ from typing import Any
 from offline_agent.records import Message
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import Column
-from offline_agent.training.data.reading import PAIR, TRAJECTORY, RowFormat
+from offline_agent.training.data.reading import EXECUTED, PAIR, TRAJECTORY, RowFormat
 
 Convert = Callable[["ExportRow"], Iterator[Mapping[str, Any]]]
 """Yields the rows of the other trainer; raises Unfit where its format cannot carry the row."""
 
-ALL = RowFormat(
-    ("trajectories",), TRAJECTORY.messages, TRAJECTORY.ids, TRAJECTORY.masks, TRAJECTORY.logps, TRAJECTORY.more
-)
+ALL = EXECUTED
 """Every finished branch, failures included."""
 
 
@@ -49,7 +47,13 @@ class ExportRow:
         self.renderer = renderer
 
     def messages(self, column: str) -> list[Message]:
-        """Return the messages of a column."""
+        """Return the messages of a column.
+
+        Raises:
+            Unfit: They are those of a recovery, whose first turns are not to be learnt.
+        """
+        if self.row.get("origin") == "recovery":
+            raise Unfit("its first turns failed and are not to be learnt, which messages cannot say")
         return [json.loads(message) if isinstance(message, str) else message for message in self.row[column]]
 
     @property

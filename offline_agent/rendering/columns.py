@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import DataError
 from offline_agent.records import Action, Context
-from offline_agent.rendering import certificate, ranges
+from offline_agent.rendering import certificate, observations, ranges
 from offline_agent.store.columns import PAIR, TRAJECTORY, names
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def trajectory_columns(
     ids, spans, logps = _lay_out(renderer, nodes, given)
     acted = nodes[given + 1 :]
     entry = _side(renderer, acted, ids, spans)
+    if all(node.recorded is None for node in nodes):  # a log's own ids between turns are not of our forms
+        entry[observations.FIELD] = observations.find(renderer, ids, spans, context.messages(), given).entry()
     known = None if logps is None else model_hash
     return {
         "input_ids": ids,
@@ -174,7 +176,15 @@ def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
     if columns is _TRAJECTORY:
         pieces = _check(renderer, data, "sequence", row["input_ids"], row["action_mask"], row.get("logps"))
         actions = [renderer.action_of_span(piece) for piece in pieces]
-        _check_messages("messages", row.get("messages"), actions, int(data.get("given", 0)))
+        given = int(data.get("given", 0))
+        _check_messages("messages", row.get("messages"), actions, given)
+        entry = data["sequence"].get(observations.FIELD)
+        messages = row.get("messages")
+        # messages that end with the last turn may lack the reply to it, which the certificate then has
+        if entry is not None and messages and not (messages[-1].get("role") == "assistant" and _has_tail(entry)):
+            spans = data["sequence"]["spans"]
+            found = observations.find(renderer, row["input_ids"], spans, row["messages"], given)
+            observations.check(entry, found, spans)
         return True
     _check(renderer, data, "prompt", row["prompt_ids"], None, None)
     for side in ("chosen", "rejected"):
@@ -182,6 +192,10 @@ def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
         pieces = _check(renderer, data, side, row[f"{side}_ids"], row[f"{side}_mask"], logps)
         _check_messages(side, row.get(side), [renderer.action_of_span(piece) for piece in pieces])
     return True
+
+
+def _has_tail(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("tail", {}).get("length", 0) > 0
 
 
 def _check(

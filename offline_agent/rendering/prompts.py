@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from offline_agent.errors import ConfigError
-from offline_agent.records import Context
+from offline_agent.records import Context, ToolCall
 from offline_agent.rendering.template import Placeholder, QuotedControl, Template, TemplateForm
 from offline_agent.rendering.tokens import Tokens
 
@@ -63,14 +63,32 @@ class PromptEncoder:
         """
         if context.observation is None:
             return ()
-        call = context.action.call if context.action is not None else None
-        key = (context.role, call is not None, call.name if call is not None else "")
+        form = self._between(context.role, None if context.action is None else context.action.call)
+        return (*(() if ended else (self._end_id,)), *self._filled(form, context.observation))
+
+    def reply(
+        self, call: ToolCall | None, role: str, content: str, ended: bool
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Return the ids that follow an action, as text of the template, the content of the observation, template.
+
+        Args:
+            call: The action's.
+            role: Role of the observation.
+            content: The observation.
+            ended: Whether the action's ids include its end-of-turn token.
+        """
+        form = self._between(role, call)
+        before = (*(() if ended else (self._end_id,)), *form.before)
+        return before, tuple(self._contents(form.slot.transform(content))), form.after
+
+    def _between(self, role: str, call: ToolCall | None) -> _EncodedForm:
+        key = (role, call is not None, call.name if call is not None else "")
         form = self._bridges.get(key)
         if form is None:
             if len(self._bridges) >= _FORMS:
                 self._bridges.clear()
             form = self._bridges[key] = self._encode(self.bridge(key[0], key[1]), "observation", {"name": key[2]})
-        return (*(() if ended else (self._end_id,)), *self._filled(form, context.observation))
+        return form
 
     def bridge(self, role: str, called: bool) -> TemplateForm:
         """Return the form between two turns.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.export.card import LIMITS, NAME, origin
+from offline_agent.rendering import certificate, observations
 from offline_agent.store.columns import MULTITURN, PREFERENCES, stored_name
 from offline_agent.store.files import write_atomic
 from offline_agent.store.run_directory import RunDirectory
@@ -18,6 +19,8 @@ _TABLES = {
     "trajectories": "finished branches, failures included: not to be learnt from as they are",
 }
 _IDS = stored_name("input_ids", "trajectories")
+_AGENT = stored_name("action_mask", "trajectories")
+_ROWS_AT_ONCE = 512
 _CLAIMS = {
     "step": "the policy succeeds more often after the chosen action; `confidence` says how sure that is",
     "trajectory": "the rest of the chosen side succeeded, that of the rejected side failed",
@@ -58,6 +61,8 @@ def card(path: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]) ->
     if rows:
         first = next(iter(rows))
         lines += ["", f'`load_dataset("{path.resolve().name}", "{first}", split="train")` reads one of them.']
+    if masks := _masks(path):
+        lines += ["", "| tokens of `trajectories/` | number | marked by |", "|---|---|---|", *masks]
     if summary["pairs"]:
         lines += ["", "| pairs | number | a pair claims |", "|---|---|---|"]
         lines += [f"| {kind} | {count:,} | {_CLAIMS[kind]} |" for kind, count in summary["pairs"].items()]
@@ -81,6 +86,27 @@ def _bare(path: Path) -> int:
 
     files = sorted((path / "trajectories").glob("*.parquet"))
     return sum(pq.read_table(file, columns=[_IDS])[_IDS].null_count for file in files)
+
+
+def _masks(path: Path) -> list[str]:
+    """Return the lines on what the two disjoint masks of the trajectories count; none where no row has token ids."""
+    import pyarrow.parquet as pq
+
+    agent = observed = rows = 0
+    for file in sorted((path / "trajectories").glob("*.parquet")):
+        for batch in pq.ParquetFile(file).iter_batches(_ROWS_AT_ONCE, columns=["certificate"]):
+            for text in batch.column(0).to_pylist():
+                entry = ({} if text is None else certificate.parse(text)).get("sequence")
+                if entry is not None:
+                    agent, rows = agent + entry["trainable"], rows + (observations.FIELD in entry)
+                    observed += entry.get(observations.FIELD, {}).get("tokens", 0)
+    if not agent:
+        return []
+    return [
+        f"| the policy's own | {agent:,} | `{_AGENT}` |",
+        f"| contents of observations | {observed:,} | the certificate's `sequence.observations`, in {rows:,} rows; "
+        "no other token is in it, and none of the policy's |",
+    ]
 
 
 def _about(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

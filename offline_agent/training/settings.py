@@ -204,7 +204,7 @@ class TrainResult:
         updates: Optimizer updates.
         resumed_at: Updates that were there already; 0 for a fresh run.
         seconds: Spent in updates.
-        agent_tokens: Tokens whose log-probability was asked for, each row's counted.
+        agent_tokens: Agent tokens whose log-probability was asked for, each row's counted.
         tokens: Tokens computed, shared prefixes once.
         raw_tokens: Tokens of all rows one by one.
         records: One for each update, first to last: `update` (from 1), `loss`, its parts and figures.
@@ -213,6 +213,7 @@ class TrainResult:
         reference: `stored`, `computed`: pairs whose reference log-probs were stored or computed; `checked`: stored ones
             computed again; `difference`: their largest difference a token (None where none was checked).
         warnings: Warnings for the user.
+        observation_tokens: Tokens of observations whose log-probability was asked for; they are not agent tokens.
     """
 
     updates: int
@@ -226,6 +227,7 @@ class TrainResult:
     reason: str | None
     reference: dict[str, float | int | None] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    observation_tokens: int = 0
 
     @property
     def first(self) -> dict[str, float]:

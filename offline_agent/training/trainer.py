@@ -118,7 +118,7 @@ class PackedTrainer(CheckedWeights):
             pack, scores = self.score(model, units, entropy=True)
             parts = self.parts(update, units, pack, scores)
             self.accelerator.backward(parts["loss"] * self._mean_of)
-            counts = (sum(unit.scored for unit in units), pack.tokens, sum(unit.raw_tokens for unit in units))
+            counts = (sum(unit.agent_tokens for unit in units), pack.tokens, sum(unit.raw_tokens for unit in units))
             parts |= {name: torch.tensor(float(n)) for name, n in zip(_COUNTS, counts, strict=True)}
             for name, value in parts.items():
                 sums[name] = sums[name] + value.detach().to(sums[name].device)
@@ -263,6 +263,7 @@ class PackedTrainer(CheckedWeights):
             agent_tokens=agent,
             tokens=computed,
             raw_tokens=raw,
+            observation_tokens=int(sum(record.get("observation_tokens", 0) for record in records)),
             records=records,
             shares=self.scorer.shares,
             reason=self.scorer.reason,

@@ -70,14 +70,14 @@ def pair(
 
 def trajectory(
     number: int = 0, words: str = "red tea", *, split: str = "train", verdict: Verdict | None = GOOD,
-    origin: Any = "search", tokens: bool = True,
+    origin: Any = "search", tokens: bool = True, given: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Return a row of `filtered` by the program's own names, with token columns or without."""
     context = start(number, split)
     done = steps(words)
     for step in done:
         context = context.child(step.action, step.observation)
-    made = Trajectory(context, done, verdict, True, False, origin)
+    made = Trajectory(context, done[given:], verdict, True, False, origin)
     return known(trajectory_row(made, renderer() if tokens else None))
 
 
@@ -96,9 +96,9 @@ def refusal(number: int = 0) -> dict[str, Any]:
 
 def run(
     path: Path, pairs: Sequence[Mapping[str, Any]] | None = None, filtered: Sequence[Mapping[str, Any]] | None = None,
-    status: str | None = "done",
+    status: str | None = "done", executed: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:  # fmt: skip
-    """Write a run directory and return its path; status None leaves it running."""
+    """Write a run directory and return its path; status None leaves it running; `executed` is its trajectories/."""
     with RunDirectory.open(path, config={}, facts={}, command="build_prefs") as made:
         if pairs is not None:
             for table, schema in ((PREFERENCES, _schemas.PREFERENCES), (MULTITURN, _schemas.MULTITURN)):
@@ -107,6 +107,8 @@ def run(
                     made.write_rows(table, rows, schema)
         if filtered is not None:
             made.write_rows("filtered", [stored(row, "filtered") for row in filtered], _schemas.FILTERED)
+        if executed is not None:
+            made.write_rows("trajectories", [stored(row, "trajectories") for row in executed], _schemas.TRAJECTORIES)
         if status is not None:
             made.finish(status)
     return str(path)

@@ -38,6 +38,7 @@ from offline_agent.preferences.mining import MinedTree, Miner
 from offline_agent.preferences.pairs.goals import evaluation_tasks
 from offline_agent.preferences.pairs.hindsight import Hindsight
 from offline_agent.preferences.pairs.minimal import MinimalPairs, Rollout
+from offline_agent.preferences.pairs.recovery import Recoveries
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs
 from offline_agent.preferences.refusals import Refusal
@@ -244,6 +245,7 @@ def miner_of(config: BuildPrefsConfig, spec: EnvSpec, rollout: Rollout | None) -
         filtered=RejectionFilter(
             config.filtered.per_task, config.filtered.negatives, origins=config.filtered.origins
         ),
+        recoveries=Recoveries(config.filtered.per_task) if "recovery" in config.filtered.origins else None,
         kinds=kinds,
         deletion=pairs.criticality == "deletion",
         rollout=rollout,

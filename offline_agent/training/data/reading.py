@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from offline_agent.errors import DataError
@@ -61,6 +61,9 @@ PAIR = RowFormat(
 TRAJECTORY = RowFormat(
     SUCCESS_TABLES, ("messages",), ("input_ids",), ("action_mask",), ("logps",), ("success", "verdict", "reward")
 )
+
+EXECUTED = replace(TRAJECTORY, tables=("trajectories",))
+"""All finished branches of a run, failures included: read for their observations alone."""
 
 
 @dataclass(slots=True)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, DataError
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import completed
-from offline_agent.training.data.load_report import LoadReport
+from offline_agent.training.data.load_report import UNUSABLE, LoadReport
 from offline_agent.training.data.reading import PAIR, SIDES, TRAJECTORY, Ids, SourceRow, TokenReader, read_rows
 from offline_agent.training.data.selection import SUCCESS, Unknown, is_negative, select
 
@@ -66,10 +66,11 @@ class TrajectoryRow:
         name: For messages: `<file>:<row> task/origin`.
         task_id: The task; the row's name where the file does not say.
         origin: `search`, `rollout`, `demonstration`, `hindsight`, `pruned`,
-            `guided`; `foreign` where the file does not say.
+            `guided`, `recovery`; `foreign` where the file does not say.
         input_ids: int [L].
         action_mask: int [L]; 1 = sampled by the policy (or written by the demonstrator).
-        weight: Of its loss.
+        weight: Of its loss; observations have none of their own.
+        observation_mask: int [L]; 1 = content of an observation to predict, never where `action_mask` is 1; () = none.
     """
 
     name: str
@@ -78,6 +79,27 @@ class TrajectoryRow:
     input_ids: Ids
     action_mask: Ids
     weight: float = 1.0
+    observation_mask: Ids = ()
+
+    def check_masks(self) -> None:
+        """Raise DataError where the two masks share a token, or the observations' has another length."""
+        if not self.observation_mask:
+            return
+        sizes = len(self.input_ids), len(self.observation_mask)
+        if sizes[0] != sizes[1]:
+            raise DataError(f"{self.name}: its observation mask has {sizes[1]} values for {sizes[0]} ids")
+        both = [at for at, pair in enumerate(zip(self.action_mask, self.observation_mask, strict=True)) if all(pair)]
+        if both:
+            raise DataError(
+                f"{self.name}: {len(both)} tokens, the first at {both[0]}, are in the mask of agent tokens and in that "
+                "of observations; no token may be in both"
+            )
+        if self.observation_mask[0]:
+            raise DataError(f"{self.name}: its first token is marked as an observation, but nothing comes before it")
+
+
+RECOVERY = "recovery"
+Observe = Callable[[SourceRow, TrajectoryRow], TrajectoryRow]
 
 
 def length(row: PairRow | TrajectoryRow) -> int:
@@ -218,6 +240,7 @@ def load_trajectories(
     unknown: Unknown = "refuse",
     from_messages: bool = False,
     key: str = "data",
+    observe: Observe | None = None,
 ) -> tuple[list[TrajectoryRow], LoadReport]:
     """Return the trajectories of runs and files, in order, and what was left out.
 
@@ -233,6 +256,7 @@ def load_trajectories(
         unknown: Rows of the files whose outcome is unknown are refused, left out, or taken as successes are.
         from_messages: Encode all messages anew: stored ids are of another tokenizer.
         key: The configuration section the paths are from, for messages.
+        observe: Gives a row its observation mask (`observations.ObservationReader.observe`); None = rows have none.
 
     Raises:
         ConfigError, DataError: As `load_pairs`; or a row's outcome is unknown, or no outcome.
@@ -246,6 +270,10 @@ def load_trajectories(
     )
     for found in chosen:
         row, name = found.row, found.name
+        if row.get("origin") == RECOVERY and (from_messages or row.get("input_ids") is None):
+            why = "its first turns failed and are not to be learnt, which its ids say and its messages do not"
+            report.leave("unusable", name, f"{UNUSABLE}{why}")
+            continue
         tokens = reader.tokens(found)
         if tokens is None:
             continue
@@ -261,7 +289,8 @@ def load_trajectories(
             report.leave("capped", name, f"more than {per_task} of its task")
         else:
             of_task[task] += not is_negative(row)
-            kept[ids, mask] = TrajectoryRow(name, task, row.get("origin") or "foreign", ids, mask)
+            made = TrajectoryRow(name, task, row.get("origin") or "foreign", ids, mask)
+            kept[ids, mask] = made if observe is None else observe(found, made)
     rows = list(kept.values())
     report.finish(((row.task_id, row.origin, length(row)) for row in rows), "trajectory")
     return rows, report

@@ -212,3 +212,9 @@ def test_verl_gets_ids_and_mask() -> None:
     row = kit.trajectory(0)
     (made,) = verl.tokens(ExportRow("n", row, (tuple(row["input_ids"]), tuple(row["action_mask"]))))
     assert (made["input_ids"], made["loss_mask"]) == (row["input_ids"], row["action_mask"])
+
+
+def test_a_recovery_is_not_written_as_messages_whose_failed_turns_would_be_learnt() -> None:
+    row = {"origin": "recovery", "messages": []}
+    with pytest.raises(Unfit, match="its first turns failed"):
+        ExportRow("one", row).messages("messages")

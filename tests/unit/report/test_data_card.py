@@ -8,7 +8,7 @@ from typing import Any
 
 from datasets import load_dataset
 
-from offline_agent.report.data_card import card
+from offline_agent.report.data_card import _masks, card
 from tests.helpers import rows as kit
 
 PAIRS = {"min_visits": 3, "min_gap": 0.2, "confidence": 0.9, "per_task": 16, "length_tolerance": 0.05}
@@ -40,6 +40,16 @@ def test_it_says_what_is_there_by_which_rules_and_what_was_left_out(tmp_path: Pa
     assert "at least 3 roll-outs" in text and "at most 15 actions longer" in text and "5 of 9; 1 differed" in text
     assert "7 pairs were dropped" in text and "trees 1" in text and "3 times: too long" in text
     assert "sk-secret" not in text and "api_key" in text
+
+
+def test_it_counts_what_each_of_the_two_masks_marks(tmp_path: Path) -> None:
+    row = kit.trajectory(1, "red tea")
+    kit.run(tmp_path / "run", executed=[row, kit.trajectory(2, tokens=False)])
+    agent, seen = (f"{count:,}" for count in (sum(row["action_mask"]), json.loads(row["certificate"])["sequence"]
+                                              ["observations"]["tokens"]))  # fmt: skip
+    text = "\n".join(_masks(tmp_path / "run"))
+    assert f"own | {agent} | `tokens_action_mask`" in text and f"| {seen} | the certificate's" in text
+    assert "in 1 rows" in text
 
 
 def test_limits_are_those_of_this_run(tmp_path: Path) -> None:
