@@ -87,6 +87,7 @@ class EnvSpec:
         hint: The class's `hint(**task args) -> str | None`: help for a policy that failed; None where there is none.
         deterministic_verifier: The same end state always gets the same verdict.
         turn_rewards: The class has a `turn_reward`: a reward of each single call.
+        fingerprints: The class has a `fingerprint`: a hash of its state.
         census: Counts the environments that are open.
         watch: Told of each call; set by the conformance suite, None elsewhere.
 
@@ -138,6 +139,7 @@ class EnvSpec:
         own = bool(getattr(cls, "deterministic_verifier", True))
         self.deterministic_verifier = own and (judge is None or judge.deterministic)
         self.turn_rewards = inspect.getattr_static(cls, "turn_reward", self) is not self
+        self.fingerprints = inspect.getattr_static(cls, "fingerprint", self) is not self
         self.watch: CallWatch | None = None
         self.demonstrate: Callable[..., Any] | None = getattr(cls, "demonstrate", None)
         helper = inspect.getattr_static(cls, "hint", None)
@@ -186,6 +188,7 @@ class EnvSpec:
         spec = cls(stand_in(facts, server), {}, **{**options, "isolated": True})
         spec.path, spec.args, spec.python, spec._server = path, args, python, server
         spec.tools, spec.turn_rewards = ToolSet.from_json(facts["tools"]), facts["turn_rewards"]
+        spec.fingerprints = facts["fingerprints"]
         return spec
 
     @property

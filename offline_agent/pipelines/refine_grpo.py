@@ -18,6 +18,7 @@ from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import rounds
 from offline_agent.pipelines.stages.copy_check import bound_environments
 from offline_agent.pipelines.stages.online import (
+    NO_STATES,
     OnlineInputs,
     OnlineRun,
     faults,
@@ -63,6 +64,8 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
             "rollouts.turn_judge, or set "
             "rollouts.credit=trajectory, or rollouts.credit=turn with rollouts.branches=0.5"
         )
+    if spec is not None and config.rollouts.credit == "state" and not spec.fingerprints:
+        found.append(NO_STATES.format(name=spec.name, what="has none"))
     if spec is not None:
         collect(lambda: check_sandbox(spec, trusted=False))
     tasks = collect(lambda: make_tasks(spec, config.tasks)) if spec else None
@@ -133,7 +136,7 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
             inputs.spec, engine, pool, seed=config.seed, max_steps=rollouts.max_steps,
             temperature=rollouts.temperature, max_tokens=rollouts.max_tokens,
             in_flight=min(rollouts.in_flight, inputs.spec.census.most),
-            reset_seconds=config.limits.reset_seconds,
+            reset_seconds=config.limits.reset_seconds, states=rollouts.credit == "state",
         )  # fmt: skip
         player = rounds.RoundPlayer(episodes, log, inputs.groups.size, first)
         groups = RoundSampler(inputs.tasks, inputs.groups, inputs.objective, player, config.seed, inputs.reward)

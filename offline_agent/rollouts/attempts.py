@@ -80,6 +80,8 @@ class Attempt:
         explored: Turns whose action was chosen by tool among several samples (`AttemptRequest.epsilon`), from 0.
         branch: Number of the attempt that this one branched from, and how many of its turns it executed again; None =
             it began at the start.
+        states: Fingerprint of the state in which each action was taken, one for each step (None = not known); empty
+            where they were not read.
     """
 
     policy: str
@@ -100,6 +102,7 @@ class Attempt:
     simulations: int | None = None
     explored: tuple[int, ...] = ()
     branch: tuple[int, int] | None = None
+    states: tuple[str | None, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -173,6 +176,7 @@ def to_record(attempt: Attempt, opening: str | None) -> dict[str, Any]:
         **{name: getattr(attempt, name) for name in _PLAIN},
         **({"explored": list(attempt.explored)} if attempt.explored else {}),
         **({"branch": list(attempt.branch)} if attempt.branch else {}),
+        **({"states": list(attempt.states)} if attempt.states else {}),
     }
 
 
@@ -203,7 +207,8 @@ def from_record(record: Mapping[str, Any], task: Task, openings: Mapping[str, tu
             for step in steps:
                 context = context.child(step.action, step.observation, step.role)
         verdict = Verdict.from_json(record["verdict"])
-        more = {name: record[name] for name in _PLAIN} | {"explored": tuple(record.get("explored", ()))}
+        more = {name: record[name] for name in _PLAIN}
+        more |= {name: tuple(record.get(name, ())) for name in ("explored", "states")}
         if "branch" in record:
             source, turns = record["branch"]
             more["branch"] = source, turns

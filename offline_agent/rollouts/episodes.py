@@ -59,6 +59,7 @@ class Episodes:
             that is executed again adds the pool's own.
         segment: The renderer's `segment`, by which prompt tokens are counted; None = as the policy's answers say.
         answered_before: The policy has answered in this run: if it fails all that is left, that is no outage.
+        states: Record the fingerprint of the state in which each action was taken.
         tick: Called about every half second, for progress.
     """
 
@@ -77,6 +78,7 @@ class Episodes:
         reset_seconds: float | None = None,
         segment: Callable[[Context], Sequence[int]] | None = None,
         answered_before: bool = False,
+        states: bool = False,
         tick: Callable[[], None] | None = None,
     ) -> None:
         self._spec = spec
@@ -91,6 +93,7 @@ class Episodes:
         self._reset_seconds = reset_seconds
         self._segment = segment
         self._answered_before = answered_before
+        self._states = states
         self._tick = tick
         self._inbox: queue.SimpleQueue[tuple[Handle, RunningAttempt | None, Any]] = queue.SimpleQueue()
         self._running: set[RunningAttempt] = set()
@@ -151,15 +154,19 @@ class Episodes:
             lane = self._lanes.pop() if self._lanes else self._pool.lane(self._spec.one_thread)
         attempt = RunningAttempt(request, self._policy, seed, lane)
         self._running.add(attempt)
-        job = partial(open_episode, self._spec, spare, request.task, request.prefix, request.hint)
+        job = partial(
+            open_episode, self._spec, spare, request.task, request.prefix, request.hint, fingerprint=self._states
+        )
         self._submit(attempt, job, self._opened, self._pool.limit_of(self._reset_seconds, len(request.prefix)))
 
     def _opened(self, attempt: RunningAttempt, value: Any) -> Attempt | None:
         if isinstance(value, BrokenEnvironment | EnvironmentFault):
             return self._fault(attempt, value)
-        attempt.episode, attempt.context = value
+        attempt.episode, attempt.context, state = value
         assert attempt.episode is not None  # opened
         attempt.steps += attempt.request.prefix
+        if self._states:  # those of a prefix are not read
+            attempt.states += [None] * len(attempt.request.prefix) + [state]
         attempt.tool_calls = len(attempt.request.prefix)
         attempt.explored += attempt.request.explored
         if attempt.episode.terminated:
@@ -225,7 +232,8 @@ class Episodes:
             return None
         attempt.tool_calls += 1
         last = attempt.context.depth + 1 >= self._max_steps
-        self._submit(attempt, partial(execute, attempt.episode, action, last=last), self._stepped)
+        job = partial(execute, attempt.episode, action, last=last, fingerprint=self._states)
+        self._submit(attempt, job, self._stepped)
         return None
 
     def _stepped(self, attempt: RunningAttempt, value: Any) -> Attempt | None:
@@ -235,6 +243,8 @@ class Episodes:
             return self._fault(attempt, value)
         assert attempt.episode is not None  # opened
         result, verdict, fingerprint = value
+        if self._states:
+            attempt.states.append(fingerprint)
         attempt.record(to_step(attempt.episode.tools, action, result))
         if verdict is None:
             self._request(attempt)

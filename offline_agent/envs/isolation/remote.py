@@ -71,6 +71,7 @@ def facts_of(spec: EnvSpec) -> dict[str, Any]:
         "tools": spec.tools.to_json(),
         "methods": {name: inspect.getdoc(tool) for name, tool in tool_functions(cls).items()},
         "turn_rewards": spec.turn_rewards,
+        "fingerprints": spec.fingerprints,
         "named": "task_id" in reset or any(one.kind is one.VAR_KEYWORD for one in reset.values()),
         "tasks": hasattr(cls, "tasks"),
         "get_reward": hasattr(cls, "get_reward"),

@@ -19,7 +19,7 @@ from offline_agent.runner.components import make_reward
 from offline_agent.runner.training import Recorder, Trainable, max_length
 from offline_agent.training.collapse.checklist import checklist
 from offline_agent.training.collapse.watch import Finding, Watch, WatchSettings
-from offline_agent.training.online.groups import GroupSettings, RoundSampler
+from offline_agent.training.online.groups import GroupSettings, Round, RoundSampler
 from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
@@ -29,8 +29,14 @@ if TYPE_CHECKING:
     from offline_agent.rollouts.episodes import Episodes
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
+    from offline_agent.training.online.credit import CreditAssignment
     from offline_agent.training.online.objectives import Objective
     from offline_agent.training.online.round_batch import PlayedRound
+
+NO_STATES = (
+    "rollouts.credit: state compares turns in states of an equal fingerprint, and environment {name} {what}: give its "
+    "class a property fingerprint (a hash of the state), or set rollouts.credit=trajectory"
+)
 
 
 def faults(config: RefineGrpoConfig) -> list[str]:
@@ -58,11 +64,23 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
     yield from _reward_conflicts(config)
     if rollouts.credit == "turn" and not rollouts.branches:
         yield "rollouts.credit: turn needs branches to compare with; set rollouts.branches=0.5, or credit=trajectory"
-    if rollouts.credit == "turn":
+    if rollouts.credit == "state" and rollouts.branches:
+        yield (
+            "rollouts.credit: state compares episodes that begin at the beginning; set rollouts.branches=0, or "
+            "rollouts.credit=turn"
+        )
+    if rollouts.credit in ("turn", "state"):
         try:
             chosen = objective_of(config)
         except ConfigError:
             return  # `faults` reports it
+        if rollouts.credit == "state":
+            if chosen.baseline not in ("mean", "leave_one_out"):
+                yield (
+                    f"rollouts.credit: state takes means of states off, and objective {chosen.name} has baseline "
+                    f"{chosen.baseline}; set rollouts.credit=trajectory, or objective.baseline=mean or leave_one_out"
+                )
+            return
         if chosen.baseline == "value":
             yield (
                 f"rollouts.credit: turn compares branches, and objective {chosen.name} asks its critic; set "
@@ -160,6 +178,15 @@ def turn_judge(config: RefineGrpoConfig) -> Callable[[Trajectory], Sequence[floa
     return None if name is None else catalog.load("rollouts.turn_judge", name)
 
 
+def credit_of(config: RefineGrpoConfig) -> CreditAssignment:
+    """Return how rewards become advantages. Raises ConfigError where the judge of turns cannot be loaded."""
+    from offline_agent.training.online.credit import CreditAssignment
+
+    rollouts = config.rollouts
+    discount = rollouts.state_discount if rollouts.credit == "state" else rollouts.turn_discount
+    return CreditAssignment(rollouts.credit, discount, rollouts.outcome, turn_judge(config), rollouts.state_weight)
+
+
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
@@ -222,7 +249,6 @@ class OnlineRun:
 
     def play(self, number: int, model: Any) -> PlayedRound:
         """Play a round with the weights of the model; return its samples; see `online.trainer.Rounds`."""
-        from offline_agent.training.online.credit import CreditAssignment
         from offline_agent.training.online.round_batch import PlayedRound
         from offline_agent.training.online.samples import sample
 
@@ -236,6 +262,7 @@ class OnlineRun:
         self.inputs.sampler.rest()
         seconds = self.player.seconds - before
         self.env_steps += made.env_steps
+        shared = self._shared_states(made)
         refused: list[tuple[str, str]] = []
         config, inputs = self.session.config, self.inputs
         samples = sample(
@@ -243,9 +270,7 @@ class OnlineRun:
             inputs.trainable[2],
             inputs.objective,
             max_length=max_length(config, inputs.trainable[0]),
-            credit=CreditAssignment(
-                config.rollouts.credit, config.rollouts.turn_discount, config.rollouts.outcome, turn_judge(config)
-            ),
+            credit=credit_of(config),
             refused=refused,
         )
         for name, reason in refused:
@@ -256,6 +281,7 @@ class OnlineRun:
                 self.session.run.quarantine("attempt", name, self._why_unscored(attempt))
         self.log.close_round(record_of(made, seconds, len(refused)))
         figures = round_figures(made, self.env_steps, seconds)
+        figures |= {} if shared is None else {"shared_states": shared}
         figures |= sampler_figures(
             self.episodes.prefilled - prompt[0], self.episodes.cached - prompt[1], handed
         )
@@ -265,6 +291,23 @@ class OnlineRun:
             whole = sum(len(s.input_ids) for s in samples)
             figures["trained_share"] = sum(s.tokens for s in samples) / whole
         return PlayedRound(samples, made.temperature, figures)
+
+    def _shared_states(self, made: Round) -> float | None:
+        """Return the share of turns in states that another turn of their group has too; None without such credit.
+
+        Raises:
+            ConfigError: The environment gave no fingerprint in the whole round.
+        """
+        if self.session.config.rollouts.credit != "state":
+            return None
+        from offline_agent.training.online.credit import shared_states
+
+        if not any(state is not None for attempt in made.attempts for state in attempt.states):
+            what = "gave None in a whole round"
+            raise ConfigError(NO_STATES.format(name=self.inputs.spec.name, what=what))
+        counts = [shared_states(group) for group in made.groups]
+        turns = sum(every for _, every in counts)
+        return sum(shared for shared, _ in counts) / turns if turns else None
 
     def _why_unscored(self, attempt: Attempt) -> str:
         done = attempt.episode()
