@@ -139,7 +139,7 @@ class EnvSpec:
         own = bool(getattr(cls, "deterministic_verifier", True))
         self.deterministic_verifier = own and (judge is None or judge.deterministic)
         self.turn_rewards = inspect.getattr_static(cls, "turn_reward", self) is not self
-        self.fingerprints = inspect.getattr_static(cls, "fingerprint", self) is not self
+        self.fingerprints = inspect.getattr_static(cls, "fingerprint", None) is not None
         self.watch: CallWatch | None = None
         self.demonstrate: Callable[..., Any] | None = getattr(cls, "demonstrate", None)
         helper = inspect.getattr_static(cls, "hint", None)
