@@ -272,7 +272,7 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
     data, model, training = summary["data"], summary["model"], summary["training"]
     pairs = summary["pipeline"] == "train_dpo"
     kinds = ", ".join(f"{kind} {count}" for kind, count in data["kinds"].items())
-    what = "pairs" if pairs else "trajectories"
+    what = "nodes" if "siblings" in data["kinds"] else "pairs" if pairs else "trajectories"
     yield "learnt from", f"{data['kept']} {what} of {data['tasks']} tasks ({kinds})"
     left = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in data["left_out"].items())
     if left:
@@ -292,7 +292,7 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
     first, last = training["first"], training["last"]
     yield "loss", f"{first['loss']:.4f} → {last['loss']:.4f}" + ("" if pairs else " a token of the policy's")
     if pairs:
-        yield "accuracy on the pairs", f"{first['accuracy']:.2f} → {last['accuracy']:.2f}"
+        yield f"accuracy on the {what}", f"{first['accuracy']:.2f} → {last['accuracy']:.2f}"
         yield "chosen sides", f"{-first['sft']:.3f} → {-last['sft']:.3f} log-probability a token"
     speed = training["agent_tokens_per_second"]
     yield "agent tokens", f"{training['agent_tokens']:,}" + (f", {speed:,.0f} a second" if speed else "")
