@@ -38,6 +38,8 @@ class AttemptRequest(NamedTuple):
         source: Number of the attempt that the prefix is from, where this one branches from it; None = it begins at the
             start, or with turns of no attempt.
         hint: Text that the first observation ends with, for the policy; "" = none.
+        proposals: Actions sampled at each turn, of which the `choose` of `Episodes` takes one; the first is the one that
+            an attempt of the same number would take without.
     """
 
     task: Task
@@ -49,6 +51,7 @@ class AttemptRequest(NamedTuple):
     explored: tuple[int, ...] = ()
     source: int | None = None
     hint: str = ""
+    proposals: int = 1
 
 
 EXPLORED_SAMPLES = 4  # actions sampled where a tool is drawn
@@ -60,7 +63,7 @@ class Attempt:
 
     Attributes:
         policy: `candidate` or `against`.
-        mode: `sampled`, `greedy`, `best_of_n` or `mcts`.
+        mode: `sampled`, `greedy`, `rerank`, `best_of_n` or `mcts`.
         task: The task.
         number: Number among the attempts of this policy, mode and task; from 0.
         context: The last history; None where the environment did not open.

@@ -120,7 +120,7 @@ def state_advantages(
     Turn t of T returns discount^(T - 1 - t) times the trajectory's reward. Compared are all turns of a group's scored
     trajectories that were taken in one state, several of one trajectory included, as `advantages.group_advantages`
     compares trajectories: less their mean, divided by their standard deviation where the objective divides (GiGPO, Feng
-    et al. 2025, arXiv 2505.10978, eq. 6 to 8). 0 for a turn in a state of its own, and for one whose state is not known.
+    et al. 2025, arXiv 2505.10978). 0 for a turn in a state of its own, and for one whose state is not known.
 
     Args:
         rewards: One for each trajectory; None = it could not be computed.

@@ -100,7 +100,5 @@ def test_nodes_of_one_tree_in_one_state_share_their_values() -> None:
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=6), st.floats(-3, 3), st.floats(0.01, 10))
 def test_weights_do_not_depend_on_the_nodes_value(values: list[float], shift: float, tau: float) -> None:
     weights = softmax(values, tau)
-    assert math.fsum(weights) == pytest.approx(1) and softmax([v + shift for v in values], tau) == pytest.approx(weights)
-    assert max(range(len(values)), key=weights.__getitem__) == max(range(len(values)), key=values.__getitem__) or (
-        max(weights) == pytest.approx(weights[max(range(len(values)), key=values.__getitem__)])
-    )
+    assert math.fsum(weights) == pytest.approx(1) and max(weights) == weights[values.index(max(values))]
+    assert softmax([value + shift for value in values], tau) == pytest.approx(weights)

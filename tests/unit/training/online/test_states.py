@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -60,9 +61,9 @@ def loops(discount: float, scale: str, others: bool) -> list[list[float] | None]
 
 @pytest.mark.parametrize("discount", [1.0, 0.95, 0.5])
 @pytest.mark.parametrize("chosen", [PLAIN, GRPO, RLOO, BATCH], ids=["plain", "group_std", "others", "batch_std"])
-def test_turns_of_one_state_are_compared_as_the_formula_says(chosen: object, discount: float) -> None:
-    found = state_advantages(REWARDS, [*map(visited, STATES)], GROUPS, chosen, discount)  # type: ignore[arg-type]
-    wanted = loops(discount, chosen.scale, chosen.baseline == "leave_one_out")  # type: ignore[attr-defined]
+def test_turns_of_one_state_are_compared_as_the_formula_says(chosen: Any, discount: float) -> None:
+    found = state_advantages(REWARDS, [*map(visited, STATES)], GROUPS, chosen, discount)
+    wanted = loops(discount, chosen.scale, chosen.baseline == "leave_one_out")
     assert [None if turns is None else pytest.approx(turns, abs=1e-12) for turns in wanted] == found
     assert found[0] is not None and found[0][0] != 0  # B of two trajectories, A twice in the first
 
@@ -74,21 +75,21 @@ EPISODES = st.lists(
 
 
 @given(EPISODES, st.randoms(), st.sampled_from([PLAIN, GRPO, RLOO]))
-def test_the_order_of_a_group_changes_nothing(episodes: list, chance: object, chosen: object) -> None:  # type: ignore[type-arg]
-    def of(some: list) -> list[list[float] | None]:  # type: ignore[type-arg]
+def test_the_order_of_a_group_changes_nothing(episodes: Any, chance: Any, chosen: Any) -> None:
+    def of(some: Any) -> list[list[float] | None]:
         paths = [visited(path) for _, path in some]
-        return state_advantages([reward for reward, _ in some], paths, [0] * len(some), chosen, 0.9)  # type: ignore[arg-type]
+        return state_advantages([reward for reward, _ in some], paths, [0] * len(some), chosen, 0.9)
 
     order = list(range(len(episodes)))
-    chance.shuffle(order)  # type: ignore[attr-defined]
+    chance.shuffle(order)
     found, mixed = of(episodes), of([episodes[place] for place in order])
     assert mixed == [None if found[place] is None else pytest.approx(found[place]) for place in order]
 
 
 @given(EPISODES, st.sampled_from([PLAIN, GRPO, RLOO]))
-def test_advantages_of_a_state_add_up_to_0_and_a_state_that_occurs_once_has_none(episodes: list, chosen: object) -> None:  # type: ignore[type-arg]
+def test_advantages_of_a_state_add_up_to_0_and_one_that_occurs_once_has_none(episodes: Any, chosen: Any) -> None:
     paths = [visited(path) for _, path in episodes]
-    found = state_advantages([reward for reward, _ in episodes], paths, [0] * len(episodes), chosen, 0.9)  # type: ignore[arg-type]
+    found = state_advantages([reward for reward, _ in episodes], paths, [0] * len(episodes), chosen, 0.9)
     by_state: dict[str | None, list[float]] = {}
     for path, turns in zip(paths, found, strict=True):
         for state, value in zip(path, turns or [0.0] * len(path), strict=True):
@@ -117,5 +118,6 @@ def test_samples_get_the_trajectorys_advantage_and_the_states() -> None:
 
 
 def test_turns_in_states_that_others_share_are_counted() -> None:
-    members = (attempt(0, 1.0, states=("A", "B")), attempt(1, 0.0, states=("A", None)), attempt(2, None, states=("B", "B")))
+    paths = ((1.0, ("A", "B")), (0.0, ("A", None)), (None, ("B", "B")))
+    members = tuple(attempt(n, reward, states=states) for n, (reward, states) in enumerate(paths))
     assert shared_states(Group(members[0].task, members, (1.0, 0.0, None))) == (2, 4)
