@@ -38,8 +38,8 @@ class AttemptRequest(NamedTuple):
         source: Number of the attempt that the prefix is from, where this one branches from it; None = it begins at the
             start, or with turns of no attempt.
         hint: Text that the first observation ends with, for the policy; "" = none.
-        proposals: Actions sampled at each turn, of which the `choose` of `Episodes` takes one; the first is the one that
-            an attempt of the same number would take without.
+        proposals: Actions sampled at each turn, of which `Episodes.choose` takes one; the first is the one that an
+            attempt of the same number would take without.
     """
 
     task: Task
