@@ -162,12 +162,14 @@ def run(inputs: DpoInputs, session: Session[TrainDpoConfig]) -> Mapping[str, Any
     def trainer(
         model: Any, tokenizer: Any, rows: Sequence[Any], chosen: TrainSettings, folder: Path, **more: Any
     ) -> TrainResult:
+        given = (model, tokenizer, rows, inputs.anchors, chosen, inputs.dpo, folder)
         if inputs.dpo.loss == SIBLINGS:
-            from offline_agent.training.offline.siblings import train_siblings as train
-        else:
-            from offline_agent.training.offline.dpo import train_dpo as train
+            from offline_agent.training.offline.siblings import train_siblings
 
-        return train(model, tokenizer, rows, inputs.anchors, chosen, inputs.dpo, folder, **more)
+            return train_siblings(*given, **more)
+        from offline_agent.training.offline.dpo import train_dpo
+
+        return train_dpo(*given, **more)
 
     summary = training.train(session, inputs.trainable, inputs.pairs, inputs.report, trainer)
     summary["data"] |= {
