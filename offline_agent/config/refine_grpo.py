@@ -47,9 +47,9 @@ class RolloutsSection(Section):
     branches: float = key(0.0, "share of a group that branches from another member's history", ge=0, lt=1)
     credit: Literal["trajectory", "turn", "turn_reward", "state"] = key(
         "trajectory",
-        "turn = the value of a turn's action over that of its history, from the branches; turn_reward = what the "
-        "environment says that it and later turns earned, compared within the group; state = the episode's, and its "
-        "return over those of equal states in the group",
+        "turn = the value of an action over that of its history, from the branches; turn_reward = what the "
+        "environment says that it and later ones earned, compared within the group; state = the episode's, and the "
+        "turn's return over those of equal states",
     )
     turn_discount: float = key(1.0, "credit=turn_reward: discount of what later turns earned, a turn", ge=0, le=1)
     outcome: float = key(
