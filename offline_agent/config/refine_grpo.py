@@ -49,7 +49,7 @@ class RolloutsSection(Section):
         "trajectory",
         "turn = the value of an action over that of its history, from the branches; turn_reward = what the "
         "environment says that it and later ones earned, compared within the group; state = the episode's, and the "
-        "turn's return over those of equal states",
+        "turn's return over its state's",
     )
     turn_discount: float = key(1.0, "credit=turn_reward: discount of what later turns earned, a turn", ge=0, le=1)
     outcome: float = key(
