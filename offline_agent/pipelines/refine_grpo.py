@@ -17,8 +17,8 @@ from offline_agent.launch import torchrun
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import rounds
 from offline_agent.pipelines.stages.copy_check import bound_environments
+from offline_agent.pipelines.stages.credit import NO_STATES
 from offline_agent.pipelines.stages.online import (
-    NO_STATES,
     OnlineInputs,
     OnlineRun,
     faults,

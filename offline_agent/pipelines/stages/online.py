@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from offline_agent import catalog
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError
+from offline_agent.pipelines.stages.credit import credit_of, shared_states, turn_judge
 from offline_agent.pipelines.stages.rounds import RoundLog, RoundPlayer, record_of
 from offline_agent.pipelines.stages.sampler import Sampler
-from offline_agent.records import Task, Trajectory
+from offline_agent.records import Task
 from offline_agent.report.refine_grpo import round_figures, sampler_figures
 from offline_agent.runner.components import make_reward
 from offline_agent.runner.training import Recorder, Trainable, max_length
 from offline_agent.training.collapse.checklist import checklist
 from offline_agent.training.collapse.watch import Finding, Watch, WatchSettings
-from offline_agent.training.online.groups import GroupSettings, Round, RoundSampler
+from offline_agent.training.online.groups import GroupSettings, RoundSampler
 from offline_agent.training.settings import OnlineSettings
 
 if TYPE_CHECKING:
@@ -29,15 +29,8 @@ if TYPE_CHECKING:
     from offline_agent.rollouts.episodes import Episodes
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
-    from offline_agent.training.online.credit import CreditAssignment
     from offline_agent.training.online.objectives import Objective
     from offline_agent.training.online.round_batch import PlayedRound
-
-NO_STATES = (
-    "rollouts.credit: state compares turns in states of an equal fingerprint, and environment {name} {what}: give its "
-    "class a property fingerprint (a hash of the state), or set rollouts.credit=trajectory"
-)
-
 
 def faults(config: RefineGrpoConfig) -> list[str]:
     """Return contradictions between the keys, before anything is loaded."""
@@ -172,21 +165,6 @@ def _reward_conflicts(config: RefineGrpoConfig) -> Iterator[str]:
         )
 
 
-def turn_judge(config: RefineGrpoConfig) -> Callable[[Trajectory], Sequence[float]] | None:
-    """Return the judge of turns; None = the environment rewards turns. Raises ConfigError."""
-    name = config.rollouts.turn_judge
-    return None if name is None else catalog.load("rollouts.turn_judge", name)
-
-
-def credit_of(config: RefineGrpoConfig) -> CreditAssignment:
-    """Return how rewards become advantages. Raises ConfigError where the judge of turns cannot be loaded."""
-    from offline_agent.training.online.credit import CreditAssignment
-
-    rollouts = config.rollouts
-    discount = rollouts.state_discount if rollouts.credit == "state" else rollouts.turn_discount
-    return CreditAssignment(rollouts.credit, discount, rollouts.outcome, turn_judge(config), rollouts.state_weight)
-
-
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
@@ -262,7 +240,7 @@ class OnlineRun:
         self.inputs.sampler.rest()
         seconds = self.player.seconds - before
         self.env_steps += made.env_steps
-        shared = self._shared_states(made)
+        shared = shared_states(self.session.config, self.inputs.spec.name, made)
         refused: list[tuple[str, str]] = []
         config, inputs = self.session.config, self.inputs
         samples = sample(
@@ -291,23 +269,6 @@ class OnlineRun:
             whole = sum(len(s.input_ids) for s in samples)
             figures["trained_share"] = sum(s.tokens for s in samples) / whole
         return PlayedRound(samples, made.temperature, figures)
-
-    def _shared_states(self, made: Round) -> float | None:
-        """Return the share of turns in states that another turn of their group has too; None without such credit.
-
-        Raises:
-            ConfigError: The environment gave no fingerprint in the whole round.
-        """
-        if self.session.config.rollouts.credit != "state":
-            return None
-        from offline_agent.training.online.credit import shared_states
-
-        if not any(state is not None for attempt in made.attempts for state in attempt.states):
-            what = "gave None in a whole round"
-            raise ConfigError(NO_STATES.format(name=self.inputs.spec.name, what=what))
-        counts = [shared_states(group) for group in made.groups]
-        turns = sum(every for _, every in counts)
-        return sum(shared for shared, _ in counts) / turns if turns else None
 
     def _why_unscored(self, attempt: Attempt) -> str:
         done = attempt.episode()
