@@ -45,16 +45,19 @@ class RolloutsSection(Section):
         ge=0,
     )  # fmt: skip
     branches: float = key(0.0, "share of a group that branches from another member's history", ge=0, lt=1)
-    credit: Literal["trajectory", "turn", "turn_reward"] = key(
+    credit: Literal["trajectory", "turn", "turn_reward", "state"] = key(
         "trajectory",
-        "turn = every turn gets the value of its action over that of its history, from the branches; turn_reward = "
-        "every turn gets what the environment says that it and later ones earned, compared within the group",
+        "turn = the value of an action over that of its history, from the branches; turn_reward = what the "
+        "environment says that it and later ones earned, compared within the group; state = the episode's, and the "
+        "turn's return over its state's",
     )
     turn_discount: float = key(1.0, "credit=turn_reward: discount of what later turns earned, a turn", ge=0, le=1)
     outcome: float = key(
         1.0, "credit=turn_reward: share of the episode's reward that its last turn earns besides; 0 where the rewards "
         "of turns add up to it", ge=0,
     )  # fmt: skip
+    state_weight: float = key(1.0, "credit=state: weight of the comparison within a state", ge=0)
+    state_discount: float = key(0.95, "credit=state: discount of the episode's reward, a turn", ge=0, le=1)
     turn_judge: str | None = key(
         None, "credit=turn_reward: module:callable that takes a trajectory and returns what each turn earned, in "
         "[0, 1], in place of the environment's turn_reward; it is divided by the number of turns"

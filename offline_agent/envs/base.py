@@ -88,6 +88,7 @@ class EnvSpec:
         deterministic_verifier: The same end state always gets the same verdict.
         turn_rewards: The class has a `turn_reward`: a reward of each single call.
         runs_code: The class says, by `runs_code = True`, that it runs what a policy wrote.
+        fingerprints: The class has a `fingerprint`: a hash of its state.
         census: Counts the environments that are open.
         watch: Told of each call; set by the conformance suite, None elsewhere.
 
@@ -140,6 +141,7 @@ class EnvSpec:
         self.deterministic_verifier = own and (judge is None or judge.deterministic)
         self.turn_rewards = inspect.getattr_static(cls, "turn_reward", self) is not self
         self.runs_code = bool(getattr(cls, "runs_code", False))
+        self.fingerprints = inspect.getattr_static(cls, "fingerprint", None) is not None
         self.watch: CallWatch | None = None
         self.demonstrate: Callable[..., Any] | None = getattr(cls, "demonstrate", None)
         helper = inspect.getattr_static(cls, "hint", None)
@@ -188,6 +190,7 @@ class EnvSpec:
         spec = cls(stand_in(facts, server), {}, **{**options, "isolated": True})
         spec.path, spec.args, spec.python, spec._server = path, args, python, server
         spec.tools, spec.turn_rewards = ToolSet.from_json(facts["tools"]), facts["turn_rewards"]
+        spec.fingerprints = facts["fingerprints"]
         return spec
 
     @property

@@ -170,8 +170,8 @@ def spent(attempts: Sequence[Attempt], judge: str) -> dict[str, Any]:
     """Return the costs of search at test time, and a sentence that says who chose the best attempt.
 
     Args:
-        attempts: Of one policy, with mode `best_of_n` or `mcts`.
-        judge: `verifier` or `agreement`.
+        attempts: Of one policy, with mode `best_of_n`, `rerank` or `mcts`.
+        judge: `verifier`, `agreement`, or `scorer` for a preference model.
     """
     simulations = sum(attempt.simulations or 0 for attempt in attempts)
     generated = sum(attempt.generated for attempt in attempts)
@@ -181,9 +181,12 @@ def spent(attempts: Sequence[Attempt], judge: str) -> dict[str, Any]:
         "The verifier that scores the tasks was asked at test time which of them is best: this is what policy, search "
         "and verifier reach together, not what the policy does alone."
         if judge == "verifier"
+        else "A preference model chose each action among several proposals; the verifier was not asked at test time."
+        if judge == "scorer"
         else "The most common outcome was chosen; the verifier was not asked at test time."
     )
-    words = f"{simulations:,} {what}, {generated:,} tokens sampled and {calls:,} tool calls for {len(attempts)} tasks."
+    each = "attempts" if judge == "scorer" else "tasks"
+    words = f"{simulations:,} {what}, {generated:,} tokens sampled and {calls:,} tool calls for {len(attempts)} {each}."
     return {
         "judge": judge,
         "simulations": simulations,

@@ -15,14 +15,16 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError
 from offline_agent.evaluation import report, test_time
+from offline_agent.evaluation.rerank import check_alike
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import attempts
 from offline_agent.pipelines.stages.attempts import EvaluationInputs, EvaluationRun
 from offline_agent.pipelines.stages.search import test_time_settings
+from offline_agent.policies.base import Policy
 from offline_agent.preferences.dataset.export import trajectory_rows
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.report.earlier_evaluation import read_earlier
-from offline_agent.report.evaluate import EXTRA, show, summary
+from offline_agent.report.evaluate import EXTRA, RERANK, show, summary
 from offline_agent.rollouts.attempts import Attempt, Journal, row, schema
 from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, make_policy, served
 from offline_agent.runner.limits import completed
@@ -50,6 +52,7 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
             other = make_policy(section, parts.spec)
         except ConfigError as error:
             raise ConfigError([f"against.model: {fault}" for fault in error.faults]) from error
+    scorer, reference = _rankers(config, parts)
     earlier = None if config.against.run is None else read_earlier(Path(config.against.run), config, parts)
     settings = test_time_settings(config, parts) if config.test_time.algorithm == "mcts" else None
     facts = facts_of(parts)
@@ -57,17 +60,43 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
         facts["against"] = dict(other.identity)
         if "model_hash" in other.identity:
             facts["hashes"]["against_model"] = other.identity["model_hash"]
+    for name, model in (("scorer", scorer), ("reference", reference)):
+        if model is not None:
+            facts[f"test_time_{name}"] = dict(model.identity)
+            facts["hashes"][f"{name}_model"] = model.identity.get("model_hash")
     if earlier is not None:
         facts["hashes"]["against_attempts"] = earlier.hash
     tags = {"environment": parts.spec.name, "policy": parts.policy.name}
     if config.policy.model is not None:
         tags["model"] = config.policy.model
     facts["served"] = served([("policy", parts.policy), *([("against", other)] if other is not None else [])])
-    return EvaluationInputs(parts, other, earlier, settings), Facts(facts, tags, free_arguments(parts.policy))
+    inputs = EvaluationInputs(parts, other, earlier, settings, scorer, reference)
+    return inputs, Facts(facts, tags, free_arguments(parts.policy))
+
+
+def _rankers(config: EvaluateConfig, parts: Parts) -> tuple[Policy | None, Policy | None]:
+    """Return the models that rank proposals, scorer and reference, as far as they are named; raises ConfigError."""
+    found: list[Policy | None] = []
+    for name in ("scorer", "reference"):
+        path, key = getattr(config.test_time, name), f"test_time.{name}"
+        if path is None:
+            found.append(None)
+            continue
+        try:
+            model = make_policy(config.policy.model_copy(update={"model": path}), parts.spec)
+        except ConfigError as error:
+            raise ConfigError([f"{key}: {fault}" for fault in error.faults]) from error
+        check_alike(parts.policy, model, key)
+        found.append(model)
+    return found[0], found[1]
 
 
 def _conflicts(config: EvaluateConfig) -> Iterator[str]:
-    """Yield keys of `search` that another key decides, where they are set to something else."""
+    """Yield keys that another key decides, where they are set to something else, and what does not go together."""
+    if config.test_time.algorithm == "rerank" and config.policy.name != "hf":
+        yield f"test_time.algorithm: rerank scores in this process, policy={config.policy.name} does not; use policy=hf"
+    if config.test_time.algorithm == "rerank" and config.launcher == "ray":
+        yield "test_time.algorithm: rerank is not offered with launcher=ray; use launcher=local or slurm"
     for name, key, value in (
         ("max_steps", "max_steps", config.max_steps),
         ("simulations", "test_time.simulations", config.test_time.simulations),
@@ -127,8 +156,7 @@ def _played(inputs: EvaluationInputs, session: Evaluation) -> EvaluationRun:
                 engine.close()
                 pool.close()
     finally:
-        for _, policy in players:
-            policy.close()
+        inputs.close()
     return one
 
 
@@ -137,7 +165,7 @@ def _ordered(one: EvaluationRun, label: str) -> list[Attempt]:
     config, parts, known = one.session.config, one.inputs.parts, one.journal.attempts
     played = [known[label, ask.mode, ask.task.task_id, ask.number] for ask in attempts.asks(config, parts.tasks)]
     modes = report.by_mode(played)
-    out = modes.get("sampled", []) + modes.get("greedy", []) + modes.get(EXTRA, [])
+    out = modes.get("sampled", []) + modes.get("greedy", []) + modes.get(EXTRA, []) + modes.get(RERANK, [])
     if config.test_time.algorithm == "best_of_n":
         of_task: dict[str, list[Attempt]] = {task.task_id: [] for task in parts.tasks}
         for attempt in played:

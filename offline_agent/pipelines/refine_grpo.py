@@ -17,6 +17,7 @@ from offline_agent.launch import torchrun
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import rounds
 from offline_agent.pipelines.stages.copy_check import bound_environments
+from offline_agent.pipelines.stages.credit import NO_STATES
 from offline_agent.pipelines.stages.online import (
     OnlineInputs,
     OnlineRun,
@@ -70,6 +71,8 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
             "rollouts.turn_judge, or set "
             "rollouts.credit=trajectory, or rollouts.credit=turn with rollouts.branches=0.5"
         )
+    if spec is not None and config.rollouts.credit == "state" and not spec.fingerprints:
+        found.append(NO_STATES.format(name=spec.name, what="has none"))
     if spec is not None:
         found += ranking_faults(config, spec)
         collect(lambda: check_sandbox(spec, trusted=False))
@@ -143,7 +146,7 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
             inputs.spec, engine, pool, seed=config.seed, max_steps=rollouts.max_steps,
             temperature=rollouts.temperature, max_tokens=rollouts.max_tokens,
             in_flight=min(rollouts.in_flight, inputs.spec.census.most),
-            reset_seconds=config.limits.reset_seconds,
+            reset_seconds=config.limits.reset_seconds, states=rollouts.credit == "state",
         )  # fmt: skip
         player = rounds.RoundPlayer(episodes, log, inputs.groups.size, first)
         groups = RoundSampler(

@@ -22,10 +22,11 @@ from offline_agent.runner.next_steps import keys_of_runs, typed
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.store.provenance import hash_json
-from offline_agent.training.settings import DpoSettings
+from offline_agent.training.settings import SIBLINGS, DpoSettings
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import LoadReport, PairRow, TrajectoryRow
+    from offline_agent.training.data.sibling_rows import SiblingRow
     from offline_agent.training.settings import TrainResult, TrainSettings
 
 SEARCH = "build_prefs"
@@ -39,14 +40,14 @@ class DpoInputs:
     Attributes:
         trainable: Model, tokenizer and renderer.
         dpo: The loss.
-        pairs, report: The training pairs; None before the search.
+        pairs, report: The training pairs, or the nodes with their siblings; None before the search.
         anchors, replayed: Trajectories to replay, and what was left out of them; None where none are.
         notes: Notes for the user.
     """
 
     trainable: training.Trainable
     dpo: DpoSettings
-    pairs: list[PairRow] | None = None
+    pairs: list[PairRow] | list[SiblingRow] | None = None
     report: LoadReport | None = None
     anchors: list[TrajectoryRow] = field(default_factory=list)
     replayed: LoadReport | None = None
@@ -90,7 +91,12 @@ def _look(config: TrainDpoConfig) -> None:
     from offline_agent.training.data import sources
 
     faults: list[str] = []
-    if config.data.runs or config.data.files:
+    if config.dpo.loss == SIBLINGS:
+        if config.data.files:
+            faults.append("data.files: dpo.loss=siblings reads the trees of data.runs, not rows; leave the files out")
+        if config.data.runs:
+            _collect(faults, lambda: sources.trees(config.data.runs))
+    elif config.data.runs or config.data.files:
         _collect(faults, lambda: sources.find(config.data.runs, config.data.files, PAIR_TABLES))
     if config.anchor.rows and config.anchor.runs:
         _collect(faults, lambda: sources.find(config.anchor.runs, (), SUCCESS_TABLES, "anchor"))
@@ -102,18 +108,25 @@ def _read(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str]) -> Non
     """Fill in the pairs and what is replayed; raises ConfigError and DataError."""
     from offline_agent.policies.hf.loading import model_hash
     from offline_agent.training.data.rows import load_pairs
+    from offline_agent.training.data.sibling_rows import load_siblings
 
     model, _, renderer = inputs.trainable
     longest = training.max_length(config, model)
-    inputs.pairs, inputs.report = load_pairs(
-        runs,
-        config.data.files,
-        renderer,
-        model_hash=model_hash(model),
-        kinds=config.data.kinds,
-        max_length=longest,
-        reference=config.dpo.reference,
-    )
+    if config.dpo.loss == SIBLINGS:
+        given = config.siblings
+        inputs.pairs, inputs.report = load_siblings(
+            runs, renderer, max_length=longest, tau=given.tau, pool=given.pool, min_gap=given.min_gap, exact=given.exact
+        )
+    else:
+        inputs.pairs, inputs.report = load_pairs(
+            runs,
+            config.data.files,
+            renderer,
+            model_hash=model_hash(model),
+            kinds=config.data.kinds,
+            max_length=longest,
+            reference=config.dpo.reference,
+        )
     if config.anchor.rows and config.anchor.weight:
         _read_anchors(inputs, config, runs, longest)
 
@@ -147,11 +160,16 @@ def run(inputs: DpoInputs, session: Session[TrainDpoConfig]) -> Mapping[str, Any
         training.tell(session, inputs.replayed)
 
     def trainer(
-        model: Any, tokenizer: Any, rows: Sequence[PairRow], chosen: TrainSettings, folder: Path, **more: Any
+        model: Any, tokenizer: Any, rows: Sequence[Any], chosen: TrainSettings, folder: Path, **more: Any
     ) -> TrainResult:
+        given = (model, tokenizer, rows, inputs.anchors, chosen, inputs.dpo, folder)
+        if inputs.dpo.loss == SIBLINGS:
+            from offline_agent.training.offline.siblings import train_siblings
+
+            return train_siblings(*given, **more)
         from offline_agent.training.offline.dpo import train_dpo
 
-        return train_dpo(model, tokenizer, rows, inputs.anchors, chosen, inputs.dpo, folder, **more)
+        return train_dpo(*given, **more)
 
     summary = training.train(session, inputs.trainable, inputs.pairs, inputs.report, trainer)
     summary["data"] |= {
@@ -163,6 +181,8 @@ def run(inputs: DpoInputs, session: Session[TrainDpoConfig]) -> Mapping[str, Any
     if searched is not None:
         summary["environment_keys"] = keys_of_runs([searched])
     summary["loss"] = config.dpo.model_dump(mode="json")
+    if config.dpo.loss == SIBLINGS:
+        summary["siblings"] = config.siblings.model_dump(mode="json")
     summary["warnings"] += inputs.notes
     return summary
 

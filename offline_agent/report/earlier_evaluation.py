@@ -17,7 +17,7 @@ from offline_agent.runner.components import Parts, facts_of
 from offline_agent.store.provenance import hash_path
 from offline_agent.store.tables import read_table
 
-SEARCHES = ("best_of_n", "mcts")
+SEARCHES = ("best_of_n", "rerank", "mcts")
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _differences(
 def _search_differs(then: Mapping[str, Any], config: EvaluateConfig) -> Iterator[tuple[str, str]]:
     mode, now = config.test_time.algorithm, config.resolved()
     if mode in SEARCHES and _at(then, "test_time.algorithm") == mode:
-        keys = ["test_time"] if mode == "best_of_n" else ["test_time", "search", "reward"]
+        keys = ["test_time", "search", "reward"] if mode == "mcts" else ["test_time"]
         for key in keys:
             if then.get(key) != now[key]:
                 yield mode, f"it had {key} {then.get(key)}, asked for {now[key]}"

@@ -38,6 +38,8 @@ class AttemptRequest(NamedTuple):
         source: Number of the attempt that the prefix is from, where this one branches from it; None = it begins at the
             start, or with turns of no attempt.
         hint: Text that the first observation ends with, for the policy; "" = none.
+        proposals: Actions sampled at each turn, of which `Episodes.choose` takes one; the first is the one that an
+            attempt of the same number would take without.
     """
 
     task: Task
@@ -49,6 +51,7 @@ class AttemptRequest(NamedTuple):
     explored: tuple[int, ...] = ()
     source: int | None = None
     hint: str = ""
+    proposals: int = 1
 
 
 EXPLORED_SAMPLES = 4  # actions sampled where a tool is drawn
@@ -60,7 +63,7 @@ class Attempt:
 
     Attributes:
         policy: `candidate` or `against`.
-        mode: `sampled`, `greedy`, `best_of_n` or `mcts`.
+        mode: `sampled`, `greedy`, `rerank`, `best_of_n` or `mcts`.
         task: The task.
         number: Number among the attempts of this policy, mode and task; from 0.
         context: The last history; None where the environment did not open.
@@ -80,6 +83,8 @@ class Attempt:
         explored: Turns whose action was chosen by tool among several samples (`AttemptRequest.epsilon`), from 0.
         branch: Number of the attempt that this one branched from, and how many of its turns it executed again; None =
             it began at the start.
+        states: Fingerprint of the state in which each action was taken, one for each step (None = not known); empty
+            where they were not read.
     """
 
     policy: str
@@ -100,6 +105,7 @@ class Attempt:
     simulations: int | None = None
     explored: tuple[int, ...] = ()
     branch: tuple[int, int] | None = None
+    states: tuple[str | None, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -173,6 +179,7 @@ def to_record(attempt: Attempt, opening: str | None) -> dict[str, Any]:
         **{name: getattr(attempt, name) for name in _PLAIN},
         **({"explored": list(attempt.explored)} if attempt.explored else {}),
         **({"branch": list(attempt.branch)} if attempt.branch else {}),
+        **({"states": list(attempt.states)} if attempt.states else {}),
     }
 
 
@@ -203,7 +210,8 @@ def from_record(record: Mapping[str, Any], task: Task, openings: Mapping[str, tu
             for step in steps:
                 context = context.child(step.action, step.observation, step.role)
         verdict = Verdict.from_json(record["verdict"])
-        more = {name: record[name] for name in _PLAIN} | {"explored": tuple(record.get("explored", ()))}
+        more = {name: record[name] for name in _PLAIN}
+        more |= {name: tuple(record.get(name, ())) for name in ("explored", "states")}
         if "branch" in record:
             source, turns = record["branch"]
             more["branch"] = source, turns

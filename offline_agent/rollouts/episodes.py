@@ -20,7 +20,7 @@ from offline_agent.envs.pool import EnvPool, Lane
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
 from offline_agent.policies.outage import Outage
-from offline_agent.records import Context, Step, Task, Verdict
+from offline_agent.records import Action, Context, Step, Task, Verdict
 from offline_agent.rollouts.attempts import EXPLORED_SAMPLES, Attempt, AttemptRequest
 from offline_agent.rollouts.running_attempt import (
     BrokenEnvironment,
@@ -59,6 +59,9 @@ class Episodes:
             that is executed again adds the pool's own.
         segment: The renderer's `segment`, by which prompt tokens are counted; None = as the policy's answers say.
         answered_before: The policy has answered in this run: if it fails all that is left, that is no outage.
+        choose: Returns the place of the action to take among those that a request for several proposals was answered
+            with; raises PolicyError, which ends the attempt unscored.
+        states: Record the fingerprint of the state in which each action was taken.
         tick: Called about every half second, for progress.
     """
 
@@ -77,6 +80,8 @@ class Episodes:
         reset_seconds: float | None = None,
         segment: Callable[[Context], Sequence[int]] | None = None,
         answered_before: bool = False,
+        choose: Callable[[Context, Sequence[Action]], int] | None = None,
+        states: bool = False,
         tick: Callable[[], None] | None = None,
     ) -> None:
         self._spec = spec
@@ -91,6 +96,8 @@ class Episodes:
         self._reset_seconds = reset_seconds
         self._segment = segment
         self._answered_before = answered_before
+        self._choose = choose
+        self._states = states
         self._tick = tick
         self._inbox: queue.SimpleQueue[tuple[Handle, RunningAttempt | None, Any]] = queue.SimpleQueue()
         self._running: set[RunningAttempt] = set()
@@ -151,15 +158,19 @@ class Episodes:
             lane = self._lanes.pop() if self._lanes else self._pool.lane(self._spec.one_thread)
         attempt = RunningAttempt(request, self._policy, seed, lane)
         self._running.add(attempt)
-        job = partial(open_episode, self._spec, spare, request.task, request.prefix, request.hint)
+        job = partial(
+            open_episode, self._spec, spare, request.task, request.prefix, request.hint, fingerprint=self._states
+        )
         self._submit(attempt, job, self._opened, self._pool.limit_of(self._reset_seconds, len(request.prefix)))
 
     def _opened(self, attempt: RunningAttempt, value: Any) -> Attempt | None:
         if isinstance(value, BrokenEnvironment | EnvironmentFault):
             return self._fault(attempt, value)
-        attempt.episode, attempt.context = value
+        attempt.episode, attempt.context, state = value
         assert attempt.episode is not None  # opened
         attempt.steps += attempt.request.prefix
+        if self._states:  # those of a prefix are not read
+            attempt.states += [None] * len(attempt.request.prefix) + [state]
         attempt.tool_calls = len(attempt.request.prefix)
         attempt.explored += attempt.request.explored
         if attempt.episode.terminated:
@@ -180,7 +191,7 @@ class Episodes:
                 return
         given = self._temperature if attempt.request.temperature is None else attempt.request.temperature
         temperature = 0.0 if attempt.request.mode == "greedy" else given
-        seeds: tuple[int, ...] = (mix(attempt.seed, context.depth),)
+        seeds = tuple(mix(attempt.seed, context.depth + (n << 32)) for n in range(attempt.request.proposals))
         if attempt.request.epsilon and _exploration(attempt).random() < attempt.request.epsilon:
             seeds = tuple(mix(attempt.seed, context.depth + (n << 32)) for n in range(EXPLORED_SAMPLES))
         self._send(attempt, ProposeRequest(context, seeds, temperature, self._max_tokens))
@@ -204,8 +215,15 @@ class Episodes:
         self._answer(request)
         attempt.failures = 0
         action, usage = answer.actions[0], answer.usage
-        if len(answer.actions) > 1:
-            assert attempt.context is not None
+        assert attempt.context is not None  # opened
+        if attempt.request.proposals > 1:
+            assert self._choose is not None  # who asks for several gives it
+            attempt.samples += len(answer.actions)
+            try:
+                action = answer.actions[self._choose(attempt.context, answer.actions)]
+            except PolicyError as error:
+                return _failed(attempt, error)
+        elif len(answer.actions) > 1:
             action = sample_tool(answer.actions, _exploration(attempt))
             attempt.explored.append(attempt.context.depth)
         attempt.action = action
@@ -215,7 +233,7 @@ class Episodes:
             attempt.prefilled += usage.prefilled
         self.prefilled += usage.prefilled
         self.cached += usage.cached
-        assert attempt.episode is not None and attempt.context is not None  # opened
+        assert attempt.episode is not None  # opened
         if action.fault == "no_end":
             earned = 0.0 if self._spec.turn_rewards else None
             key = attempt.episode.tools.canonical_key(action)
@@ -225,7 +243,8 @@ class Episodes:
             return None
         attempt.tool_calls += 1
         last = attempt.context.depth + 1 >= self._max_steps
-        self._submit(attempt, partial(execute, attempt.episode, action, last=last), self._stepped)
+        job = partial(execute, attempt.episode, action, last=last, fingerprint=self._states)
+        self._submit(attempt, job, self._stepped)
         return None
 
     def _stepped(self, attempt: RunningAttempt, value: Any) -> Attempt | None:
@@ -235,6 +254,8 @@ class Episodes:
             return self._fault(attempt, value)
         assert attempt.episode is not None  # opened
         result, verdict, fingerprint = value
+        if self._states:
+            attempt.states.append(fingerprint)
         attempt.record(to_step(attempt.episode.tools, action, result))
         if verdict is None:
             self._request(attempt)

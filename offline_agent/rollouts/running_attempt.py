@@ -35,7 +35,9 @@ class RunningAttempt:
         context, steps: The history so far.
         action: The action that is being executed; None while the policy is asked.
         explored: Turns whose tool was drawn.
+        states: Fingerprints of the states that were reached, where they are read; the last is the present one.
         generated, prefilled, tool_calls: See `Attempt`.
+        samples: Actions sampled where several are at each turn; 0 elsewhere.
         busy: The pool is working on the episode: no other thread may touch it.
         failures: Number of times that the policy failed the present request.
     """
@@ -49,9 +51,11 @@ class RunningAttempt:
     steps: list[Step] = field(default_factory=list)
     action: Action | None = None
     explored: list[int] = field(default_factory=list)
+    states: list[str | None] = field(default_factory=list)
     generated: int = 0
     prefilled: int = 0
     tool_calls: int = 0
+    samples: int = 0
     busy: bool = False
     failures: int = 0
 
@@ -76,8 +80,9 @@ class RunningAttempt:
         return Attempt(
             self.policy, request.mode, request.task, request.number, self.context, tuple(self.steps), verdict,
             terminated, cut_by is not None, cut_by, end_score, fingerprint, self.generated, self.prefilled,
-            self.tool_calls, explored=tuple(self.explored),
+            self.tool_calls, self.samples or None, explored=tuple(self.explored),
             branch=None if request.source is None else (request.source, len(request.prefix)),
+            states=tuple(self.states[: len(self.steps)]),
         )  # fmt: skip
 
     def cut(self, by: str, evidence: Mapping[str, Any], end: Verdict | None, fingerprint: str | None) -> Attempt:
@@ -105,17 +110,39 @@ def sample_tool(actions: Sequence[Action], rng: random.Random) -> Action:
     return rng.choice(by_tool[rng.choice(sorted(by_tool))])
 
 
-def open_episode(
-    spec: EnvSpec, spare: Episode | None, task: Task, prefix: Sequence[Step] = (), hint: str = ""
-) -> tuple[Episode, Context]:
-    """Open an environment, or take the spare one, and begin the task; return it and the history (see `play.begin`).
+class Opened(NamedTuple):
+    """An environment in which a task was begun.
 
-    With a `hint` the first observation ends with it, and there can be no prefix.
+    Attributes:
+        episode: The environment.
+        context: The history so far.
+        fingerprint: Of the present state, where it was read; None otherwise, and where the environment offers none.
+    """
+
+    episode: Episode
+    context: Context
+    fingerprint: str | None
+
+
+def open_episode(
+    spec: EnvSpec,
+    spare: Episode | None,
+    task: Task,
+    prefix: Sequence[Step] = (),
+    hint: str = "",
+    *,
+    fingerprint: bool = False,
+) -> Opened:
+    """Open an environment, or take the spare one, and begin the task (see `play.begin`).
+
+    With a `hint` the first observation ends with it, and there can be no prefix. With `fingerprint` the present state's
+    is read.
     """
     episode = spec.open() if spare is None else spare
     try:
         context = begin(episode, task, prefix)
-        return episode, _hinted(context, hint) if hint else context
+        state = episode.fingerprint() if fingerprint else None
+        return Opened(episode, _hinted(context, hint) if hint else context, state)
     except EnvironmentFault:
         with contextlib.suppress(EnvironmentFault):
             episode.close()

@@ -17,6 +17,8 @@ from offline_agent.config.training import (
 from offline_agent.errors import ConfigError, did_you_mean
 
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+SIBLINGS = "siblings"
+"""The loss over all executed actions of a node, in place of pairs."""
 OWN_LOSSES = ("sigmoid", "ipo", "hinge", "sigmoid_norm", "dmpo")
 TRL_LOSSES = (
     "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down",
@@ -108,7 +110,7 @@ class DpoSettings:
     """The preference loss.
 
     Attributes:
-        loss: One of `OWN_LOSSES` or `TRL_LOSSES`.
+        loss: One of `OWN_LOSSES` or `TRL_LOSSES`; `siblings` for `train_siblings`.
         beta: Strength of the pull towards the reference (ipo's tau).
         soft_labels: 1 - confidence of a pair is its label noise (`dpo.label_noise`); sigmoid and dmpo only.
         unknown_noise: The label noise of a pair whose confidence is not known, in [0, 0.5].
@@ -133,7 +135,7 @@ class DpoSettings:
 
     def check(self) -> None:
         """Raise ConfigError with every fault."""
-        known = (*OWN_LOSSES, *TRL_LOSSES)
+        known = (*OWN_LOSSES, SIBLINGS, *TRL_LOSSES)
         faults = []
         if self.loss.startswith("kto"):
             faults.append(

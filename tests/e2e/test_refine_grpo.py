@@ -128,6 +128,41 @@ def test_credit_by_turn_rewards_is_refused_where_the_environment_gives_none(
     assert not (tmp_path / "run").exists()
 
 
+class Placed(Machines):
+    """Names its state by how many machines were pulled."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the state."""
+        return str(len(self._paid))
+
+
+class Lost(Machines):
+    """Would name its state, and cannot."""
+
+    @property
+    def fingerprint(self) -> None:
+        """Nothing."""
+
+
+def test_credit_by_states_reads_them_and_is_refused_where_there_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = "env=tests.e2e.test_refine_grpo:"
+    begun = warm_started(tmp_path / "begun", "env=examples.machines:Machines")
+    keys = ("rollouts.max_steps=4", "rollouts.tasks=2", "rounds=1", "watch.enabled=false", "rollouts.credit=state")
+    assert refine(tmp_path / "run", begun, *keys, env=f"{env}Placed") == 0
+    (found,) = records(tmp_path / "run")
+    assert found["shared_states"] == 1.0
+    played = [r for r in records(tmp_path / "run", "rollouts") if "attempt" in r]
+    assert all(r["states"] == [str(turn) for turn in range(len(r["steps"]))] for r in played)
+    assert refine(tmp_path / "none", begun, *keys, env="env=examples.machines:Machines") == 2
+    assert "environment Machines has none: give its class a property fingerprint" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+    assert refine(tmp_path / "lost", begun, *keys, env=f"{env}Lost") == 1
+    assert "environment Lost gave None in a whole round" in capsys.readouterr().err
+
+
 def praise(trajectory: Any) -> list[float]:
     """Judge turns: a pull of the right arm is good, whatever it pays."""
     return [float(step.key.startswith("right")) for step in trajectory.steps]

@@ -72,6 +72,7 @@ def facts_of(spec: EnvSpec) -> dict[str, Any]:
         "methods": {name: inspect.getdoc(tool) for name, tool in tool_functions(cls).items()},
         "turn_rewards": spec.turn_rewards,
         "runs_code": spec.runs_code,
+        "fingerprints": spec.fingerprints,
         "named": "task_id" in reset or any(one.kind is one.VAR_KEYWORD for one in reset.values()),
         "tasks": hasattr(cls, "tasks"),
         "get_reward": hasattr(cls, "get_reward"),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from offline_agent import catalog
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError
+from offline_agent.pipelines.stages.credit import credit_of, shared_states, turn_judge
 from offline_agent.pipelines.stages.rounds import RoundLog, RoundPlayer, record_of
 from offline_agent.pipelines.stages.sampler import Sampler
-from offline_agent.records import Task, Trajectory
+from offline_agent.records import Task
 from offline_agent.report.refine_grpo import round_figures, sampler_figures
 from offline_agent.runner.components import make_ranking, make_reward
 from offline_agent.runner.training import Recorder, Trainable, max_length
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from offline_agent.training.online.objectives import Objective
     from offline_agent.training.online.ranked import RankingReward
     from offline_agent.training.online.round_batch import PlayedRound
-
 
 def faults(config: RefineGrpoConfig) -> list[str]:
     """Return contradictions between the keys, before anything is loaded."""
@@ -60,11 +59,23 @@ def _conflicts(config: RefineGrpoConfig) -> Iterator[str]:
     yield from _reward_conflicts(config)
     if rollouts.credit == "turn" and not rollouts.branches:
         yield "rollouts.credit: turn needs branches to compare with; set rollouts.branches=0.5, or credit=trajectory"
-    if rollouts.credit == "turn":
+    if rollouts.credit == "state" and rollouts.branches:
+        yield (
+            "rollouts.credit: state compares episodes that begin at the beginning; set rollouts.branches=0, or "
+            "rollouts.credit=turn"
+        )
+    if rollouts.credit in ("turn", "state"):
         try:
             chosen = objective_of(config)
         except ConfigError:
             return  # `faults` reports it
+        if rollouts.credit == "state":
+            if chosen.baseline not in ("mean", "leave_one_out"):
+                yield (
+                    f"rollouts.credit: state takes means of states off, and objective {chosen.name} has baseline "
+                    f"{chosen.baseline}; set rollouts.credit=trajectory, or objective.baseline=mean or leave_one_out"
+                )
+            return
         if chosen.baseline == "value":
             yield (
                 f"rollouts.credit: turn compares branches, and objective {chosen.name} asks its critic; set "
@@ -156,12 +167,6 @@ def _reward_conflicts(config: RefineGrpoConfig) -> Iterator[str]:
         )
 
 
-def turn_judge(config: RefineGrpoConfig) -> Callable[[Trajectory], Sequence[float]] | None:
-    """Return the judge of turns; None = the environment rewards turns. Raises ConfigError."""
-    name = config.rollouts.turn_judge
-    return None if name is None else catalog.load("rollouts.turn_judge", name)
-
-
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
@@ -226,7 +231,6 @@ class OnlineRun:
 
     def play(self, number: int, model: Any) -> PlayedRound:
         """Play a round with the weights of the model; return its samples; see `online.trainer.Rounds`."""
-        from offline_agent.training.online.credit import CreditAssignment
         from offline_agent.training.online.round_batch import PlayedRound
         from offline_agent.training.online.samples import sample
 
@@ -240,6 +244,7 @@ class OnlineRun:
         self.inputs.sampler.rest()
         seconds = self.player.seconds - before
         self.env_steps += made.env_steps
+        shared = shared_states(self.session.config, self.inputs.spec.name, made)
         refused: list[tuple[str, str]] = []
         config, inputs = self.session.config, self.inputs
         samples = sample(
@@ -247,9 +252,7 @@ class OnlineRun:
             inputs.trainable[2],
             inputs.objective,
             max_length=max_length(config, inputs.trainable[0]),
-            credit=CreditAssignment(
-                config.rollouts.credit, config.rollouts.turn_discount, config.rollouts.outcome, turn_judge(config)
-            ),
+            credit=credit_of(config),
             refused=refused,
         )
         for name, reason in refused:
@@ -262,6 +265,7 @@ class OnlineRun:
                     self.session.run.quarantine("attempt", name, why or self._why_unscored(attempt))
         self.log.close_round(record_of(made, seconds, len(refused)))
         figures = round_figures(made, self.env_steps, seconds)
+        figures |= {} if shared is None else {"shared_states": shared}
         figures |= sampler_figures(
             self.episodes.prefilled - prompt[0], self.episodes.cached - prompt[1], handed
         )

@@ -26,6 +26,7 @@ _ABOUT = {
     "success_mean": "share of the round's episodes that were solved",
     "reward_mean": "mean reward of the round's episodes",
     "group_spread": "standard deviation of the rewards within a group",
+    "shared_states": "share of the turns whose state another turn of the group has too",
     "zero_spread": "share of the groups whose episodes all have the same reward: nothing to learn from",
     "kl": "distance to the reference, nats a token",
     "length": "agent tokens of an episode",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from offline_agent.records import Trajectory
+from offline_agent.training.online import advantages
 
 if TYPE_CHECKING:
     from offline_agent.rollouts.attempts import Attempt
     from offline_agent.training.online.groups import Group
+    from offline_agent.training.online.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -20,18 +23,21 @@ class CreditAssignment:
     Attributes:
         by: trajectory: one advantage for all of it. turn: one for each turn, from the branches of its group.
             turn_reward: one for each turn, from what the environment says that single calls earned; with a critic, what
-            it learns.
-        discount: Factor per turn on the rewards of later turns; for turn_reward without a critic.
+            it learns. state: one for each turn, the trajectory's and what the turn's return is above that of others at
+            the same state.
+        discount: Factor per turn on the rewards of later turns; for turn_reward without a critic, and for state.
         outcome: The share of the whole's reward that is added to what the last turn earned; turn_reward. 0 where the
             environment's rewards of single calls already add up to it.
         judge: Says of a trajectory what each turn earned, in [0, 1], in place of the environment; turn_reward. A turn
             gets this divided by the number of turns: all together earn 1 at most.
+        state_weight: Factor of the advantage within a state; state.
     """
 
-    by: Literal["trajectory", "turn", "turn_reward"] = "trajectory"
+    by: Literal["trajectory", "turn", "turn_reward", "state"] = "trajectory"
     discount: float = 1.0
     outcome: float = 1.0
     judge: Callable[[Trajectory], Sequence[float]] | None = None
+    state_weight: float = 1.0
 
 
 TRAJECTORY = CreditAssignment()
@@ -100,6 +106,55 @@ def branch_advantages(group: Group) -> list[list[float] | None]:
             found[turn] = mean_turns * _over(worth, one.number, rivals)
         out.append(found)
     return out
+
+
+def state_advantages(
+    rewards: Sequence[float | None],
+    states: Sequence[Sequence[str | None]],
+    groups: Sequence[Hashable],
+    objective: Objective,
+    discount: float = 1.0,
+) -> list[list[float] | None]:
+    """Return the advantage of every turn within its state: its return, compared with those of the same state's turns.
+
+    Turn t of T returns discount^(T - 1 - t) times the trajectory's reward. Compared are all turns of a group's scored
+    trajectories that were taken in one state, several of one trajectory included, as `advantages.group_advantages`
+    compares trajectories: less their mean, divided by their standard deviation where the objective divides (GiGPO, Feng
+    et al. 2025, arXiv 2505.10978). 0 for a turn in a state of its own, and for one whose state is not known.
+
+    Args:
+        rewards: One for each trajectory; None = it could not be computed.
+        states: For each trajectory the fingerprint of the state in which each turn was taken; None = not known.
+        groups: Its group, usually the task.
+        objective: Says the baseline and the scale; batch_std is that of all returns of all turns.
+        discount: In [0, 1].
+
+    Returns:
+        For each trajectory one number a turn, or None for an unscored one.
+
+    Raises:
+        DataError: A reward is NaN or infinite.
+        ValueError: The baseline is a critic's value.
+    """
+    places: list[Hashable] = []
+    returns: list[float] = []
+    for row, (reward, visited, group) in enumerate(zip(rewards, states, groups, strict=True)):
+        for turn, state in enumerate(visited if reward is not None else ()):
+            assert reward is not None
+            places.append((row, turn) if state is None else (group, state))
+            returns.append(discount ** (len(visited) - 1 - turn) * reward)
+    found = iter(advantages.group_advantages(returns, places, objective))
+    return [
+        None if reward is None else [next(found) or 0.0 for _ in visited]  # None: leave_one_out without another
+        for reward, visited in zip(rewards, states, strict=True)
+    ]
+
+
+def shared_states(group: Group) -> tuple[int, int]:
+    """Return how many turns of a group's judged members were taken in a state that another turn has too, and all."""
+    judged = [one for one, reward in zip(group.attempts, group.rewards, strict=True) if reward is not None]
+    seen = Counter(state for one in judged for state in one.states if state is not None)
+    return sum(count for count in seen.values() if count > 1), sum(len(one.steps) for one in judged)
 
 
 def _over(reward: float, number: int, members: Sequence[tuple[int, float]]) -> float:

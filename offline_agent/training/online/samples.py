@@ -17,7 +17,13 @@ from offline_agent.rendering.renderer import Renderer
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.store.columns import known
 from offline_agent.training.online import advantages
-from offline_agent.training.online.credit import TRAJECTORY, CreditAssignment, branch_advantages, turn_rewards
+from offline_agent.training.online.credit import (
+    TRAJECTORY,
+    CreditAssignment,
+    branch_advantages,
+    state_advantages,
+    turn_rewards,
+)
 from offline_agent.training.online.groups import Group, Round
 from offline_agent.training.online.objectives import Objective
 
@@ -151,6 +157,8 @@ def sample(
             credits = _by_turn(rows, objective)
         elif credit.by == "turn_reward":
             credits = _by_earned(rows, objective, credit)
+        elif credit.by == "state":
+            credits = _by_state(rows, credits, objective, credit)
         counted = [row for row, given in zip(rows, credits, strict=True) if given is not None]
         credits = [given for given in credits if given is not None]
     # without a token of its own (refused, filtered, all drawn, or empty) a row is in its group's mean alone
@@ -268,6 +276,24 @@ def _by_earned(
         None if turns is None else [turns[number] for number in row.numbers]
         for turns, row in zip(found, rows, strict=True)
     ]
+
+
+def _by_state(
+    rows: Sequence[_JudgedAttempt],
+    whole: Sequence[Sequence[float] | None],
+    objective: Objective,
+    credit: CreditAssignment,
+) -> list[list[float] | None]:
+    """Return the trajectories' advantages with `credit.state_advantages` added; drawn turns count in states' means."""
+    owners = [row.group.task.task_id for row in rows]
+    states = [row.group.attempts[row.place].states for row in rows]
+    found = state_advantages([row.reward for row in rows], states, owners, objective, credit.discount)
+    out: list[list[float] | None] = []
+    for row, given, turns in zip(rows, whole, found, strict=True):
+        assert turns is not None  # only scored attempts are rows
+        added = None if given is None else zip(given, row.numbers, strict=True)
+        out.append(None if added is None else [one + credit.state_weight * turns[number] for one, number in added])
+    return out
 
 
 def _name(attempt: Attempt, number: int) -> str:

@@ -11,7 +11,7 @@ from offline_agent.config.loading import load
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.pipelines import refine_grpo
-from offline_agent.pipelines.stages.online import turn_judge
+from offline_agent.pipelines.stages.credit import turn_judge
 from offline_agent.records import Action, Trajectory
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.training.online.groups import GroupSettings, RoundSampler
@@ -52,6 +52,9 @@ def test_an_episode_is_worth_what_the_composite_reward_says_of_it_also_where_it_
             ["rollouts.turn_judge=tests.unit.pipelines.test_online_reward:generous", "rollouts.credit=turn_reward",
              "rollouts.outcome=0.5"], "must not outweigh the outcome",
         ),
+        (["rollouts.credit=state", "rollouts.branches=0.5"], "rollouts.credit: state compares episodes that begin at"),
+        (["rollouts.credit=state", "objective.name=reinforce"], "objective reinforce has baseline none"),
+        (["rollouts.credit=state", "objective.name=ppo"], "objective ppo has baseline value"),
     ],
 )  # fmt: skip
 def test_what_contradicts_the_reward_is_refused(keys: list[str], says: str) -> None:

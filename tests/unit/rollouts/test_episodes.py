@@ -362,6 +362,32 @@ def test_what_turns_earned_is_kept_in_the_attempt_the_log_and_the_branches() -> 
     assert trajectory is not None and trajectory.steps == branch.steps
 
 
+class Nameless(Paths):
+    """Names no state."""
+
+    fingerprint = None  # type: ignore[assignment]
+
+
+def test_the_state_of_each_action_is_recorded_where_it_is_asked_for() -> None:
+    (task,), log = tasks(SPEC, 1), list[dict[str, Any]]()
+    journal = Journal(log.append, (), {task.task_id: task})
+    played = play(SPEC, Guess(), asks([task], 4), states=True)
+    for attempt in played.values():
+        doors = [str(step.action.call.arguments["number"]) for step in attempt.steps if step.action.call]
+        assert list(attempt.states) == ["".join(doors[:t]) for t in range(len(attempt.steps))]
+        journal.add(attempt)
+    again = Journal(lambda _: None, json.loads(json.dumps(log)), {task.task_id: task})
+    assert all(again.attempts[key].states == attempt.states for key, attempt in played.items())
+    assert not any(attempt.states for attempt in play(SPEC, Guess(), asks([task], 2)).values())
+    assert SPEC.fingerprints and not EnvSpec(Nameless).fingerprints
+    bare = play(EnvSpec(Nameless), Guess(), asks([task], 1), states=True)
+    assert [attempt.states for attempt in bare.values()] == [(None,) * len(attempt.steps) for attempt in bare.values()]
+    whole = next(iter(played.values()))
+    request = AttemptRequest(task, "branch", 0, prefix=whole.steps[:1])
+    (branch,) = play(SPEC, Guess(), [request], states=True).values()
+    assert branch.states[:2] == (None, whole.states[1])  # those of a prefix are not read
+
+
 def test_an_attempt_goes_on_from_another_ones_history() -> None:
     (task,) = tasks(SPEC, 1)
     whole = next(a for a in play(SPEC, Guess(), asks([task], 8)).values() if len(a.steps) >= 2)
