@@ -190,7 +190,10 @@ def _work(
         progress.close()
         tracker.close("KILLED" if isinstance(error, Stopped) else "FAILED")
         raise
-    tracker.close()
+    try:
+        tracker.close()
+    except Stopped as stop:
+        say(f"{command.name}: stopped by {stop} while it waited for MLflow; the run is done")
     return summary
 
 
