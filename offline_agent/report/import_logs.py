@@ -12,9 +12,10 @@ from offline_agent.logs.linking import Linked
 from offline_agent.logs.replays import Replays
 from offline_agent.report.build_prefs import Figures
 from offline_agent.report.findings import commonest
-from offline_agent.runner.next_steps import command
+from offline_agent.runner.next_steps import command, single_turn_advice
 from offline_agent.runner.terminal import copyable
-from offline_agent.store.columns import known
+from offline_agent.store.columns import PREFERENCES, known
+from offline_agent.store.tables import count_rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -226,6 +227,8 @@ def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
     if summary["pairs_total"]:
         kinds = f"data.kinds=[{','.join(summary['pairs'])}]"
         yield f"  {command('train_dpo', [data, kinds, 'model.path=runs/sft/model'])}"
+        if not count_rows(path, PREFERENCES):
+            yield f"  export: {single_turn_advice(path, 'TRL (and llama_factory, axolotl, openai)')}"
 
 
 def _percent(value: float | None) -> str:
