@@ -18,6 +18,7 @@ from offline_agent.records import POLICY_CUTS
 from offline_agent.report import cuts
 from offline_agent.report.findings import commonest, findings
 from offline_agent.report.servers import Elsewhere, of_servers, tables
+from offline_agent.report.written import pairs_written, quarantine_written
 from offline_agent.runner.components import Parts
 from offline_agent.runner.next_steps import command, environment_keys, python
 from offline_agent.runner.terminal import copyable
@@ -324,11 +325,10 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         table.add_row(*row)
     where = copyable(
         f"\nWritten to {path}\n"
-        f"  preferences/  {summary['pairs_total']} pairs, those of several turns a side in multiturn_preferences/;\n"
-        f'                load_dataset("parquet", data_files="{path}/preferences/*.parquet")\n'
+        f"{pairs_written(path)}"
         f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
-        f"  trajectories/ {summary['trajectories']} branches; trees/ {summary['tasks']} trees; "
-        "quarantine.jsonl says what was refused and why\n"
+        f"  trajectories/ {summary['trajectories']} branches; trees/ {summary['tasks']} trees"
+        f"{quarantine_written(path)}\n"
     )
     reasons = "\n".join(findings(summary))
     after = copyable("\n".join(next_steps(summary, path)))

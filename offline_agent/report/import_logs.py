@@ -12,6 +12,7 @@ from offline_agent.logs.linking import Linked
 from offline_agent.logs.replays import Replays
 from offline_agent.report.build_prefs import Figures
 from offline_agent.report.findings import commonest
+from offline_agent.report.written import pairs_written, quarantine_written
 from offline_agent.runner.next_steps import command, single_turn_advice
 from offline_agent.runner.terminal import copyable
 from offline_agent.store.columns import PREFERENCES, known
@@ -140,10 +141,10 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         table.add_row(*row)
     where = copyable(
         f"\nWritten to {path}\n"
-        f"  preferences/  {summary['pairs_total']} pairs, those of several turns a side in multiturn_preferences/\n"
+        f"{pairs_written(path)}"
         f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
-        f"  trajectories/ {summary['trajectories']} episodes; trees/ {summary['trees']} trees; "
-        "quarantine.jsonl says what was refused and why\n"
+        f"  trajectories/ {summary['trajectories']} episodes; trees/ {summary['trees']} trees"
+        f"{quarantine_written(path)}\n"
     )
     reasons = [copyable(f"{text}\n") for text in findings(summary)]
     return Group(table, where, *reasons, copyable("\n".join(next_steps(summary, path))))

@@ -10,6 +10,7 @@ from offline_agent.config.rejudge import RejudgeConfig
 from offline_agent.preferences.revaluation import Revalued
 from offline_agent.report.build_prefs import Figures
 from offline_agent.report.findings import commonest
+from offline_agent.report.written import pairs_written
 from offline_agent.runner.next_steps import command
 from offline_agent.runner.terminal import copyable
 from offline_agent.search.tree import SearchTree
@@ -88,7 +89,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         table.add_row(*row)
     where = copyable(
         f"\nWritten to {path}; {summary['source']} is as it was\n"
-        f"  preferences/  {summary['pairs_total']} pairs, those of several turns a side in multiturn_preferences/\n"
+        f"{pairs_written(path)}"
         f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
         f"  trajectories/ {summary['trajectories']} with the new verdicts, and in these the earlier ones\n"
     )
