@@ -19,8 +19,8 @@ class AuditConfig(RunConfig):
         "where a check fails."
     )
     main_keys: ClassVar[tuple[str, ...]] = (
-        "env", "judge", "tasks", "repeats", "max_steps", "seconds", "margin", "near", "prompts", "answers", "checks", "accept",
-        "limits.step_seconds", "limits.reset_seconds", "limits.max_observation_chars", "run_dir", "tracking.uri",
+        "env", "judge", "tasks", "repeats", "max_steps", "seconds", "margin", "near", "prompts", "answers", "checks",
+        "accept", "limits.step_seconds", "limits.reset_seconds", "limits.max_observation_chars", "run_dir", "tracking.uri",
     )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("env=shop", "an environment of the catalog"),

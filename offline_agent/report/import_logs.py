@@ -31,6 +31,8 @@ class ImportFigures:
         records: Records of the files, damaged ones included.
         read: Episodes in them.
         outcomes: Sessions whose outcome has a record of its own.
+        unread_outcomes: Episodes whose outcome is a text that is not read.
+        results_by_place: Results that name no call and are taken by their place.
         formats: Records by format, and why they were taken for it.
     """
 
@@ -39,6 +41,8 @@ class ImportFigures:
         self.records = 0
         self.read = 0
         self.outcomes = 0
+        self.unread_outcomes = 0
+        self.results_by_place = 0
         self.formats: Counter[tuple[str, str]] = Counter()
         self._tasks = self._trees = self._parts = self._episodes = self._judged = self._exact = 0
         self._with_ids = self._with_logps = 0
@@ -103,6 +107,8 @@ class ImportFigures:
             "formats": dict(sorted(formats.items())),
             "episodes_read": self.read,
             "outcomes_apart": self.outcomes,
+            "unread_outcomes": self.unread_outcomes,
+            "results_by_place": self.results_by_place,
             "parts": self._parts,
             "episodes": self._episodes,
             "judged": self._judged,
@@ -159,6 +165,12 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if summary["outcomes_apart"]:
         note += f"; {summary['outcomes_apart']:,} sessions have a record of their outcome"
     yield "with an outcome", f"{summary['judged']:,}", note
+    if summary["unread_outcomes"]:
+        note = "texts are not read: write true, false or a number; quarantine.jsonl has file and line of each"
+        yield "outcomes that could not be read", f"{summary['unread_outcomes']:,}", note
+    if summary["results_by_place"]:
+        note = "each is taken for the first open call; quarantine.jsonl has file and line of each"
+        yield "results without tool_call_id", f"{summary['results_by_place']:,}", note
     if replays := summary["replays"]:
         lost = "".join(f"; {count:,} not replayed: {why}" for why, count in replays["not_replayed"].items())
         note = f"ends of trees; {replays['disagreed']:,} differ and are in quarantine{lost}"
