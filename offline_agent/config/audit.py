@@ -20,7 +20,8 @@ class AuditConfig(RunConfig):
     )
     main_keys: ClassVar[tuple[str, ...]] = (
         "env", "judge", "tasks", "repeats", "max_steps", "seconds", "margin", "near", "prompts", "answers", "checks",
-        "accept", "limits.step_seconds", "limits.reset_seconds", "limits.max_observation_chars", "run_dir", "tracking.uri",
+        "accept", "limits.step_seconds", "limits.reset_seconds", "limits.max_observation_chars", "run_dir",
+        "tracking.uri",
     )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("env=shop", "an environment of the catalog"),

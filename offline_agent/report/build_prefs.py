@@ -38,6 +38,7 @@ _MEANS = ("plain", "greedy", "best", "best_scores")
 
 _REASONS = 5  # commonest reasons of quarantine and of refusal that the summary has
 _REASON_LENGTH = 160  # characters
+_WORDINGS = 100  # wordings of one rule that are counted
 
 
 def peak_memory() -> int:
@@ -153,6 +154,7 @@ class Figures:
         self.stopped: Counter[str] = Counter()
         self.quarantine_reasons: Counter[str] = Counter()
         self.refusal_reasons: Counter[str] = Counter()
+        self._wordings: dict[str, Counter[str]] = {}  # by rule: its reasons with their numbers
         self.plain, self.greedy, self.best, self.best_scores = Mean(), Mean(), Mean(), Mean()
         self.session: dict[str, Any] = {}
         self.guided: dict[str, int] | None = None
@@ -197,7 +199,7 @@ class Figures:
         self.totals.update(tree.totals)
         self.totals.update(mining)
         self.stopped[tree.stopped] += 1
-        self.quarantine_reasons.update(_rule(reason) for reason in tree.reasons)
+        self.quarantine_reasons.update(self._rule(reason) for reason in tree.reasons)
         for greedy, success in tree.rollouts:
             (self.greedy if greedy else self.plain).add(success)
         if tree.best is not None:
@@ -224,8 +226,25 @@ class Figures:
         for refusal in refusals:
             self.refusals[refusal.kind] += 1
             if refusal.kind not in ("tree", "branch"):  # counted with the trees
-                self.refusal_reasons[_rule(refusal.reason)] += 1
+                self.refusal_reasons[self._rule(refusal.reason)] += 1
             self.totals["unmatched"] += refusal.reason.startswith("length matching")
+
+    def _rule(self, reason: str) -> str:
+        """Return a reason without its numbers, so that reasons of one rule are counted together; keep its wording."""
+        line = reason.splitlines()[0] if reason else ""
+        rule = re.sub(r"\d+(\.\d+)?", "#", line)[:_REASON_LENGTH]
+        wordings = self._wordings.setdefault(rule, Counter())
+        if len(wordings) < _WORDINGS or line[:_REASON_LENGTH] in wordings:
+            wordings[line[:_REASON_LENGTH]] += 1
+        return rule
+
+    def most_common(self, reasons: Counter[str]) -> dict[str, int]:
+        """Return the commonest rules of `quarantine_reasons` or `refusal_reasons`, each in its commonest wording."""
+        out: Counter[str] = Counter()
+        for rule, count in reasons.most_common(_REASONS):
+            wordings = self._wordings.get(rule) or {rule: 1}
+            out[max(wordings.items(), key=lambda item: (item[1], item[0]))[0]] += count
+        return dict(out)
 
     def unmatched(self, pairs: int, longer: bool) -> None:
         """Take how many pairs are kept though length matching would drop them, and whether better sides are longer."""
@@ -238,6 +257,7 @@ class Figures:
             **{name: dict(getattr(self, name)) for name in _COUNTERS},
             **{name: getattr(self, name).to_json() for name in _MEANS},
             "paired_tasks": self.paired_tasks,
+            "wordings": {rule: dict(wordings) for rule, wordings in self._wordings.items()},
         }
 
     def take_over(self, kept: Mapping[str, Any]) -> bool:
@@ -246,8 +266,10 @@ class Figures:
             counters = {name: Counter(kept[name]) for name in _COUNTERS}
             means = {name: Mean(*kept[name]) for name in _MEANS}
             paired = int(kept["paired_tasks"])
-        except (KeyError, TypeError, ValueError):
+            wordings = {rule: Counter(counts) for rule, counts in kept["wordings"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError):
             return False
+        self._wordings = wordings
         for name, value in (counters | means | {"paired_tasks": paired}).items():
             setattr(self, name, value)
         return True
@@ -303,8 +325,8 @@ class Figures:
                 "rows": self.refusals["row"],
             },
             "refused": dict(sorted(self.refusals.items())),
-            "quarantine_reasons": dict(self.quarantine_reasons.most_common(_REASONS)),
-            "refusal_reasons": dict(self.refusal_reasons.most_common(_REASONS)),
+            "quarantine_reasons": self.most_common(self.quarantine_reasons),
+            "refusal_reasons": self.most_common(self.refusal_reasons),
             "stopped": dict(sorted(self.stopped.items())),
             "seconds": {name: round(value, 2) for name, value in self.seconds.items()},
             "this_session": self.session,
@@ -421,11 +443,6 @@ _TIME_NOTES = {
     "judging": "replays, relabelling, pairs, certificates, writing",
     "bookkeeping": "the search itself: selection, backup, event log",
 }
-
-
-def _rule(reason: str) -> str:
-    """Return a reason without its numbers, so that reasons of one rule are counted together; shortened."""
-    return re.sub(r"\d+(\.\d+)?", "#", reason.splitlines()[0] if reason else "")[:_REASON_LENGTH]
 
 
 def _percent(value: float | None) -> str:

@@ -71,8 +71,8 @@ class RejudgeFigures:
                 "rows": mined.refusals["row"],
             },
             "refused": dict(sorted(mined.refusals.items())),
-            "quarantine_reasons": dict(mined.quarantine_reasons.most_common(5)),
-            "refusal_reasons": dict(mined.refusal_reasons.most_common(5)),
+            "quarantine_reasons": mined.most_common(mined.quarantine_reasons),
+            "refusal_reasons": mined.most_common(mined.refusal_reasons),
         }  # fmt: skip
 
 
