@@ -108,6 +108,8 @@ def figures_of(tree: SearchTree) -> TreeFigures:
         "generated": tree.counters["generated"],
         "prompt_trie": tree.counters["prefilled"],
         "ends": 0,
+        "calls_of_cut": 0,
+        "wasted_calls_of_cut": 0,
         **dict.fromkeys(POLICY_CUTS, 0),
         "quarantined_trees": int(tree.quarantined is not None),
         "quarantined_branches": sum(edge.quarantined is not None for edge in tree.edges),
@@ -116,6 +118,10 @@ def figures_of(tree: SearchTree) -> TreeFigures:
         totals["ends"] += 1
         if end.cut in POLICY_CUTS:
             totals[end.cut] += 1
+        if end.cut == "max_steps":
+            steps = tree.steps(end)
+            totals["calls_of_cut"] += len(steps)
+            totals["wasted_calls_of_cut"] += cuts.wasted(steps)
     rollouts = [
         (bool(rollout["greedy"]), float(bool(rollout["success"])))
         for rollout in tree.first_rollouts
@@ -310,6 +316,7 @@ class Figures:
                 self.totals["ends"], self.totals,
                 config.search.max_steps, config.policy.max_tokens or parts.policy.max_tokens,
                 ("search.max_steps", "policy.max_tokens"),
+                self.totals["calls_of_cut"], self.totals["wasted_calls_of_cut"],
             ),
             "pairs": dict(sorted(self.pairs.items())),
             "pairs_total": self.rows["preferences"],
