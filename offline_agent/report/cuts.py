@@ -66,8 +66,8 @@ def advice(cut: Mapping[str, Any]) -> Iterator[str]:
         told = f"Most episodes did not end: {share:.0%} used up {steps[0]}={steps[1]}, and count as failures. "
         if wasted_calls > _MOSTLY * calls:
             yield told + (
-                f"{wasted_calls / calls:.0%} of their calls were refused, invalid, or repeated with the same answer, so "
-                f"more actions would not help: the policy does not know the tools. Look at an episode (show, inspect), "
+                f"{wasted_calls / calls:.0%} of their calls were refused, invalid, or repeated with the same answer, "
+                "so more actions would not help: the policy does not know the tools. Look at an episode (inspect), "
                 "make messages of refused calls say what is allowed, and give the model a warm start or examples"
             )
         else:
