@@ -58,7 +58,7 @@ def check_models(config: RunConfig) -> None:
         return
     sections = {name: getattr(config, name, None) for name in ("policy", "model", "against")}
     plays = getattr(sections["policy"], "name", None) == "hf"
-    faults = []
+    faults: list[str] = []
     for key, name in (("policy", "model"), ("against", "model"), ("model", "path")):
         source = getattr(sections[key], name, None)
         if not isinstance(source, str) or (key != "model" and not plays) or Path(source).expanduser().is_dir():
