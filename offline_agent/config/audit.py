@@ -19,8 +19,9 @@ class AuditConfig(RunConfig):
         "where a check fails."
     )
     main_keys: ClassVar[tuple[str, ...]] = (
-        "env", "judge", "tasks", "repeats", "max_steps", "seconds", "margin", "near", "prompts", "checks", "accept",
-        "limits.step_seconds", "limits.reset_seconds", "limits.max_observation_chars", "run_dir", "tracking.uri",
+        "env", "judge", "tasks", "repeats", "max_steps", "seconds", "margin", "near", "prompts", "answers", "checks",
+        "accept", "limits.step_seconds", "limits.reset_seconds", "limits.max_observation_chars", "run_dir",
+        "tracking.uri",
     )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
         ("env=shop", "an environment of the catalog"),
@@ -41,12 +42,16 @@ class AuditConfig(RunConfig):
     )
     prompts: int = key(200, "tasks of each split whose first observations are compared", ge=1, le=2000)
     near: float = key(0.9, "least similarity (Jaccard of word trigrams) of two that are almost the same", gt=0, le=1)
+    answers: tuple[str, ...] = key(
+        (), "columns of the tasks that hold a gold answer, for the leak checks, beside those named like one",
+        strict=False,
+    )
     checks: tuple[str, ...] = key((), "check ids, or their beginnings, that run; [] = all", strict=False)
     accept: tuple[str, ...] = key(
         (), "check ids whose failure is known and explained: they warn, and do not fail the audit", strict=False
     )
 
-    @field_validator("accept", "checks", mode="before")
+    @field_validator("accept", "answers", "checks", mode="before")
     @classmethod
     def _one(cls, names: Any) -> Any:
         return (names,) if isinstance(names, str) else tuple(names) if isinstance(names, list) else names

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from offline_agent.errors import ConfigError, DataError
+from offline_agent.errors import ConfigError
 from offline_agent.export.format import ExportRow, Format, Part, Unfit
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.files import write_atomic
 from offline_agent.store.schemas import schema_of
-from offline_agent.store.tables import write_table
+from offline_agent.store.tables import count_rows, write_table
 from offline_agent.training.data.load_report import LoadReport
 from offline_agent.training.data.reading import TokenReader, read_rows
 
@@ -44,7 +44,7 @@ def parts_of(format: Format, run_dir: Path) -> list[Part]:
     Raises:
         ConfigError: It has rows for none.
     """
-    found = [part for part in format.parts if any(_count(run_dir, table) for table in part.shape.tables)]
+    found = [part for part in format.parts if any(count_rows(run_dir, table) for table in part.shape.tables)]
     if not found:
         wanted = dict.fromkeys(table for part in format.parts for table in part.shape.tables)
         there = sorted({file.parent.name for file in run_dir.glob("*/*.parquet")})
@@ -53,19 +53,6 @@ def parts_of(format: Format, run_dir: Path) -> list[Part]:
             "a finished run of build_prefs or import_logs"
         )
     return found
-
-
-def _count(run_dir: Path, table: str) -> int:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    total = 0
-    for file in run_dir.glob(f"{table}/*.parquet"):
-        try:
-            total += pq.read_metadata(file).num_rows
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise DataError(f"{file}: not readable as Parquet ({error})") from error
-    return total
 
 
 def write(format: Format, run_dir: Path, out: Path, renderer: Renderer | None) -> Exported:

@@ -29,7 +29,9 @@ def conversation(messages: Any) -> tuple[Message, ...]:
     Raises:
         DataError: A message is not readable, or a result answers no call; the text has its number, from 0.
     """
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+    if isinstance(messages, Sequence) and not isinstance(messages, str) and not messages:
+        raise DataError("messages: the list is empty")
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise DataError(f"messages: got {_brief(messages)}, wanted a list of objects with role and content")
     out: list[Message] = []
     pending: list[_Call] = []
@@ -48,6 +50,24 @@ def conversation(messages: Any) -> tuple[Message, ...]:
         pending, results = calls, {}
     _close(out, pending, results, final=True)
     return tuple(out)
+
+
+def results_by_place(messages: Sequence[Any]) -> int:
+    """Return how many results have no `tool_call_id` though the calls before them have ids.
+
+    Args:
+        messages: Messages that `conversation` has read, as they were given.
+    """
+    count, ids = 0, False
+    for message in messages:
+        if not isinstance(message, Mapping):
+            continue
+        if message.get("role") == "tool":
+            count += ids and message.get("tool_call_id") is None
+        else:
+            calls = message.get("tool_calls")
+            ids = isinstance(calls, list) and any(isinstance(call, Mapping) and call.get("id") for call in calls)
+    return count
 
 
 def schemas(tools: Any) -> tuple[dict[str, Any], ...]:

@@ -37,6 +37,8 @@ class LoggedEpisode:
         args: Fields that a judge needs, as arguments of the task.
         tokens: For each of its turns the ids that the log has, or None; empty where it has none at all.
         choice: Its number among the choices of one record.
+        unread: Field and value of an outcome that is a text, which is not read; None where there is none.
+        by_place: Number of its results that name no call though calls have ids: each is taken for the first open call.
     """
 
     name: str
@@ -52,6 +54,8 @@ class LoggedEpisode:
     args: Mapping[str, Any] = field(default_factory=dict)
     tokens: tuple[TurnTokens | None, ...] = ()
     choice: int = 0
+    unread: str | None = None
+    by_place: int = 0
 
     def __post_init__(self) -> None:
         first = next((n for n, message in enumerate(self.messages) if message["role"] == "assistant"), None)
@@ -115,7 +119,7 @@ class Fields:
     most: float = 1.0
 
     def read(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `task`, `session`, `split`, `score`, `success`, `outcome` and `args` of a record.
+        """Return `task`, `session`, `split`, `score`, `success`, `outcome`, `args` and `unread` of a record.
 
         Raises:
             DataError: A field has a value of another kind; the text has field and value.
@@ -135,6 +139,7 @@ class Fields:
             "success": None if number is None else number >= (self.most if self.threshold is None else self.threshold),
             "outcome": name if number is not None else None,
             "args": {name: value for name in self.args if (value := _at(record, name)) is not None},
+            "unread": None if number is not None or self.outcome else _text_outcome(record),
         }
 
 
@@ -168,6 +173,11 @@ def _usual(record: Mapping[str, Any]) -> tuple[str | None, Any]:
     """Return the first usual field of an outcome that has a number; texts there are something else."""
     found = [(name, record.get(name)) for name in OUTCOMES]
     return next((one for one in found if isinstance(one[1], bool | int | float | Mapping)), (None, None))
+
+
+def _text_outcome(record: Mapping[str, Any]) -> str | None:
+    """Return field and value of the first usual field of an outcome that holds a text."""
+    return next((f"{name}: got {record[name]!r:.60}" for name in OUTCOMES if isinstance(record.get(name), str)), None)
 
 
 def _at(record: Any, path: str) -> Any:

@@ -63,6 +63,7 @@ def run(spec: EnvSpec, session: Session[AuditConfig]) -> Mapping[str, Any]:
     settings = AuditSettings(
         config.tasks, config.repeats, config.max_steps, config.seconds, config.margin, config.prompts, config.near,
         config.limits.reset_seconds, config.limits.step_seconds, config.checks,
+        config.answers,
     )  # fmt: skip
     report = _accepted(audit(spec, settings, tell), config.accept)
     write_json(session.run.path / REPORT, report.to_json())

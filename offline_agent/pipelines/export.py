@@ -20,10 +20,11 @@ from offline_agent.config.keys import keys
 from offline_agent.config.loading import load
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError, did_you_mean
 from offline_agent.export import card
-from offline_agent.export.format import Format
+from offline_agent.export.format import PAIRS, Format
 from offline_agent.export.formats import FORMATS
 from offline_agent.export.writing import Exported, parts_of, write
 from offline_agent.rendering.renderer import Renderer
+from offline_agent.runner.next_steps import single_turn_advice
 from offline_agent.runner.terminal import is_file, say, show
 from offline_agent.store.files import write_atomic
 
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     for line in _told(FORMATS[config.format], out, done):
         show(line)
+    for warning in _empty(config, done):
+        say(warning)
     return 0
 
 
@@ -110,6 +113,21 @@ def _told(format: Format, out: Path, done: Exported) -> list[str]:
     lines.append(f"  {card.NAME:22} the data card: how to load it, which tokens are trained on, what is not in it")
     lines += [f"left out: {count:,} of {file}: {reason}" for (file, reason), count in done.refused.most_common()]
     return lines
+
+
+def _empty(config: ExportConfig, done: Exported) -> list[str]:
+    """Return a warning for each file without a row: which rows the format cannot take, and what to do."""
+    out = []
+    for part in FORMATS[config.format].parts:
+        read = done.read[part.file]
+        if part.file not in done.tasks or done.rows[part.file] or not read:
+            continue
+        reasons = "; ".join(reason for (file, reason), _ in done.refused.most_common() if file == part.file)
+        text = f"WARNING: {part.file} has 0 rows: format={config.format} can take none of the {read:,} rows ({reasons})"
+        if part.shape is PAIRS:
+            text = f"{text}. {single_turn_advice(Path(config.run_dir), config.format)}"
+        out.append(text)
+    return out
 
 
 if __name__ == "__main__":

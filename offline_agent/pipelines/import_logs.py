@@ -129,6 +129,9 @@ def _format_of(value: Any, format: str) -> tuple[str, str] | None:
 
 
 def _unknown(value: Any, format: str) -> str:
+    request = value.get("request", value) if isinstance(value, dict) else None
+    if isinstance(request, dict) and request.get("messages") == []:
+        return "messages: the list is empty"
     what = f"an object with {', '.join(value)}" if isinstance(value, dict) else f"a {type(value).__name__}"
     return f"{what:.200}; it is not {_wanted(format)}"
 
@@ -189,6 +192,7 @@ def _read(
             figures.formats[found] += 1
             for episode in _episodes(record, found[0], inputs.fields, refused):
                 places.append((episode.session, episode.group))
+                _note(episode, inputs, session, figures)
                 kept.add(json.dumps(episode.to_json()))
         session.progress.update(number, episodes=len(kept))
     figures.read, figures.outcomes = len(kept), len(outcomes)
@@ -196,6 +200,18 @@ def _read(
     for number, (name, group) in enumerate(places):
         groups.setdefault(outcomes.task(name) or group, []).append(number)
     return groups, outcomes
+
+
+def _note(episode: LoggedEpisode, inputs: Inputs, session: Session[ImportLogsConfig], figures: ImportFigures) -> None:
+    """Count, and name in the quarantine, what was not read of an episode that is kept, or read by a rule."""
+    if episode.unread is not None and inputs.judge is None and inputs.replays is None:
+        figures.unread_outcomes += 1
+        why = "no number and no truth value; the episode is kept without an outcome"
+        session.run.quarantine("outcome", episode.name, f"{episode.unread}, {why}")
+    if episode.by_place:
+        figures.results_by_place += episode.by_place
+        why = "results have no tool_call_id: each is taken for the first open call; the episode is kept"
+        session.run.quarantine("result", episode.name, f"{episode.by_place} {why}")
 
 
 def _tells_outcome(record: files.Record, outcomes: Outcomes, refused: RefusalLog) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offline_agent.envs.audit.suite import NO_GOLD
 from offline_agent.runner.terminal import copyable
 
 if TYPE_CHECKING:
@@ -27,7 +28,12 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     for result in summary["results"]:
         table.add_row(result["check_id"], result["status"], evidence(result))
     told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    return Group(table, copyable(f"{told}. All figures: {path / 'audit.json'}; docs/audit.md says what each check is"))
+    lines = [f"{told}. All figures: {path / 'audit.json'}; docs/audit.md says what each check is"]
+    unmade = [result for result in summary["results"] if result["evidence"].startswith(NO_GOLD)]
+    if unmade:
+        made = f"{len(unmade)} leak check{'s were' if len(unmade) > 1 else ' was'} NOT made"
+        lines.append(f"{made}: {unmade[0]['evidence']}")
+    return Group(table, copyable("\n".join(lines)))
 
 
 def evidence(result: Mapping[str, Any]) -> str:

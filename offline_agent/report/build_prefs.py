@@ -16,7 +16,7 @@ from offline_agent.envs.census import Census
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report import cuts
-from offline_agent.report.closing import data_lines, figures_table
+from offline_agent.report.closing import figures_table, pairs_written, quarantine_written
 from offline_agent.report.findings import commonest, findings
 from offline_agent.report.servers import Elsewhere, of_servers, tables
 from offline_agent.runner.components import Parts
@@ -38,6 +38,7 @@ _MEANS = ("plain", "greedy", "best", "best_scores")
 
 _REASONS = 5  # commonest reasons of quarantine and of refusal that the summary has
 _REASON_LENGTH = 160  # characters
+_WORDINGS = 100  # wordings of one rule that are counted
 
 
 def peak_memory() -> int:
@@ -107,6 +108,8 @@ def figures_of(tree: SearchTree) -> TreeFigures:
         "generated": tree.counters["generated"],
         "prompt_trie": tree.counters["prefilled"],
         "ends": 0,
+        "calls_of_cut": 0,
+        "wasted_calls_of_cut": 0,
         **dict.fromkeys(POLICY_CUTS, 0),
         "quarantined_trees": int(tree.quarantined is not None),
         "quarantined_branches": sum(edge.quarantined is not None for edge in tree.edges),
@@ -115,6 +118,10 @@ def figures_of(tree: SearchTree) -> TreeFigures:
         totals["ends"] += 1
         if end.cut in POLICY_CUTS:
             totals[end.cut] += 1
+        if end.cut == "max_steps":
+            steps = tree.steps(end)
+            totals["calls_of_cut"] += len(steps)
+            totals["wasted_calls_of_cut"] += cuts.wasted(steps)
     rollouts = [
         (bool(rollout["greedy"]), float(bool(rollout["success"])))
         for rollout in tree.first_rollouts
@@ -153,6 +160,7 @@ class Figures:
         self.stopped: Counter[str] = Counter()
         self.quarantine_reasons: Counter[str] = Counter()
         self.refusal_reasons: Counter[str] = Counter()
+        self._wordings: dict[str, Counter[str]] = {}  # by rule: its reasons with their numbers
         self.plain, self.greedy, self.best, self.best_scores = Mean(), Mean(), Mean(), Mean()
         self.session: dict[str, Any] = {}
         self.guided: dict[str, int] | None = None
@@ -197,7 +205,7 @@ class Figures:
         self.totals.update(tree.totals)
         self.totals.update(mining)
         self.stopped[tree.stopped] += 1
-        self.quarantine_reasons.update(_rule(reason) for reason in tree.reasons)
+        self.quarantine_reasons.update(self._rule(reason) for reason in tree.reasons)
         for greedy, success in tree.rollouts:
             (self.greedy if greedy else self.plain).add(success)
         if tree.best is not None:
@@ -224,8 +232,25 @@ class Figures:
         for refusal in refusals:
             self.refusals[refusal.kind] += 1
             if refusal.kind not in ("tree", "branch"):  # counted with the trees
-                self.refusal_reasons[_rule(refusal.reason)] += 1
+                self.refusal_reasons[self._rule(refusal.reason)] += 1
             self.totals["unmatched"] += refusal.reason.startswith("length matching")
+
+    def _rule(self, reason: str) -> str:
+        """Return a reason without its numbers, so that reasons of one rule are counted together; keep its wording."""
+        line = reason.splitlines()[0] if reason else ""
+        rule = re.sub(r"\d+(\.\d+)?", "#", line)[:_REASON_LENGTH]
+        wordings = self._wordings.setdefault(rule, Counter())
+        if len(wordings) < _WORDINGS or line[:_REASON_LENGTH] in wordings:
+            wordings[line[:_REASON_LENGTH]] += 1
+        return rule
+
+    def most_common(self, reasons: Counter[str]) -> dict[str, int]:
+        """Return the commonest rules of `quarantine_reasons` or `refusal_reasons`, each in its commonest wording."""
+        out: Counter[str] = Counter()
+        for rule, count in reasons.most_common(_REASONS):
+            wordings = self._wordings.get(rule) or {rule: 1}
+            out[max(wordings.items(), key=lambda item: (item[1], item[0]))[0]] += count
+        return dict(out)
 
     def unmatched(self, pairs: int, longer: bool) -> None:
         """Take how many pairs are kept though length matching would drop them, and whether better sides are longer."""
@@ -238,6 +263,7 @@ class Figures:
             **{name: dict(getattr(self, name)) for name in _COUNTERS},
             **{name: getattr(self, name).to_json() for name in _MEANS},
             "paired_tasks": self.paired_tasks,
+            "wordings": {rule: dict(wordings) for rule, wordings in self._wordings.items()},
         }
 
     def take_over(self, kept: Mapping[str, Any]) -> bool:
@@ -246,8 +272,10 @@ class Figures:
             counters = {name: Counter(kept[name]) for name in _COUNTERS}
             means = {name: Mean(*kept[name]) for name in _MEANS}
             paired = int(kept["paired_tasks"])
-        except (KeyError, TypeError, ValueError):
+            wordings = {rule: Counter(counts) for rule, counts in kept["wordings"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError):
             return False
+        self._wordings = wordings
         for name, value in (counters | means | {"paired_tasks": paired}).items():
             setattr(self, name, value)
         return True
@@ -288,6 +316,7 @@ class Figures:
                 self.totals["ends"], self.totals,
                 config.search.max_steps, config.policy.max_tokens or parts.policy.max_tokens,
                 ("search.max_steps", "policy.max_tokens"),
+                self.totals["calls_of_cut"], self.totals["wasted_calls_of_cut"],
             ),
             "pairs": dict(sorted(self.pairs.items())),
             "pairs_total": self.rows["preferences"],
@@ -303,8 +332,8 @@ class Figures:
                 "rows": self.refusals["row"],
             },
             "refused": dict(sorted(self.refusals.items())),
-            "quarantine_reasons": dict(self.quarantine_reasons.most_common(_REASONS)),
-            "refusal_reasons": dict(self.refusal_reasons.most_common(_REASONS)),
+            "quarantine_reasons": self.most_common(self.quarantine_reasons),
+            "refusal_reasons": self.most_common(self.refusal_reasons),
             "stopped": dict(sorted(self.stopped.items())),
             "seconds": {name: round(value, 2) for name, value in self.seconds.items()},
             "this_session": self.session,
@@ -318,12 +347,12 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
 
     title = f"build_prefs: {summary['policy']} in {summary['environment']} ({summary['split']})"
     table = figures_table(title, _table_rows(summary))
-    load = f';\n                load_dataset("parquet", data_files="{path}/preferences/*.parquet")'
     where = copyable(
         f"\nWritten to {path}\n"
-        f"{data_lines(summary, load)}"
-        f"  trajectories/ {summary['trajectories']} branches; trees/ {summary['tasks']} trees; "
-        "quarantine.jsonl says what was refused and why\n"
+        f"{pairs_written(path)}"
+        f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
+        f"  trajectories/ {summary['trajectories']} branches; trees/ {summary['tasks']} trees"
+        f"{quarantine_written(path)}\n"
     )
     reasons = "\n".join(findings(summary))
     after = copyable("\n".join(next_steps(summary, path)))
@@ -416,11 +445,6 @@ _TIME_NOTES = {
     "judging": "replays, relabelling, pairs, certificates, writing",
     "bookkeeping": "the search itself: selection, backup, event log",
 }
-
-
-def _rule(reason: str) -> str:
-    """Return a reason without its numbers, so that reasons of one rule are counted together; shortened."""
-    return re.sub(r"\d+(\.\d+)?", "#", reason.splitlines()[0] if reason else "")[:_REASON_LENGTH]
 
 
 def _percent(value: float | None) -> str:

@@ -1,9 +1,13 @@
-"""The table of figures and the list of data sets that several closing tables have in common."""
+"""The parts of several closing tables: the table of figures, and lines on what a run wrote, counted in its folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offline_agent.store.columns import MULTITURN, PREFERENCES
+from offline_agent.store.tables import count_rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,15 +26,24 @@ def figures_table(title: str, rows: Iterable[tuple[str, str, str]]) -> Table:
     return table
 
 
-def data_lines(summary: Mapping[str, Any], after_pairs: str = "") -> str:
-    """Return the lines on preferences/ and filtered/.
+def pairs_written(path: Path) -> str:
+    """Return a line for each folder of pairs, with its rows and, where there are some, how to load them.
 
     Args:
-        summary: Has `pairs_total` and `filtered`.
-        after_pairs: Goes on with the line on preferences/.
+        path: The run directory.
+
+    Raises:
+        DataError: A file cannot be read.
     """
-    return (
-        f"  preferences/  {summary['pairs_total']} pairs, those of several turns a side in multiturn_preferences/"
-        f"{after_pairs}\n"
-        f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
-    )
+    lines = []
+    for table, what in ((PREFERENCES, "one turn a side"), (MULTITURN, "several turns a side")):
+        count = count_rows(path, table)
+        lines.append(f"  {table + '/':12}  {count:,} pairs of {what}\n")
+        if count:
+            lines.append(f'                load_dataset("parquet", data_files="{path / table}/*.parquet")\n')
+    return "".join(lines)
+
+
+def quarantine_written(path: Path) -> str:
+    """Return "; quarantine.jsonl says …" where the run has the file, else ""."""
+    return "; quarantine.jsonl says what was refused and why" if (path / "quarantine.jsonl").is_file() else ""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from offline_agent.records import POLICY_CUTS
+from offline_agent.records import POLICY_CUTS, Step
 
 WORDS = {"max_steps": "max_steps", "tokens": "the token limit", "context": "the context's length"}
 """`records.POLICY_CUTS` in words."""
 _MANY_STEPS, _MANY = 0.5, 0.05  # shares of the episodes above which advice is given, for max_steps and for the others
 
+_MOSTLY = 0.5  # share of wasted calls above which more actions are no remedy
+
 
 def counts(
-    episodes: int, cut: Mapping[Any, int], max_steps: int, max_tokens: int, keys: tuple[str, str]
+    episodes: int, cut: Mapping[Any, int], max_steps: int, max_tokens: int, keys: tuple[str, str],
+    calls: int = 0, wasted_calls: int = 0,
 ) -> dict[str, Any]:
     """Return how many episodes each limit cut, as JSON for the summary.
 
@@ -22,12 +25,27 @@ def counts(
         cut: The number of episodes by cut (`records.POLICY_CUTS`); other keys are left out.
         max_steps, max_tokens: The limits; `max_tokens` = 0 for a policy without tokens.
         keys: Configuration keys of the two limits.
+        calls: The number of turns in the episodes that `max_steps` cut.
+        wasted_calls: The number of those that are refused, faulty or repeated (`wasted`).
     """
     return {
         "episodes": episodes,
         **{kind: cut.get(kind, 0) for kind in POLICY_CUTS},
         "limits": {"max_steps": [keys[0], max_steps], "tokens": [keys[1], max_tokens]},
-    }
+        "calls_of_cut": calls,
+        "wasted_calls_of_cut": wasted_calls,
+    }  # fmt: skip
+
+
+def wasted(steps: Iterable[Step]) -> int:
+    """Return how many turns of an episode had a fault, or repeated an earlier call and got its answer again."""
+    seen: set[tuple[str, str | None]] = set()
+    count = 0
+    for step in steps:
+        same = (step.key, step.observation)
+        count += step.fault is not None or same in seen
+        seen.add(same)
+    return count
 
 
 def rows(cut: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -44,10 +62,18 @@ def advice(cut: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each limit that cut so many episodes that it may decide the result; from `counts`."""
     steps, tokens = cut["limits"]["max_steps"], cut["limits"]["tokens"]
     if (share := _share(cut, "max_steps")) > _MANY_STEPS:
-        yield (
-            f"Most episodes did not end: {share:.0%} used up {steps[0]}={steps[1]}, and count as failures. If the task "
-            f"needs more actions, raise it, for example {steps[0]}={2 * steps[1]}"
-        )
+        calls, wasted_calls = cut.get("calls_of_cut", 0), cut.get("wasted_calls_of_cut", 0)
+        told = f"Most episodes did not end: {share:.0%} used up {steps[0]}={steps[1]}, and count as failures. "
+        if wasted_calls > _MOSTLY * calls:
+            yield told + (
+                f"{wasted_calls / calls:.0%} of their calls were refused, invalid, or repeated with the same answer, "
+                "so more actions would not help: the policy does not know the tools. Look at an episode (inspect), "
+                "make messages of refused calls say what is allowed, and give the model a warm start or examples"
+            )
+        else:
+            yield told + (
+                f"If the task needs more actions, raise it, for example {steps[0]}={2 * steps[1]}"
+            )
     if (share := _share(cut, "tokens")) > _MANY:
         yield (
             f"{share:.0%} of the episodes ended in a turn that reached {tokens[0]}={tokens[1]}, and count as failures. "

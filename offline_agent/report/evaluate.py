@@ -50,6 +50,7 @@ def summary(
     """
     how = (config.confidence, config.resamples, config.seed)
     candidate = report.by_mode(attempt for attempt in played["candidate"] if attempt.mode != EXTRA)
+    too_long = [attempt.steps for found in candidate.values() for attempt in found if attempt.cut_by == "max_steps"]
     out: dict[str, Any] = {
         "environment": parts.spec.name,
         "policy": parts.policy.name,
@@ -63,6 +64,7 @@ def summary(
             sum(map(len, candidate.values())),
             Counter(attempt.cut_by for attempts in candidate.values() for attempt in attempts),
             config.max_steps, config.policy.max_tokens or parts.policy.max_tokens, ("max_steps", "policy.max_tokens"),
+            sum(map(len, too_long)), sum(map(cuts.wasted, too_long)),
         ),
         "protocol": _protocol(config, parts, played, openings),
         **of_servers({"candidate": parts.policy, **({} if other is None else {"against": other})}, elsewhere),

@@ -11,11 +11,12 @@ from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.logs.linking import Linked
 from offline_agent.logs.replays import Replays
 from offline_agent.report.build_prefs import Figures
-from offline_agent.report.closing import data_lines, figures_table
+from offline_agent.report.closing import figures_table, pairs_written, quarantine_written
 from offline_agent.report.findings import commonest
-from offline_agent.runner.next_steps import command
+from offline_agent.runner.next_steps import command, single_turn_advice
 from offline_agent.runner.terminal import copyable
-from offline_agent.store.columns import known
+from offline_agent.store.columns import PREFERENCES, known
+from offline_agent.store.tables import count_rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,6 +31,8 @@ class ImportFigures:
         records: Records of the files, damaged ones included.
         read: Episodes in them.
         outcomes: Sessions whose outcome has a record of its own.
+        unread_outcomes: Episodes whose outcome is a text that is not read.
+        results_by_place: Results that name no call and are taken by their place.
         formats: Records by format, and why they were taken for it.
     """
 
@@ -38,6 +41,8 @@ class ImportFigures:
         self.records = 0
         self.read = 0
         self.outcomes = 0
+        self.unread_outcomes = 0
+        self.results_by_place = 0
         self.formats: Counter[tuple[str, str]] = Counter()
         self._tasks = self._trees = self._parts = self._episodes = self._judged = self._exact = 0
         self._with_ids = self._with_logps = 0
@@ -102,6 +107,8 @@ class ImportFigures:
             "formats": dict(sorted(formats.items())),
             "episodes_read": self.read,
             "outcomes_apart": self.outcomes,
+            "unread_outcomes": self.unread_outcomes,
+            "results_by_place": self.results_by_place,
             "parts": self._parts,
             "episodes": self._episodes,
             "judged": self._judged,
@@ -122,8 +129,8 @@ class ImportFigures:
                 "rows": mined.refusals["row"],
             },
             "refused": dict(sorted(mined.refusals.items())),
-            "quarantine_reasons": dict(mined.quarantine_reasons.most_common(5)),
-            "refusal_reasons": dict(mined.refusal_reasons.most_common(5)),
+            "quarantine_reasons": mined.most_common(mined.quarantine_reasons),
+            "refusal_reasons": mined.most_common(mined.refusal_reasons),
         }
 
 
@@ -134,9 +141,10 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     table = figures_table(f"import_logs: {', '.join(summary['formats'])}", _table_rows(summary))
     where = copyable(
         f"\nWritten to {path}\n"
-        f"{data_lines(summary)}"
-        f"  trajectories/ {summary['trajectories']} episodes; trees/ {summary['trees']} trees; "
-        "quarantine.jsonl says what was refused and why\n"
+        f"{pairs_written(path)}"
+        f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
+        f"  trajectories/ {summary['trajectories']} episodes; trees/ {summary['trees']} trees"
+        f"{quarantine_written(path)}\n"
     )
     reasons = [copyable(f"{text}\n") for text in findings(summary)]
     return Group(table, where, *reasons, copyable("\n".join(next_steps(summary, path))))
@@ -151,6 +159,12 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if summary["outcomes_apart"]:
         note += f"; {summary['outcomes_apart']:,} sessions have a record of their outcome"
     yield "with an outcome", f"{summary['judged']:,}", note
+    if summary["unread_outcomes"]:
+        note = "texts are not read: write true, false or a number; quarantine.jsonl has file and line of each"
+        yield "outcomes that could not be read", f"{summary['unread_outcomes']:,}", note
+    if summary["results_by_place"]:
+        note = "each is taken for the first open call; quarantine.jsonl has file and line of each"
+        yield "results without tool_call_id", f"{summary['results_by_place']:,}", note
     if replays := summary["replays"]:
         lost = "".join(f"; {count:,} not replayed: {why}" for why, count in replays["not_replayed"].items())
         note = f"ends of trees; {replays['disagreed']:,} differ and are in quarantine{lost}"
@@ -220,6 +234,8 @@ def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
     if summary["pairs_total"]:
         kinds = f"data.kinds=[{','.join(summary['pairs'])}]"
         yield f"  {command('train_dpo', [data, kinds, 'model.path=runs/sft/model'])}"
+        if not count_rows(path, PREFERENCES):
+            yield f"  export: {single_turn_advice(path, 'TRL (and llama_factory, axolotl, openai)')}"
 
 
 def _percent(value: float | None) -> str:

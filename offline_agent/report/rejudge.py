@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.rejudge import RejudgeConfig
 from offline_agent.preferences.revaluation import Revalued
 from offline_agent.report.build_prefs import Figures
-from offline_agent.report.closing import data_lines, figures_table
+from offline_agent.report.closing import figures_table, pairs_written
 from offline_agent.report.findings import commonest
 from offline_agent.runner.next_steps import command
 from offline_agent.runner.terminal import copyable
@@ -71,8 +71,8 @@ class RejudgeFigures:
                 "rows": mined.refusals["row"],
             },
             "refused": dict(sorted(mined.refusals.items())),
-            "quarantine_reasons": dict(mined.quarantine_reasons.most_common(5)),
-            "refusal_reasons": dict(mined.refusal_reasons.most_common(5)),
+            "quarantine_reasons": mined.most_common(mined.quarantine_reasons),
+            "refusal_reasons": mined.most_common(mined.refusal_reasons),
         }  # fmt: skip
 
 
@@ -83,7 +83,8 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     table = figures_table(f"rejudge: {summary['source']} by {summary['judge']}", _table_rows(summary))
     where = copyable(
         f"\nWritten to {path}; {summary['source']} is as it was\n"
-        f"{data_lines(summary)}"
+        f"{pairs_written(path)}"
+        f"  filtered/     {summary['filtered']} verified successes for fine-tuning\n"
         f"  trajectories/ {summary['trajectories']} with the new verdicts, and in these the earlier ones\n"
     )
     return Group(table, where, copyable("\n".join(_next(summary, path))))

@@ -51,7 +51,8 @@ usage: python -m offline_agent.pipelines.{name} [--config FILE] [key=value ...]
 {main_help(name, config, width)}
 
 Exit status: 0 done, 1 failed while running, 2 the request was wrong (nothing was written).
-An existing run_dir with the same configuration is resumed. All keys: docs/configuration.md"""
+run_dir=X alone goes on with the run in X, with its configuration; keys that are given must be those of the run.
+All keys: docs/configuration.md"""
 
 
 def help_topic(arguments: Sequence[str]) -> str | None:

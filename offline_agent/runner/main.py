@@ -19,6 +19,7 @@ from offline_agent.runner.pipeline import DONE, FAILED, WRONG, C, Command, Exten
 from offline_agent.runner.progress import Progress
 from offline_agent.runner.saved import saved
 from offline_agent.runner.signals import Stopped, signals
+from offline_agent.runner.stored import check_models, stored_config
 from offline_agent.runner.supervisor import supervised
 from offline_agent.runner.terminal import say, show
 
@@ -79,12 +80,14 @@ def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]
         OfflineAgentError: The request is wrong, or a component cannot be loaded.
     """
     asked = parse(arguments)
-    config = load(command.config, asked.file, asked.overrides)
+    stored = stored_config(command, asked.overrides) if asked.file is None else None
+    config = stored or load(command.config, asked.file, asked.overrides)
     if os.environ.get("OFFLINE_AGENT_INSIDE_RAY"):  # this process is the one on the node
         config = config.model_copy(update={"launcher": "local"})
     if asked.print_config:
         show(to_yaml(config).rstrip())
         return lambda: DONE
+    check_models(config)
     config = command.complete(config)
     if asked.plan or config.plan.expect:
         extensions.check_plan(config, asked.plan)
@@ -194,7 +197,10 @@ def _work(
             say(f"{command.name}: {error}: tracking is being told; another Ctrl-C skips that")
         tracker.close("KILLED" if isinstance(error, Stopped) else "FAILED")
         raise
-    tracker.close()
+    try:
+        tracker.close()
+    except Stopped as stop:
+        say(f"{command.name}: stopped by {stop} while it waited for MLflow; the run is done")
     return summary
 
 

@@ -106,6 +106,25 @@ def tell_environment(session: Session[Any], model: str | None) -> None:
         session.say(f"{session.run.manifest['command']}: {warning}")
 
 
+def single_turn_advice(run_dir: Path, trainer: str) -> str:
+    """Return how to get pairs of one turn a side, which trainers without masks need, and what takes the others.
+
+    Args:
+        run_dir: A run whose pairs all have a side of several turns.
+        trainer: Name of the other trainer or format.
+    """
+    manifest = _read(run_dir / "manifest.json")
+    again = "pairs.kinds=[step] makes pairs of one turn a side"
+    if manifest.get("command") == "import_logs":
+        again = "import the logs again with pairs.min_visits=1, which makes step pairs of logs"
+    kinds = _read(run_dir / "summary.json").get("pairs") or {}
+    named = f" (here: {', '.join(f'{kind} {count:,}' for kind, count in kinds.items())})" if kinds else ""
+    return (
+        f"Trajectory pairs, which logs give, have several turns a side{named}; {trainer} cannot take them, train_dpo "
+        f"can. For {trainer}: {again}"
+    )
+
+
 def _read(path: Path) -> dict[str, Any]:
     """Return a JSON object; {} where there is none."""
     try:

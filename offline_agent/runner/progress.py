@@ -10,6 +10,7 @@ from typing import Any, TextIO, cast
 from offline_agent.runner.terminal import Lasting, plain, say
 
 _BAR_SECONDS, _LINE_SECONDS = 0.1, 30.0
+_EARLY = 0.1  # share of a part from which the time left is told though no unit is finished yet
 
 
 class Progress:
@@ -29,7 +30,7 @@ class Progress:
         self._task: Any = None
         self._begun = monotonic()
         self._drawn = self._begun
-        self._part: tuple[float, float] | None = None  # time of the first update of the part, and its finished share
+        self._part: tuple[float, float, int] | None = None  # first update of the part: time, finished share, units
         self._terminal = sys.stderr.isatty()
 
     def start(self, total: int | None, name: str | None = None) -> None:
@@ -53,7 +54,7 @@ class Progress:
         if share is None:
             share = done / self.total if self.total else 0.0
         if self._part is None:
-            self._part = now, share  # what an earlier session did says nothing of this one's speed
+            self._part = now, share, done  # what an earlier session did says nothing of this one's speed
         wait = _BAR_SECONDS if self._terminal else _LINE_SECONDS
         self.done = done
         if now - self._drawn < wait:
@@ -71,9 +72,11 @@ class Progress:
 
     def _left(self, now: float, share: float) -> str:
         """Return how long the part will take from now on, judged by this session alone; "" where it is not known."""
-        begun, at_first = self._part or (now, share)
+        begun, at_first, first = self._part or (now, share, self.done)
         gained = min(1.0, share) - at_first
         if gained <= 0 or now <= begun or share >= 1:
+            return ""
+        if self.done <= first and gained < _EARLY:  # what has begun says little of the speed before a unit is finished
             return ""
         seconds = (now - begun) * (1 - share) / gained
         if seconds < 100:

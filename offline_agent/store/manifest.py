@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import uuid
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -63,7 +64,12 @@ def resume(
         raise DataError(f"{path / MANIFEST}: {', '.join(gone)} missing in it. {ANEW}")
     faults = list(_differences(manifest, config, facts, command, free))
     if faults:
-        raise ConfigError([*faults, f"run_dir: {path} holds that run. Ask for the same, or name another run_dir."])
+        again = f"python -m offline_agent.pipelines.{manifest['command']} {shlex.quote(f'run_dir={path}')}"
+        raise ConfigError([
+            *faults,
+            f"run_dir: {path} holds that run. Name another run_dir, or go on with its own configuration: {again} "
+            "(with --print-config to see it)",
+        ])
     for name in manifest["logs"]:
         if not (path / "events" / name).exists():
             raise DataError(f"{path / 'events' / name}: missing, though the manifest lists it. {ANEW}")

@@ -266,6 +266,20 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         raise DataError(f"{path}: not readable as Parquet ({error}). {mend}") from error
 
 
+def count_rows(run_dir: Path, table: str) -> int:
+    """Return the number of rows of a table of a run, 0 where there is none; raises DataError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    total = 0
+    for file in run_dir.glob(f"{table}/*.parquet"):
+        try:
+            total += pq.read_metadata(file).num_rows
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DataError(f"{file}: not readable as Parquet ({error})") from error
+    return total
+
+
 def rows(run_dir: str | Path, table: str = "preferences") -> Iterator[dict[str, Any]]:
     """Yield the rows of a run's table, messages as lists of dicts; also as `offline_agent.rows`.
 

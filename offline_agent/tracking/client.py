@@ -17,11 +17,12 @@ from typing import Any, Literal, Protocol
 
 from offline_agent.tracking.pipe import NAME, UnsentMessages, WorkerPipe
 
+_KILLED_WAITS = 10.0  # seconds; a signal asks for a quick end
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class Tracker(Protocol):
-    """Destination of a run's parameters, metrics, tags and artifacts. No method raises, and only `close` waits."""
+    """Destination of a run's parameters, metrics, tags and artifacts. No method but `close` waits or raises."""
 
     def metrics(self, values: Mapping[str, float | int | None], step: int = 0) -> None:
         """Send metrics; None (not computed) is left out."""
@@ -40,7 +41,10 @@ class Tracker(Protocol):
         ...
 
     def close(self, status: Status = "FINISHED") -> None:
-        """End the run; the outermost run waits until all messages are sent, at most for the time-out."""
+        """End the run; the outermost run waits until all messages are sent, while MLflow works, at most 600 s.
+
+        A killed run waits 10 s at most. Raises what a signal raises inside the wait.
+        """
         ...
 
 
@@ -86,9 +90,10 @@ def open_tracker(
         run_id: The run's own id (`RunDirectory.manifest["run_id"]`), stored as a tag.
         params: The resolved configuration; nested keys are joined by dots.
         tags: Tags.
-        say: Called at most once, from any thread, with a sentence for the user where tracking does not work.
+        say: Called from any thread with a sentence for the user: at most once where tracking does not work, and once
+            where `close` waits longer than a few seconds.
         parent: `run_id` of the run that this one is part of, in the same store; None = none.
-        timeout: Seconds that `close` waits at most.
+        timeout: Seconds that `close` waits without a sign of life of the child process.
         run_dir: Folder of the file of unsent messages, earlier sessions' included; None = messages are not stored.
     """
     if uri is None:
@@ -156,5 +161,7 @@ class _TrackedRun:
 
     def close(self, status: Status = "FINISHED") -> None:
         self._link.send({"op": "end", "key": self._key, "status": status, "at": _now()})
-        if self._outermost:
+        if self._outermost and status == "KILLED":
+            self._link.close(_KILLED_WAITS)
+        elif self._outermost:
             self._link.close()

@@ -12,9 +12,12 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from time import monotonic
 from typing import IO, Any
 
 NAME = "tracking.jsonl"
+_QUIETLY, _AT_MOST = 5.0, 600.0  # seconds of waiting before it is announced; seconds of waiting in all
+_WORKING = 0.05  # seconds of processor time between two looks that show a working process
 
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -111,17 +114,57 @@ class WorkerPipe:
         """Queue a message for sending."""
         self._queue.put(json.dumps(message) + "\n")
 
-    def close(self) -> None:
-        """Wait until all messages are handled, at most for the time-out; the rest stays in the file."""
+    def close(self, at_most: float = _AT_MOST) -> None:
+        """Wait until all messages are handled; what is not handled stays in the file.
+
+        The wait ends after the time-out without a sign of life, which is processor time: starting MLflow and creating
+        a store take minutes where other work has the processors.
+
+        Args:
+            at_most: Seconds after which the wait ends in any case.
+
+        Raises:
+            BaseException: Whatever a signal raises inside the wait; the pipe is closed then too.
+        """
         self._queue.put(None)
-        process = self._process
-        if process is not None:
+        try:
+            if self._process is not None:
+                self._wait(self._process, at_most)
+        except BaseException:
+            self._fail("the wait for MLflow was interrupted", "not everything was sent")
+            raise
+        finally:
+            self._end()
+
+    def _wait(self, process: subprocess.Popen[str], at_most: float) -> None:
+        begun = heard = monotonic()
+        used, told = processor_seconds(process.pid), False
+        while True:
             try:
-                process.wait(self._timeout)
+                process.wait(min(0.5, self._timeout))
+                return
             except subprocess.TimeoutExpired:
+                now, new = monotonic(), processor_seconds(process.pid)
+            if new is not None and used is not None and new - used >= _WORKING:
+                heard, used = now, new
+            if now - heard >= self._timeout:
                 self._fail(f"no answer for {self._timeout:g} s")
-                process.kill()
-                process.wait()
+                return
+            if now - begun >= at_most:
+                self._fail(f"MLflow was still busy {at_most:g} s after the end", "not everything was sent")
+                return
+            if now - begun >= _QUIETLY and not told:
+                told = True
+                self._say(
+                    f"tracking.uri: waiting for MLflow, at most {at_most:g} s (it starts slowly where the machine is "
+                    f"loaded); Ctrl-C leaves it, {self._later()}"
+                )
+
+    def _end(self) -> None:
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
         for thread in self._threads:
             thread.join(timeout=5)
         if process is not None and process.stdout:
@@ -172,12 +215,24 @@ class WorkerPipe:
         for line in pipe or ():
             self._fail(line.strip())
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, what: str = "tracking does not work") -> None:
         self.failed = True
         if not self._said.acquire(blocking=False):  # never released, so the message appears once
             return
+        self._say(f"tracking.uri: {what} ({why}); the job goes on, {self._later()}")
+
+    def _later(self) -> str:
         kept = "its records are in the run directory"
-        if self._unsent is not None:
-            command = shlex.join(["python", "-m", "offline_agent.pipelines.track", f"run_dir={self._root}"])
-            kept += f" and are sent when the run is resumed, or by {command}"
-        self._say(f"tracking.uri: tracking does not work ({why}); the job goes on, {kept}")
+        if self._unsent is None:
+            return kept
+        command = shlex.join(["python", "-m", "offline_agent.pipelines.track", f"run_dir={self._root}"])
+        return f"{kept} and are sent when the run is resumed, or by {command}"
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Return the processor time that a process has used; None where the system does not say (no /proc)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -7,6 +7,7 @@ import fcntl
 import glob
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +78,7 @@ class MLflowWriter:
         if before:
             run = before[0]
             self._client.update_run(run.info.run_id, status="RUNNING")
-            params = {name: value for name, value in params.items() if name not in run.data.params}
+            params = {name: value for name, value in params.items() if key_of(name) not in run.data.params}
         else:
             own = {_KEY: key}
             run = self._client.create_run(self._experiment, start_time=at, tags=own, run_name=name)
@@ -97,7 +98,7 @@ class MLflowWriter:
     def _fill(self, key: str, params: dict[str, str], tags: dict[str, str]) -> None:
         from mlflow.entities import Param
 
-        entries = [Param(name[:_LONGEST_KEY], value[:_LONGEST_VALUE]) for name, value in params.items()]
+        entries = [Param(key_of(name), value[:_LONGEST_VALUE]) for name, value in params.items()]
         for start in range(0, len(entries), _PARAMS_AT_ONCE):
             self._client.log_batch(self._runs[key], params=entries[start : start + _PARAMS_AT_ONCE])
         self._tags(key, tags)
@@ -105,14 +106,14 @@ class MLflowWriter:
     def _tags(self, key: str, tags: dict[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        entries = [RunTag(name[:_LONGEST_KEY], str(value)[:_LONGEST_VALUE]) for name, value in tags.items()]
+        entries = [RunTag(key_of(name), str(value)[:_LONGEST_VALUE]) for name, value in tags.items()]
         for start in range(0, len(entries), _TAGS_AT_ONCE):
             self._client.log_batch(self._runs[key], tags=entries[start : start + _TAGS_AT_ONCE])
 
     def _metrics(self, key: str, values: dict[str, float], step: int, at: int) -> None:
         from mlflow.entities import Metric
 
-        entries = [Metric(name[:_LONGEST_KEY], value, at, step) for name, value in values.items()]
+        entries = [Metric(key_of(name), value, at, step) for name, value in values.items()]
         for start in range(0, len(entries), _METRICS_AT_ONCE):
             self._client.log_batch(self._runs[key], metrics=entries[start : start + _METRICS_AT_ONCE])
 
@@ -121,6 +122,12 @@ class MLflowWriter:
 
     def _end(self, key: str, status: str, at: int | None = None) -> None:
         self._client.set_terminated(self._runs.pop(key), status=status, end_time=at)
+
+
+def key_of(name: str) -> str:
+    """Return a name as MLflow takes it: word characters and `.- :/`, and a normal relative path."""
+    parts = re.sub(r"[^/\w.\- :]", "_", name)[:_LONGEST_KEY].split("/")
+    return "/".join("_" if part in (".", "..") else part for part in parts if part) or "_"
 
 
 def sqlite_file(uri: str) -> Path | None:
@@ -161,8 +168,11 @@ def serve(source: TextIO, answers: TextIO) -> int:
     """Execute messages until the pipe closes; the first error is reported and ends the execution."""
     worker = MLflowWriter()
     try:
-        for line in source:
+        for number, line in enumerate(source):
             worker.handle(json.loads(line))
+            if number == 0:  # not before MLflow runs: at a low priority it does not start on a loaded machine
+                with contextlib.suppress(OSError):
+                    os.nice(10)
         worker.interrupt()
     except BaseException as error:
         text = " ".join(str(error).split())
@@ -174,8 +184,6 @@ def serve(source: TextIO, answers: TextIO) -> int:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(OSError):
-        os.nice(10)
     _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # MLflow's own output must not be read as an answer
     sys.exit(serve(sys.stdin, _answers))

@@ -47,6 +47,19 @@ def test_a_failure_that_is_known_and_accepted_warns(tmp_path: Path) -> None:
     assert result(tmp_path / "again")["verdict"] == "warn"
 
 
+def test_leak_checks_without_a_gold_answer_are_told_last_and_answers_names_its_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone catches a passing audit of an environment whose leaks were never looked for."""
+    few = [f"{QUIZ}UnnamedGold", "checks=[semantic.no_solution_leakage]", "tracking.uri=null"]
+    assert main(audit.COMMAND, [*few, f"run_dir={tmp_path / 'blind'}"]) == 0
+    last = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert last.startswith("4 leak checks were NOT made") and "(there are: country, city)" in last
+    assert last.endswith("answers=[COLUMN]")
+    assert main(audit.COMMAND, [*few, "answers=[city]", f"run_dir={tmp_path / 'told'}"]) == 1
+    assert "NOT made" not in capsys.readouterr().out
+
+
 def test_a_wrong_request_is_refused_with_every_fault(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     keys = ["env=tests.helpers.audited_environments:Nothing", "accept=[semantic.orakle_max]", "checks=[rntime]"]
     assert main(audit.COMMAND, [*keys, f"run_dir={tmp_path / 'none'}"]) == 2

@@ -137,6 +137,19 @@ def test_a_failure_while_running_is_status_1_and_can_be_gone_on_from(tmp_path: P
     assert _call(tmp_path, "run_dir=r", f"fail={fail}", "tracking.uri=null")[0] == 0  # all counted by now
 
 
+def test_run_dir_alone_goes_on_with_the_configuration_of_the_run(tmp_path: Path) -> None:
+    assert _call(tmp_path, "run_dir=r", "count=5", "seed=3", "tracking.uri=null")[0] == 0
+    status, out, err = _call(tmp_path, "run_dir=r")
+    assert status == 0 and out == "counted 5, written to r\n" and "going on with r" in err
+    assert yaml.safe_load(_call(tmp_path, "run_dir=r", "--print-config")[1])["seed"] == 3
+    status, _, err = _call(tmp_path, "run_dir=r", "count=6", "tracking.uri=null")
+    assert status == 2 and "go on with its own configuration: python -m offline_agent.pipelines.tiny run_dir=r" in err
+    manifest = tmp_path / "r" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"seed": 3', '"seed": "***"'))
+    status, _, err = _call(tmp_path, "run_dir=r")
+    assert status == 2 and "without its secrets" in err
+
+
 def test_a_broken_run_directory_is_status_1(tmp_path: Path) -> None:
     assert _call(tmp_path, "run_dir=r", "tracking.uri=null")[0] == 0
     (tmp_path / "r" / "manifest.json").write_text("{")

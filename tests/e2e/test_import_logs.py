@@ -105,6 +105,28 @@ def test_all_formats_in_one_folder_and_each_damage_by_file_and_line(
     assert import_logs.main(import_logs.COMMAND, ["source=logs", "run_dir=r", OFF]) == 2  # other logs are another run
 
 
+def test_an_outcome_as_text_and_a_result_without_an_id_are_told_by_file_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone catches a log of texts that silently has no outcome, and results that are matched without a word."""
+    monkeypatch.chdir(tmp_path)
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    said = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    ends = [{"role": "tool", "content": "a door"}, {"role": "assistant", "content": "done"}]
+    told = [{"outcome": "yes"}, {"outcome": "1"}, {"success": True, "label": "maths"}]
+    rows = [{"id": n, "messages": [*said, *ends], **one} for n, one in enumerate(told)]
+    Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": [], "success": 1}]))
+    assert import_logs.main(import_logs.COMMAND, ["source=log.jsonl", "run_dir=r", OFF]) == 0
+    shown, summary = capsys.readouterr().out, json.loads(Path("r/summary.json").read_text())
+    assert "outcomes that could not be read" in shown and "results without tool_call_id" in shown
+    assert (summary["unread_outcomes"], summary["results_by_place"], summary["judged"]) == (2, 3, 1)
+    entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
+    named = {(entry["kind"], entry["name"]): entry["reason"] for entry in entries}
+    assert named["outcome", "log.jsonl:1"].startswith("outcome: got 'yes'") and ("outcome", "log.jsonl:2") in named
+    assert ("outcome", "log.jsonl:3") not in named and ("result", "log.jsonl:3") in named
+    assert named["log", "log.jsonl:4"] == "messages: the list is empty"
+
+
 def test_a_judge_gives_outcomes_that_the_logs_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lines = [

@@ -74,6 +74,21 @@ class GoldInPrompt(Quiz):
         return f"Name the capital of {country}. <!-- expected: {gold} -->"
 
 
+class UnnamedGold(GoldInPrompt):
+    """The column of the gold answer has a name that says nothing."""
+
+    @classmethod
+    def tasks(cls, split: str):
+        return ({"country": task["country"], "city": task["gold"]} for task in Quiz.tasks(split))
+
+    def reset(self, country: str, city: str) -> str:
+        return super().reset(country, city)
+
+    @classmethod
+    def demonstrate(cls, task, messages, rng: random.Random, noise: float) -> dict[str, Any]:
+        return Quiz.demonstrate({"gold": task["city"]}, messages, rng, noise)
+
+
 class GoldInTools(Quiz):
     """Each task has its own tools, and their description says the answer."""
 

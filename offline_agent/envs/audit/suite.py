@@ -27,6 +27,8 @@ from offline_agent.records import Task, Trajectory
 
 LEAK = 0.2
 """Share of tasks, beyond chance, whose gold answer is shown, from which a leak is a fault and no coincidence."""
+NO_GOLD = "no gold answer is known"
+"""Beginning of the evidence of a leak check that was not made because nothing says what the gold answer is."""
 LUCKY, TOO_LUCKY = 0.1, 0.5
 """Success rates of random calls from which the audit warns and fails."""
 CHEAP = (
@@ -52,6 +54,7 @@ class AuditSettings:
         near: Least similarity (Jaccard, in (0, 1]) of two that count as almost the same.
         reset_seconds, step_seconds: Limits of a run, which no reset and no call may take.
         checks: Beginnings of the ids of the checks that run; () = all.
+        answers: Columns of the tasks that hold a gold answer, beside those that are named like one.
     """
 
     tasks: int = 3
@@ -64,6 +67,7 @@ class AuditSettings:
     reset_seconds: float = 60.0
     step_seconds: float = 30.0
     checks: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
 
 def audit(spec: EnvSpec, settings: AuditSettings, tell: Callable[[str], None] = lambda check_id: None) -> AuditReport:
@@ -249,12 +253,15 @@ class _Suite:
 
     def leak(self, texts: Callable[[Task], str]) -> Iterator[str]:
         """No gold answer is in a text."""
-        columns = () if self.spec.judge is None else self.spec.judge.reads
+        columns = (*self.settings.answers, *(() if self.spec.judge is None else self.spec.judge.reads))
         tasks = list(self.checks.some())
         golds = {task.task_id: leakage.golds_of(task, self.plays.expert(task), columns) for task in tasks}
         if not any(golds.values()):
-            raise NotApplicable("no gold answer is known: the task has no column named like one, and the expert's last "
-                                "turn is no answer")  # fmt: skip
+            there = ", ".join(dict.fromkeys(name for task in tasks for name in task.args)) or "none"
+            raise NotApplicable(
+                f"{NO_GOLD}: no column of the tasks (there are: {there}) is named like one or by answers=, and the "
+                "expert's last turn is no answer; name it with answers=[COLUMN]"
+            )
         found = leakage.find(golds, {task.task_id: texts(task) for task in tasks})
         self.measured |= {"tasks": found.tasks, "own": found.own, "decoys": round(found.decoys, 2)}
         if not found.own:

@@ -27,4 +27,4 @@ def resume_command(run_dir: Path, command: str) -> str:
             set_before = "".join(f"{variable}=... " for variable in needed)
             plain = ["python", "-m", f"offline_agent.pipelines.{command}", "--config", str(file), *more]
             return set_before + shlex.join(plain)
-    return f"python -m offline_agent.pipelines.{command} with the same keys and run_dir={run_dir}"
+    return f"python -m offline_agent.pipelines.{command} {shlex.quote(f'run_dir={run_dir}')}"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from offline_agent.errors import DataError
-from offline_agent.logs.conversation import conversation, schemas
+from offline_agent.logs.conversation import conversation, results_by_place, schemas
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from offline_agent.logs.tokens import TurnTokens, turn_tokens
 
@@ -37,8 +37,10 @@ def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[L
     if tools is None and request.get("functions"):
         tools = request["functions"]
     known = {"tools": schemas(tools), **fields.read(record)}
+    messages = conversation(request["messages"]) if choices is None else ()
+    known["by_place"] = results_by_place(request["messages"])
     if choices is None:
-        yield LoggedEpisode(name, conversation(request["messages"]), **known)
+        yield LoggedEpisode(name, messages, **known)
         return
     if not isinstance(choices, list) or not choices:
         raise DataError("choices: wanted a list with at least one choice")

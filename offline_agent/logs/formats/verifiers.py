@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import DataError
-from offline_agent.logs.conversation import conversation, schemas
+from offline_agent.logs.conversation import conversation, results_by_place, schemas
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from offline_agent.logs.tokens import TurnTokens, turn_tokens
 
@@ -40,7 +40,8 @@ def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[L
     messages = conversation([*record["prompt"], *record["completion"]])
     info = record.get("info")
     tools = record.get("tools", info.get("tools", info.get("oai_tools")) if isinstance(info, Mapping) else None)
-    yield LoggedEpisode(name, messages, schemas(tools), **fields.read(record))
+    places = results_by_place([*record["prompt"], *record["completion"]])
+    yield LoggedEpisode(name, messages, schemas(tools), **fields.read(record), by_place=places)
 
 
 def _is_messages(value: Any) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
-from offline_agent.report.cuts import advice, counts, rows
+from offline_agent.records import Action, Step
+from offline_agent.report.cuts import advice, counts, rows, wasted
 
 KEYS = ("search.max_steps", "policy.max_tokens")
 
@@ -32,6 +34,16 @@ def test_unfinished_episodes_are_advised_on_where_they_are_most() -> None:
     assert not list(advice(counted(["max_steps", None])))
     (told,) = advice(counted(["max_steps"] * 2 + [None]))
     assert told.startswith("Most episodes did not end: 67%") and "search.max_steps=30" in told
+
+
+def test_more_actions_are_no_remedy_where_most_calls_are_faulty_or_repeated() -> None:
+    look = Step(Action("look"), "look", "a door")
+    steps = [look, look, replace(look, observation="a wall"), Step(Action("x"), "x", "unknown", fault="unknown_tool")]
+    assert wasted(steps) == 2
+    for bad, advised in ((10, True), (11, False)):
+        found = counts(3, {"max_steps": 3}, 15, 0, KEYS, 20, bad)
+        (told,) = advice(found)
+        assert ("raise it" in told) == advised and ("55% of their calls were refused" in told) == (not advised)
 
 
 def test_a_policy_without_tokens_has_no_row_of_them() -> None:

@@ -56,6 +56,22 @@ def test_the_time_left_is_judged_by_this_session_and_the_share_that_is_known_bes
     ]
 
 
+def test_no_time_left_is_told_before_a_finished_unit_or_a_tenth(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(_progress, "monotonic", lambda: now[0])
+    progress = Progress("build_prefs")
+    for total, steps in ((20, ((0, 0.05), (0, 0.1))), (30, ((0, 0.05), (1, 0.06)))):
+        progress.start(total, "searching")
+        progress.update(0, share=0.0)
+        for done, share in steps:
+            now[0] += 30.0
+            progress.update(done, share=share)
+    told = [("left" in line) for line in capsys.readouterr().err.splitlines()]
+    assert told == [False, True, False, True]
+
+
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -3,13 +3,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from offline_agent.errors import Interruption
+from offline_agent.tracking import pipe
 from offline_agent.tracking.client import NullTracker, flatten, open_tracker
 
 ROOT = Path(__file__).parents[3]
@@ -19,6 +23,12 @@ def _track(uri: str | None, said: list[str], run_id: str = "r1", **more: Any) ->
     params = {"seed": 0, "search": {"n": 3, "critic": None}, "long": "x" * 9000}
     tags = {"env": "shop"}
     return open_tracker(uri, "project", "a run", run_id=run_id, params=params, tags=tags, say=said.append, **more)
+
+
+@pytest.fixture(autouse=True)
+def unannounced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the announcement of a wait, which depends on the load of the machine."""
+    monkeypatch.setattr(pipe, "_QUIETLY", 1e9)
 
 
 def test_without_a_uri_nothing_is_tracked() -> None:
@@ -37,13 +47,20 @@ def test_nested_keys_are_joined() -> None:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[str]]]:
     """One run with a child, begun, ended, and gone on with; making MLflow's tables takes seconds."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(pipe, "_QUIETLY", 1e9)
+        yield _stored(tmp_path_factory)
+
+
+def _stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     folder = tmp_path_factory.mktemp("mlflow")
     uri = f"sqlite:///{folder}/sub/mlflow.db"
     said: list[str] = []
     tracker = _track(uri, said)
     tracker.metrics({"loss": 2, "unknown": None}, step=1)
+    tracker.metrics({"reasons/fewer than # rollouts (50%)": 3, "//no/../path/": 4})  # MLflow refuses such names
     tracker.metrics({f"m{number}": 1.0 for number in range(1200)}, step=2)
     (folder / "rows.txt").write_text("rows")
     tracker.artifact(folder / "rows.txt", "samples")
@@ -75,6 +92,7 @@ def test_a_run_is_in_mlflow_once_though_it_was_resumed(store: tuple[Path, list[s
     assert run.data.params["search.n"] == "3" and len(run.data.params["long"]) == 6000
     assert run.data.tags["env"] == "shop" and run.data.tags["late"] == "yes"
     assert run.data.metrics["loss"] == 1 and run.data.metrics["m1199"] == 1 and "unknown" not in run.data.metrics
+    assert run.data.metrics["reasons/fewer than _ rollouts _50__"] == 3 and run.data.metrics["no/_/path"] == 4
     assert [point.step for point in client.get_metric_history(run.info.run_id, "loss")] == [1, 2]
     assert [file.path for file in client.list_artifacts(run.info.run_id, "samples")] == ["samples/rows.txt"]
     assert inner.data.tags["mlflow.parentRunId"] == run.info.run_id and inner.data.metrics == {"reward": 0.5}
@@ -138,6 +156,53 @@ def test_a_tracking_process_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -
     tracker.metrics({"x": 1.0})
     tracker.close()
     assert len(said) == 1 and not os.path.exists("x.db")
+
+
+BUSY = """#!{python}
+import sys, time
+begun = time.monotonic()
+while time.process_time() < 2.0 or time.monotonic() - begun < 3.0:
+    pass
+"""
+
+
+def _busy(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    program = folder / "busy"
+    program.write_text(BUSY.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+
+def test_a_tracking_process_that_works_is_waited_for_beyond_the_time_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _busy(monkeypatch, tmp_path)
+    monkeypatch.setattr(pipe, "_QUIETLY", 0.5)
+    said: list[str] = []
+    _track("sqlite:///x.db", said, timeout=1.5, run_dir=tmp_path).close()
+    assert len(said) == 1 and "waiting for MLflow" in said[0] and "Ctrl-C" in said[0]
+    assert not (tmp_path / "tracking.jsonl").exists()
+
+
+def test_a_signal_leaves_the_wait_for_mlflow_and_the_messages_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def leave(number: int, frame: object) -> None:
+        raise Interruption("left")
+
+    _busy(monkeypatch, tmp_path)
+    said: list[str] = []
+    tracker = _track("sqlite:///x.db", said, run_dir=tmp_path)
+    before = signal.signal(signal.SIGALRM, leave)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(Interruption):
+            tracker.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert tracker._link._process.poll() is not None
+    assert len(said) == 1 and "not everything was sent" in said[0] and "pipelines.track" in said[0]
+    assert (tmp_path / "tracking.jsonl").read_text().count("\n") == 2
 
 
 ONE = """
