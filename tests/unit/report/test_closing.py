@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from offline_agent.report.written import pairs_written, quarantine_written
+from offline_agent.report.closing import pairs_written, quarantine_written
 from tests.helpers import rows as kit
 
 
