@@ -151,3 +151,10 @@ def with_confidence(pair: PreferencePair, tree: SearchTree, compared: Siblings) 
         return pair
     sure = compared.above(tree.edges[pair.chosen_edge], tree.edges[pair.rejected_edge])
     return replace(pair, confidence=sure)
+
+
+def begins_with_worse_refusal(pair: PreferencePair, tree: SearchTree) -> bool:
+    """Return whether a pair's chosen side begins with a refused call that the tree says is the worse of the two."""
+    if pair.chosen_edge is None or pair.confidence is None or pair.confidence >= 0.5:
+        return False
+    return tree.edges[pair.chosen_edge].fault is not None

@@ -182,6 +182,8 @@ class StepPairs:
             return "the critic says the opposite"
         if better.edge.fault in CALL_FAULTS:
             return "the better action is a malformed call"
+        if better.edge.fault is not None:  # by few rollouts it may look better than a call that wastes a step
+            return "the better action is a call that the tool refused"
         reason = (
             f"sibling actions with values {high:.3f} and {low:.3f} over {_count(better)} and {_count(worse)} "
             f"rollouts: P(Q_w > Q_l) = {sure:.3f}"

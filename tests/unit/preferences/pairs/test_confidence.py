@@ -68,3 +68,16 @@ def test_an_action_that_was_never_followed_to_an_end_is_not_compared() -> None:
     assert compared.above(tree.edges[0], tree.edges[1]) is None
     other = kit.sided(tree, tree.root, kit.act("leave"), 0, 3)
     assert compared.above(tree.edges[0], other) == pytest.approx(1, abs=0.05)
+
+
+def test_no_kind_chooses_a_refused_call_first_that_the_tree_values_lower() -> None:
+    # X is no button: one lucky success begins with it, most of its rollouts fail.
+    rollouts = ["X A C leave"] * 12 + ["X A B leave"] + ["A B leave"] * 12 + ["A C leave"]
+    tree = kit.grow(rollouts)
+    miner = Miner(kit.SPEC, step_seconds=None, kinds=("trajectory",))
+    found = miner.mine(tree)
+    assert ("X", "A") not in map(first, found.pairs) and ("A", "X") in map(first, found.pairs)
+    (refusal,) = [r for r in found.refusals if "call that the tool refused" in r.reason]
+    assert refusal.kind == "trajectory" and "the tree values it lower" in refusal.reason
+    lucky = ["X A B leave"] * 12 + ["X A C leave"] + ["A C leave"] * 12 + ["A B leave"]
+    assert ("X", "A") in map(first, miner.mine(kit.grow(lucky)).pairs)  # the tree does not say so

@@ -142,8 +142,19 @@ def test_a_malformed_call_is_never_chosen_but_may_be_rejected() -> None:
     tree = kit.fan((5, 0), (0, 5))
     tree.edges[0].fault = "bad_arguments"
     assert PLAIN.mine(tree)[0] == [] and "the better action is a malformed call" in why(PLAIN, tree)
-    tree.edges[0].fault, tree.edges[1].fault = "tool_error", "unknown_tool"
+    tree.edges[0].fault, tree.edges[1].fault = None, "unknown_tool"
     assert len(PLAIN.mine(tree)[0]) == 1
+
+
+@pytest.mark.parametrize("decisive", [False, True])
+def test_a_call_that_the_tool_refused_is_never_chosen_but_may_be_rejected(decisive: bool) -> None:
+    rules = StepPairs(second_opinion=False, decisive=decisive)
+    tree = kit.fan((5, 0), (0, 5))
+    kit.end(tree.edges[1], 0.0)
+    tree.edges[0].fault = "tool_error"
+    assert rules.mine(tree)[0] == [] and why(rules, tree) == {"the better action is a call that the tool refused"}
+    tree.edges[0].fault, tree.edges[1].fault = None, "tool_error"
+    assert len(rules.mine(tree)[0]) == 1
 
 
 def test_at_most_two_per_node_the_surest_first() -> None:
