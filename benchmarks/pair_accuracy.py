@@ -153,7 +153,7 @@ def choice_trees(n: int, partial: bool, simulations: int) -> list[tuple[SearchTr
     for seed in range(n):
         task = Choices(seed, partial)
         tree = search(task, simulations=simulations)
-        values = {edge.id: task.value(state_after(edge)) for edge in tree.edges}
+        values = {edge.id: task.value(state_after(task, edge)) for edge in tree.edges}
         out.append((tree, looked_up(values)))
     return out
 

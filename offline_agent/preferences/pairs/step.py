@@ -9,7 +9,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.preferences.pairs.siblings import Comparison, Siblings, Side, rollouts
 from offline_agent.preferences.pairs.trajectory import PairsAndRefusals, TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.refusals import Refusal
-from offline_agent.preferences.statistics import PRIOR
+from offline_agent.preferences.shrinkage import ALIKE_SHARE
 from offline_agent.records import PreferencePair
 from offline_agent.search.tree import ANSWERED
 
@@ -34,10 +34,12 @@ class StepPairs:
     Args:
         min_visits: Rollouts each side needs, unless it is known exactly or closed.
         min_gap: Least difference of the two values that are stored.
-        confidence: Least P(Q_w > Q_l) under Beta(prior, prior) posteriors, by the rollouts and by the second opinion;
+        confidence: Least P(Q_w > Q_l) by the rollouts and by the second opinion, both shrunk towards the node's mean;
             the lower of the two is stored.
         per_node: Most pairs of one node.
-        prior: Parameter of the symmetric Beta prior.
+        prior: Parameter of the symmetric Beta prior of actions that have nothing in common.
+        alike: Prior weight, in [0, 1), of actions of one node that are worth the same (`preferences.shrinkage`); None =
+            actions are independent whatever their siblings did.
         value: The value of a rollout: its `reward` (partial credit counts as a part of a success) or `success`.
         second_opinion: Whether the policy-weighted values are asked; False leaves closed children to `min_visits` too.
         exact_terminals: Whether one verdict settles a child that ends the episode; False where the verifier is noisy.
@@ -58,7 +60,8 @@ class StepPairs:
         min_gap: float = 0.2,
         confidence: float = 0.9,
         per_node: int = 2,
-        prior: float = PRIOR,
+        prior: float = 0.5,
+        alike: float | None = ALIKE_SHARE,
         second_opinion: bool = True,
         value: Literal["reward", "success"] = "reward",
         exact_terminals: bool = True,
@@ -72,6 +75,7 @@ class StepPairs:
             *([f"confidence must be in [0.5, 1], got {confidence!r}"] if not 0.5 <= confidence <= 1 else []),
             *([f"per_node must be at least 1, got {per_node!r}"] if per_node < 1 else []),
             *([f"prior must be above 0, got {prior!r}"] if prior <= 0 else []),
+            *([f"alike must be None or in [0, 1), got {alike!r}"] if alike is not None and not 0 <= alike < 1 else []),
             *([f"value must be 'reward' or 'success', got {value!r}"] if value not in ("reward", "success") else []),
             *(
                 [f"value_source must be 'search' or 'mixed', got {value_source!r}"]
@@ -87,7 +91,7 @@ class StepPairs:
         self.per_node = per_node
         self.decisive = decisive
         self.compare = Comparison(
-            prior, second_opinion, value, exact_terminals, value_source == "mixed", critic_alpha
+            prior, alike, second_opinion, value, exact_terminals, value_source == "mixed", critic_alpha
         ).of
 
     def mine(self, tree: SearchTree, compared: Siblings | None = None) -> PairsAndRefusals:
@@ -165,6 +169,8 @@ class StepPairs:
         better, worse = one, other
         if (one.evidence.mean or 0.0) < (other.evidence.mean or 0.0):
             better, worse = other, one
+        if (better.evidence.mean or 0.0) <= (worse.evidence.mean or 0.0):  # a prior alone makes no order
+            return f"gap below {self.min_gap:g}"
         sure, second = compared.sureness(better, worse)
         if self._settled(compared, better, worse):
             sure = second = 1.0
