@@ -15,13 +15,12 @@ from math import exp, inf, lgamma, log
 
 from offline_agent.preferences.statistics import JEFFREYS, Evidence, Prior, posterior_mean, probability_above
 
-CONCENTRATIONS = (0.0, 2.0, 8.0, 32.0)
-"""Scores that the common mean counts for, as a prior of each action: 0 leaves the actions independent."""
-ALIKE = 256.0
-"""The same where the actions of a node are worth the same, but for a few hundredths."""
-ALIKE_SHARE = 0.5
-"""Prior weight of the latter unless told otherwise."""
-_LEAST = 1e-3  # weight of a part below which it is left out
+CONCENTRATIONS = (0.0, 2.0, 8.0, 32.0, 256.0)
+"""Scores that the common mean counts for, as a prior of each action, all equally likely beforehand.
+
+0 leaves the actions independent; with 256 they are worth the same, but for a few hundredths.
+"""
+_LEAST = 1e-3  # share of the weights below which it is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +48,26 @@ class NodePrior:
 
 
 def node_prior(
-    mean: float, actions: Sequence[Evidence], alike: float | None, base: Prior = JEFFREYS
+    mean: float,
+    actions: Sequence[Evidence],
+    concentrations: Sequence[float] = CONCENTRATIONS,
+    base: Prior = JEFFREYS,
 ) -> NodePrior:
     """Return the prior of the actions at a node.
 
     Under concentration m each value is Beta(a + mμ, b + m(1 − μ)), where μ is the node's mean and (a, b) the base. The
-    weight of each m is its prior weight times the beta-binomial likelihood of all actions' results. Values that are
-    known exactly have no part in it: that some actions end the episode says nothing of the others.
+    weight of each m is in proportion to the beta-binomial likelihood of all actions' results. Values that are known
+    exactly have no part in it: that some actions end the episode says nothing of the others.
 
     Args:
         mean: The node's mean value, in [0, 1].
         actions: The results of its actions.
-        alike: Prior weight of m = `ALIKE`, in [0, 1); the rest is shared by `CONCENTRATIONS`. None = m is 0.
+        concentrations: The values of m, >= 0; (0,) leaves the actions independent.
         base: Prior of the values where m is 0.
     """
-    if alike is None:
-        return NodePrior(((1.0, base),))
-    each = (1.0 - alike) / len(CONCENTRATIONS)
-    guesses = [(each, m) for m in CONCENTRATIONS] + ([(alike, ALIKE)] if alike else [])
-    priors = [base.towards(mean, m) for _, m in guesses]
+    priors = [base.towards(mean, m) for m in concentrations]
     known = [evidence for evidence in actions if evidence.known is None and evidence.count > 0]
-    logs = [
-        log(weight) + sum(_log_likelihood(evidence, prior) for evidence in known)
-        for (weight, _), prior in zip(guesses, priors, strict=True)
-    ]
+    logs = [sum(_log_likelihood(evidence, prior) for evidence in known) for prior in priors]
     top = max(logs)
     weights = [exp(one - top) for one in logs]
     kept = [(w, p) for w, p in zip(weights, priors, strict=True) if w >= _LEAST * sum(weights)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from offline_agent.search.tree import Edge, Node, SearchTree
 
 
-_FEW = 2.0
+_FEW = 2.0  # rollouts that the root's mean counts for in a node's
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Comparison:
 
     Attributes:
         prior: Parameter of the symmetric Beta prior of actions that have nothing in common.
-        alike: Prior weight of actions that are worth the same; None = siblings tell nothing of each other.
+        concentrations: How alike siblings may be (`preferences.shrinkage`); (0,) = they tell nothing of each other.
         second_opinion: Whether the policy-weighted values (`policy_value`) are asked beside the rollouts.
         value: The value of a rollout: its `reward` or `success`.
         exact_terminals: Whether one verdict settles an action that ends the episode.
@@ -49,7 +49,7 @@ class Comparison:
     """
 
     prior: float
-    alike: float | None
+    concentrations: tuple[float, ...]
     second_opinion: bool
     value: Literal["reward", "success"]
     exact_terminals: bool
@@ -75,7 +75,7 @@ class Siblings:
         self.rules = rules
         self._policy = policy
         self._priors: dict[int, NodePrior] = {}
-        self._tree_mean = self._mean(root, 0.5)
+        self._root_mean = self._mean(root, 0.5)
 
     def side(self, edge: Edge) -> Side:
         """Return the known values of an executed action.
@@ -135,13 +135,13 @@ class Siblings:
         """Return the prior of the actions at a node, given the results of all of them."""
         if node.id not in self._priors:
             actions = [_at_most(side.opinion, rollouts(side.edge)) for side in self._sides(node)]
-            mean = 0.5 if self.rules.alike is None else self._mean(node, self._tree_mean)
             base = Prior(self.rules.prior, self.rules.prior)
-            self._priors[node.id] = node_prior(mean, actions, self.rules.alike, base)
+            mean = self._mean(node, self._root_mean)
+            self._priors[node.id] = node_prior(mean, actions, self.rules.concentrations, base)
         return self._priors[node.id]
 
     def _mean(self, node: Node, otherwise: float) -> float:
-        """Return the mean of a node's actions by the policy's proposals, with `_FEW` rollouts of another mean."""
+        """Return the mean of a node's actions by the policy's proposals, with some rollouts of another mean."""
         sides = self._sides(node)
         draws = sum(max(side.edge.count, 1) for side in sides)
         if not draws:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,7 +10,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.preferences.pairs.siblings import Comparison, Siblings, Side, rollouts
 from offline_agent.preferences.pairs.trajectory import PairsAndRefusals, TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.refusals import Refusal
-from offline_agent.preferences.shrinkage import ALIKE_SHARE
+from offline_agent.preferences.shrinkage import CONCENTRATIONS
 from offline_agent.records import PreferencePair
 from offline_agent.search.tree import ANSWERED
 
@@ -38,8 +39,8 @@ class StepPairs:
             the lower of the two is stored.
         per_node: Most pairs of one node.
         prior: Parameter of the symmetric Beta prior of actions that have nothing in common.
-        alike: Prior weight, in [0, 1), of actions of one node that are worth the same (`preferences.shrinkage`); None =
-            actions are independent whatever their siblings did.
+        concentrations: How alike the actions of one node may be (`preferences.shrinkage`); (0,) = what their siblings
+            did says nothing of them.
         value: The value of a rollout: its `reward` (partial credit counts as a part of a success) or `success`.
         second_opinion: Whether the policy-weighted values are asked; False leaves closed children to `min_visits` too.
         exact_terminals: Whether one verdict settles a child that ends the episode; False where the verifier is noisy.
@@ -61,7 +62,7 @@ class StepPairs:
         confidence: float = 0.9,
         per_node: int = 2,
         prior: float = 0.5,
-        alike: float | None = ALIKE_SHARE,
+        concentrations: Sequence[float] = CONCENTRATIONS,
         second_opinion: bool = True,
         value: Literal["reward", "success"] = "reward",
         exact_terminals: bool = True,
@@ -75,7 +76,11 @@ class StepPairs:
             *([f"confidence must be in [0.5, 1], got {confidence!r}"] if not 0.5 <= confidence <= 1 else []),
             *([f"per_node must be at least 1, got {per_node!r}"] if per_node < 1 else []),
             *([f"prior must be above 0, got {prior!r}"] if prior <= 0 else []),
-            *([f"alike must be None or in [0, 1), got {alike!r}"] if alike is not None and not 0 <= alike < 1 else []),
+            *(
+                [f"concentrations must be one or more numbers of at least 0, got {concentrations!r}"]
+                if not concentrations or min(concentrations) < 0
+                else []
+            ),
             *([f"value must be 'reward' or 'success', got {value!r}"] if value not in ("reward", "success") else []),
             *(
                 [f"value_source must be 'search' or 'mixed', got {value_source!r}"]
@@ -91,7 +96,7 @@ class StepPairs:
         self.per_node = per_node
         self.decisive = decisive
         self.compare = Comparison(
-            prior, alike, second_opinion, value, exact_terminals, value_source == "mixed", critic_alpha
+            prior, tuple(concentrations), second_opinion, value, exact_terminals, value_source == "mixed", critic_alpha
         ).of
 
     def mine(self, tree: SearchTree, compared: Siblings | None = None) -> PairsAndRefusals:
