@@ -134,7 +134,7 @@ class Siblings:
     def prior(self, node: Node) -> NodePrior:
         """Return the prior of the actions at a node, given the results of all of them."""
         if node.id not in self._priors:
-            actions = [_at_most(side.opinion, rollouts(side.edge)) for side in self._sides(node)]
+            actions = [side.opinion for side in self._sides(node)]
             base = Prior(self.rules.prior, self.rules.prior)
             mean = self._mean(node, self._root_mean)
             self._priors[node.id] = node_prior(mean, actions, self.rules.concentrations, base)
@@ -162,14 +162,6 @@ class Siblings:
 
     def _followed(self, edge: Edge) -> bool:
         return edge.child is not None and edge.quarantined is None and (self.exact(edge) or rollouts(edge) > 0)
-
-
-def _at_most(evidence: Evidence, most: float) -> Evidence:
-    """Return evidence with the same mean that counts for no more than `most` scores."""
-    if evidence.count <= most:
-        return evidence
-    share = most / evidence.count
-    return Evidence(evidence.successes * share, evidence.failures * share, evidence.known)
 
 
 def rollouts(edge: Edge) -> int:

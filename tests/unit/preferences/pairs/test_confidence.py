@@ -12,7 +12,7 @@ from offline_agent.records import PreferencePair
 from tests.helpers import preferences as kit
 
 # To look first is better here: one lucky success begins with A, and one failure with a look.
-LUCK = ["A C leave"] * 12 + ["A B leave"] + ["look A B leave"] * 12 + ["look C leave"]
+LUCK = ["A C leave"] * 24 + ["A B leave"] + ["look A B leave"] * 24 + ["look C leave"]
 
 
 def mined(rollouts: list[str], spec: EnvSpec = kit.SPEC, **options: Any) -> list[PreferencePair]:
@@ -47,7 +47,7 @@ def test_values_of_one_request_say_nothing_of_another() -> None:
 
 
 def test_a_shorter_success_is_as_sure_as_the_tree_says_and_unknown_where_it_does_not() -> None:
-    (known,) = mined(["look A B leave"] * 3 + ["A C leave"] * 5, kinds=("minimal",))
+    (known,) = mined(["look A B leave"] * 12 + ["A C leave"] * 20, kinds=("minimal",))
     assert first(known) == ("A", "look") and known.confidence is not None and known.confidence < 0.1
     (unknown,) = mined(["look A B leave"] * 3, kinds=("minimal",))
     assert unknown.confidence is None and known.rest_confidence == unknown.rest_confidence == 1.0
@@ -67,7 +67,7 @@ def test_an_action_that_was_never_followed_to_an_end_is_not_compared() -> None:
     compared = miner.steps.compare(tree)
     assert compared.above(tree.edges[0], tree.edges[1]) is None
     other = kit.sided(tree, tree.root, kit.act("leave"), 0, 3)
-    assert compared.above(tree.edges[0], other) == pytest.approx(1, abs=0.05)
+    assert compared.above(tree.edges[0], other) > 0.9
 
 
 def test_no_kind_chooses_a_refused_call_first_that_the_tree_values_lower() -> None:
