@@ -95,7 +95,7 @@ class Errand:
     """One task where single actions hardly matter: find a thing in one of three drawers and put it into another one.
 
     One drawer is open at a time and one thing is held at a time. Calls that make no sense are refused and change
-    nothing; other mistakes cost one or two of the calls there are. The policy is an expert with a share of random calls.
+    nothing; other mistakes cost one or two of the calls there are. The policy is an expert with random slips.
 
     Args:
         seed: Names the task.

@@ -36,7 +36,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=400, help="tasks of each kind at 16 simulations")
-    parser.add_argument("--shop-tasks", type=int, default=24)
+    parser.add_argument("--shop-tasks", type=int, default=12)
     parser.add_argument("--simulations", type=int, nargs="+", default=[16, 32, 64], help="at n, 16/n of the tasks")
     parser.add_argument("--rollouts", type=int, default=64, help="fresh rollouts per side for the shop's truth")
     options = parser.parse_args()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, inf, lgamma, log
+from math import exp, inf, lgamma
 
 from offline_agent.preferences.statistics import JEFFREYS, Evidence, Prior, posterior_mean, probability_above
 

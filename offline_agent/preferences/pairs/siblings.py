@@ -117,7 +117,7 @@ class Siblings:
         The second opinion counts as no more rollouts than the side has.
 
         The gap between plain means is too large where a pair was chosen for it (the winner's curse), and a search's own
-        means favour what it visits. The node's prior shrinks the former; weights by the policy's proposals undo the latter.
+        means favour what it visits. The node's prior shrinks the former; weights by proposals undo the latter.
         """
         mean = self.prior(side.edge.parent).value(side.opinion, rollouts(side.edge))
         if not self.rules.mixed or side.evidence.known is not None:

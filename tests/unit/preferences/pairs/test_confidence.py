@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from offline_agent.envs.base import EnvSpec
 from offline_agent.preferences.mining import Miner
 from offline_agent.records import PreferencePair
