@@ -63,7 +63,7 @@ def _look(task: Choices, simulations: int, found: dict[str, list[tuple[float, fl
     for pair in (*rules.mine(tree, compared)[0], *TrajectoryPairs().mine(tree)[0]):
         pair = with_confidence(pair, tree, compared)
         better, worse = _edges(tree, pair)
-        true = task.value(state_after(better)) - task.value(state_after(worse))
+        true = task.value(state_after(task, better)) - task.value(state_after(task, worse))
         assert pair.confidence is not None
         found[pair.kind].append((pair.confidence, true))
         if pair.kind == "step" and not (better.exact and worse.exact):

@@ -153,7 +153,7 @@ def choice_trees(n: int, partial: bool, simulations: int) -> list[tuple[SearchTr
     for seed in range(n):
         task = Choices(seed, partial)
         tree = search(task, simulations=simulations)
-        values = {edge.id: task.value(state_after(edge)) for edge in tree.edges}
+        values = {edge.id: task.value(state_after(task, edge)) for edge in tree.edges}
         out.append((tree, looked_up(values)))
     return out
 
@@ -201,7 +201,7 @@ def measure(name: str, trees: Sequence[tuple[SearchTree, Truth]], most: int) -> 
                 if not (a.exact and b.exact):
                     soft += 1
                     soft_right += ok
-        low, high = _interval(np.array(right), np.array(count))
+        low, high = interval(np.array(right), np.array(count))
         rows.append(
             {
                 "trees": f"{name}, {len(trees)} tasks",
@@ -217,7 +217,7 @@ def measure(name: str, trees: Sequence[tuple[SearchTree, Truth]], most: int) -> 
     return rows
 
 
-def _interval(right: Any, count: Any, draws: int = 2000) -> tuple[float, float]:
+def interval(right: Any, count: Any, draws: int = 2000) -> tuple[float, float]:
     """Return the 95 % interval by percentile bootstrap over tasks: pairs of one task are not independent.
 
     Where hardly a task has a wrong pair, or a right one, resampling shows no spread: then at least as wide as Wilson's

@@ -19,7 +19,7 @@ from offline_agent.preferences.pairs.minimal import (
     pruned_trajectory,
 )
 from offline_agent.preferences.pairs.recovery import Recoveries
-from offline_agent.preferences.pairs.siblings import with_confidence
+from offline_agent.preferences.pairs.siblings import begins_with_worse_refusal, with_confidence
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.refusals import Refusal
@@ -187,7 +187,9 @@ class Miner:
                 spliced, refusals = self._recoveries.mine(tree, replayer)
                 mined.trajectories += spliced
                 mined.refusals += refusals
-        mined.pairs = [with_confidence(pair, tree, compared) for pair in mined.pairs]
+        pairs = [with_confidence(pair, tree, compared) for pair in mined.pairs]
+        mined.pairs = [pair for pair in pairs if not begins_with_worse_refusal(pair, tree)]
+        mined.refusals += [_worse_refusal(pair) for pair in pairs if begins_with_worse_refusal(pair, tree)]
         mined.filtered, refusals = self.filtered.select(mined.trajectories, tree.tree_id)
         mined.refusals += refusals
 
@@ -277,6 +279,13 @@ class Miner:
 def _add(mined: MinedTree, pairs: list[PreferencePair], refusals: list[Refusal]) -> None:
     mined.pairs += pairs
     mined.refusals += refusals
+
+
+def _worse_refusal(pair: PreferencePair) -> Refusal:
+    name = f"{pair.tree_id}/node {pair.node_id}/edges {pair.chosen_edge}>{pair.rejected_edge}"
+    return Refusal(
+        pair.kind, name, "the chosen side begins with a call that the tool refused, and the tree values it lower"
+    )
 
 
 def _unrepeated(rejudged: Rejudged) -> str | None:

@@ -5,12 +5,31 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-PRIOR = 0.5
 _GRID = 2048
+
+
+class Prior(NamedTuple):
+    """A Beta prior of a value in [0, 1].
+
+    Attributes:
+        successes: The first parameter, > 0.
+        failures: The second, > 0.
+    """
+
+    successes: float
+    failures: float
+
+    def towards(self, mean: float, weight: float) -> Prior:
+        """Return the prior with `weight` further scores that have this mean."""
+        return Prior(self.successes + weight * mean, self.failures + weight * (1.0 - mean))
+
+
+JEFFREYS = Prior(0.5, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +59,8 @@ class Evidence:
         return self.successes / self.count if self.count > 0 else None
 
 
-def probability_above(better: Evidence, worse: Evidence, prior: float = PRIOR) -> float:
-    """Return P(Q_better > Q_worse) under independent Beta(prior + successes, prior + failures) posteriors.
+def probability_above(better: Evidence, worse: Evidence, prior: Prior = JEFFREYS) -> float:
+    """Return P(Q_better > Q_worse), the two independent given the prior, by their Beta posteriors.
 
     The densities are summed on an even grid in θ where q = sin²θ: Beta(½, ½) is flat there, so nothing is singular
     (absolute error below 2e-5). A value known exactly is a point mass; two equal point masses give ½.
@@ -49,7 +68,7 @@ def probability_above(better: Evidence, worse: Evidence, prior: float = PRIOR) -
     Args:
         better: Evidence on the value thought to be the higher.
         worse: Evidence on the other.
-        prior: Both parameters of the symmetric prior, > 0; ½ is Jeffreys'.
+        prior: The prior of both.
     """
     if better.known is not None and worse.known is not None:
         return 1.0 if better.known > worse.known else 0.5 if better.known == worse.known else 0.0
@@ -57,25 +76,25 @@ def probability_above(better: Evidence, worse: Evidence, prior: float = PRIOR) -
         return _below(worse, better.known, prior)
     if worse.known is not None:
         return 1.0 - _below(better, worse.known, prior)
-    size = _size(max(better.count, worse.count))
+    size = _size(max(better.count, worse.count) + sum(prior))
     upper = _masses(better.successes, better.failures, prior, size)
     lower = _masses(worse.successes, worse.failures, prior, size)
     under = np.cumsum(lower) - lower / 2
     return min(1.0, max(0.0, float(upper @ under)))
 
 
-def posterior_mean(evidence: Evidence, prior: float = PRIOR, most: float = math.inf) -> float:
-    """Return the known value, else the mean of Beta(prior + successes, prior + failures).
+def posterior_mean(evidence: Evidence, prior: Prior = JEFFREYS, most: float = math.inf) -> float:
+    """Return the known value, else the posterior mean.
 
     Args:
         evidence: The successes and failures.
-        prior: Both parameters of the symmetric prior, > 0.
+        prior: The prior.
         most: Number of scores, > 0, for which the evidence counts at most; its mean stays as it is.
     """
     if evidence.known is not None:
         return evidence.known
     count = min(evidence.count, most)
-    return ((evidence.mean or 0.0) * count + prior) / (count + 2 * prior)
+    return ((evidence.mean or 0.0) * count + prior.successes) / (count + sum(prior))
 
 
 def certainty(better: float, worse: float, certain: bool) -> float:
@@ -90,9 +109,9 @@ def certainty(better: float, worse: float, certain: bool) -> float:
     return probability_above(Evidence(better, 1 - better, known[0]), Evidence(worse, 1 - worse, known[1]))
 
 
-def _below(evidence: Evidence, value: float, prior: float) -> float:
+def _below(evidence: Evidence, value: float, prior: Prior) -> float:
     """P(Q < value), linear inside the grid cell that holds the value."""
-    size = _size(evidence.count)
+    size = _size(evidence.count + sum(prior))
     masses = _masses(evidence.successes, evidence.failures, prior, size)
     position = np.arcsin(np.sqrt(min(1.0, max(0.0, value)))) / (np.pi / 2) * size
     whole = min(size, int(position))
@@ -109,11 +128,12 @@ def _size(count: float) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _masses(successes: float, failures: float, prior: float, size: int) -> NDArray[np.float64]:
+def _masses(successes: float, failures: float, prior: Prior, size: int) -> NDArray[np.float64]:
     """Probability of each of `size` even cells of θ in [0, π/2]; float [size], sums to 1."""
     theta = (np.arange(size) + 0.5) * (np.pi / 2 / size)
     # With q = sin²θ the density q^(a-1) (1-q)^(b-1) dq becomes sin^(2a-1) θ cos^(2b-1) θ dθ.
-    log = (2 * (successes + prior) - 1) * np.log(np.sin(theta)) + (2 * (failures + prior) - 1) * np.log(np.cos(theta))
+    a, b = successes + prior.successes, failures + prior.failures
+    log = (2 * a - 1) * np.log(np.sin(theta)) + (2 * b - 1) * np.log(np.cos(theta))
     weights = np.exp(log - log.max())
     masses: NDArray[np.float64] = weights / weights.sum()
     masses.setflags(write=False)

@@ -223,6 +223,7 @@ class Figures:
         before = object()
         for row in self.count("preferences", rows):
             self.pairs[row["kind"]] += 1
+            self.totals["few_rollouts"] += row["kind"] == "step" and _least_rollouts(row) < FEW_ROLLOUTS
             self.paired_tasks += row["tree_id"] != before  # pairs come tree by tree
             before = row["tree_id"]
             yield row
@@ -320,6 +321,7 @@ class Figures:
             ),
             "pairs": dict(sorted(self.pairs.items())),
             "pairs_total": self.rows["preferences"],
+            "step_pairs_of_few_rollouts": self.totals["few_rollouts"],
             "tasks_with_pairs": self.paired_tasks,
             "pairs_dropped_by_length_matching": self.totals["unmatched"],
             "kept_unmatched": self.totals["kept_unmatched"],
@@ -416,6 +418,12 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "solved with a hint", str(guided["tasks_solved"]), note
     yield from cuts.rows(summary["cuts"])
     yield "pairs", str(summary["pairs_total"]), _counts(summary["pairs"])
+    if few := summary["step_pairs_of_few_rollouts"]:
+        note = (
+            f"of {summary['pairs']['step']}: a side has fewer than {FEW_ROLLOUTS}; search.simulations gives more, and "
+            "pairs.min_visits asks for more"
+        )
+        yield "step pairs of few rollouts", str(few), note
     if summary["pairs_dropped_by_length_matching"] > summary["pairs_total"]:
         note = "the better side is mostly the shorter (or longer) one; pairs.length_tolerance=1 keeps them"
         yield "dropped by length matching", str(summary["pairs_dropped_by_length_matching"]), note
@@ -432,6 +440,9 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield f"time, {part}", f"{seconds[part]:.1f} s", _TIME_NOTES[part]
 
 
+FEW_ROLLOUTS = 8
+"""Rollouts of a side below which a step pair rests on little (docs/pairs.md)."""
+
 _STOPS = {"closed": "nothing left to try", "tickets": "the policy repeating itself, or faults"}
 
 
@@ -445,6 +456,12 @@ _TIME_NOTES = {
     "judging": "replays, relabelling, pairs, certificates, writing",
     "bookkeeping": "the search itself: selection, backup, event log",
 }
+
+
+def _least_rollouts(row: Row) -> float:
+    """Return the rollouts of the side of a step pair that has fewer; ends with a verdict of their own need none."""
+    sides = [row[f"visits_{side}"] for side in ("chosen", "rejected") if row[f"verdict_{side}"] is None]
+    return min(sides, default=float("inf"))
 
 
 def _percent(value: float | None) -> str:

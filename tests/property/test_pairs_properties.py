@@ -11,6 +11,7 @@ from offline_agent.preferences.dataset.balance import Balance, PairFacts, mean_l
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.pairs.policy_value import policy_values
 from offline_agent.preferences.pairs.step import StepPairs
+from offline_agent.preferences.shrinkage import node_prior
 from offline_agent.preferences.statistics import Evidence, probability_above
 from tests.helpers import preferences as kit
 
@@ -36,6 +37,19 @@ def test_another_success_never_hurts(a: float, b: float, c: float, d: float) -> 
     before = probability_above(Evidence(a, b), Evidence(c, d))
     assert probability_above(Evidence(a + 1, b), Evidence(c, d)) >= before - 1e-9
     assert probability_above(Evidence(a, b + 1), Evidence(c, d)) <= before + 1e-9
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(0, 1), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=2, max_size=6))
+def test_shrunk_comparisons_complement_and_another_success_never_hurts(
+    mean: float, sides: list[tuple[int, int]]
+) -> None:
+    one, other = (Evidence(*side) for side in sides[:2])
+    prior = node_prior(mean, [Evidence(*side) for side in sides])
+    assert sum(weight for weight, _ in prior.parts) == pytest.approx(1.0)
+    assert prior.above(one, other) + prior.above(other, one) == pytest.approx(1.0, abs=1e-9)
+    more = Evidence(one.successes + 1, one.failures)
+    assert prior.above(more, other) >= prior.above(one, other) - 1e-9 and prior.value(more) > prior.value(one)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=2, max_size=6), st.floats(0, 1))

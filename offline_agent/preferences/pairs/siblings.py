@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from offline_agent.preferences.pairs.policy_value import PolicyValue, as_evidence, policy_values
-from offline_agent.preferences.statistics import Evidence, posterior_mean, probability_above
+from offline_agent.preferences.shrinkage import NodePrior, node_prior
+from offline_agent.preferences.statistics import Evidence, Prior
 from offline_agent.search.selection import mix
 
 if TYPE_CHECKING:
     from offline_agent.records import PreferencePair
-    from offline_agent.search.tree import Edge, SearchTree
+    from offline_agent.search.tree import Edge, Node, SearchTree
+
+
+_FEW = 2.0  # rollouts that the root's mean counts for in a node's
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,8 @@ class Comparison:
     """Settings by which actions are valued and compared.
 
     Attributes:
-        prior: Parameter of the symmetric Beta prior.
+        prior: Parameter of the symmetric Beta prior of actions that have nothing in common.
+        concentrations: How alike siblings may be (`preferences.shrinkage`); (0,) = they tell nothing of each other.
         second_opinion: Whether the policy-weighted values (`policy_value`) are asked beside the rollouts.
         value: The value of a rollout: its `reward` or `success`.
         exact_terminals: Whether one verdict settles an action that ends the episode.
@@ -44,6 +49,7 @@ class Comparison:
     """
 
     prior: float
+    concentrations: tuple[float, ...]
     second_opinion: bool
     value: Literal["reward", "success"]
     exact_terminals: bool
@@ -52,7 +58,8 @@ class Comparison:
 
     def of(self, tree: SearchTree) -> Siblings:
         """Return the comparison of a tree's actions."""
-        return Siblings(self, policy_values(tree, self.value == "success") if self.second_opinion else {})
+        policy = policy_values(tree, self.value == "success") if self.second_opinion else {}
+        return Siblings(self, policy, tree.root)
 
 
 class Siblings:
@@ -61,11 +68,14 @@ class Siblings:
     Args:
         rules: How.
         policy: The policy-weighted value of each edge, by edge id; empty where they are not asked.
+        root: The tree's root, whose mean stands in where a node's own is of few rollouts.
     """
 
-    def __init__(self, rules: Comparison, policy: Mapping[int, PolicyValue]) -> None:
+    def __init__(self, rules: Comparison, policy: Mapping[int, PolicyValue], root: Node) -> None:
         self.rules = rules
         self._policy = policy
+        self._priors: dict[int, NodePrior] = {}
+        self._root_mean = self._mean(root, 0.5)
 
     def side(self, edge: Edge) -> Side:
         """Return the known values of an executed action.
@@ -107,9 +117,9 @@ class Siblings:
         The second opinion counts as no more rollouts than the side has.
 
         The gap between plain means is too large where a pair was chosen for it (the winner's curse), and a search's own
-        means favour what it visits. The prior shrinks the former; weights by the policy's proposals undo the latter.
+        means favour what it visits. The node's prior shrinks the former; weights by proposals undo the latter.
         """
-        mean = posterior_mean(side.opinion, self.rules.prior, rollouts(side.edge))
+        mean = self.prior(side.edge.parent).value(side.opinion, rollouts(side.edge))
         if not self.rules.mixed or side.evidence.known is not None:
             return mean
         mixed = mix(mean, rollouts(side.edge), side.edge.critic, self.rules.critic_alpha)
@@ -118,11 +128,31 @@ class Siblings:
 
     def sureness(self, better: Side, worse: Side) -> tuple[float, float]:
         """Return P(Q_better > Q_worse) by the rollouts, and by the second opinion."""
-        prior = self.rules.prior
-        return (
-            probability_above(better.evidence, worse.evidence, prior),
-            probability_above(better.opinion, worse.opinion, prior),
-        )
+        prior = self.prior(better.edge.parent)
+        return prior.above(better.evidence, worse.evidence), prior.above(better.opinion, worse.opinion)
+
+    def prior(self, node: Node) -> NodePrior:
+        """Return the prior of the actions at a node, given the results of all of them."""
+        if node.id not in self._priors:
+            actions = [side.opinion for side in self._sides(node)]
+            base = Prior(self.rules.prior, self.rules.prior)
+            mean = self._mean(node, self._root_mean)
+            self._priors[node.id] = node_prior(mean, actions, self.rules.concentrations, base)
+        return self._priors[node.id]
+
+    def _mean(self, node: Node, otherwise: float) -> float:
+        """Return the mean of a node's actions by the policy's proposals, with some rollouts of another mean."""
+        sides = self._sides(node)
+        draws = sum(max(side.edge.count, 1) for side in sides)
+        if not draws:
+            return otherwise
+        total = sum(max(side.edge.count, 1) * (side.opinion.mean or 0.0) for side in sides)
+        count = sum(rollouts(side.edge) for side in sides)
+        return min(1.0, max(0.0, (count * total / draws + _FEW * otherwise) / (count + _FEW)))
+
+    def _sides(self, node: Node) -> list[Side]:
+        sides = [self.side(edge) for edge in node.edges if edge.child is not None and edge.quarantined is None]
+        return [side for side in sides if side.opinion.mean is not None]
 
     def above(self, better: Edge, worse: Edge) -> float | None:
         """Return the lower of the two; None where one of the actions has no rollout."""
@@ -151,3 +181,10 @@ def with_confidence(pair: PreferencePair, tree: SearchTree, compared: Siblings) 
         return pair
     sure = compared.above(tree.edges[pair.chosen_edge], tree.edges[pair.rejected_edge])
     return replace(pair, confidence=sure)
+
+
+def begins_with_worse_refusal(pair: PreferencePair, tree: SearchTree) -> bool:
+    """Return whether a pair's chosen side begins with a refused call that the tree says is the worse of the two."""
+    if pair.chosen_edge is None or pair.confidence is None or pair.confidence >= 0.5:
+        return False
+    return tree.edges[pair.chosen_edge].fault is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,7 +10,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.preferences.pairs.siblings import Comparison, Siblings, Side, rollouts
 from offline_agent.preferences.pairs.trajectory import PairsAndRefusals, TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.refusals import Refusal
-from offline_agent.preferences.statistics import PRIOR
+from offline_agent.preferences.shrinkage import CONCENTRATIONS
 from offline_agent.records import PreferencePair
 from offline_agent.search.tree import ANSWERED
 
@@ -34,10 +35,12 @@ class StepPairs:
     Args:
         min_visits: Rollouts each side needs, unless it is known exactly or closed.
         min_gap: Least difference of the two values that are stored.
-        confidence: Least P(Q_w > Q_l) under Beta(prior, prior) posteriors, by the rollouts and by the second opinion;
+        confidence: Least P(Q_w > Q_l) by the rollouts and by the second opinion, both shrunk towards the node's mean;
             the lower of the two is stored.
         per_node: Most pairs of one node.
-        prior: Parameter of the symmetric Beta prior.
+        prior: Parameter of the symmetric Beta prior of actions that have nothing in common.
+        concentrations: How alike the actions of one node may be (`preferences.shrinkage`); (0,) = what their siblings
+            did says nothing of them.
         value: The value of a rollout: its `reward` (partial credit counts as a part of a success) or `success`.
         second_opinion: Whether the policy-weighted values are asked; False leaves closed children to `min_visits` too.
         exact_terminals: Whether one verdict settles a child that ends the episode; False where the verifier is noisy.
@@ -58,7 +61,8 @@ class StepPairs:
         min_gap: float = 0.2,
         confidence: float = 0.9,
         per_node: int = 2,
-        prior: float = PRIOR,
+        prior: float = 0.5,
+        concentrations: Sequence[float] = CONCENTRATIONS,
         second_opinion: bool = True,
         value: Literal["reward", "success"] = "reward",
         exact_terminals: bool = True,
@@ -72,6 +76,11 @@ class StepPairs:
             *([f"confidence must be in [0.5, 1], got {confidence!r}"] if not 0.5 <= confidence <= 1 else []),
             *([f"per_node must be at least 1, got {per_node!r}"] if per_node < 1 else []),
             *([f"prior must be above 0, got {prior!r}"] if prior <= 0 else []),
+            *(
+                [f"concentrations must be one or more numbers of at least 0, got {concentrations!r}"]
+                if not concentrations or min(concentrations) < 0
+                else []
+            ),
             *([f"value must be 'reward' or 'success', got {value!r}"] if value not in ("reward", "success") else []),
             *(
                 [f"value_source must be 'search' or 'mixed', got {value_source!r}"]
@@ -87,7 +96,7 @@ class StepPairs:
         self.per_node = per_node
         self.decisive = decisive
         self.compare = Comparison(
-            prior, second_opinion, value, exact_terminals, value_source == "mixed", critic_alpha
+            prior, tuple(concentrations), second_opinion, value, exact_terminals, value_source == "mixed", critic_alpha
         ).of
 
     def mine(self, tree: SearchTree, compared: Siblings | None = None) -> PairsAndRefusals:
@@ -165,6 +174,8 @@ class StepPairs:
         better, worse = one, other
         if (one.evidence.mean or 0.0) < (other.evidence.mean or 0.0):
             better, worse = other, one
+        if (better.evidence.mean or 0.0) <= (worse.evidence.mean or 0.0):  # a prior alone makes no order
+            return f"gap below {self.min_gap:g}"
         sure, second = compared.sureness(better, worse)
         if self._settled(compared, better, worse):
             sure = second = 1.0
@@ -182,6 +193,8 @@ class StepPairs:
             return "the critic says the opposite"
         if better.edge.fault in CALL_FAULTS:
             return "the better action is a malformed call"
+        if better.edge.fault is not None:  # by few rollouts it may look better than a call that wastes a step
+            return "the better action is a call that the tool refused"
         reason = (
             f"sibling actions with values {high:.3f} and {low:.3f} over {_count(better)} and {_count(worse)} "
             f"rollouts: P(Q_w > Q_l) = {sure:.3f}"

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from offline_agent.preferences.statistics import Evidence, certainty, probability_above
+from offline_agent.preferences.statistics import Evidence, Prior, certainty, probability_above
 
 
 def sampled(better: tuple[float, float], worse: tuple[float, float], n: int = 400_000) -> float:
@@ -31,7 +31,7 @@ def test_agrees_with_sampling(better: tuple[float, float], worse: tuple[float, f
 
 def test_agrees_with_the_closed_form_of_a_uniform_prior() -> None:
     # With Beta(1, 1) priors and one success against none: E[X] of Beta(2, 1) against Beta(1, 1) is 2/3.
-    assert probability_above(Evidence(1, 0), Evidence(0, 0), prior=1.0) == pytest.approx(2 / 3, abs=2e-5)
+    assert probability_above(Evidence(1, 0), Evidence(0, 0), prior=Prior(1.0, 1.0)) == pytest.approx(2 / 3, abs=2e-5)
 
 
 def test_is_half_for_equals_and_sums_to_one() -> None:

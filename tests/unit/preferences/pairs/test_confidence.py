@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from offline_agent.envs.base import EnvSpec
 from offline_agent.preferences.mining import Miner
 from offline_agent.records import PreferencePair
 from tests.helpers import preferences as kit
 
 # To look first is better here: one lucky success begins with A, and one failure with a look.
-LUCK = ["A C leave"] * 12 + ["A B leave"] + ["look A B leave"] * 12 + ["look C leave"]
+LUCK = ["A C leave"] * 24 + ["A B leave"] + ["look A B leave"] * 24 + ["look C leave"]
 
 
 def mined(rollouts: list[str], spec: EnvSpec = kit.SPEC, **options: Any) -> list[PreferencePair]:
@@ -47,7 +45,7 @@ def test_values_of_one_request_say_nothing_of_another() -> None:
 
 
 def test_a_shorter_success_is_as_sure_as_the_tree_says_and_unknown_where_it_does_not() -> None:
-    (known,) = mined(["look A B leave"] * 3 + ["A C leave"] * 5, kinds=("minimal",))
+    (known,) = mined(["look A B leave"] * 12 + ["A C leave"] * 20, kinds=("minimal",))
     assert first(known) == ("A", "look") and known.confidence is not None and known.confidence < 0.1
     (unknown,) = mined(["look A B leave"] * 3, kinds=("minimal",))
     assert unknown.confidence is None and known.rest_confidence == unknown.rest_confidence == 1.0
@@ -67,4 +65,17 @@ def test_an_action_that_was_never_followed_to_an_end_is_not_compared() -> None:
     compared = miner.steps.compare(tree)
     assert compared.above(tree.edges[0], tree.edges[1]) is None
     other = kit.sided(tree, tree.root, kit.act("leave"), 0, 3)
-    assert compared.above(tree.edges[0], other) == pytest.approx(1, abs=0.05)
+    assert compared.above(tree.edges[0], other) > 0.9
+
+
+def test_no_kind_chooses_a_refused_call_first_that_the_tree_values_lower() -> None:
+    # X is no button: one lucky success begins with it, most of its rollouts fail.
+    rollouts = ["X A C leave"] * 12 + ["X A B leave"] + ["A B leave"] * 12 + ["A C leave"]
+    tree = kit.grow(rollouts)
+    miner = Miner(kit.SPEC, step_seconds=None, kinds=("trajectory",))
+    found = miner.mine(tree)
+    assert ("X", "A") not in map(first, found.pairs) and ("A", "X") in map(first, found.pairs)
+    (refusal,) = [r for r in found.refusals if "call that the tool refused" in r.reason]
+    assert refusal.kind == "trajectory" and "the tree values it lower" in refusal.reason
+    lucky = ["X A B leave"] * 12 + ["X A C leave"] + ["A C leave"] * 12 + ["A B leave"]
+    assert ("X", "A") in map(first, miner.mine(kit.grow(lucky)).pairs)  # the tree does not say so

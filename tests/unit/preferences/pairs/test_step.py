@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from offline_agent.errors import ConfigError
 from offline_agent.preferences.pairs.step import StepPairs
 from tests.helpers import preferences as kit
 
-PLAIN = StepPairs(second_opinion=False)
+
+def plain(**options: Any) -> StepPairs:
+    """By the rollouts alone, and siblings say nothing of each other."""
+    return StepPairs(second_opinion=False, concentrations=(0.0,), **options)
+
+
+PLAIN = plain()
 
 
 def why(rules: StepPairs, tree: object) -> set[str]:
@@ -45,8 +53,8 @@ def test_each_threshold_refuses(tree: object, reason: str) -> None:
 
 def test_thresholds_are_met_with_equality() -> None:
     tree = kit.fan((5.5, 1.5), (1.5, 5.5))  # posterior means ¾ and ¼
-    assert len(StepPairs(second_opinion=False, min_gap=0.5, confidence=0.5).mine(tree)[0]) == 1
-    assert not StepPairs(second_opinion=False, min_gap=0.51, confidence=0.5).mine(tree)[0]
+    assert len(plain(min_gap=0.5, confidence=0.5).mine(tree)[0]) == 1
+    assert not plain(min_gap=0.51, confidence=0.5).mine(tree)[0]
 
 
 def test_mixed_values_make_the_gap_where_they_are_asked_for() -> None:
@@ -54,12 +62,12 @@ def test_mixed_values_make_the_gap_where_they_are_asked_for() -> None:
     tree.edges[0].critic, tree.edges[1].critic = 1.0, 0.0
     assert why(PLAIN, tree) == {"gap below 0.2"}
     high, low = 60.5 / 101, 41.5 / 101  # posterior means under Beta(1/2, 1/2)
-    (pair,), _ = StepPairs(second_opinion=False, value_source="mixed").mine(tree)
+    (pair,), _ = plain(value_source="mixed").mine(tree)
     assert (pair.q_chosen, pair.q_rejected) == pytest.approx((high * 100 / 102 + 2 / 102, low * 100 / 102))
-    (pair,), _ = StepPairs(second_opinion=False, value_source="mixed", critic_alpha=0.5).mine(tree)
+    (pair,), _ = plain(value_source="mixed", critic_alpha=0.5).mine(tree)
     assert (pair.q_chosen, pair.q_rejected) == pytest.approx((0.5 * high + 0.5, 0.5 * low))
     tree.edges[1].critic = None  # no opinion is no term
-    (pair,), _ = StepPairs(second_opinion=False, value_source="mixed", critic_alpha=0.5).mine(tree)
+    (pair,), _ = plain(value_source="mixed", critic_alpha=0.5).mine(tree)
     assert (pair.q_chosen, pair.q_rejected) == pytest.approx((0.5 * high + 0.5, low))
     with pytest.raises(ConfigError, match="'search' or 'mixed'"):
         StepPairs(value_source="critic")  # type: ignore[arg-type]
@@ -68,7 +76,7 @@ def test_mixed_values_make_the_gap_where_they_are_asked_for() -> None:
 def test_a_critic_cannot_turn_round_what_the_rollouts_say() -> None:
     tree = kit.fan((5, 0), (0, 4))
     tree.edges[0].critic, tree.edges[1].critic = 0.0, 1.0
-    assert StepPairs(second_opinion=False, value_source="mixed", critic_alpha=0.1).mine(tree)[0] == []
+    assert plain(value_source="mixed", critic_alpha=0.1).mine(tree)[0] == []
 
 
 def test_partial_credit_counts_in_part() -> None:
@@ -82,7 +90,7 @@ def test_partial_credit_counts_in_part() -> None:
 def test_value_success_ignores_partial_credit() -> None:
     tree = kit.fan((9.0, 1.0), (4.0, 6.0))
     tree.edges[0].successes, tree.edges[1].successes = 0, 0
-    assert PLAIN.mine(tree)[0] and not StepPairs(second_opinion=False, value="success").mine(tree)[0]
+    assert PLAIN.mine(tree)[0] and not plain(value="success").mine(tree)[0]
 
 
 def test_rollouts_that_used_up_their_steps_scored_nothing() -> None:
@@ -118,7 +126,7 @@ def test_an_end_is_known_after_one_visit() -> None:
     (pair,), _ = PLAIN.mine(tree)
     assert pair.verdict_chosen is not None and pair.verdict_chosen.success and pair.verdict_rejected is None
     assert pair.visits_chosen == 1
-    noisy = StepPairs(second_opinion=False, exact_terminals=False)
+    noisy = plain(exact_terminals=False)
     assert noisy.mine(tree)[0] == [] and "fewer than 3 rollouts" in why(noisy, tree)
 
 
@@ -142,8 +150,19 @@ def test_a_malformed_call_is_never_chosen_but_may_be_rejected() -> None:
     tree = kit.fan((5, 0), (0, 5))
     tree.edges[0].fault = "bad_arguments"
     assert PLAIN.mine(tree)[0] == [] and "the better action is a malformed call" in why(PLAIN, tree)
-    tree.edges[0].fault, tree.edges[1].fault = "tool_error", "unknown_tool"
+    tree.edges[0].fault, tree.edges[1].fault = None, "unknown_tool"
     assert len(PLAIN.mine(tree)[0]) == 1
+
+
+@pytest.mark.parametrize("decisive", [False, True])
+def test_a_call_that_the_tool_refused_is_never_chosen_but_may_be_rejected(decisive: bool) -> None:
+    rules = plain(decisive=decisive)
+    tree = kit.fan((5, 0), (0, 5))
+    kit.end(tree.edges[1], 0.0)
+    tree.edges[0].fault = "tool_error"
+    assert rules.mine(tree)[0] == [] and why(rules, tree) == {"the better action is a call that the tool refused"}
+    tree.edges[0].fault, tree.edges[1].fault = None, "tool_error"
+    assert len(rules.mine(tree)[0]) == 1
 
 
 def test_at_most_two_per_node_the_surest_first() -> None:
@@ -151,7 +170,7 @@ def test_at_most_two_per_node_the_surest_first() -> None:
     pairs, refusals = PLAIN.mine(tree)
     assert len(pairs) == 2 and pairs[0].rejected_edge == 2
     assert "more than 2 pairs of its node" in {r.reason for r in refusals}
-    assert len(StepPairs(second_opinion=False, per_node=3).mine(tree)[0]) == 3
+    assert len(plain(per_node=3).mine(tree)[0]) == 3
 
 
 def test_the_second_opinion_undoes_what_the_search_preferred() -> None:
@@ -181,7 +200,7 @@ def test_a_closed_child_needs_no_more_visits() -> None:
     for edge in tree.edges[:2]:
         edge.closed = True
     (pair,), _ = StepPairs().mine(tree)
-    assert pair.visits_chosen == 1 and pair.q_chosen == 0.75 and 0.9 <= pair.confidence < 1.0
+    assert pair.visits_chosen == 1 and pair.q_chosen == pytest.approx(0.75, abs=0.01) and 0.9 <= pair.confidence < 1.0
 
 
 def test_a_closed_child_of_which_nothing_was_judged_is_not_known() -> None:
@@ -192,20 +211,20 @@ def test_a_closed_child_of_which_nothing_was_judged_is_not_known() -> None:
 
 def test_every_fault_of_the_arguments_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        StepPairs(min_visits=0, min_gap=2, confidence=0.3, per_node=0, prior=0, value="x")  # type: ignore[arg-type]
-    assert len(caught.value.faults) == 6
+        StepPairs(min_visits=0, min_gap=2, confidence=0.3, per_node=0, prior=0, concentrations=(), value="x")  # type: ignore[arg-type]
+    assert len(caught.value.faults) == 7
 
 
 def test_one_success_settles_an_action_against_one_that_ends_the_episode_in_failure() -> None:
     tree = kit.fan((1, 1), (0, 1), (0, 2))
     better, worse, _ = tree.edges
     kit.end(worse, 0.0)
-    rules = StepPairs(second_opinion=False, decisive=True)
+    rules = plain(decisive=True)
     assert PLAIN.mine(tree)[0] == []  # two rollouts are too few
     (pair,), _ = rules.mine(tree)  # and the third action is settled by nothing
     assert (pair.chosen_edge, pair.rejected_edge, pair.confidence) == (better.id, worse.id, 1.0)
     assert pair.q_rejected == 0.0 < pair.q_chosen < 1.0
-    assert StepPairs(second_opinion=False, decisive=True, exact_terminals=False).mine(tree)[0] == []
+    assert plain(decisive=True, exact_terminals=False).mine(tree)[0] == []
     kit.end(worse, 0.1)  # not the least score that there is
     assert rules.mine(tree)[0] == []
     kit.end(worse, 0.0)
