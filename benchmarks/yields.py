@@ -134,6 +134,7 @@ def table(seeds: Sequence[Seed], resamples: int = 1000) -> list[dict[str, Any]]:
                 "by": name,
                 "calls": sum(one["calls"] for one in each),
                 "solved": f"{np.mean([one['solved'] for one in each]):.0%}",
+                "solved a 1,000 calls": round(found[name]["solved"], 1),
                 "successes a 1,000 calls": round(found[name]["successes"], 1),
                 "distinct": round(found[name]["distinct"], 1),
                 "step pairs": round(found[name]["pairs"], 1),
