@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from offline_agent.report.build_prefs import FEW_ROLLOUTS, Figures
@@ -15,9 +16,9 @@ def row(kind: str, chosen: int, rejected: int, ended: bool = False) -> dict[str,
     }  # fmt: skip
 
 
-def test_step_pairs_count_where_an_estimated_side_has_few_rollouts() -> None:
+def test_step_pairs_count_where_an_estimated_side_has_few_rollouts(tmp_path: Path) -> None:
     few, enough = FEW_ROLLOUTS - 1, FEW_ROLLOUTS
     rows = [row("step", few, 99), row("step", 99, few), row("step", enough, enough), row("trajectory", 1, 1)]
-    figures = Figures()
+    figures = Figures(tmp_path, 1, 0)
     assert len(list(figures.count_pairs([*rows, row("step", enough, 1, ended=True)]))) == 5
     assert figures.totals["few_rollouts"] == 2
