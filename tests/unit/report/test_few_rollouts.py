@@ -19,6 +19,6 @@ def row(kind: str, chosen: int, rejected: int, ended: bool = False) -> dict[str,
 def test_step_pairs_count_where_an_estimated_side_has_few_rollouts(tmp_path: Path) -> None:
     few, enough = FEW_ROLLOUTS - 1, FEW_ROLLOUTS
     rows = [row("step", few, 99), row("step", 99, few), row("step", enough, enough), row("trajectory", 1, 1)]
-    figures = Figures(tmp_path, 1, 0)
+    figures = Figures(tmp_path, 1, False)
     assert len(list(figures.count_pairs([*rows, row("step", enough, 1, ended=True)]))) == 5
     assert figures.totals["few_rollouts"] == 2
