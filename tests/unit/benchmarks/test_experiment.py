@@ -250,7 +250,7 @@ def test_an_interval_of_shares_near_0_or_1_has_a_width() -> None:
     for value in (0.0, 1.0):
         low, high = experiment.share_interval(np.full((3, 40), value))
         assert (low, high) == (pytest.approx(wilson(value, 40)[0]), pytest.approx(wilson(value, 40)[1]))
-        low, high = pair_accuracy._interval(np.array([4.0, 0, 2]) * value, np.array([4, 0, 2]))
+        low, high = pair_accuracy.interval(np.array([4.0, 0, 2]) * value, np.array([4, 0, 2]))
         assert (low, high) == (pytest.approx(wilson(value, 2)[0]), pytest.approx(wilson(value, 2)[1]))
     spread = np.linspace(0, 1, 40)
     assert experiment.share_interval(spread[None]) == experiment.interval(spread[None])
