@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from offline_agent.preferences.pairs.siblings import Comparison
 from offline_agent.preferences.pairs.step import CALL_FAULTS
-from offline_agent.preferences.statistics import PRIOR, Evidence, posterior_mean
+from offline_agent.preferences.statistics import JEFFREYS, Evidence, Prior, posterior_mean
 from offline_agent.search.tree import ANSWERED
 
 if TYPE_CHECKING:
@@ -52,24 +52,24 @@ class SiblingSet:
 class SiblingValues:
     """Values of actions by state, from the rollouts of one tree or of several.
 
-    A value is the mean of Beta(prior + successes, prior + failures), the sums being those of all edges of the same
+    A value is the posterior mean under the prior, the sums being those of all edges of the same
     canonical action that leave the same state; or the verdict's score where the action ends the episode. States are the
     same where their fingerprints are equal, within a tree or within a task; a node without fingerprint is its own.
 
     Args:
         pool: none: every node is its own state. tree: equal fingerprints of one tree are. task: those of one task are.
-        prior: Parameter of the symmetric Beta prior.
+        prior: The Beta prior of a value.
         exact: Whether one verdict settles an action that ends the episode; False where the verifier is noisy.
     """
 
     pool: Pool = "task"
-    prior: float = PRIOR
+    prior: Prior = JEFFREYS
     exact: bool = True
     _known: dict[Hashable, Evidence] = field(default_factory=dict)
 
     def add(self, tree: SearchTree, name: str) -> None:
         """Add the rollouts of a tree under a name that no other tree has; add all trees before the first `sets`."""
-        compared = Comparison(self.prior, False, "reward", self.exact).of(tree)
+        compared = Comparison(self.prior.successes, (0.0,), False, "reward", self.exact).of(tree)
         for node in _sound(tree):
             for edge in _executed(node):
                 found = compared.evidence(edge)
