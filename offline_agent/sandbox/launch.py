@@ -49,6 +49,11 @@ def site_packages() -> list[str]:
     return list(dict.fromkeys(path for path in paths if path and os.path.isdir(path)))
 
 
+def hidden_packages() -> list[str]:
+    """Return those of `site_packages` that programs cannot see where they have namespaces of their own."""
+    return [path for path in site_packages() if os.path.realpath(path).startswith(("/tmp/", "/dev/"))]
+
+
 def user_number() -> int:
     """Return the first of 1,024 user numbers for a process that root starts; 0 for other users."""
     return _FIRST_USER + os.getpid() % _RANGE * 1024 if os.getuid() == 0 else 0
