@@ -35,7 +35,8 @@ class NodePrior:
 
     def above(self, better: Evidence, worse: Evidence) -> float:
         """Return P(Q_better > Q_worse), with half of the probability of a tie."""
-        return sum(weight * probability_above(better, worse, prior) for weight, prior in self.parts)
+        found = sum(weight * probability_above(better, worse, prior) for weight, prior in self.parts)
+        return min(1.0, max(0.0, found))  # the weights sum to 1 but for a rounding error
 
     def value(self, evidence: Evidence, most: float = inf) -> float:
         """Return the posterior mean of a value.
@@ -44,7 +45,8 @@ class NodePrior:
             evidence: The action's own results.
             most: Number of scores for which they count at most.
         """
-        return sum(weight * posterior_mean(evidence, prior, most) for weight, prior in self.parts)
+        found = sum(weight * posterior_mean(evidence, prior, most) for weight, prior in self.parts)
+        return min(1.0, max(0.0, found))
 
 
 def node_prior(

@@ -140,7 +140,7 @@ def test_a_failure_while_running_is_status_1_and_can_be_gone_on_from(tmp_path: P
 def test_run_dir_alone_goes_on_with_the_configuration_of_the_run(tmp_path: Path) -> None:
     assert _call(tmp_path, "run_dir=r", "count=5", "seed=3", "tracking.uri=null")[0] == 0
     status, out, err = _call(tmp_path, "run_dir=r")
-    assert status == 0 and out == "counted 5, written to r\n" and "going on with r" in err
+    assert status == 0 and out.startswith("counted 5, written to r\n") and "going on with r" in err
     assert yaml.safe_load(_call(tmp_path, "run_dir=r", "--print-config")[1])["seed"] == 3
     status, _, err = _call(tmp_path, "run_dir=r", "count=6", "tracking.uri=null")
     assert status == 2 and "go on with its own configuration: python -m offline_agent.pipelines.tiny run_dir=r" in err
@@ -203,7 +203,7 @@ def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tmp_path: Path) ->
 
 def test_tracking_holds_the_run(tmp_path: Path) -> None:
     status, _, err = _call(tmp_path, "run_dir=r")
-    assert status == 0 and "tracking" not in err, err
+    assert status == 0 and "does not work" not in err, err
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")

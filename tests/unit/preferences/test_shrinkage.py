@@ -80,3 +80,15 @@ def test_a_prior_alone_makes_no_order() -> None:
     kit.end(failed, 0.0)
     pairs, _ = StepPairs(second_opinion=False, min_gap=0.0, per_node=9).mine(tree)
     assert {(p.chosen_edge, p.rejected_edge) for p in pairs} == {(0, 1), (0, 2)}
+
+
+def test_no_probability_leaves_its_range_by_a_rounding_error() -> None:
+    """Alone catches rows refused for a confidence of 1.0000000000000002."""
+    for good in range(1, 30):
+        sides = [Evidence(float(good), 0.0), Evidence(0.0, 1.0, known=0.0), Evidence(1.0, 0.0, known=1.0)]
+        for m in range(1, 12):
+            prior = node_prior(m / 12, [sides[0], Evidence(0.0, float(m))])
+            for one in sides:
+                for other in sides:
+                    assert 0.0 <= prior.above(one, other) <= 1.0
+                assert 0.0 <= prior.value(one) <= 1.0
