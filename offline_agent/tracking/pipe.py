@@ -16,7 +16,7 @@ from time import monotonic
 from typing import IO, Any
 
 NAME = "tracking.jsonl"
-_QUIETLY, _AT_MOST = 5.0, 600.0  # seconds of waiting before it is announced; seconds of waiting in all
+_QUIETLY, _AT_MOST = 30.0, 600.0  # seconds of waiting before it is announced; seconds of waiting in all
 _WORKING = 0.05  # seconds of processor time between two looks that show a working process
 
 _QUIET = {
