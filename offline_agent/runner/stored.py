@@ -53,20 +53,21 @@ def stored_config(command: Command[C, Any], overrides: Sequence[str]) -> C | Non
 
 
 def check_models(config: RunConfig) -> None:
-    """Raise ConfigError where a model to be loaded here is neither a folder nor to be had from the hub."""
-    if config.launcher != "local":
+    """Raise ConfigError where a model that plays here is neither a folder nor to be had from the hub.
+
+    `model.path` of a training is told later, with all faults of its data.
+    """
+    if config.launcher != "local" or getattr(getattr(config, "policy", None), "name", None) != "hf":
         return
-    sections = {name: getattr(config, name, None) for name in ("policy", "model", "against")}
-    plays = getattr(sections["policy"], "name", None) == "hf"
     faults: list[str] = []
-    for key, name in (("policy", "model"), ("against", "model"), ("model", "path")):
-        source = getattr(sections[key], name, None)
-        if not isinstance(source, str) or (key != "model" and not plays) or Path(source).expanduser().is_dir():
+    for key in ("policy", "against"):
+        source = getattr(getattr(config, key, None), "model", None)
+        if not isinstance(source, str) or Path(source).expanduser().is_dir():
             continue
         from offline_agent.rendering.hub import only_here
 
         try:
-            only_here(source, f"{key}.{name}")
+            only_here(source, f"{key}.model")
         except ConfigError as error:
             faults += error.faults
     if faults:

@@ -194,8 +194,10 @@ def _tried(level: str) -> WarmProcess:
         raise SandboxError("there is no bwrap on the PATH")
     hidden = [] if level == "limits" else launch.hidden_packages()
     if hidden:
-        raise SandboxError(f"the installed packages are in {hidden[0]}, and programs have a folder of their own in place "
-                           "of /tmp there; install this program elsewhere")  # fmt: skip
+        raise SandboxError(
+            f"the installed packages are in {hidden[0]}, and programs have a folder of their own in place of /tmp; "
+            "install this program elsewhere"
+        )
 
     def command(fd: int, folder: str) -> list[str]:
         if level == "bubblewrap":
