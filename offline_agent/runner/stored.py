@@ -55,9 +55,10 @@ def stored_config(command: Command[C, Any], overrides: Sequence[str]) -> C | Non
 def check_models(config: RunConfig) -> None:
     """Raise ConfigError where a model that plays here is neither a folder nor to be had from the hub.
 
-    `model.path` of a training is told later, with all faults of its data.
+    Those of a training or a loop are told later, with all other faults.
     """
-    if config.launcher != "local" or getattr(getattr(config, "policy", None), "name", None) != "hf":
+    loop = hasattr(config, "sft")
+    if loop or config.launcher != "local" or getattr(getattr(config, "policy", None), "name", None) != "hf":
         return
     faults: list[str] = []
     for key in ("policy", "against"):
