@@ -19,7 +19,7 @@ from offline_agent.runner.pipeline import DONE, FAILED, WRONG, C, Command, Exten
 from offline_agent.runner.progress import Progress
 from offline_agent.runner.saved import saved
 from offline_agent.runner.signals import Stopped, signals
-from offline_agent.runner.stored import check_models, stored_config
+from offline_agent.runner.stored import stored_config
 from offline_agent.runner.supervisor import supervised
 from offline_agent.runner.terminal import say, show
 
@@ -87,7 +87,6 @@ def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]
     if asked.print_config:
         show(to_yaml(config).rstrip())
         return lambda: DONE
-    check_models(config)
     config = command.complete(config)
     if asked.plan or config.plan.expect:
         extensions.check_plan(config, asked.plan)

@@ -1,4 +1,4 @@
-"""Checks of a request before anything large is imported: a run that is gone on with, and models that are missing."""
+"""The stored configuration of a run that is gone on with by `run_dir` alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from offline_agent.config.build_prefs import RunConfig
 from offline_agent.errors import ConfigError
 from offline_agent.runner.pipeline import C, Command
 from offline_agent.runner.terminal import is_file
@@ -50,26 +49,3 @@ def stored_config(command: Command[C, Any], overrides: Sequence[str]) -> C | Non
             f"run_dir: the configuration in {file} is of another version of the program and cannot be read "
             f"({error.errors()[0]['msg']}); give the keys of the first command again"
         ) from error
-
-
-def check_models(config: RunConfig) -> None:
-    """Raise ConfigError where a model that plays here is neither a folder nor to be had from the hub.
-
-    Those of a training or a loop are told later, with all other faults.
-    """
-    loop = hasattr(config, "sft")
-    if loop or config.launcher != "local" or getattr(getattr(config, "policy", None), "name", None) != "hf":
-        return
-    faults: list[str] = []
-    for key in ("policy", "against"):
-        source = getattr(getattr(config, key, None), "model", None)
-        if not isinstance(source, str) or Path(source).expanduser().is_dir():
-            continue
-        from offline_agent.rendering.hub import only_here
-
-        try:
-            only_here(source, f"{key}.model")
-        except ConfigError as error:
-            faults += error.faults
-    if faults:
-        raise ConfigError(faults)

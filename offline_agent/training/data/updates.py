@@ -14,6 +14,7 @@ from offline_agent.training.prefix_sharing import log_probabilities as prefix_sh
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import PairRow, TrajectoryRow
     from offline_agent.training.data.sibling_rows import SiblingRow
+    from offline_agent.training.settings import DpoSettings, TrainSettings
 
 Ids = tuple[int, ...]
 
@@ -257,3 +258,18 @@ def fill(units: Sequence[Unit], tokens: int, share: bool = True) -> list[list[Un
             packs.append([unit])
             used = unit.raw_tokens
     return packs
+
+
+def anchored_schedule(
+    rows: Sequence[Unit], anchors: Sequence[TrajectoryRow], settings: TrainSettings, dpo: DpoSettings
+) -> UpdateSchedule:
+    """Return the updates of a training on preferences, with replayed trajectories beside the rows where they count."""
+    return UpdateSchedule(
+        rows,
+        trajectory_units(anchors, anchor=True),
+        size=settings.rows,
+        anchor_size=dpo.anchor_rows if dpo.anchor_weight else 0,
+        epochs=settings.epochs,
+        max_updates=settings.max_updates,
+        seed=settings.seed,
+    )

@@ -13,13 +13,13 @@ from torch import Tensor
 from trl import DPOConfig, DPOTrainer
 
 from offline_agent.errors import ConfigError
-from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, pair_units, trajectory_units
+from offline_agent.training.data.updates import Unit, Update, anchored_schedule, pair_units
 from offline_agent.training.guard import stalled
 from offline_agent.training.offline.losses import (
     PairSums,
     label_noise,
     preference_loss,
-    segment_sums,
+    sequence_sums,
     trl_inputs,
     turn_weights,
 )
@@ -73,15 +73,7 @@ def train_dpo(
     dpo.check()
     if not rows:
         raise ConfigError("there are no pairs to train on")
-    plan = UpdateSchedule(
-        pair_units(rows),
-        trajectory_units(anchors, anchor=True),
-        size=settings.rows,
-        anchor_size=dpo.anchor_rows if dpo.anchor_weight else 0,
-        epochs=settings.epochs,
-        max_updates=settings.max_updates,
-        seed=settings.seed,
-    )
+    plan = anchored_schedule(pair_units(rows), anchors, settings, dpo)
     config = DPOConfig(
         **trl_arguments(settings, folder, len(plan)),
         beta=dpo.beta,
@@ -183,11 +175,9 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
         """Return this pack's share of the update's loss and figures."""
         device = scores.logps.device
         every = torch.cat(list(pack.rows))
-        sizes = torch.tensor([len(row) for row in pack.rows])
-        owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(device)
         logps = scores.logps[every]
         spread = scores.entropy[every].sum() / sum(unit.scored for unit in (*update.rows, *update.anchors))
-        sums = segment_sums(logps, owner, len(pack.rows))
+        sums = sequence_sums(pack.rows, scores.logps)
         place = 0
         pairs: list[tuple[Unit, int]] = []
         anchors: list[tuple[Unit, int]] = []
@@ -196,7 +186,7 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
             place += len(unit.sequences)
         parts: Sums = {"entropy": spread}
         if pairs:
-            chunks = logps.split(sizes.tolist())
+            chunks = logps.split([len(row) for row in pack.rows])
             sides = [(chunks[at], chunks[at + 1]) for _, at in pairs]
             first = torch.tensor([at for _, at in pairs], device=device)
             parts |= self._pairs(update, [unit for unit, _ in pairs], sides, sums[first], sums[first + 1])

@@ -91,6 +91,13 @@ def segment_sums(values: Tensor, owner: Tensor, count: int) -> Tensor:
     return values.new_zeros(count).index_add(0, owner, values)
 
 
+def sequence_sums(rows: Sequence[Tensor], values: Tensor) -> Tensor:
+    """Return [sequences]: for each sequence the sum of its tokens' values; `rows` are their places in `values`."""
+    sizes = torch.tensor([len(row) for row in rows])
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(values.device)
+    return segment_sums(values[torch.cat(list(rows))], owner, len(sizes))
+
+
 def sibling_loss(sums: Tensor, owner: Tensor, weights: Tensor, count: int) -> Tensor:
     """Return the cross-entropy [count] of the policy's distribution over each node's actions to their weights.
 

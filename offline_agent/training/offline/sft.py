@@ -13,7 +13,7 @@ from trl import SFTConfig, SFTTrainer
 
 from offline_agent.errors import ConfigError
 from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, observation_units, trajectory_units
-from offline_agent.training.offline.losses import segment_sums
+from offline_agent.training.offline.losses import segment_sums, sequence_sums
 from offline_agent.training.settings import TrainResult, TrainSettings, trl_arguments
 from offline_agent.training.trainer import PackedTrainer, Sums
 
@@ -123,10 +123,8 @@ class SharedSFTTrainer(PackedTrainer, SFTTrainer):  # type: ignore[misc]
         if self.weight:
             return self._with_observations(update, units, pack, scores)
         device = scores.logps.device
-        sizes = torch.tensor([len(row) for row in pack.rows])
-        owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(device)
         every = torch.cat(list(pack.rows))
-        sums = segment_sums(scores.logps[every], owner, len(units))
+        sums = sequence_sums(pack.rows, scores.logps)
         weights = torch.tensor([self.rows[unit.index].weight for unit in units], device=device)
         total = sum(self.rows[unit.index].weight * unit.scored for unit in update.rows)
         tokens = sum(unit.scored for unit in update.rows)

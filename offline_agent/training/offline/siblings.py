@@ -11,8 +11,8 @@ from torch import Tensor
 from trl import SFTConfig, SFTTrainer
 
 from offline_agent.errors import ConfigError
-from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, sibling_units, trajectory_units
-from offline_agent.training.offline.losses import segment_sums, sibling_loss
+from offline_agent.training.data.updates import Unit, Update, anchored_schedule, sibling_units
+from offline_agent.training.offline.losses import sequence_sums, sibling_loss
 from offline_agent.training.settings import DpoSettings, TrainResult, TrainSettings, trl_arguments
 from offline_agent.training.trainer import PackedTrainer, Sums
 
@@ -58,15 +58,7 @@ def train_siblings(
     """
     if not rows:
         raise ConfigError("there are no siblings to train on")
-    plan = UpdateSchedule(
-        sibling_units(rows),
-        trajectory_units(anchors, anchor=True),
-        size=settings.rows,
-        anchor_size=dpo.anchor_rows if dpo.anchor_weight else 0,
-        epochs=settings.epochs,
-        max_updates=settings.max_updates,
-        seed=settings.seed,
-    )
+    plan = anchored_schedule(sibling_units(rows), anchors, settings, dpo)
     config = SFTConfig(**trl_arguments(settings, folder, len(plan)))
     trainer = SiblingsTrainer(model, tokenizer, config, plan, settings, log, rows=rows, dpo=dpo)
     return trainer.result(trainer.go(say))
@@ -94,9 +86,7 @@ class SiblingsTrainer(PackedTrainer, SFTTrainer):  # type: ignore[misc]
         """
         device = scores.logps.device
         every = torch.cat(list(pack.rows))
-        sizes = torch.tensor([len(row) for row in pack.rows])
-        owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(device)
-        sums = segment_sums(scores.logps[every], owner, len(sizes))
+        sums = sequence_sums(pack.rows, scores.logps)
         scored = sum(unit.scored for unit in (*update.rows, *update.anchors))
         parts: Sums = {"entropy": scores.entropy[every].sum() / scored}
         at, of_nodes, of_anchors, nodes = 0, list[int](), list[int](), list[Unit]()

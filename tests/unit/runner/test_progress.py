@@ -9,11 +9,17 @@ from offline_agent.runner import progress as _progress
 from offline_agent.runner.progress import Progress
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The clock of a progress line, to be set."""
+    clock = [0.0]
+    monkeypatch.setattr(_progress, "monotonic", lambda: clock[0])
+    return clock
+
+
 def test_elsewhere_than_on_a_terminal_there_is_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    now: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(_progress, "monotonic", lambda: now[0])
     progress = Progress("build_prefs")
     progress.start(24, "searching")
     for done in range(25):
@@ -32,10 +38,8 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_now_and_then(
 
 
 def test_the_time_left_is_judged_by_this_session_and_the_share_that_is_known_best(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    now: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(_progress, "monotonic", lambda: now[0])
     progress = Progress("build_prefs")
     progress.start(100, "searching")
     progress.update(40)  # of an earlier session
@@ -57,10 +61,8 @@ def test_the_time_left_is_judged_by_this_session_and_the_share_that_is_known_bes
 
 
 def test_no_time_left_is_told_before_a_finished_unit_or_a_tenth(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    now: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(_progress, "monotonic", lambda: now[0])
     progress = Progress("build_prefs")
     for total, steps in ((20, ((0, 0.05), (0, 0.1))), (30, ((0, 0.05), (1, 0.06)))):
         progress.start(total, "searching")
