@@ -244,7 +244,7 @@ class DpoSection(Section):
 
 
 class SiblingsSection(Section):
-    """The weights of siblings (dpo.loss=siblings; docs/pairs.md)."""
+    """The weights of siblings (dpo.loss=siblings; docs/objectives.md)."""
 
     tau: float = key(0.2, "temperature: an action's target probability is softmax(A / tau) over its node's", gt=0)
     pool: Literal["none", "tree", "task"] = key(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offline_agent.errors import ConfigError, PolicyError
+from offline_agent.errors import PolicyError
 from offline_agent.policies.base import Policy
 from offline_agent.records import Action, Context
 
@@ -53,13 +53,15 @@ class Reranker:
         return max(range(len(scores)), key=scores.__getitem__)
 
 
-def check_alike(policy: Policy, other: Policy, key: str) -> None:
-    """Raise ConfigError unless both policies have one tokenizer and template, so that ids mean the same to both."""
-    if policy.renderer is None or not hasattr(other, "score"):
-        raise ConfigError(f"{key}: {policy.name} has no tokenizer, so no model can score what it says; use policy=hf")
-    for what in ("tokenizer_hash", "template_hash"):
-        if policy.identity.get(what) != other.identity.get(what):
-            raise ConfigError(
-                f"{key}: its {what} is {other.identity.get(what)}, the policy's is {policy.identity.get(what)}; name a "
-                "model that was trained from the policy, or with its tokenizer and chat template"
-            )
+def unlike(policy: Policy, other: Policy, key: str) -> list[str]:
+    """Return why a model cannot score the token ids of a policy; nothing where tokenizer and template are the same."""
+    if policy.renderer is None:
+        return [f"{key}: {policy.name} has no tokenizer, so no model can score what it says; use policy=hf"]
+    if not hasattr(other, "score"):
+        return [f"{key}: {other.name} cannot score actions; name a folder or hub name of a model"]
+    return [
+        f"{key}: its {what} is {other.identity.get(what)}, the policy's is {policy.identity.get(what)}; name a model "
+        "that was trained from the policy, or with its tokenizer and chat template"
+        for what in ("tokenizer_hash", "template_hash")
+        if policy.identity.get(what) != other.identity.get(what)
+    ]

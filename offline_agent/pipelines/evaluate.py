@@ -15,7 +15,7 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError
 from offline_agent.evaluation import report, test_time
-from offline_agent.evaluation.rerank import check_alike
+from offline_agent.evaluation.rerank import unlike
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import attempts
 from offline_agent.pipelines.stages.attempts import EvaluationInputs, EvaluationRun
@@ -52,7 +52,7 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
             other = make_policy(section, parts.spec)
         except ConfigError as error:
             raise ConfigError([f"against.model: {fault}" for fault in error.faults]) from error
-    scorer, reference = _rankers(config, parts)
+    scorer, reference = _rankers(config, parts, other)
     earlier = None if config.against.run is None else read_earlier(Path(config.against.run), config, parts)
     settings = test_time_settings(config, parts) if config.test_time.algorithm == "mcts" else None
     facts = facts_of(parts)
@@ -74,9 +74,13 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
     return inputs, Facts(facts, tags, free_arguments(parts.policy))
 
 
-def _rankers(config: EvaluateConfig, parts: Parts) -> tuple[Policy | None, Policy | None]:
-    """Return the models that rank proposals, scorer and reference, as far as they are named; raises ConfigError."""
+def _rankers(config: EvaluateConfig, parts: Parts, other: Policy | None) -> tuple[Policy | None, Policy | None]:
+    """Return the models that rank proposals, scorer and reference, as far as they are named; raises ConfigError.
+
+    Both must read the tokens of every policy that plays: the candidate's, and those of `other` where it is given.
+    """
     found: list[Policy | None] = []
+    faults: list[str] = []
     for name in ("scorer", "reference"):
         path, key = getattr(config.test_time, name), f"test_time.{name}"
         if path is None:
@@ -85,9 +89,13 @@ def _rankers(config: EvaluateConfig, parts: Parts) -> tuple[Policy | None, Polic
         try:
             model = make_policy(config.policy.model_copy(update={"model": path}), parts.spec)
         except ConfigError as error:
-            raise ConfigError([f"{key}: {fault}" for fault in error.faults]) from error
-        check_alike(parts.policy, model, key)
+            faults += [f"{key}: {fault}" for fault in error.faults]
+            continue
+        for policy in (parts.policy, other):
+            faults += [] if policy is None else unlike(policy, model, key)
         found.append(model)
+    if faults:
+        raise ConfigError(list(dict.fromkeys(faults)))
     return found[0], found[1]
 
 
@@ -95,6 +103,12 @@ def _conflicts(config: EvaluateConfig) -> Iterator[str]:
     """Yield keys that another key decides, where they are set to something else, and what does not go together."""
     if config.test_time.algorithm == "rerank" and config.policy.name != "hf":
         yield f"test_time.algorithm: rerank scores in this process, policy={config.policy.name} does not; use policy=hf"
+    two = config.against.model is not None
+    if config.test_time.algorithm == "rerank" and two and config.test_time.reference is None:
+        yield (
+            "test_time.reference: got none, which is the policy that plays; with against.model that would be another "
+            "one for each side. Name the model that test_time.scorer was trained from"
+        )
     if config.test_time.algorithm == "rerank" and config.launcher == "ray":
         yield "test_time.algorithm: rerank is not offered with launcher=ray; use launcher=local or slurm"
     for name, key, value in (

@@ -6,7 +6,7 @@ Run `python -m offline_agent.pipelines.train_dpo --help` for the keys.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +90,7 @@ def _look(config: TrainDpoConfig) -> None:
     """Raise ConfigError where what is to be read is not there."""
     from offline_agent.training.data import sources
 
-    faults: list[str] = []
+    faults = list(_without_effect(config))
     if config.dpo.loss == SIBLINGS:
         if config.data.files:
             faults.append("data.files: dpo.loss=siblings reads the trees of data.runs, not rows; leave the files out")
@@ -102,6 +102,20 @@ def _look(config: TrainDpoConfig) -> None:
         _collect(faults, lambda: sources.find(config.anchor.runs, (), SUCCESS_TABLES, "anchor"))
     if faults:
         raise ConfigError(faults)
+
+
+def _without_effect(config: TrainDpoConfig) -> Iterator[str]:
+    """Yield the keys that were set and that the loss does not read."""
+    of_pairs = ("beta", "soft_labels", "unknown_noise", "weights", "dmpo_gamma", "label_smoothing", "reference")
+    if config.dpo.loss == SIBLINGS:
+        others = [("dpo", config.dpo, of_pairs), ("data", config.data, ("kinds",))]
+    else:
+        others = [("siblings", config.siblings, tuple(type(config.siblings).model_fields))]
+    for place, section, names in others:
+        for name in names:
+            value = getattr(section, name)
+            if value != type(section).model_fields[name].default:
+                yield f"{place}.{name}: got {value!r}, which dpo.loss={config.dpo.loss} does not read; leave it out"
 
 
 def _read(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str]) -> None:

@@ -7,8 +7,9 @@ softmax(A / tau) of its advantage. Values of equal states (equal `fingerprint`) 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from offline_agent.preferences.pairs.siblings import Comparison
@@ -65,7 +66,8 @@ class SiblingValues:
     pool: Pool = "task"
     prior: Prior = JEFFREYS
     exact: bool = True
-    _known: dict[Hashable, Evidence] = field(default_factory=dict)
+    _sums: dict[Hashable, Evidence] = field(default_factory=dict)
+    _ends: defaultdict[Hashable, set[float]] = field(default_factory=lambda: defaultdict(set))
 
     def add(self, tree: SearchTree, name: str) -> None:
         """Add the rollouts of a tree under a name that no other tree has; add all trees before the first `sets`."""
@@ -75,7 +77,12 @@ class SiblingValues:
                 found = compared.evidence(edge)
                 if found.known is not None or found.count > 0:
                     place = self._place(tree, name, edge)
-                    self._known[place] = _both(self._known.get(place), found)
+                    before = self._sums.get(place, Evidence(0.0, 0.0))
+                    self._sums[place] = Evidence(
+                        before.successes + found.successes, before.failures + found.failures
+                    )
+                    if found.known is not None:
+                        self._ends[place].add(found.known)
 
     def sets(self, tree: SearchTree, name: str, tau: float) -> Iterator[SiblingSet]:
         """Yield the sets of a tree that was added, in the order of its nodes; nodes with fewer than two have none.
@@ -86,7 +93,7 @@ class SiblingValues:
             tau: Temperature of the weights, above 0.
         """
         for node in _sound(tree):
-            known = [(edge, self._known.get(self._place(tree, name, edge))) for edge in _executed(node)]
+            known = [(edge, self._evidence(self._place(tree, name, edge))) for edge in _executed(node)]
             pairs = [(edge, evidence) for edge, evidence in known if evidence is not None]
             if len(pairs) < 2:
                 continue
@@ -95,6 +102,11 @@ class SiblingValues:
             mean = math.fsum(n * q for n, q in zip(visits, values, strict=True)) / math.fsum(visits)
             edges = tuple(edge for edge, _ in pairs)
             yield SiblingSet(node, edges, tuple(values), tuple(visits), mean, softmax([q - mean for q in values], tau))
+
+    def _evidence(self, place: Hashable) -> Evidence | None:
+        """Return what is known of a place; its ends' value is exact only where all of them agree."""
+        sums, ends = self._sums.get(place), self._ends.get(place, set())
+        return sums if sums is None or len(ends) != 1 else replace(sums, known=next(iter(ends)))
 
     def _place(self, tree: SearchTree, name: str, edge: Edge) -> Hashable:
         node = edge.parent
@@ -119,7 +131,9 @@ def unfit(found: SiblingSet, min_gap: float) -> str | None:
     if found.gap < min_gap:
         return f"its values differ by less than {min_gap:g}"
     best = found.edges[max(range(len(found.edges)), key=lambda place: found.values[place])]
-    return "its best action is a malformed call" if best.fault in CALL_FAULTS else None
+    if best.fault in CALL_FAULTS:
+        return "its best action is a malformed call"
+    return None if best.fault is None else "its best action is a call that the tool refused"
 
 
 def _sound(tree: SearchTree) -> Iterator[Node]:
@@ -137,12 +151,3 @@ def _executed(node: Node) -> Iterator[Edge]:
             continue
         if edge.key.partition(ANSWERED)[0] not in answered:
             yield edge
-
-
-def _both(one: Evidence | None, other: Evidence) -> Evidence:
-    """Return the evidence of both: a known value stands, unless another known one contradicts it."""
-    if one is None:
-        return other
-    sums = one.successes + other.successes, one.failures + other.failures
-    values = {each.known for each in (one, other) if each.known is not None}
-    return Evidence(*sums, known=values.pop() if len(values) == 1 else None)

@@ -418,7 +418,7 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "solved with a hint", str(guided["tasks_solved"]), note
     yield from cuts.rows(summary["cuts"])
     yield "pairs", str(summary["pairs_total"]), _counts(summary["pairs"])
-    if few := summary["step_pairs_of_few_rollouts"]:
+    if few := summary.get("step_pairs_of_few_rollouts"):  # runs of earlier versions have none
         note = (
             f"of {summary['pairs']['step']}: a side has fewer than {FEW_ROLLOUTS}; search.simulations gives more, and "
             "pairs.min_visits asks for more"

@@ -292,14 +292,15 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
         yield "read before", f"{read['updates']} updates in {read['seconds']:.1f} s, {loss}"
     first, last = training["first"], training["last"]
     observed = training.get("masks", {}).get("observations", {})
-    what = "" if pairs else " a token of the policy's"
+    of_it = "" if pairs else " a token of the policy's"
     if observed.get("weight"):
-        what = f", of it {observed['weight']:g} × {first['observations']:.4f} → {last['observations']:.4f} a token of "
-        what += "observations"
-    yield "loss", f"{first['loss']:.4f} → {last['loss']:.4f}{what}"
+        of_it = f", of it {observed['weight']:g} × {first['observations']:.4f} → {last['observations']:.4f} a token of "
+        of_it += "observations"
+    yield "loss", f"{first['loss']:.4f} → {last['loss']:.4f}{of_it}"
     if pairs:
         yield f"accuracy on the {what}", f"{first['accuracy']:.2f} → {last['accuracy']:.2f}"
-        yield "chosen sides", f"{-first['sft']:.3f} → {-last['sft']:.3f} log-probability a token"
+        sides = "chosen sides" if what == "pairs" else "actions, by their weights"
+        yield sides, f"{-first['sft']:.3f} → {-last['sft']:.3f} log-probability a token"
     if observed.get("weight"):
         told = data["observations"]
         yield (

@@ -9,6 +9,7 @@ or by `python -m offline_agent.pipelines.track`.
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -116,7 +117,7 @@ def send(run_dir: Path, uri: str, experiment: str, say: Callable[[str], None], t
     if not waiting:
         return 0
     link = WorkerPipe(uri, experiment, say, timeout, run_dir)
-    link.close()
+    link.close(math.inf)  # a large backlog may take long; silence still ends it
     return None if link.failed else waiting
 
 

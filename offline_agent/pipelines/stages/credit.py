@@ -47,7 +47,8 @@ def shared_states(config: RefineGrpoConfig, environment: str, made: Round) -> fl
         return None
     from offline_agent.training.online import credit
 
-    if not any(state is not None for attempt in made.attempts for state in attempt.states):
+    states = [state for attempt in made.attempts for state in attempt.states]
+    if states and not any(state is not None for state in states):
         raise ConfigError(NO_STATES.format(name=environment, what="gave None in a whole round"))
     counts = [credit.shared_states(group) for group in made.groups]
     turns = sum(every for _, every in counts)

@@ -70,11 +70,10 @@ class Recoveries:
         is one; else that of the right sibling of the first failed action.
         """
         best = _shortest(tree)
-        known: dict[str, Node] = {}
-        for node in sorted(best.values(), key=lambda end: (end.depth, end.id)):
-            for at in (edge.parent for edge in tree.path(node)):
-                if at.fingerprint is not None:
-                    known.setdefault(at.fingerprint, at)
+        known: dict[str, Node] = {}  # of equal states the one with the shortest way to success
+        for at in sorted((tree.nodes[id] for id in best), key=lambda at: (best[at.id].depth - at.depth, at.id)):
+            if at.fingerprint is not None and at is not best[at.id]:
+                known.setdefault(at.fingerprint, at)
         for node in tree.nodes:
             if node.id not in best or node is best[node.id]:
                 continue

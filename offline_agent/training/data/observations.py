@@ -49,8 +49,7 @@ class ObservationReport:
             return []
         name, why = self.without[0]
         return [
-            f"{len(self.without)} rows do not tell which of their tokens are observations; nothing is predicted of "
-            f"them, e.g. {name}: {why}"
+            f"{len(self.without)} rows give no observations to predict, e.g. {name}: {why}"
         ]
 
 
@@ -125,13 +124,17 @@ class ObservationReader:
                 self._without(TrajectoryRow(found.name, "", "", (), ()), "it has no token ids")
                 continue
             tokens = reader.tokens(found)
-            if tokens is None or len(tokens[0]) > self._max_length:
+            if tokens is None:
+                continue  # `load` has the reason
+            if len(tokens[0]) > self._max_length:
+                self._without(TrajectoryRow(found.name, "", "", (), ()), f"longer than {self._max_length} tokens")
                 continue
             origin = found.row.get("origin") or "foreign"
             ids, mask = tokens
             row = self.observe(found, TrajectoryRow(found.name, str(found.row["task_id"]), origin, ids, mask))
             if any(row.observation_mask):
                 rows.append(row)
+        self.report.without += load.left_out
         self.report.trajectories = len(rows)
         self.report.hashes = dict(load.hashes)
         return rows

@@ -90,7 +90,7 @@ def trees(runs: Sequence[str], key: str = "data") -> list[Path]:
     """
     faults = [] if runs else [f"{key}.runs: nothing to learn from; name run directories of build_prefs"]
     found: list[Path] = []
-    for path in (Path(run).expanduser() for run in runs):
+    for path in dict.fromkeys(Path(run).expanduser().resolve() for run in runs):
         fault = _run_fault(path, f"{key}.runs")
         if fault is None:
             manifest = read_json(path / _MANIFEST, "Restore it from a copy, or leave the run out.")
