@@ -39,7 +39,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "PUCT, one proposal": ("search.simulations=16", _ONE),
     "PUCT over states": ("search.simulations=16", _STATES),
     "PUCT over states, one proposal": ("search.simulations=16", _STATES, _ONE),
-    "PUCT over states, one proposal, 32": ("search.simulations=32", _STATES, _ONE),
 }
 """Keys of `build_prefs` by the name of a row."""
 SORTED = "sorting"

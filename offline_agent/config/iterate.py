@@ -221,7 +221,7 @@ class IterateConfig(BuildPrefsConfig):
         if self.held_out.judge is None and judges_itself(self.judge):
             raise ValueError(
                 "held_out.judge: got null with judge.path=self; set held_out.judge=environment. A model that judges "
-                "its own promotion is promoted for pleasing itself"
+                "its own promotion is promoted because it rates itself highly"
             )
         if self.dpo.enabled and not set(self.dpo.kinds) & set(self.pairs.kinds):
             raise ValueError(

@@ -168,6 +168,10 @@ def test_all_siblings_of_a_search_are_learnt_from_each_with_a_certificate(
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert list(summary["data"]["kinds"]) == ["siblings"] and summary["training"]["updates"] == 3
     assert summary["siblings"] == {"tau": 0.1, "pool": "task", "min_gap": 0.2, "exact": True}
+    assert train(tmp_path / "keys", "dpo.loss=siblings", "dpo.beta=0.3", f"data.runs=[{searched}]") == 2
+    assert "dpo.beta: got 0.3, which dpo.loss=siblings does not read" in capsys.readouterr().err
+    assert train(tmp_path / "keys", "siblings.tau=0.3", f"data.runs=[{searched}]") == 2
+    assert "siblings.tau: got 0.3, which dpo.loss=" in capsys.readouterr().err
     assert train(tmp_path / "files", "dpo.loss=siblings", "data.files=[rows.jsonl]") == 2
     assert "dpo.loss=siblings reads the trees of data.runs" in capsys.readouterr().err
     assert train(tmp_path / "none", "dpo.loss=siblings", f"data.runs=[{tmp_path / 'run'}]") == 2

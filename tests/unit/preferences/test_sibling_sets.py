@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -39,6 +40,19 @@ def test_an_end_is_worth_its_verdict_unless_verdicts_are_noisy() -> None:
     assert found.values == pytest.approx((0.75, 0.25))
 
 
+@pytest.mark.parametrize("ends", list(itertools.product((0.0, 1.0), repeat=3)))
+def test_ends_that_contradict_each_other_settle_nothing_in_whatever_order(ends: tuple[float, ...]) -> None:
+    trees = []
+    for value in ends:
+        tree = kit.fan((3, 0), (0, 1))
+        kit.end(tree.edges[1], value)
+        tree.root.fingerprint = "here"
+        trees.append(tree)
+    ((found,), *_) = sets_of(*trees)
+    settled = ends[0] if len(set(ends)) == 1 else (sum(ends) + 0.5) / 4
+    assert found.values[1] == pytest.approx(settled)
+
+
 def test_only_executed_actions_with_an_estimate_are_in_a_set() -> None:
     tree = kit.fan((3, 0), (0, 3), (1, 1), (2, 0), (0, 0), (0, 2))
     tree.add_proposal(tree.root, kit.act("look"), "key look")  # never executed
@@ -58,6 +72,8 @@ def test_nodes_that_say_nothing_are_named() -> None:
     assert unfit(clear, 0.2) is None
     clear.edges[0].fault = "invalid_json"
     assert unfit(clear, 0.2) == "its best action is a malformed call"
+    clear.edges[0].fault = "tool_error"
+    assert unfit(clear, 0.2) == "its best action is a call that the tool refused"
     clear.edges[0].fault, clear.edges[1].fault = None, "invalid_json"
     assert unfit(clear, 0.2) is None  # a malformed call may be the worse one
 

@@ -52,6 +52,13 @@ def test_an_equal_state_of_the_tree_says_how_to_go_on() -> None:
     assert len(mine(tree, per_tree=1)[0]) == 1
 
 
+def test_of_equal_states_the_one_nearest_to_success_says_how_to_go_on() -> None:
+    tree = grow(["A look look B leave", "look look look A B leave", "look A C leave"])
+    for node in tree.nodes:
+        node.fingerprint = "".join(a.text for a in node.context.actions() if len(a.text) == 1)
+    assert ("look A", "B leave") in [words(one) for one in mine(tree)[0]]
+
+
 @pytest.mark.parametrize("rollouts", [["A B leave"], ["look C leave", "A C leave"], ["A B leave", "leave"],
                                       ["A B leave", "look A B leave"]])  # fmt: skip
 def test_none_is_made_without_a_success_or_a_failure_that_goes_on(rollouts: list[str]) -> None:
