@@ -42,17 +42,21 @@ class _Worker:
         self._session: Session | None = None
 
     def ask(self, answer: str, gold: str, seconds: float) -> dict[str, Any]:
+        request = {"op": "do", "what": "call", "target": "symbolic_process:judge", "kwargs": {},
+                   "args": [answer, gold, seconds]}  # fmt: skip
         with self._lock:
-            try:
-                session = self._started()
-                request = {"op": "do", "what": "call", "target": "symbolic_process:judge", "kwargs": {},
-                           "args": [answer, gold, seconds]}  # fmt: skip
-                said = session.ask(request, seconds + _ROUND_TRIP)["body"]
-                found: dict[str, Any] = json.loads(said["value"])
-                return found
-            except (SandboxError, TypeError, KeyError, ValueError) as error:
-                self._stop()
-                return {"error": f"the math-verify process broke: {error}"}
+            while True:
+                new = self._session is None or self._session.ended
+                try:
+                    said = self._started().ask(request, seconds + _ROUND_TRIP)["body"]
+                    if said is None:
+                        raise SandboxError("it ended without an answer")
+                    found: dict[str, Any] = json.loads(said["value"])
+                    return found
+                except (SandboxError, TypeError, KeyError, ValueError) as error:
+                    self._stop()
+                    if new:  # an older one may have ended before it was asked
+                        return {"error": f"the math-verify process broke: {error}"}
 
     def _started(self) -> Session:
         if self._session is None or self._session.ended:

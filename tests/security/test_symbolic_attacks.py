@@ -73,3 +73,25 @@ def test_several_threads_are_each_told_of_their_own_answer() -> None:
     for one in threads:
         one.join()
     assert found == {number: bool(number % 2) for number in range(1, 7)}
+
+
+class _Broken:
+    """A session that a limit ended, which only the next question shows."""
+
+    ended = closed = False
+
+    def ask(self, *_: object) -> dict[str, None]:
+        return {"body": None}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.slow
+def test_a_session_that_ended_before_it_was_asked_is_replaced_and_the_answer_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Alone catches a right answer without a score, because of what was judged before it."""
+    broken = _Broken()
+    monkeypatch.setattr(process._WORKER, "_session", broken)
+    assert symbolic("11", "11", seconds=60).success is True and broken.closed
