@@ -221,7 +221,8 @@ def test_ten_runs_that_begin_at_once_on_a_fresh_store_are_all_in_it(tmp_path: Pa
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", ONE, str(tmp_path)]
     jobs = [subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True, env=env) for n in range(10)]
-    assert [job.communicate()[0] for job in jobs] == [""] * 10
+    told = [job.communicate()[0] for job in jobs]
+    assert all(text == "" or "waiting for MLflow" in text for text in told), told  # a loaded machine may wait
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
