@@ -24,7 +24,7 @@ _CONFIGURES = frozenset(
     ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "sitecustomize.py", "usercustomize.py")
 )
 _METADATA = (".pth", ".dist-info", ".egg-info", ".egg-link")  # they may name code to load at each start
-_NO_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # the agent may put metadata or modules of plugins into its folders
+_NO_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # whose modules the agent may put into its folders
 _RUNNERS = frozenset(("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py", "coverage", "numpy", "pandas"))
 _SETTLE = 0.5  # seconds that processes of the verifier get to end
 _LONGEST = 2000  # characters of the verifier's output that are kept

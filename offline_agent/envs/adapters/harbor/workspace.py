@@ -39,9 +39,8 @@ class Workspace:
         for place in sorted(self.folders):
             for name in sorted(self.folders[place]):
                 entry = self.folders[place][name]
-                data = entry.data if isinstance(entry.data, bytes) else str(entry.data or "").encode("utf-8", "surrogateescape")
-                head = f"{place}\0{name}\0{entry.kind}\0{entry.mode}\0{len(data)}\0"
-                total.update(head.encode("utf-8", "surrogateescape") + data)
+                data = entry.data if isinstance(entry.data, bytes) else _bytes(entry.data or "")
+                total.update(_bytes(f"{place}\0{name}\0{entry.kind}\0{entry.mode}\0{len(data)}\0") + data)
         return total.hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -77,7 +76,7 @@ class Workspace:
         place, name = split(path)
         entries = self.folders[place]
         above = with_parents({name: Entry("folder", 0o755, BEGAN, None)} if name else {})
-        if all(one in entries for one in above) or any(entries[one].kind != "folder" for one in above if one in entries):
+        if above.keys() <= entries.keys() or any(entries[one].kind != "folder" for one in above if one in entries):
             return self
         return Workspace({**self.folders, place: {**above, **entries}}, self.steps)
 
@@ -100,6 +99,10 @@ class Workspace:
         place, name = split(path)
         entry = self.folders.get(place, {}).get(name)
         return entry.data.decode("utf-8", "replace") if entry and isinstance(entry.data, bytes) else None
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")  # names and targets need not be UTF-8
 
 
 def split(path: str) -> tuple[str, str]:

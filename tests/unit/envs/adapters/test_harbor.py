@@ -181,13 +181,13 @@ def test_a_verifier_that_fails_leaves_the_episode_unscored(script: str, toml: st
 @pytest.mark.slow
 def test_instructions_are_carried_out_in_order(tmp_path: Path) -> None:
     lines = """FROM --platform=linux/amd64 python:3.12-slim  # a comment is no part of it
-ARG TOP=/data GONE=argument
+ARG TOP=/data IN=in
 ENV NAME="the name" MODE=test
 WORKDIR $TOP/in
 COPY begin.txt ./one.txt
 COPY --chmod=0755 --chown=0:0 begin.txt folder/ /srv/
 ADD ["begin.txt", "/app/"]
-RUN echo "$NAME in $PWD, $GONE" > made.txt && \\
+RUN echo "$NAME $IN $PWD" > made.txt && \\
     # between
     touch $HOME/mark
 EXPOSE 80
@@ -195,9 +195,10 @@ CMD ["sleep", "infinity"]
 """.replace("  # a comment is no part of it", "")
     files = {"environment/Dockerfile": lines, "environment/folder/deep/two.txt": "two\n"}
     episode = begun(written(tmp_path / "task", files))
-    said = run(episode, "pwd; cat one.txt made.txt; ls -A /srv /srv/deep /app ~; stat -c %a /srv/begin.txt; echo $MODE$GONE")
+    run(episode, "echo $MODE$IN > /tmp/mode")
+    said = run(episode, "pwd; cat one.txt made.txt; ls -A /srv /srv/deep /app ~; stat -c %a /srv/begin.txt; cat /tmp/mode")
     assert said == (
-        "/data/in\nbegin\nthe name in /data/in, argument\n/agent:\nmark\n\n/app:\nbegin.txt\n\n/srv:\nbegin.txt\ndeep\n\n"
+        "/data/in\nbegin\nthe name in /data/in\n/agent:\nmark\n\n/app:\nbegin.txt\n\n/srv:\nbegin.txt\ndeep\n\n"
         "/srv/deep:\ntwo.txt\n755\ntest\n[exit status 0]"
     )
 
