@@ -50,6 +50,26 @@ class Guessing(Environment[None]):
         return said, self.paid, bool(self.paid), self.left <= 0
 
 
+class Counted(Guessing):
+    """Counts the environments that are open."""
+
+    open = 0
+
+    async def reset(self) -> tuple[list[Message], list[Tool]]:
+        Counted.open += 1
+        return await super().reset()
+
+    async def close(self) -> None:
+        Counted.open -= 1
+
+
+class Broken(TaskDataset[Guessing]):
+    """A dataset whose constructor raises what `len` of one without a length raises."""
+
+    def __init__(self, most: int = 5) -> None:
+        raise TypeError("the file of tasks has another form")
+
+
 class Numbers(TaskDataset[Guessing]):
     """Goals of a split, or all of them."""
 

@@ -195,10 +195,9 @@ CMD ["sleep", "infinity"]
 """.replace("  # a comment is no part of it", "")
     files = {"environment/Dockerfile": lines, "environment/folder/deep/two.txt": "two\n"}
     episode = begun(written(tmp_path / "task", files))
-    run(episode, "echo $MODE$IN > /tmp/mode")
-    said = run(episode, "pwd; cat one.txt made.txt; ls -A /srv /srv/deep /app ~; stat -c %a /srv/begin.txt; cat /tmp/mode")
+    said = run(episode, "pwd; cat *.txt; ls -A /srv /srv/deep /app ~; stat -c %a /srv/begin.txt; echo $MODE$IN")
     assert said == (
-        "/data/in\nbegin\nthe name in /data/in\n/agent:\nmark\n\n/app:\nbegin.txt\n\n/srv:\nbegin.txt\ndeep\n\n"
+        "/data/in\nthe name in /data/in\nbegin\n/agent:\nmark\n\n/app:\nbegin.txt\n\n/srv:\nbegin.txt\ndeep\n\n"
         "/srv/deep:\ntwo.txt\n755\ntest\n[exit status 0]"
     )
 
