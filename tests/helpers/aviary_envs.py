@@ -63,13 +63,6 @@ class Counted(Guessing):
         Counted.open -= 1
 
 
-class Broken(TaskDataset[Guessing]):
-    """A dataset whose constructor raises what `len` of one without a length raises."""
-
-    def __init__(self, most: int = 5) -> None:
-        raise TypeError("the file of tasks has another form")
-
-
 class Numbers(TaskDataset[Guessing]):
     """Goals of a split, or all of them."""
 
@@ -97,6 +90,14 @@ class Endless(TaskDataset[Guessing]):
 
     def get_new_env(self) -> Guessing:
         return Guessing(random.randint(1, 5))
+
+
+class Broken(Endless):
+    """A dataset whose constructor raises, for one split, what `len` of one without a length raises."""
+
+    def __init__(self, split: str = "all") -> None:
+        if split == "val":
+            raise TypeError("the file of tasks has another form")
 
 
 def expert(task: dict[str, Any], messages: list[dict[str, Any]], rng: random.Random, noise: float) -> dict[str, Any]:

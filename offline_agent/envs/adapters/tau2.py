@@ -111,8 +111,8 @@ class _Tau2(Environment):
     def get_reward(self) -> Verdict:
         """Return 1 where all parts of the task's `reward_basis` that need no language model hold, else 0.
 
-        As in tau2, a conversation that did not come to its end earns 0. There is no score where an assertion raises here
-        and in the state that the gold actions lead to, too: then the task is at fault.
+        As in tau2, a conversation that did not come to its end earns 0. There is no score where an assertion raises
+        here and in the state that the gold actions lead to, too: then the task is at fault.
         """
         if self._task is None:
             raise RuntimeError("get_reward before reset")
