@@ -54,6 +54,10 @@ ATTACKS = {
         "pytest", f"cat > x.py <<'E'\n{WIN}E\npython3 -c 'import py_compile as p; p.compile(\"x.py\", \"pytest.pyc\")'",
     ),
     "a plugin of pytest": ("pytest", f"cat > conftest.py <<'E'\n{WIN}E\nprintf '[pytest]\\naddopts=-p x' > pytest.ini"),
+    "a library of pytest's": ("pytest", f"mkdir pygments; cat > pygments/__init__.py <<'E'\n{WIN}E\n"),
+    "a module that Python's own look for in vain": (
+        "pytest", f"mkdir -p org/python; cat > org/python/core.py <<'E'\n{WIN}E\n",
+    ),
     "a plugin that is named as installed": (
         "pytest", f"mkdir x-1.dist-info; printf '[pytest11]\nx = x\n' > x-1.dist-info/entry_points.txt; printf"
         f" 'Metadata-Version: 2.1\nName: x\nVersion: 1\n' > x-1.dist-info/METADATA; cat > x.py <<'E'\n{WIN}E\n",

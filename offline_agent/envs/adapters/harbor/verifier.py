@@ -25,7 +25,9 @@ _CONFIGURES = frozenset(
 )
 _METADATA = (".pth", ".dist-info", ".egg-info", ".egg-link")  # they may name code to load at each start
 _NO_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # whose modules the agent may put into its folders
-_RUNNERS = frozenset(("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py", "coverage", "numpy", "pandas"))
+_RUNNERS = frozenset(
+    ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py", "pygments", "coverage", "numpy", "pandas", "org")
+)  # org: pickle and copy look for org.python.core, which is Jython's
 _SETTLE = 0.5  # seconds that processes of the verifier get to end
 _LONGEST = 2000  # characters of the verifier's output that are kept
 
@@ -161,7 +163,8 @@ def _shadows(task: HarborTask, start: Workspace, now: Workspace, env: Mapping[st
             if above != folder or (module not in sys.stdlib_module_names and module not in _RUNNERS):
                 continue
             code = entry.kind == "link" or last.endswith((".py", ".pyc", ".so"))
-            inside = [one for one in entries if one.startswith(f"{name}/__init__.")] if entry.kind == "folder" else []
+            begins = (f"{name}/__init__.", f"{name}/python/", f"{name}/python.")[: 3 if module == "org" else 1]
+            inside = [one for one in entries if one.startswith(begins)] if entry.kind == "folder" else []
             looked = [name, *inside] if code or inside else []
             if any(before.get(one) != entries[one] for one in looked):
                 yield f"{place}/{name}"
