@@ -83,7 +83,7 @@ def _umask() -> int:
                 if line.startswith("Umask:"):
                     return int(line.split()[1], 8)
     except OSError:
-        pass  # not Linux
+        pass  # no /proc here
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

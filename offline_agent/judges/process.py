@@ -39,40 +39,32 @@ class Subgoal:
     weight: float
 
 
-class subgoals:  # noqa: N801  # its name in a configuration, and in verdicts
-    """The outcome of an episode, and the share of its subgoals.
-
-    Each subgoal has a `name`, perhaps a `weight`, and one of: `observation` (a regular expression that an observation
-    matches), `call` (a tool that was called without an error, perhaps with these `arguments`), `state` (path → value,
-    as the evidence of the environment's verdict has them at the end), `predicate` (`module:callable` of a trajectory).
+class ProcessJudge:
+    """A judge of an outcome and of what was reached on the way; the base of those that know the subgoals.
 
     Args:
-        subgoals: At least one.
         outcome: Weight w of the outcome, in [0.5, 1].
         judge: Who tells the outcome: a judge's name, or a mapping of `name` and arguments.
+        faults: Of the other arguments.
 
     Raises:
-        ConfigError: A weight below one half, or a subgoal that cannot be read: every fault.
+        ConfigError: A weight below one half, by which subgoals could be worth more than the outcome, a judge that
+            cannot be made, or a fault that was found before: every one.
     """
 
     version = "1"
 
-    def __init__(
-        self, subgoals: Sequence[Any], outcome: float = 0.5, judge: str | Mapping[str, Any] = "environment"
-    ) -> None:
-        faults: list[str] = []
-        faults += outcome_faults(outcome)
-        self._subgoals = [made for n, one in enumerate(subgoals) if (made := _subgoal(n, one, faults)) is not None]
-        if not subgoals:
-            faults.append("judge.subgoals: got none, allowed: at least one")
-        names = [one.name for one in self._subgoals]
-        faults += [f"judge.subgoals: two are called {name!r}" for name in sorted(set(names)) if names.count(name) > 1]
+    def __init__(self, outcome: float, judge: str | Mapping[str, Any], faults: Sequence[str]) -> None:
+        told = list(faults)
+        if not 0.5 <= outcome <= 1:
+            told.insert(0, f"judge.outcome: got {outcome!r}, allowed: 0.5 to 1; less, and subgoals could be worth more "
+                        "than the outcome")  # fmt: skip
         try:
             self._judge = member("judge.judge", judge)
         except ConfigError as error:
-            faults += error.faults
-        if faults:
-            raise ConfigError(faults)
+            told += error.faults
+        if told:
+            raise ConfigError(told)
         self._outcome = outcome
         self.deterministic, self.costly = self._judge.deterministic, self._judge.costly
 
@@ -88,6 +80,34 @@ class subgoals:  # noqa: N801  # its name in a configuration, and in verdicts
     def check(self, task: Task) -> None:
         """Raise ConfigError where the judge of the outcome needs something that a task does not have."""
         self._judge.check(task)
+
+
+class subgoals(ProcessJudge):  # noqa: N801  # its name in a configuration, and in verdicts
+    """The outcome of an episode, and the share of its subgoals.
+
+    Each subgoal has a `name`, perhaps a `weight`, and one of: `observation` (a regular expression that an observation
+    matches), `call` (a tool that was called without an error, perhaps with these `arguments`), `state` (path → value,
+    as the evidence of the environment's verdict has them at the end), `predicate` (`module:callable` of a trajectory).
+
+    Args:
+        subgoals: At least one.
+        outcome: Weight w of the outcome, in [0.5, 1].
+        judge: Who tells the outcome: a judge's name, or a mapping of `name` and arguments.
+
+    Raises:
+        ConfigError: A weight below one half, or a subgoal that cannot be read: every fault.
+    """
+
+    def __init__(
+        self, subgoals: Sequence[Any], outcome: float = 0.5, judge: str | Mapping[str, Any] = "environment"
+    ) -> None:
+        faults: list[str] = []
+        self._subgoals = [made for n, one in enumerate(subgoals) if (made := _subgoal(n, one, faults)) is not None]
+        if not subgoals:
+            faults.append("judge.subgoals: got none, allowed: at least one")
+        names = [one.name for one in self._subgoals]
+        faults += [f"judge.subgoals: two are called {name!r}" for name in sorted(set(names)) if names.count(name) > 1]
+        super().__init__(outcome, judge, faults)
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verdict; its evidence has the turn at which each subgoal was first reached, from 1."""
@@ -134,14 +154,6 @@ def beginning(trajectory: Trajectory, turns: int) -> Trajectory:
     """Return the first so many turns of an episode, as a trajectory without a verdict."""
     context = trajectory.context.lineage()[turns]
     return Trajectory(context, trajectory.steps[:turns], None, False, False, trajectory.origin)
-
-
-def outcome_faults(outcome: float) -> list[str]:
-    """Return the fault of a weight of the outcome by which subgoals could be worth more; empty where it is right."""
-    if 0.5 <= outcome <= 1:
-        return []
-    return [f"judge.outcome: got {outcome!r}, allowed: 0.5 to 1; less, and subgoals could be worth more than the "
-            "outcome"]  # fmt: skip
 
 
 def _subgoal(number: int, entry: Any, faults: list[str]) -> Subgoal | None:

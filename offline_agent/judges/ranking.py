@@ -15,10 +15,13 @@ from itertools import combinations
 from typing import Protocol
 
 from offline_agent.errors import ends_the_run, in_words
+from offline_agent.judges.models.asking import NoAnswer
 from offline_agent.records import Trajectory, Verdict
 
 Compare = Callable[[Trajectory, Trajectory], float | None]
-"""Returns in [0, 1] how much the first trajectory is better than the second; None where it cannot say."""
+"""Returns in [0, 1] how much the first trajectory is better than the second; where it cannot say, None, or it raises
+`NoAnswer` with the reason.
+"""
 
 RELATIVE = "relative"
 """Key of the evidence of a verdict that says only how an attempt compares with others; it proves no success."""
@@ -111,7 +114,8 @@ def _records(
 ) -> list[Record]:
     def settled(pair: tuple[int, int]) -> int | str | None:
         try:
-            return both_orders(compare, attempts[pair[0]], attempts[pair[1]]).settled
+            found = both_orders(compare, attempts[pair[0]], attempts[pair[1]])
+            return found.error if found.settled is None else found.settled
         except BaseException as error:
             if ends_the_run(error):
                 raise
@@ -148,10 +152,12 @@ class Swapped:
     Attributes:
         forward, backward: Whether the first attempt is the better one, said with it in the first place and in the
             second: 1 = it is, -1 = the other is, 0 = they are as good; None where the judge cannot say.
+        error: Why it cannot say; None where it gives no reason.
     """
 
     forward: int | None
     backward: int | None
+    error: str | None = None
 
     @property
     def settled(self) -> int | None:
@@ -167,8 +173,16 @@ def both_orders(compare: Compare, first: Trajectory, second: Trajectory) -> Swap
     Raises:
         ValueError: The judge returned something that is not in [0, 1].
     """
-    backward = _sign(compare(second, first))
-    return Swapped(_sign(compare(first, second)), None if backward is None else -backward)
+    backward, backward_error = _said(compare, second, first)
+    forward, forward_error = _said(compare, first, second)
+    return Swapped(forward, None if backward is None else -backward, forward_error or backward_error)
+
+
+def _said(compare: Compare, first: Trajectory, second: Trajectory) -> tuple[int | None, str | None]:
+    try:
+        return _sign(compare(first, second)), None
+    except NoAnswer as error:
+        return None, str(error)
 
 
 def _sign(value: float | None) -> int | None:

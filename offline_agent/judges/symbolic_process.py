@@ -1,7 +1,9 @@
 """The program that compares mathematical texts inside the sandbox: each in a fork of its own, with limits.
 
 It is sent there as text, so it imports nothing of this package. SymPy evaluates what it reads (`9**9**9**9`), and its
-parser ends in Python's `eval`: whatever a text does, it does to its own fork, and the next one is compared as before.
+parser ends in Python's `eval`, so a text may crash, fill or hold the fork, and the next one is compared as before. The
+fork has no descriptor but the pipe of its own outcome, and starts no process. A text that came to run code of its own,
+past the parser, would be in the sandbox, but could write its outcome, and signal the process that it was forked from.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 from math_verify import parse, verify
 
 _MOST = 1 << 20  # bytes of an answer
+_DESCRIPTORS = 4096  # more than the sandbox lets a process have
 
 
 def read(text: str) -> list[Any]:
@@ -38,13 +41,23 @@ def compared(answer: str, gold: str) -> dict[str, Any]:
         return {"error": f"math-verify raised {type(error).__name__}: {error}"[:500]}
 
 
+def _alone(own: int) -> None:
+    """Close all descriptors but one, the session's socket among them, and start no process or thread from here on."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    os.closerange(3, own)
+    os.closerange(own + 1, _DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+
 def judge(answer: str, gold: str, seconds: float) -> str:
     """Return the JSON of `compared`, computed by a fork that is killed where it takes too long."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.close(ours)
+            _alone(theirs)
             resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
             data = json.dumps(compared(answer, gold)).encode()[:_MOST]
             while data:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.config.calibrate import CalibrateConfig
-from offline_agent.errors import ConfigError, ends_the_run
+from offline_agent.errors import ConfigError, ends_the_run, in_words
 from offline_agent.evaluation.calibration import (
     Compared,
     Judged,
@@ -145,7 +145,7 @@ def _compared(
             backward = None if not said.backward else said.backward < 0
             compared += [Compared(True, longer, forward, number), Compared(False, longer, backward, number)]
             rows.append({"task_id": good.task.task_id, "lengths": sizes, "success_first": said.forward,
-                         "failure_first": said.backward})  # fmt: skip
+                         "failure_first": said.backward, "error": said.error})  # fmt: skip
             session.progress.update(number + 1)
     return {"pairs": len(pairs), **preference(compared, config.confidence)}
 
@@ -157,7 +157,7 @@ def _both_orders(compare: Compare, good: Trajectory, bad: Trajectory) -> Swapped
     except BaseException as error:
         if ends_the_run(error):
             raise
-        return Swapped(None, None)
+        return Swapped(None, None, f"the comparator raised {in_words(error)}")
 
 
 def _sample(trees: list[Path], config: CalibrateConfig) -> list[Trajectory]:

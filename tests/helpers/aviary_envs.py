@@ -50,6 +50,19 @@ class Guessing(Environment[None]):
         return said, self.paid, bool(self.paid), self.left <= 0
 
 
+class Counted(Guessing):
+    """Counts the environments that are open."""
+
+    open = 0
+
+    async def reset(self) -> tuple[list[Message], list[Tool]]:
+        Counted.open += 1
+        return await super().reset()
+
+    async def close(self) -> None:
+        Counted.open -= 1
+
+
 class Numbers(TaskDataset[Guessing]):
     """Goals of a split, or all of them."""
 
@@ -77,6 +90,14 @@ class Endless(TaskDataset[Guessing]):
 
     def get_new_env(self) -> Guessing:
         return Guessing(random.randint(1, 5))
+
+
+class Broken(Endless):
+    """A dataset whose constructor raises, for one split, what `len` of one without a length raises."""
+
+    def __init__(self, split: str = "all") -> None:
+        if split == "val":
+            raise TypeError("the file of tasks has another form")
 
 
 def expert(task: dict[str, Any], messages: list[dict[str, Any]], rng: random.Random, noise: float) -> dict[str, Any]:

@@ -93,6 +93,10 @@ class Hands(Kit):
         return f"the light of {button} is on"
     def look(self):
         return f"the light of {self.db['pressed']} is on"
+    def is_lit(self, button):
+        if self.db["pressed"] is None:
+            raise ValueError("no light is on")
+        return self.db["pressed"] == button
     def has_pressed(self, button):
         return self.db["pressed"] == button
 
@@ -149,6 +153,8 @@ def get_tasks(task_split_name=None):
         task("told", "Which code has n1?", ["COMMUNICATE", "DB"], [action("read_note", note="n1")], facts=["1001"]),
         task("pressed", "My light is off.", ["ENV_ASSERTION"], [action("press", "user", button="red")],
              [asserted("has_pressed", "user", button="red")]),
+        task("lit", "My light is off.", ["ENV_ASSERTION"], [action("press", "user", button="red")],
+             [asserted("is_lit", "user", button="red")]),
         task("called", "Read n2 to me.", ["ACTION"], [action("read_note", note="n2")]),
         task("missing", "Close n9.", ["DB", "ENV_ASSERTION"], [], [asserted("is_closed", note="n9")]),
         task("polite", "Be polite.", ["DB", "COMMUNICATE"], judged=["The agent is polite"]),
@@ -161,7 +167,7 @@ def get_tasks(task_split_name=None):
 
 def get_tasks_split():
     tests = ["close-7", "close-8"]
-    train = [f"close-{i}" for i in range(1, 7)] + ["told", "pressed", "called", "begun", "polite"]
+    train = [f"close-{i}" for i in range(1, 7)] + ["told", "pressed", "lit", "called", "begun", "polite"]
     return {"train": train, "test": tests, "small": ["close-1", "close-2", "close-3", "told"]}
 ''',
 }

@@ -12,7 +12,7 @@ from tests.helpers.harbor import TEST, begun, run, written
 pytestmark = pytest.mark.slow
 PYTEST = """
 cd /app
-PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python3 -m pytest -q -p no:cacheprovider /tests/test_it.py
+python3 -m pytest -q -p no:cacheprovider /tests/test_it.py
 if [ $? -eq 0 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
 """
 SCRIPT = """
@@ -21,12 +21,14 @@ if [ "$(cat /app/answer.txt 2>/dev/null)" = right ]; then reward=1; else reward=
 echo $reward > /logs/verifier/reward.txt
 sleep 0.2
 """
-IT = "def test_it():\n    assert open('/app/answer.txt').read()\n"
+IT = "def test_it():\n    assert open('answer.txt').read()\n"
 FILES = {
     "pytest": {"tests/test.sh": PYTEST, "tests/test_it.py": IT},
     "script": {"tests/test.sh": SCRIPT},
     "path": {"environment/Dockerfile": "FROM python:3.12\nWORKDIR /app\nENV PATH=/app/bin:$PATH PYTHONPATH=/app/lib\n",
              "tests/test.sh": PYTEST, "tests/test_it.py": IT},
+    "inner": {"environment/Dockerfile": "FROM python:3.12\nWORKDIR /app/src\n", "tests/test_it.py": IT,
+              "tests/test.sh": PYTEST.replace("cd /app", "cd /app/src").replace("/app/answer", "/app/src/answer")},
     "login": {"tests/test.sh": "bash -l /tests/check.sh", "tests/check.sh": TEST},
     "helper": {"tests/test.sh": "source /tests/helper.sh\nreward\n",
                "tests/helper.sh": "reward() { echo 0 > /logs/verifier/reward.txt; }\n"},
@@ -52,6 +54,24 @@ ATTACKS = {
         "pytest", f"cat > x.py <<'E'\n{WIN}E\npython3 -c 'import py_compile as p; p.compile(\"x.py\", \"pytest.pyc\")'",
     ),
     "a plugin of pytest": ("pytest", f"cat > conftest.py <<'E'\n{WIN}E\nprintf '[pytest]\\naddopts=-p x' > pytest.ini"),
+    "a library of pytest's": ("pytest", f"mkdir pygments; cat > pygments/__init__.py <<'E'\n{WIN}E\n"),
+    "a module that Python's own look for in vain": (
+        "pytest", f"mkdir -p org/python; cat > org/python/core.py <<'E'\n{WIN}E\n",
+    ),
+    "a plugin that is named as installed": (
+        "pytest", f"mkdir x-1.dist-info; printf '[pytest11]\nx = x\n' > x-1.dist-info/entry_points.txt; printf"
+        f" 'Metadata-Version: 2.1\nName: x\nVersion: 1\n' > x-1.dist-info/METADATA; cat > x.py <<'E'\n{WIN}E\n",
+    ),
+    "a module of an installed plugin": ("pytest", f"cat > _hypothesis_pytestplugin.py <<'E'\n{WIN}E\n"),
+    "the working folder becomes a link": (
+        "inner", f"cd /app; mv src evil; ln -s evil src; cat > evil/pytest.py <<'E'\n{WIN}E\n",
+    ),
+    "a folder on PYTHONPATH becomes a link": (
+        "path", f"mkdir -p evil; rm -rf lib; ln -s evil lib; cat > evil/json.py <<'E'\n{WIN}E\n",
+    ),
+    "a folder on PYTHONPATH becomes an archive": (
+        "path", f"cat > json.py <<'E'\n{WIN}E\nrm -rf lib; python3 -m zipfile -c lib json.py; rm json.py",
+    ),
     "the home folder": ("login", "echo 'echo 1 > /logs/verifier/reward.txt; exit 0' > ~/.bash_profile"),
     "links out of the workspace": (
         "script",
@@ -81,13 +101,28 @@ def test_an_attack_earns_nothing(name: str, tmp_path: Path) -> None:
     said = run(episode, command)
     verdict = episode.verdict()
     assert verdict.score in (None, 0.0), (said, verdict)
-    assert verdict.score == 0 or "reward" in verdict.error or "stopped" in verdict.error or "imported" in verdict.error
+    assert verdict.score == 0 or "reward" in verdict.error or "stopped" in verdict.error or "import" in verdict.error
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FILES if kind != "helper"])
 def test_the_same_tasks_are_won_by_work(kind: str, tmp_path: Path) -> None:
     episode = begun(written(tmp_path / "task", FILES[kind]))
     run(episode, "echo right > answer.txt; echo true > begin.txt")
+    assert episode.verdict().score == 1.0, episode.verdict()
+
+
+def test_metadata_of_packages_is_as_at_the_start_for_a_verifier_that_loads_plugins(tmp_path: Path) -> None:
+    files = {**FILES["pytest"], "task.toml": "[verifier]\nenv = { PYTEST_DISABLE_PLUGIN_AUTOLOAD = '' }\n"}
+    episode = begun(written(tmp_path / "task", files))
+    run(episode, ATTACKS["a plugin that is named as installed"][1])
+    assert episode.verdict().score == 0.0, episode.verdict()
+
+
+def test_a_working_folder_that_was_removed_is_made_anew(tmp_path: Path) -> None:
+    episode = begun(written(tmp_path / "task", {**FILES["inner"], "tests/test.sh": "cd /app/src && " + TEST.strip()}))
+    run(episode, "cd /app; rmdir src")
+    assert run(episode, "pwd; ls -A") == "/app/src\n[exit status 0]"
+    run(episode, "cd /app; echo right > answer.txt; rmdir src")
     assert episode.verdict().score == 1.0, episode.verdict()
 
 

@@ -68,6 +68,7 @@ def test_what_is_left_behind_is_counted_and_writes_no_more(sandbox: Sandbox) -> 
     "command",
     [
         "for n in 1 2 3; do truncate -s 7M gap$n; done",
+        "truncate -s 7M gap; for n in $(seq 500); do echo > $n; done",  # a page each, when they are written again
         "name=$(printf 'a%.0s' $(seq 250)); for n in $(seq 30); do mkdir $name; cd $name; done",
     ],
 )

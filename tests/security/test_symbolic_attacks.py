@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
@@ -44,6 +45,35 @@ def test_what_an_expression_could_run_is_in_the_sandbox_with_a_limit_of_memory()
         said = {name: session.ask({"op": "cell", "code": code}, 30)["body"] for name, code in tried.items()}
     assert said["memory"]["raised"] == "MemoryError" and said["variables"]["raised"] == "KeyError"
     assert said["files"]["raised"] in ("FileNotFoundError", "PermissionError") and "raised" in said["network"]
+
+
+@pytest.mark.slow
+def test_the_fork_of_a_comparison_has_no_socket_and_starts_no_process() -> None:
+    assert symbolic("3", "3", seconds=60).success is True
+    attack = """
+import os, sys
+def attack(answer, gold):
+    held = [n for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')]
+    kinds = sorted({os.readlink(f'/proc/self/fd/{n}').partition(':')[0] for n in held})
+    try:
+        if os.fork() == 0:
+            os._exit(0)
+        started = True
+    except OSError:
+        started = False
+    return {'kinds': kinds, 'started': started}
+module = sys.modules['symbolic_process']
+before, module.compared = module.compared, attack
+try:
+    print(module.judge('', '', 10))
+finally:
+    module.compared = before
+"""
+    with process._WORKER._lock:
+        said = process._WORKER._started().ask({"op": "cell", "code": attack}, 30)
+    told = json.loads(said["stdout"])
+    assert told == {"kinds": ["/dev/null", "pipe"], "started": False}
+    assert symbolic("5", "5", seconds=60).success is True
 
 
 @pytest.mark.slow

@@ -71,6 +71,17 @@ def seeds(split: str, count: int) -> range:
     return range(start, start + count)
 
 
+def tool_method(name: str) -> Callable[..., str]:
+    """Return the method of a tool: it calls the environment's `_take(name, arguments)`."""
+
+    def tool(self: Any, **arguments: Any) -> str:
+        told: str = self._take(name, arguments)
+        return told
+
+    tool.__name__ = name
+    return tool
+
+
 def refused_names(cls: type, names: Iterable[str]) -> set[str]:
     """Return the names of tools that the contract, or a class's own members, have taken."""
     return {name for name in names if name in _CONTRACT or name.startswith("_") or hasattr(cls, name)}

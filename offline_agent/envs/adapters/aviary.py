@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from offline_agent import catalog
-from offline_agent.envs.adapters import refused_names, seeds
+from offline_agent.envs.adapters import refused_names, seeds, tool_method
 from offline_agent.envs.adapters.chance import Chance
 from offline_agent.envs.adapters.rewards import Bounds, Rewards
 from offline_agent.envs.base import Environment
@@ -33,7 +33,7 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
     if first is None:
         raise ConfigError(f"env: aviary:{rest} has no task of the split train")
     with Chance().put_in_place(0):
-        _, listed = asyncio.run(source.make(first).reset())
+        listed = asyncio.run(_listed(source.make(first)))
     tools = [_schema(tool) for tool in listed]
     names = [tool["function"]["name"] for tool in tools]
     if taken := refused_names(_Aviary, names):
@@ -43,7 +43,16 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
     if not tools:
         raise ConfigError(f"env: aviary:{rest} lists no tools, so that nothing can be called")
     members: dict[str, Any] = {"name": rest, "_source": source, "_tool_schemas": tools, "__module__": __name__}
-    return type("AviaryEnvironment", (_Aviary,), {**members, **{name: _method(name) for name in names}})
+    return type("AviaryEnvironment", (_Aviary,), {**members, **{name: tool_method(name) for name in names}})
+
+
+async def _listed(environment: Any) -> list[Any]:
+    """Return the tools of an environment, which is closed again."""
+    try:
+        _, listed = await environment.reset()
+        return list(listed)
+    finally:
+        await environment.close()
 
 
 class _Aviary(Environment):
@@ -94,6 +103,7 @@ class _Aviary(Environment):
         """Start with `data` (a dataset's split) and `index`, with the text `task`, or with a `seed`."""
         self.terminated, self._silent = False, 0
         self._rewards.begin()
+        self._close()
         with self._chance.put_in_place(int(task.get("seed", task.get("index", 0)))):
             self._env = self._source.make(task)
             messages, listed = asyncio.run(self._env.reset())
@@ -138,8 +148,12 @@ class _Aviary(Environment):
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self._close()
+
+    def _close(self) -> None:
         if self._env is not None:
-            asyncio.run(self._env.close())
+            closed, self._env = self._env, None
+            asyncio.run(closed.close())
 
 
 class _Source:
@@ -190,6 +204,9 @@ class _Source:
         elif isinstance(tasks, list | tuple):
             if self._of_data or not all(isinstance(text, str) for text in tasks):
                 raise ConfigError(f"env.tasks: got {tasks!r}, allowed: a number of seeds, or texts for an environment")
+            if self._options:
+                raise ConfigError(f"env.options: got {self._options!r} beside texts in env.tasks, of which from_task "
+                                  "makes the environments without arguments; give one of the two")  # fmt: skip
             for text in tasks:
                 if _lot(text) == split:
                     yield {"task": text}
@@ -207,8 +224,9 @@ class _Source:
         return data.get_new_env_by_idx(int(task["index"])) if "index" in task else data.get_new_env()
 
     def _length(self, split: str) -> int | None:
+        data = self._dataset(split)
         try:
-            return len(self._dataset(split))
+            return len(data)
         except TypeError:  # as Aviary says that there is none
             return None
 
@@ -231,11 +249,3 @@ def _schema(tool: Any) -> dict[str, Any]:
     shape = told.get("parameters") or {"type": "object", "properties": {}}
     about = told.get("description") or told["name"]
     return {"type": "function", "function": {"name": told["name"], "description": about, "parameters": shape}}
-
-
-def _method(name: str) -> Callable[..., str]:
-    def tool(self: _Aviary, **arguments: Any) -> str:
-        return self._take(name, arguments)
-
-    tool.__name__ = name
-    return tool

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from offline_agent import catalog
-from offline_agent.envs.adapters import refused_names, seeds
+from offline_agent.envs.adapters import refused_names, seeds, tool_method
 from offline_agent.envs.adapters.rewards import Bounds, Rewards
 from offline_agent.envs.base import Environment
 from offline_agent.errors import ConfigError, ToolError
@@ -40,7 +40,7 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
     return type(
         "GymEnvironment", (_Gym,),
         {"name": rest, "_id": rest, "_send": send, "_tool_schemas": tools, "max_steps": limit, "system_prompt": about,
-         "__module__": __name__, **{tool["function"]["name"]: _method(tool["function"]["name"]) for tool in tools}},
+         "__module__": __name__, **{tool["function"]["name"]: tool_method(tool["function"]["name"]) for tool in tools}},
     )  # fmt: skip
 
 
@@ -119,14 +119,6 @@ class _Gym(Environment):
 
     def __enter__(self) -> _Gym:
         return self
-
-
-def _method(name: str) -> Callable[..., str]:
-    def tool(self: _Gym, **arguments: Any) -> str:
-        return self._take(name, arguments)
-
-    tool.__name__ = name
-    return tool
 
 
 def _make(id: str, options: Mapping[str, Any]) -> Any:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar
 
-from offline_agent.envs.adapters import refused_names
+from offline_agent.envs.adapters import refused_names, tool_method
 from offline_agent.envs.adapters.tau2_domain import Domain, domain, hashes
 from offline_agent.envs.adapters.tau2_talk import given, in_words, next_turn, written_calls
 from offline_agent.envs.base import Environment
@@ -46,7 +46,11 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
         "name": rest, "version": found.version, "_domain": found, "_tool_schemas": tools,
         "system_prompt": _prompt(found), "__module__": __name__,
     }  # fmt: skip
-    return type("Tau2Environment", (_Tau2,), {**members, **{name: _method(name) for name in names}})
+    return type("Tau2Environment", (_Tau2,), {**members, **{name: tool_method(name) for name in names}})
+
+
+class _Undecided(Exception):
+    """A part of a verdict cannot be computed; the argument says why."""
 
 
 class _Tau2(Environment):
@@ -107,7 +111,8 @@ class _Tau2(Environment):
     def get_reward(self) -> Verdict:
         """Return 1 where all parts of the task's `reward_basis` that need no language model hold, else 0.
 
-        As in tau2, a conversation that did not come to its end earns 0.
+        As in tau2, a conversation that did not come to its end earns 0. There is no score where an assertion raises
+        here and in the state that the gold actions lead to, too: then the task is at fault.
         """
         if self._task is None:
             raise RuntimeError("get_reward before reset")
@@ -116,7 +121,10 @@ class _Tau2(Environment):
         evidence: dict[str, Any] = {"ended": self.terminated}
         parts = {"DB": self._database, "ENV_ASSERTION": self._assertions, "COMMUNICATE": self._told,
                  "ACTION": self._called}  # fmt: skip
-        failed = {name: check() for name, check in parts.items() if name in basis}
+        try:
+            failed = {name: check() for name, check in parts.items() if name in basis}
+        except _Undecided as error:
+            return Verdict(None, None, "tau2.goal", self.version, evidence, error=str(error))
         evidence.update({name: faults or "met" for name, faults in failed.items()})
         if "DB" in basis and (refused := self._domain.gold(self._task).refused):
             evidence["gold_refused"] = list(refused)
@@ -179,7 +187,7 @@ class _Tau2(Environment):
     def _do(self, words: str) -> list[str]:
         """Let the user make the calls in some words; return what they saw."""
         seen = []
-        for call in written_calls(words, self._hands)[:_CALLS]:
+        for call in written_calls(words, self._hands, _CALLS):
             if call.fault is not None:
                 seen.append(f"I do not know how to use {call.name}: {call.fault}.")
                 continue
@@ -238,11 +246,13 @@ class _Tau2(Environment):
 
     def _assertions(self) -> list[str]:
         out = []
-        for one in self._task.evaluation_criteria.env_assertions or ():
+        for number, one in enumerate(self._task.evaluation_criteria.env_assertions or ()):
             told = f"{in_words(one.func_name, one.arguments)} is not {one.assert_value}"
             try:
                 met = self._state.run_env_assertion(one, raise_assertion_error=False)
             except (ValueError, LookupError) as error:  # there is nothing of which it could be asserted
+                if (fault := self._domain.gold(self._task).raised.get(number)) is not None:
+                    raise _Undecided(f"{told}: after the gold actions, too, it raises {fault}") from error
                 met, told = False, f"{told}: {error}"
             out += [] if met else [told]
         return out
@@ -271,14 +281,6 @@ class _Tau2(Environment):
             kind = AssistantMessage if who == "assistant" else UserMessage
             out.append(kind(role=who, tool_calls=[call]))
         return [*out, *(AssistantMessage(role="assistant", content=text) for text in self._said)]
-
-
-def _method(name: str) -> Callable[..., str]:
-    def tool(self: _Tau2, **arguments: Any) -> str:
-        return self._take(name, arguments)
-
-    tool.__name__ = name
-    return tool
 
 
 def _prompt(found: Domain) -> str:

@@ -29,10 +29,12 @@ class Gold(NamedTuple):
     Attributes:
         hashes: Of the agent's and of the user's database.
         refused: The actions that a tool refused, with its words.
+        raised: Number of an assertion that raises there, from 0 → the error's text.
     """
 
     hashes: tuple[str | None, str | None]
     refused: tuple[str, ...]
+    raised: Mapping[int, str]
 
 
 class Domain:
@@ -104,7 +106,13 @@ class Domain:
                     environment.make_tool_call(action.name, requestor=action.requestor, **action.arguments)
                 except Exception as error:  # the evaluator goes on, too
                     refused.append(f"{action.name}: {error}")
-            self._golds[key] = Gold(hashes(environment), tuple(refused))
+            reached, raised = hashes(environment), {}
+            for number, one in enumerate(task.evaluation_criteria.env_assertions or ()):
+                try:
+                    environment.run_env_assertion(one, raise_assertion_error=False)
+                except Exception as error:  # the verdict tells it where the assertion counts
+                    raised[number] = str(error)
+            self._golds[key] = Gold(reached, tuple(refused), raised)
         return self._golds[key]
 
     def _version(self) -> str:
@@ -191,7 +199,7 @@ def _module(name: str, package: Path) -> Any:
     try:
         logs = importlib.import_module("loguru")
     except ModuleNotFoundError:
-        pass
+        pass  # where tau2 needs it, the imports below tell
     else:
         logs.logger.disable("tau2")  # it tells each answer of each tool
     for needed in ("evaluator_communicate", "evaluator_action"):  # so that what they need is missed now

@@ -6,6 +6,7 @@ import ast
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from offline_agent.records import Message
@@ -24,17 +25,18 @@ class Call(NamedTuple):
     fault: str | None = None
 
 
-def written_calls(text: str, tools: Mapping[str, Sequence[str]]) -> list[Call]:
-    """Return the calls in a text, each written as `name(argument=value)`, in their order.
+def written_calls(text: str, tools: Mapping[str, Sequence[str]], most: int) -> list[Call]:
+    """Return the first calls in a text, each written as `name(argument=value)`, in their order.
 
     Args:
         text: The words.
         tools: The names of tools, and of the parameters of each in order.
+        most: Calls after which the text is read no further.
     """
     if not tools:
         return []
     found = []
-    for match in re.finditer(rf"(?<!\w)({'|'.join(map(re.escape, tools))})\(", text):
+    for match in islice(re.finditer(rf"(?<!\w)({'|'.join(map(re.escape, tools))})\(", text), most):
         name, start = match.group(1), match.end()
         ends = [place for place in range(start, min(len(text), start + 2000)) if text[place] == ")"]
         read = next((call for end in ends if (call := _read(text[start:end])) is not None), None)

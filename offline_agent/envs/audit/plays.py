@@ -127,17 +127,15 @@ class Plays:
 
     def _steps(self, episode: Episode, context: Context, actions: Generator[Action, Context, Any]) -> list[Step]:
         steps: list[Step] = []
-        try:
-            action = next(actions)
+        with contextlib.closing(actions):
             while not episode.terminated and len(steps) < self.max_steps:
+                try:
+                    action = actions.send(context) if steps else next(actions)
+                except StopIteration:  # the player has no further action
+                    break
                 result = self._timed(self.timings.calls, partial(episode.step, action))
                 steps.append(to_step(episode.tools, action, result))
                 context = extend(context, steps[-1])
-                action = actions.send(context)
-        except StopIteration:
-            pass  # the player has no further action
-        finally:
-            actions.close()
         return steps
 
     @staticmethod

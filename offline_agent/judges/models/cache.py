@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from offline_agent.errors import ConfigError
 
+_PART = 1 << 16  # bytes that are looked at for the beginning of the last line
+
 
 class AnswerCache:
-    """Answers by the content of their questions; safe to use from several threads.
+    """Answers by the content of their questions; safe to use from several threads, and its file from several processes.
 
     Args:
         file: A file of answers, one JSON object a line; None = in memory, until `keep_in`.
 
     Raises:
-        ConfigError: The file cannot be used.
+        ConfigError: The file cannot be used, or a line of it, other than one that a killed run began, cannot be read.
     """
 
     def __init__(self, file: str | None) -> None:
@@ -45,22 +49,50 @@ class AnswerCache:
         with self._lock:
             self._known[key] = answer
             if self._file is not None:
-                with open(self._file, "a", encoding="utf-8") as file:
-                    file.write(json.dumps({"key": key, "answer": answer}, ensure_ascii=True) + "\n")
+                line = json.dumps({"key": key, "answer": answer}, ensure_ascii=True) + "\n"
+                with open(self._file, "ab+") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    _mend_end(file)
+                    file.write(line.encode())
 
     def _open(self, path: Path) -> None:
         self._file = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+            lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
         except (OSError, UnicodeError) as error:
             raise ConfigError(f"judge.cache: {path} cannot be used: {error}") from error
-        for line in lines:
-            try:
-                entry = json.loads(line)
-                self._known[entry["key"]] = entry["answer"]
-            except (ValueError, KeyError, TypeError):  # the last line of a run that was killed
-                continue
+        for number, line in enumerate(lines, 1):
+            found = _read(line)
+            if found is not None:
+                self._known[found[0]] = found[1]
+            elif line.strip() and number < len(lines):  # else it is the end of a run that was killed as it wrote
+                raise ConfigError(f"judge.cache: {path}, line {number} cannot be read: got {line[:80]!r}, allowed: "
+                                  '{"key": ..., "answer": ...}; delete that line, or the file')  # fmt: skip
+
+
+def _read(line: str) -> tuple[str, Any] | None:
+    """Return the key and the answer of a line; None where it is none."""
+    try:
+        entry = json.loads(line)
+        return entry["key"], entry["answer"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _mend_end(file: BinaryIO) -> None:
+    """End the last line of a file where it is not ended, or take it out where it is the beginning of one alone."""
+    size = at = file.seek(0, os.SEEK_END)
+    last = b""
+    while at and b"\n" not in last:
+        at = max(0, at - _PART)
+        file.seek(at)
+        last = file.read(size - at)
+    last = last.rpartition(b"\n")[2]
+    if last and _read(last.decode("utf-8", "replace")) is not None:
+        file.write(b"\n")
+    elif last:
+        file.truncate(size - len(last))
 
 
 def _key(content: Any) -> str:

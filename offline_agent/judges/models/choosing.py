@@ -13,7 +13,7 @@ from typing import Protocol
 
 from offline_agent import catalog
 from offline_agent.errors import ConfigError
-from offline_agent.judges.models.asking import Ask, NoAnswer
+from offline_agent.judges.models.asking import NoAnswer
 from offline_agent.judges.models.cache import AnswerCache
 
 SELF = "self"
@@ -134,24 +134,33 @@ class Choosing:
         return found
 
 
-def writer(
-    key: str, path: str, other: Mapping[str, str | None], temperature: float, max_tokens: int
-) -> tuple[Ask, str]:
-    """Return a checkpoint as a model that is asked for text, and its name for the cache. It is loaded when it is asked.
+class Writer:
+    """A checkpoint that is asked for text, as an `asking.Ask`; loaded once a process, by `load` or the first question.
 
     Args:
         key, path, other, temperature: See `Choosing`.
         max_tokens: Most tokens of one answer.
 
+    Attributes:
+        model: Its name for the cache.
+
     Raises:
         ConfigError: See `Choosing`.
     """
-    chosen = Choosing(key, path, None, other, temperature)
 
-    def ask(messages: Messages, seed: int) -> str:
-        return chosen._loaded().written(messages, max_tokens)
+    def __init__(
+        self, key: str, path: str, other: Mapping[str, str | None], temperature: float, max_tokens: int
+    ) -> None:
+        self._chosen, self._most = Choosing(key, path, None, other, temperature), max_tokens
+        self.model = self._chosen.model
 
-    return ask, chosen.model
+    def load(self) -> None:
+        """Load the checkpoint; raises ConfigError where it cannot be loaded."""
+        self._chosen._loaded()
+
+    def __call__(self, messages: Messages, seed: int) -> str:
+        """Return the greedy answer; nothing is drawn with the seed."""
+        return self._chosen._loaded().written(messages, self._most)
 
 
 def _checked(key: str, path: str) -> Path:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from offline_agent import catalog
 from offline_agent.errors import ConfigError
-from offline_agent.judges.models.asking import NoAnswer, Questions, as_data, model_of
+from offline_agent.judges.models.asking import Questions, as_data, model_of
 from offline_agent.judges.models.choosing import Choosing
 from offline_agent.judges.models.llm import LONGEST, told
 from offline_agent.judges.models.rubric import Rubric, load_rubric
@@ -98,22 +98,22 @@ class LLMComparator:
         """Return a verdict without a score: there is nothing to compare the attempt with."""
         return Verdict(None, None, "comparison", self.version, error="a comparison needs several attempts at one task")
 
-    def compare(self, first: Trajectory, second: Trajectory) -> float | None:
-        """Return how much the first attempt is the better one, in [0, 1]; None = no answer.
+    def compare(self, first: Trajectory, second: Trajectory) -> float:
+        """Return how much the first attempt is the better one, in [0, 1].
 
         A checkpoint says the probability of `first`; any other model 1.0 for the first, 0.0 for the second, 0.5 for
         neither.
+
+        Raises:
+            NoAnswer: The model gave no answer of the asked form; it says why.
         """
-        try:
-            if self._choosing is not None:
-                begun, choices = '{"better": "', ('first"}', 'second"}')
-                messages = self._choosing.fitted(
-                    lambda longest: self.question(first, second, longest), self._longest, begun + choices[1]
-                )
-                return self._choosing.choose(messages, begun, choices)[0]
-            answer: Any = self._questions.answer(self.question(first, second), _Preference, self._seed)
-        except NoAnswer:
-            return None
+        if self._choosing is not None:
+            begun, choices = '{"better": "', ('first"}', 'second"}')
+            messages = self._choosing.fitted(
+                lambda longest: self.question(first, second, longest), self._longest, begun + choices[1]
+            )
+            return self._choosing.choose(messages, begun, choices)[0]
+        answer: Any = self._questions.answer(self.question(first, second), _Preference, self._seed)
         return {"first": 1.0, "second": 0.0, "neither": 0.5}[answer.better]
 
     def question(self, first: Trajectory, second: Trajectory, longest: int | None = None) -> list[dict[str, str]]:

@@ -18,13 +18,12 @@ from pydantic import BaseModel, ConfigDict, create_model
 from pydantic import Field as field
 
 from offline_agent.errors import ConfigError
-from offline_agent.judges.composition import member
 from offline_agent.judges.models.asking import NoAnswer, Questions, as_data, model_of
-from offline_agent.judges.models.choosing import writer
+from offline_agent.judges.models.choosing import Writer
 from offline_agent.judges.models.llm import told
 from offline_agent.judges.models.predicates import Refused, call_of, load_predicates
-from offline_agent.judges.process import Subgoal, beginning, outcome_faults, process_verdict
-from offline_agent.records import Task, Trajectory, Verdict
+from offline_agent.judges.process import ProcessJudge, Subgoal, beginning, process_verdict
+from offline_agent.records import Trajectory, Verdict
 
 _RULES = (
     "You plan for an agent that was given a task and tools. Name subgoals that it has to reach on the way, in order. "
@@ -55,7 +54,7 @@ class Plan:
     error: str | None = None
 
 
-class planned:  # noqa: N801  # its name in a configuration, and in verdicts
+class planned(ProcessJudge):  # noqa: N801  # its name in a configuration, and in verdicts
     """The outcome of an episode, and the share of the subgoals that a planner proposed for its task.
 
     The plan is asked for once for each task and kept with the answers of judges. A proposal is refused, with the reason
@@ -75,8 +74,6 @@ class planned:  # noqa: N801  # its name in a configuration, and in verdicts
         ConfigError: Predicates, planner or judge cannot be made, or the weight is below one half: every fault.
     """
 
-    version = "1"
-
     def __init__(
         self,
         predicates: str,
@@ -95,7 +92,8 @@ class planned:  # noqa: N801  # its name in a configuration, and in verdicts
         cache: str | None = None,
         api_key: str | None = None,
     ) -> None:
-        faults = outcome_faults(outcome)
+        faults: list[str] = []
+        self._writer: Writer | None = None
         if most < 1:
             faults.append(f"judge.most: got {most}, allowed: 1 and more")
         if retries < 0:
@@ -107,39 +105,27 @@ class planned:  # noqa: N801  # its name in a configuration, and in verdicts
         try:
             if path is not None:
                 other = {"url": url, "model": model, "ask": ask}
-                asked, known = writer("judge", path, other, temperature, max_tokens)
-                retries = 0  # it would write the same again
+                self._writer = Writer("judge", path, other, temperature, max_tokens)
+                self._questions = Questions(self._writer, self._writer.model, 0, cache)  # it would write the same again
             else:
                 asked, known = model_of("judge", url, model, ask, temperature, max_tokens, timeout, api_key)
-            self._questions = Questions(asked, known, retries, cache)
+                self._questions = Questions(asked, known, retries, cache)
         except ConfigError as error:
             faults += error.faults
-        try:
-            self._judge = member("judge.judge", judge)
-        except ConfigError as error:
-            faults += error.faults
-        if faults:
-            raise ConfigError(faults)
-        self._outcome, self._most, self._seed = outcome, most, seed
+        super().__init__(outcome, judge, faults)
+        self._most, self._seed = most, seed
         self._form = create_model("Plan", __config__=ConfigDict(extra="forbid"),
                                   subgoals=(list[_Call], field(min_length=1)))  # fmt: skip
-        self.deterministic, self.costly = self._judge.deterministic, True
+        self.costly = True
         self._plans: dict[str, Plan] = {}
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The columns of a task that the judge of the outcome reads."""
-        return self._judge.reads
-
     def keep_in(self, folder: Path) -> None:
-        """See `judges.judge.Judge.keep_in`."""
+        """Load the checkpoint where one plans; see `judges.judge.Judge.keep_in`."""
+        super().keep_in(folder)
         self._questions.keep_in(folder)
-        self._judge.keep_in(folder)
-
-    def check(self, task: Task) -> None:
-        """Raise ConfigError where the judge of the outcome needs something that a task does not have."""
-        self._judge.check(task)
+        if self._writer is not None:
+            self._writer.load()
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verdict; its evidence has the plan, what of it was refused, and when each subgoal was reached."""
@@ -150,13 +136,19 @@ class planned:  # noqa: N801  # its name in a configuration, and in verdicts
         return process_verdict("planned", self._judge(trajectory), plan.goals, trajectory, self._outcome, evidence)
 
     def plan(self, trajectory: Trajectory) -> Plan:
-        """Return the subgoals of a trajectory's task; the planner sees no turn of it."""
+        """Return the subgoals of a trajectory's task; the planner sees no turn of it.
+
+        Where it gave no answer, the plan has an error and is not kept: the next attempt at the task asks again.
+        """
         start = beginning(trajectory, 0)
         question = self.question(start)
         key = json.dumps(question)
         with self._locks[key]:  # two attempts at one task begin at once, and must get one plan
             if key not in self._plans:
-                self._plans[key] = self._made(question, start)
+                try:
+                    self._plans[key] = self._made(question, start)
+                except NoAnswer as error:
+                    return Plan(error=f"no plan: {error}")
             return self._plans[key]
 
     def question(self, start: Trajectory) -> list[dict[str, str]]:
@@ -176,10 +168,7 @@ class planned:  # noqa: N801  # its name in a configuration, and in verdicts
         return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
     def _made(self, question: list[dict[str, str]], start: Trajectory) -> Plan:
-        try:
-            answer: Any = self._questions.answer(question, self._form, self._seed)
-        except NoAnswer as error:
-            return Plan(error=f"no plan: {error}")
+        answer: Any = self._questions.answer(question, self._form, self._seed)
         goals: dict[str, Subgoal] = {}
         refused = []
         for proposed in answer.subgoals:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import stat
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from offline_agent.sandbox.inside import kernel
 
 _BEGAN = 1_577_836_800 * 10**9  # 2020-01-01: so that a listing says the same each time
+_PAGE = 4096
 
 
 class Overfull(Exception):
@@ -106,12 +108,15 @@ def read(root: str, sent: dict[str, Any], most: int) -> tuple[dict[str, Any], in
         most: Bytes that its files may have together.
 
     Raises:
-        Overfull: They have more, or lie deeper than a path is long.
+        Overfull: They have more, in whole pages as memory holds them, or lie deeper than a path is long.
+        OSError: One cannot be read.
     """
     try:
         return _read(root, sent, most)
-    except OSError as error:  # a path that is too long
-        raise Overfull(str(error)) from error
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ENOSPC):
+            raise Overfull(str(error)) from error
+        raise
 
 
 def _read(root: str, sent: dict[str, Any], most: int) -> tuple[dict[str, Any], int]:
@@ -129,7 +134,7 @@ def _read(root: str, sent: dict[str, Any], most: int) -> tuple[dict[str, Any], i
             elif stat.S_ISLNK(info.st_mode):
                 found[name] = ["link", *facts, os.readlink(item.path)]
             elif stat.S_ISREG(info.st_mode):
-                size += info.st_size
+                size += -(-info.st_size // _PAGE) * _PAGE  # so that it can be written again into as much memory
                 if size > most:
                     raise Overfull
                 with open(item.path, "rb") as file:

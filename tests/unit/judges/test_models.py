@@ -12,9 +12,11 @@ import pytest
 
 from offline_agent.errors import ConfigError
 from offline_agent.judges.judge import Judge
+from offline_agent.judges.models.asking import NoAnswer
+from offline_agent.judges.models.cache import AnswerCache
 from offline_agent.judges.models.comparing import LLMComparator
 from offline_agent.judges.models.rubric import load_rubric
-from offline_agent.judges.ranking import both_orders
+from offline_agent.judges.ranking import both_orders, rank
 from offline_agent.records import ToolCall, Trajectory
 from tests.helpers.fake_server import FakeServer, serving
 from tests.unit.judges.test_judge import made, played
@@ -117,6 +119,11 @@ def test_answers_are_kept_by_content_in_the_run_and_asked_for_once(tmp_path: Pat
     again = judge()
     again.keep_in(tmp_path)
     assert again(played("42")) == before[0] and len(asked) == 2
+    again(played("44"))
+    assert len(asked) == 3
+    last = judge()
+    last.keep_in(tmp_path)  # what was begun is taken out before the next answer
+    assert last(played("44")) == again(played("44")) and len(asked) == 3
     one = tmp_path / "one.yaml"
     one.write_text("criteria: [{name: achieved, about: 'Is it done?'}]\n")
     replies[:] = [grades(achieved=5)]
@@ -124,7 +131,23 @@ def test_answers_are_kept_by_content_in_the_run_and_asked_for_once(tmp_path: Pat
         other = made("llm", rubric=str(one), ask=f"{HERE}ask", seed=seed)
         other.keep_in(tmp_path)
         other(played("42"))
-    assert len(asked) == 4, "another seed is another question"
+    assert len(asked) == 5, "another seed is another question"
+
+
+def test_an_answer_after_a_last_line_without_an_end_has_a_line_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text('{"key": "k", "answer": 1}')
+    cache = AnswerCache(str(file))
+    cache.keep("question", 2)
+    assert [json.loads(line)["answer"] for line in file.read_text().splitlines()] == [1, 2]
+    assert AnswerCache(str(file)).get("question") == 2
+
+
+def test_a_line_of_the_cache_that_cannot_be_read_is_told_by_its_number(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text('{"key": "k", "answer": 1}\n{"key": "torn{"key": "l", "answer": 1}\n{"key": "m", "answer": 1}\n')
+    with pytest.raises(ConfigError, match="answers.jsonl, line 2 cannot be read"):
+        AnswerCache(str(file))
 
 
 def test_a_rubric_and_endpoint_that_cannot_be_used_are_refused_at_once(tmp_path: Path) -> None:
@@ -236,5 +259,9 @@ def test_a_model_compares_in_the_order_it_is_given_and_none_is_no_choice() -> No
     users = [messages[1]["content"] for messages, _ in asked]
     assert users[0].index("short") > users[0].index(FORGED) and users[1].index("short") < users[1].index(FORGED)
     replies[:] = [{"better": "both"}]
-    assert judge.compare(one, played("another")) is None
+    with pytest.raises(NoAnswer):
+        judge.compare(one, played("another"))
+    found = both_orders(judge.compare, one, played("another"))
+    assert found.settled is None and "better: Input should be 'first'" in str(found.error)
+    assert all("better: Input" in str(each.error) for each in rank([one, played("another")], judge.compare, "m", "1"))
     assert judge(one).score is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -187,12 +188,28 @@ def test_a_checkpoint_that_writes_no_plan_gives_no_score(shop: EnvSpec) -> None:
     assert verdict.score is None and "no plan" in str(verdict.error) and "1 tries" in str(verdict.error)
 
 
+def test_a_plan_that_was_not_had_for_want_of_an_answer_is_asked_for_again(shop: EnvSpec) -> None:
+    one, done = judge(retries=0), episode(shop)
+    assert "no plan" in str(one(done).error)  # an empty plan is not of the form
+    plan.append(goal("bought", kind="shoes"))
+    assert one(done).error is None and len(asked) == 2
+
+
+def test_the_checkpoint_that_plans_is_loaded_when_the_run_begins(shop: EnvSpec, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(DEFAULT_MODEL, folder)
+    one = judge(ask=None, path=str(folder))
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="config.json"):
+        one.keep_in(tmp_path / "run")
+
+
 def test_a_checkpoint_writes_what_its_greedy_tokens_say() -> None:
-    from offline_agent.judges.models.choosing import writer
+    from offline_agent.judges.models.choosing import Writer
 
     messages = [{"role": "system", "content": "Buy."}, {"role": "user", "content": "A red mug."}]
-    write, _ = writer("judge", str(DEFAULT_MODEL), {}, 0.0, 24)
-    short, _ = writer("judge", str(DEFAULT_MODEL), {}, 0.0, 4)
+    write = Writer("judge", str(DEFAULT_MODEL), {}, 0.0, 24)
+    short = Writer("judge", str(DEFAULT_MODEL), {}, 0.0, 4)
     text = write(messages, 0)
     assert text and text == write(messages, 1) and text.startswith(short(messages, 0))
 

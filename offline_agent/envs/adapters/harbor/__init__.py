@@ -17,7 +17,11 @@ from offline_agent.errors import ConfigError
 def adapt(rest: str, args: Mapping[str, Any]) -> type:
     """Return the class of the tasks of a folder; see `adapters.environment_class`."""
     found = folders.found(rest)
-    images = frozenset(map(str, args.get("images") or ()))
+    images = frozenset(_names("env.images", args.get("images")))
+    splits = args.get("splits")
+    if splits is not None and not isinstance(splits, Mapping):
+        raise ConfigError(f"env.splits: got {splits!r}, allowed: lists of names for {', '.join(folders.SPLITS)}")
+    splits = None if splits is None else {key: _names(f"env.splits.{key}", one) for key, one in splits.items()}
     how = args.get("unplayable", "refuse")
     if how not in ("refuse", "leave_out"):
         raise ConfigError(f"env.unplayable: got {how!r}, allowed: refuse, leave_out")
@@ -28,10 +32,17 @@ def adapt(rest: str, args: Mapping[str, Any]) -> type:
         more = [f"{len(refused)} of {len(found)} tasks cannot be played here; the others can: env.unplayable=leave_out"]
         raise ConfigError([*faults, *(more if some else [])])
     playable = {name: place for name, place in found.items() if name not in refused}
-    splits = args.get("splits")
     for split in folders.SPLITS:
         folders.in_split(split, playable, splits)
     return type(
         "HarborEnvironment", (HarborEnvironment,),
         {"name": "harbor", "_found": playable, "_images": images, "_splits": splits, "__module__": __name__},
     )  # fmt: skip
+
+
+def _names(key: str, given: Any) -> list[str]:
+    if given is None:
+        return []
+    if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
+        raise ConfigError(f"{key}: got {given!r}, allowed: a list of names, [NAME]")
+    return list(given)

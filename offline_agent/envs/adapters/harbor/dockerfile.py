@@ -113,8 +113,6 @@ def read(context: Path, path: str, images: Collection[str]) -> Image:
             image.faults.append(f"Dockerfile, line {line}: {word} {rest[:80]}: {error}")
     if not image.name and not image.faults:
         image.faults.append("Dockerfile: it has no FROM")
-    image.env = {name: value for name, value in known.items() if name not in ("HOME",) and (name, value) != (
-        "PATH", path)}  # fmt: skip
     image.places |= {split(image.workdir)[0]}
     image.faults += [f"Dockerfile: {fault}" for place in sorted(image.places)
                      if (fault := place_fault(place, image.places - {place}))]  # fmt: skip
@@ -194,7 +192,7 @@ def _carry(
     if word == "FROM":
         if image.name:
             raise _Refused("builds of several stages are not carried out")
-        image.name = _expanded(rest, known).split(" ")[0]
+        image.name = _expanded(re.sub(r"^(--platform=\S+\s+)+", "", rest), known).split()[0]
         if fault := image_fault(image.name, images):
             raise _Refused(fault)
     elif word == "WORKDIR":
@@ -202,14 +200,17 @@ def _carry(
         image.places.add(_place(image.workdir))
         image.steps.append(Step(line, f"WORKDIR {rest}", image.workdir, {}))
     elif word == "ARG":
-        name, equal, value = rest.partition("=")
-        if equal:
-            known.setdefault(name.strip(), _expanded(value.strip().strip("\"'"), known))
+        for one in shlex.split(rest):
+            name, equal, value = one.partition("=")
+            if equal and name in LOADERS:
+                raise _Refused(f"{name} would change how programs are loaded")
+            if equal and name not in image.env and name != "PATH":  # ENV counts for more
+                known[name] = _expanded(value, known)
     elif word == "ENV":
         for name, value in _pairs(rest):
             if name in LOADERS:
                 raise _Refused(f"{name} would change how the verifier's programs are loaded")
-            known[name] = _expanded(value, known)
+            image.env[name] = known[name] = _expanded(value, known)
     elif word in ("COPY", "ADD"):
         image.steps.append(_copy(image, known, context, line, word, rest))
     elif word == "RUN":

@@ -114,9 +114,10 @@ class HarborEnvironment(Environment):
             raise ToolError(f"command: allowed: text of at most {_LONGEST} characters, without null characters.")
         argv = ["bash", "-c", 'umask 022; exec bash -c "$1" 2>&1', "bash", command]
         began = time.time_ns()
+        now = self._now.with_folder(self._task.image.workdir)  # a command may have removed it
         try:
             done = shared().run(
-                argv, env=folders.base_env(self._task.image), folders=self._now.kept(), cwd=self._task.image.workdir,
+                argv, env=folders.base_env(self._task.image), folders=now.kept(), cwd=self._task.image.workdir,
                 limits=_limits(timeout, self._memory, self._disk),
             )  # fmt: skip
         except SandboxError as error:

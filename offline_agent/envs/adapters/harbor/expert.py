@@ -21,6 +21,7 @@ _CARRIED = re.compile(
 )  # what a later command of the same shell would miss
 _LOOKS = ("ls -A", "pwd", "find . -maxdepth 2 -not -path '*/.git*' | sort | head -50")
 _NUMBER = re.compile(r"\b\d+\b")
+_SOLUTION = re.compile(r"""(?<![\w.~})*/-])(?<![\w.})]["'])/solution(?![\w.-])""")  # the folder, and no part of a path
 
 
 def next_turn(task: HarborTask, messages: Sequence[Message], rng: random.Random, noise: float) -> Message:
@@ -74,7 +75,7 @@ def _with_files(found: Sequence[str], others: Mapping[str, bytes]) -> str:
         path = shlex.quote(f"/tmp/solution/{name}")
         text = base64.b64encode(data).decode()
         lines.append(f'mkdir -p "$(dirname {path})" && echo {text} | base64 -d > {path}')
-    body = "\n\n".join(found).replace("/solution/", "/tmp/solution/")
+    body = _SOLUTION.sub("/tmp/solution", "\n\n".join(found))
     return "\n".join([*lines, body])
 
 

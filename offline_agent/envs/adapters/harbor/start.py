@@ -22,7 +22,7 @@ def built(task: HarborTask, limits: Limits) -> Workspace:
         limits: Of each command.
 
     Raises:
-        ConfigError: A command of the Dockerfile fails in the sandbox.
+        ConfigError: A command of the Dockerfile fails in the sandbox, or a file to copy cannot be read.
         SandboxError: The sandbox does not work.
     """
     folders: dict[str, dict[str, Entry]] = {place: {} for place in sorted(task.image.places)}
@@ -32,7 +32,11 @@ def built(task: HarborTask, limits: Limits) -> Workspace:
         if step.run:
             folders = _run(task, folders, step, limits)
         elif step.target:
-            _copy(folders, step)
+            try:
+                _copy(folders, step)
+            except OSError as error:
+                told = f"{error.filename}: {error.strerror}"
+                raise ConfigError(f"task {task.name}: environment/Dockerfile, line {step.line}: {told}") from error
     _make(folders, task.image.workdir)
     settled = {
         place: {name: e._replace(changed=BEGAN) for name, e in with_parents(entries).items()}

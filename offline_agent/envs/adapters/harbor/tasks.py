@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import re
@@ -25,6 +26,7 @@ from offline_agent.sandbox.launch import site_packages
 PATH = f"{os.path.dirname(os.path.realpath(sys.executable))}:{dockerfile.SYSTEM}"
 _MARKS = ("task.toml", "instruction.md", "task.yaml")
 _VERIFIER_SECONDS = 120.0
+_LONGEST = 1e6  # seconds
 _REFUSED = {
     ("steps",): "tasks of several steps",
     ("environment", "mcp_servers"): "MCP servers beside a task",
@@ -161,16 +163,24 @@ def read(folder: Path, images: frozenset[str]) -> HarborTask:
     image = _image(folder / "environment", told.get("environment", {}), images, faults)
     env = {**_env(told, "environment", faults), **_env(told, "verifier", faults)}
     seconds = told.get("verifier", {}).get("timeout_sec", _VERIFIER_SECONDS)
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or seconds <= 0:
-        faults.append(f"task.toml: verifier.timeout_sec: got {seconds!r}, allowed: seconds above 0")
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds <= _LONGEST:
+        faults.append(f"task.toml: verifier.timeout_sec: got {seconds!r:.40}, allowed: seconds, above 0, {_LONGEST:g} "
+                      "at most")  # fmt: skip
+    tests, solution = (_tree(folder / part, faults) for part in ("tests", "solution"))
+    faults += [f"solution/{part} is a link, which is not carried out; put the file itself there"
+               for part, entry in solution.items() if entry.kind == "link"]  # fmt: skip
     if faults:
         raise ConfigError([f"task {name}: {fault}" for fault in faults])
     image.env = {**image.env, **_env(told, "environment", [])}
-    solution = folder / "solution"
-    return HarborTask(
-        folder.resolve(), name, instruction, image, with_parents(tree(folder / "tests")),
-        with_parents(tree(solution)) if solution.is_dir() else {}, float(seconds), env,
-    )  # fmt: skip
+    return HarborTask(folder.resolve(), name, instruction, image, tests, solution, float(seconds), env)
+
+
+def _tree(folder: Path, faults: list[str]) -> dict[str, Entry]:
+    try:
+        return with_parents(tree(folder)) if folder.is_dir() else {}
+    except OSError as error:
+        faults.append(f"{error.filename}: {error.strerror}")
+        return {}
 
 
 def _settings(folder: Path, faults: list[str]) -> dict[str, Any]:
@@ -202,6 +212,8 @@ def _settings(folder: Path, faults: list[str]) -> dict[str, Any]:
 
 def _text(path: Path, faults: list[str]) -> str:
     try:
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is no file")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error

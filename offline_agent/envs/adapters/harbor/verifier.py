@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
@@ -19,8 +20,14 @@ from offline_agent.records import Verdict
 from offline_agent.sandbox import Entry, Folder, Limits, Result, shared
 
 _NAME, _VERSION = "harbor_tests", "1"
-_CONFIGURES = frozenset(("conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py", "usercustomize.py"))
-_RUNNERS = frozenset(("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py", "coverage", "numpy", "pandas"))
+_CONFIGURES = frozenset(
+    ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "sitecustomize.py", "usercustomize.py")
+)
+_METADATA = (".pth", ".dist-info", ".egg-info", ".egg-link")  # they may name code to load at each start
+_NO_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # whose modules the agent may put into its folders
+_RUNNERS = frozenset(
+    ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py", "pygments", "coverage", "numpy", "pandas", "org")
+)  # org: pickle and copy look for org.python.core, which is Jython's
 _SETTLE = 0.5  # seconds that processes of the verifier get to end
 _LONGEST = 2000  # characters of the verifier's output that are kept
 
@@ -37,7 +44,11 @@ def verdict(task: HarborTask, start: Workspace, now: Workspace, limits: Limits) 
     Raises:
         SandboxError: The sandbox does not work.
     """
+    now = now.with_folder(task.image.workdir)
     env = _environment(task, now)
+    if moved := sorted(_moved(task, start, now, env)):
+        told = ", ".join(moved[:5])
+        return _unscored(f"{told}: the verifier works there or imports from there, and it is no longer that folder", {})
     if shadows := sorted(_shadows(task, start, now, env)):
         return _unscored(f"{', '.join(shadows[:5])} would be imported in place of modules of the verifier", {})
     folders = {place: Folder(entries) for place, entries in _without_configuration(start, now).items()}
@@ -95,7 +106,7 @@ def _end(text: str) -> str:
 
 def _environment(task: HarborTask, now: Workspace) -> dict[str, str]:
     """Return the verifier's variables: folders that the agent could write come last on its PATH."""
-    env = {**base_env(task.image), **task.verifier_env}
+    env = {**base_env(task.image), **_NO_PLUGINS, **task.verifier_env}
     parts = env["PATH"].split(":")
     own = [part for part in parts if not part.startswith("/") or split(part)[0] in now.folders]
     env["PATH"] = ":".join([part for part in parts if part not in own] + own)
@@ -116,7 +127,7 @@ def _without_configuration(start: Workspace, now: Workspace) -> dict[str, dict[s
 def _configures(name: str) -> bool:
     """Return whether a file, or a folder above it, is one that test runners or interpreters read by its name."""
     parts = PurePosixPath(name).parts
-    return any(part in _CONFIGURES or part.endswith(".pth") for part in parts)
+    return any(part in _CONFIGURES or part.lower().endswith(_METADATA) for part in parts)
 
 
 def _has_folder(name: str, kept: Mapping[str, Entry]) -> bool:
@@ -124,10 +135,27 @@ def _has_folder(name: str, kept: Mapping[str, Entry]) -> bool:
     return above == "." or (above in kept and kept[above].kind == "folder")
 
 
+def _imported(task: HarborTask, env: Mapping[str, str]) -> set[str]:
+    """Return the absolute paths of the folders that Python imports from, which may be the agent's."""
+    workdir = task.image.workdir
+    return {workdir, *(os.path.join(workdir, path) for path in env.get("PYTHONPATH", "").split(":"))}
+
+
+def _moved(task: HarborTask, start: Workspace, now: Workspace, env: Mapping[str, str]) -> Iterator[str]:
+    """Yield the folders that Python imports from in whose place there is now a link, or a file, such as an archive."""
+    for path in _imported(task, env):
+        place, name = now.resolved(path)
+        before = start.resolved(path)
+        kind = now.folders.get(place, {}).get(name)
+        was = start.folders.get(before[0], {}).get(before[1])
+        if (place, name) != before or (kind is not None and kind.kind == "file" and kind != was):
+            yield path
+
+
 def _shadows(task: HarborTask, start: Workspace, now: Workspace, env: Mapping[str, str]) -> Iterator[str]:
     """Yield new or changed modules that Python would import in place of its own, or of a test runner's."""
-    for path in {task.image.workdir, *env.get("PYTHONPATH", "").split(":")}:
-        place, folder = split(path)
+    for path in _imported(task, env):
+        place, folder = now.resolved(path)
         entries, before = now.folders.get(place, {}), start.folders.get(place, {})
         for name, entry in entries.items():
             above, _, last = name.rpartition("/")
@@ -135,7 +163,8 @@ def _shadows(task: HarborTask, start: Workspace, now: Workspace, env: Mapping[st
             if above != folder or (module not in sys.stdlib_module_names and module not in _RUNNERS):
                 continue
             code = entry.kind == "link" or last.endswith((".py", ".pyc", ".so"))
-            inside = [one for one in entries if one.startswith(f"{name}/__init__.")] if entry.kind == "folder" else []
+            begins = (f"{name}/__init__.", f"{name}/python/", f"{name}/python.")[: 3 if module == "org" else 1]
+            inside = [one for one in entries if one.startswith(begins)] if entry.kind == "folder" else []
             looked = [name, *inside] if code or inside else []
             if any(before.get(one) != entries[one] for one in looked):
                 yield f"{place}/{name}"
@@ -154,7 +183,7 @@ def _reward(written: Mapping[str, Entry]) -> tuple[float | None, str]:
             return None, f"/logs/verifier/{name} was made read-only, so test.sh may not have written it"
         try:
             value = parse(data.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             return None, f"/logs/verifier/{name}: {error}"
         if not 0.0 <= value <= 1.0:
             return None, f"/logs/verifier/{name}: got {value:g}, allowed: a reward in [0, 1]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -16,6 +17,7 @@ from offline_agent.sandbox.folders import Entries
 HOME = "/agent"
 BEGAN = 1_577_836_800 * 10**9  # 2020-01-01, the time of all files that a task begins with
 _STEP = 60 * 10**9
+_LINKS = 40  # that are followed in one path, as in Linux
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,8 @@ class Workspace:
         for place in sorted(self.folders):
             for name in sorted(self.folders[place]):
                 entry = self.folders[place][name]
-                data = entry.data if isinstance(entry.data, bytes) else str(entry.data or "").encode()
-                head = f"{place}\0{name}\0{entry.kind}\0{entry.mode}\0{len(data)}\0"
-                total.update(head.encode("utf-8", "surrogateescape") + data)
+                data = entry.data if isinstance(entry.data, bytes) else _bytes(entry.data or "")
+                total.update(_bytes(f"{place}\0{name}\0{entry.kind}\0{entry.mode}\0{len(data)}\0") + data)
         return total.hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -70,11 +71,38 @@ class Workspace:
         }
         return Workspace(made, self.steps + 1)
 
+    def with_folder(self, path: str) -> Workspace:
+        """Return the workspace with a folder at an absolute path; itself where a file or link is in its way."""
+        place, name = split(path)
+        entries = self.folders[place]
+        above = with_parents({name: Entry("folder", 0o755, BEGAN, None)} if name else {})
+        if above.keys() <= entries.keys() or any(entries[one].kind != "folder" for one in above if one in entries):
+            return self
+        return Workspace({**self.folders, place: {**above, **entries}}, self.steps)
+
+    def resolved(self, path: str) -> tuple[str, str]:
+        """Return the top folder of a path and the rest, with its links followed; ("", "") where they lead outside."""
+        place, name = split(os.path.normpath(path))
+        for _ in range(_LINKS):
+            parts = PurePosixPath(name).parts
+            entries = self.folders.get(place, {})
+            above = ["/".join(parts[: n + 1]) for n in range(len(parts))]
+            link = next((one for one in above if one in entries and entries[one].kind == "link"), None)
+            if link is None:
+                return (place, name) if place in self.folders else ("", "")
+            base, rest = PurePosixPath(place, link).parent, name[len(link) :].lstrip("/")
+            place, name = split(os.path.normpath(base / str(entries[link].data) / rest))
+        return "", ""
+
     def text(self, path: str) -> str | None:
         """Return the text of a file; None where there is none."""
         place, name = split(path)
         entry = self.folders.get(place, {}).get(name)
         return entry.data.decode("utf-8", "replace") if entry and isinstance(entry.data, bytes) else None
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")  # names and targets need not be UTF-8
 
 
 def split(path: str) -> tuple[str, str]:
@@ -95,18 +123,24 @@ def with_parents(entries: Mapping[str, Entry]) -> dict[str, Entry]:
 
 def of_disk(path: Path) -> Entry:
     """Return a file, folder or link of this machine as an entry; raises OSError where it cannot be read."""
-    mode = stat.S_IMODE(path.lstat().st_mode)
-    if path.is_symlink():
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
         return Entry("link", 0o777, BEGAN, os.readlink(path))
-    if path.is_dir():
+    if stat.S_ISDIR(mode):
         return Entry("folder", 0o755, BEGAN, None)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no file, folder or link", str(path))
     return Entry("file", 0o755 if mode & 0o100 else 0o644, BEGAN, path.read_bytes())
 
 
 def tree(folder: Path) -> dict[str, Entry]:
-    """Return what a folder of this machine holds; no link is followed."""
+    """Return what a folder of this machine holds; no link is followed. Raises OSError where a part cannot be read."""
+
+    def told(error: OSError) -> None:
+        raise error
+
     found: dict[str, Entry] = {}
-    for above, folders, files in os.walk(folder):
+    for above, folders, files in os.walk(folder, onerror=told):
         for name in [*folders, *files]:
             path = Path(above, name)
             found[path.relative_to(folder).as_posix()] = of_disk(path)

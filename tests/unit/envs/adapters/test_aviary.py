@@ -82,6 +82,24 @@ def test_an_answer_is_sent_and_the_last_of_three_empty_ones_ends_the_episode() -
     assert episode.verdict().score == 0.0
 
 
+def test_a_dataset_that_cannot_be_made_is_not_taken_for_one_without_a_length() -> None:
+    spec = EnvSpec.load(f"{HERE}:Broken")
+    with pytest.raises(EnvironmentFault, match="the file of tasks has another form"):
+        list(spec.tasks("validation"))
+
+
+def test_environments_are_closed_when_they_are_no_longer_played() -> None:
+    spec = EnvSpec.load(f"{HERE}:Counted")
+    cls = spec.cls._source._cls  # type: ignore[attr-defined]
+    assert cls.open == 0
+    episode = spec.open()
+    episode.reset(Task("t", "train", {"seed": 1}))
+    episode.reset(Task("u", "train", {"seed": 2}))
+    assert cls.open == 1
+    episode.close()
+    assert cls.open == 0
+
+
 def test_a_task_with_a_tool_that_the_first_one_has_not_is_a_fault() -> None:
     spec = EnvSpec.load(f"{HERE}:Uneven")
     with pytest.raises(EnvironmentFault, match="this task has the tools pass_on, which the first task has not"):
@@ -97,6 +115,7 @@ def test_a_task_with_a_tool_that_the_first_one_has_not_is_a_fault() -> None:
         (f"{HERE}:Guessing", {"options": {"gaol": 2}}, "env.options: got 'gaol', allowed: goal, most, extra"),
         (f"{HERE}:Guessing", {"splits": {"train": "x"}}, "env.splits: got .*allowed: names for train"),
         (f"{HERE}:Guessing", {"tasks": 0}, "env.tasks: got 0, allowed: a number of seeds"),
+        (f"{HERE}:Guessing", {"tasks": ["3"], "options": {"most": 9}}, "env.options: got .* beside texts"),
         (f"{HERE}:Numbers", {"tasks": 5}, "env.tasks: got 5, allowed: nothing.*has tasks of its own"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from offline_agent.envs.adapters.harbor import dockerfile, expert, verifier
 from offline_agent.envs.adapters.harbor import tasks as folders
-from offline_agent.envs.adapters.harbor.workspace import BEGAN
+from offline_agent.envs.adapters.harbor.workspace import BEGAN, Workspace, tree
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.conformance import check_environment
 from offline_agent.errors import ConfigError
@@ -84,6 +85,10 @@ def test_the_solution_of_each_example_earns_1_and_its_start_0(split: str) -> Non
         ({"environment/Dockerfile": "FROM debian\nUSER nobody\n"}, "line 2: USER nobody"),
         ({"environment/Dockerfile": "FROM debian\nENV LD_PRELOAD=/app/x.so\n"}, "LD_PRELOAD would change"),
         ({"environment/Dockerfile": "FROM debian\nWORKDIR /$ROOT/x\n"}, "the variable ROOT is not set"),
+        ({"environment/Dockerfile": "FROM debian\nARG PYTHONHOME=/app\n"}, "PYTHONHOME would change"),
+        ({"environment/Dockerfile": "FROM debian\nWORKDIR /\n"}, "line 2: WORKDIR /: / is of the system"),
+        ({"task.toml": "[verifier]\ntimeout_sec = nan\n"}, "verifier.timeout_sec: got nan"),
+        ({"task.toml": "[verifier]\ntimeout_sec = inf\n"}, "verifier.timeout_sec: got inf"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused_by_name_and_line(
@@ -150,6 +155,7 @@ def test_splits_are_by_mapping_or_folder_or_hash_and_never_overlap(tmp_path: Pat
         ({"reward.txt": b"\xff"}, None, "decode"), ({"reward.json": b"{"}, None, "reward.json"),
         ({"reward.json": b'{"a": 1, "b": 0}'}, None, "one that is called reward"),
         ({"reward.json": b'{"reward": true}'}, None, "got True"),
+        ({"reward.json": b"1" + b"0" * 400}, None, "reward.json: int too large"),
     ],
 )  # fmt: skip
 def test_a_reward_is_a_number_in_0_to_1_or_there_is_none(
@@ -174,14 +180,14 @@ def test_a_verifier_that_fails_leaves_the_episode_unscored(script: str, toml: st
 
 @pytest.mark.slow
 def test_instructions_are_carried_out_in_order(tmp_path: Path) -> None:
-    lines = """FROM python:3.12-slim  # a comment is no part of it
-ARG TOP=/data
+    lines = """FROM --platform=linux/amd64 python:3.12-slim  # a comment is no part of it
+ARG TOP=/data IN=in
 ENV NAME="the name" MODE=test
 WORKDIR $TOP/in
 COPY begin.txt ./one.txt
 COPY --chmod=0755 --chown=0:0 begin.txt folder/ /srv/
 ADD ["begin.txt", "/app/"]
-RUN echo "$NAME in $PWD" > made.txt && \\
+RUN echo "$NAME $IN $PWD" > made.txt && \\
     # between
     touch $HOME/mark
 EXPOSE 80
@@ -189,9 +195,9 @@ CMD ["sleep", "infinity"]
 """.replace("  # a comment is no part of it", "")
     files = {"environment/Dockerfile": lines, "environment/folder/deep/two.txt": "two\n"}
     episode = begun(written(tmp_path / "task", files))
-    said = run(episode, "pwd; cat one.txt made.txt; ls -A /srv /srv/deep /app ~; stat -c %a /srv/begin.txt; echo $MODE")
+    said = run(episode, "pwd; cat *.txt; ls -A /srv /srv/deep /app ~; stat -c %a /srv/begin.txt; echo $MODE$IN")
     assert said == (
-        "/data/in\nbegin\nthe name in /data/in\n/agent:\nmark\n\n/app:\nbegin.txt\n\n/srv:\nbegin.txt\ndeep\n\n"
+        "/data/in\nthe name in /data/in\nbegin\n/agent:\nmark\n\n/app:\nbegin.txt\n\n/srv:\nbegin.txt\ndeep\n\n"
         "/srv/deep:\ntwo.txt\n755\ntest\n[exit status 0]"
     )
 
@@ -235,6 +241,54 @@ def test_solutions_are_parts_where_no_part_needs_the_shell_of_another(tmp_path: 
         assert parts(f"{head}{carried}\n\necho b\n") == (f"{carried}\n\necho b",)
     (whole,) = parts("cp /solution/right.txt /app/\n", **{"solution/right.txt": "right\n"})
     assert "base64 -d > /tmp/solution/right.txt" in whole and whole.endswith("cp /tmp/solution/right.txt /app/")
+
+
+def test_only_the_folder_of_the_solution_is_another_in_its_script_and_a_link_there_is_refused(tmp_path: Path) -> None:
+    script = "cp /app/solution/a /solution/b '/solution/c' \"$X\"/solution/d ./solution/e; ls /solution /solution.txt\n"
+    folder = written(tmp_path / "the-task", {"solution/solve.sh": script, "solution/b": "b\n"})
+    (whole,) = expert.parts(folders.read(folder, frozenset()))
+    assert whole.splitlines()[-1] == (
+        "cp /app/solution/a /tmp/solution/b '/tmp/solution/c' \"$X\"/solution/d ./solution/e; "
+        "ls /tmp/solution /solution.txt"
+    )
+    (folder / "solution" / "link").symlink_to("b")
+    folders.read.cache_clear()
+    with pytest.raises(ConfigError, match="task the-task: solution/link is a link"):
+        folders.read(folder, frozenset())
+
+
+@pytest.mark.parametrize("part", ["tests", "solution", "environment"])
+def test_what_cannot_be_read_in_a_task_is_refused_by_name_and_path(part: str, tmp_path: Path) -> None:
+    copied = {"environment/Dockerfile": "FROM debian\nWORKDIR /app\nCOPY . .\n"}
+    folder = written(tmp_path / "the-task", copied)
+    os.mkfifo(folder / part / "pipe")
+    with pytest.raises(ConfigError, match=f"task the-task: .*{part}/pipe: it is no file, folder or link"):
+        list(loaded(folder).tasks("train"))
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_and_not_empty(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        tree(tmp_path / "absent")
+
+
+def test_links_to_names_that_are_no_utf_8_have_a_digest() -> None:
+    targets = ("a\udcff", "a\udcfe")
+    made = [Workspace({"/app": {"link": Entry("link", 0o777, BEGAN, target)}}) for target in targets]
+    assert made[0].digest != made[1].digest
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({"images": "debian"}, "env.images: got 'debian', allowed: a list"), ({"images": 3}, "env.images: got 3"),
+        ({"splits": ["train"]}, "env.splits: got .*allowed: lists of names"),
+        ({"splits": {"train": 3}}, "env.splits.train: got 3, allowed: a list"),
+        ({"splits": {"train": [3]}}, "env.splits.train: got .*3.*, allowed: a list of names"),
+    ],
+)  # fmt: skip
+def test_arguments_of_another_type_are_refused(args: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=told):
+        loaded(written(tmp_path / "task"), **args)
 
 
 def test_names_of_images_are_compared_without_tag_and_library() -> None:

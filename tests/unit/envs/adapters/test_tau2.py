@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from offline_agent.envs.adapters import tau2_domain
+from offline_agent.envs.adapters.tau2_talk import written_calls
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.conformance import check_environment
 from offline_agent.envs.scripted_play import ScriptedPlayer
@@ -70,7 +71,7 @@ def test_a_subset_of_the_checkout_is_divided(folder: str) -> None:
     assert sorted(found) == ["close-1", "close-2", "close-3", "told"]
 
 
-@pytest.mark.parametrize("name", ["told", "pressed", "called", "begun", "close-1"])
+@pytest.mark.parametrize("name", ["told", "pressed", "lit", "called", "begun", "close-1"])
 def test_the_gold_actions_score_one_and_the_end_without_them_zero(spec: EnvSpec, name: str) -> None:
     played = ScriptedPlayer(spec, 10).expert(Task(name, "train", {"task_id": name}))
     assert played.verdict is not None and played.verdict.score == 1.0, played.verdict
@@ -94,9 +95,26 @@ def test_what_a_language_model_judges_is_named_and_left_out(spec: EnvSpec) -> No
 
 
 def test_an_assertion_about_something_that_does_not_exist_is_not_met(spec: EnvSpec) -> None:
+    episode, _ = _begun(spec, "lit")
+    verdict = episode.verdict()
+    assert verdict.score == 0.0 and verdict.error is None and "no light is" in str(verdict.evidence["ENV_ASSERTION"])
+
+
+def test_an_assertion_that_raises_after_the_gold_actions_too_gives_no_score(spec: EnvSpec) -> None:
     episode, _ = _begun(spec, "missing")
     verdict = episode.verdict()
-    assert verdict.score == 0.0 and verdict.error is None and "no note n9" in str(verdict.evidence["ENV_ASSERTION"])
+    assert verdict.score is None and "after the gold actions, too, it raises no note n9" in str(verdict.error)
+
+
+def test_a_text_is_read_to_the_last_call_that_is_made() -> None:
+    read: list[str] = []
+
+    class Parameters(dict[str, list[str]]):
+        def __getitem__(self, name: str) -> list[str]:
+            read.append(name)
+            return super().__getitem__(name)
+
+    assert len(written_calls("press(f) " * 1000, Parameters({"press": ["button"]}), 3)) == 3 == len(read)
 
 
 def test_a_task_begins_with_its_history_and_its_initial_state(spec: EnvSpec) -> None:
