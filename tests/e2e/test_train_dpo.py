@@ -164,7 +164,8 @@ def test_all_siblings_of_a_search_are_learnt_from_each_with_a_certificate(
 ) -> None:
     keys = [f"data.runs=[{searched}]", "dpo.loss=siblings", "optimizer.max_updates=3", "optimizer.epochs=9"]
     assert train(tmp_path / "run", *keys, "siblings.tau=0.1") == 0
-    assert "nodes of" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "nodes of" in out and "accuracy on the nodes" in out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert list(summary["data"]["kinds"]) == ["siblings"] and summary["training"]["updates"] == 3
     assert summary["siblings"] == {"tau": 0.1, "pool": "task", "min_gap": 0.2, "exact": True}
