@@ -150,6 +150,9 @@ def test_what_is_replayed_is_accounted_for_and_part_of_the_run(tmp_path: Path, c
     assert train(tmp_path / "run", f"data.runs=[{data}]") == 2 and "data" in capsys.readouterr().err
 
 
+SIBLINGS = ("dpo.loss=siblings", "data.kinds=[step]")  # in place of the kinds in KEYS, which this loss does not read
+
+
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Search a few tasks of the shop with the embedded model."""
@@ -162,20 +165,20 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_siblings_of_a_search_are_learnt_from_each_with_a_certificate(
     searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keys = [f"data.runs=[{searched}]", "dpo.loss=siblings", "optimizer.max_updates=3", "optimizer.epochs=9"]
+    keys = [f"data.runs=[{searched}]", *SIBLINGS, "optimizer.max_updates=3", "optimizer.epochs=9"]
     assert train(tmp_path / "run", *keys, "siblings.tau=0.1") == 0
     out = capsys.readouterr().out
     assert "nodes of" in out and "accuracy on the nodes" in out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert list(summary["data"]["kinds"]) == ["siblings"] and summary["training"]["updates"] == 3
     assert summary["siblings"] == {"tau": 0.1, "pool": "task", "min_gap": 0.2, "exact": True}
-    assert train(tmp_path / "keys", "dpo.loss=siblings", "dpo.beta=0.3", f"data.runs=[{searched}]") == 2
+    assert train(tmp_path / "keys", *SIBLINGS, "dpo.beta=0.3", f"data.runs=[{searched}]") == 2
     assert "dpo.beta: got 0.3, which dpo.loss=siblings does not read" in capsys.readouterr().err
     assert train(tmp_path / "keys", "siblings.tau=0.3", f"data.runs=[{searched}]") == 2
     assert "siblings.tau: got 0.3, which dpo.loss=" in capsys.readouterr().err
-    assert train(tmp_path / "files", "dpo.loss=siblings", "data.files=[rows.jsonl]") == 2
+    assert train(tmp_path / "files", *SIBLINGS, "data.files=[rows.jsonl]") == 2
     assert "dpo.loss=siblings reads the trees of data.runs" in capsys.readouterr().err
-    assert train(tmp_path / "none", "dpo.loss=siblings", f"data.runs=[{tmp_path / 'run'}]") == 2
+    assert train(tmp_path / "none", *SIBLINGS, f"data.runs=[{tmp_path / 'run'}]") == 2
     assert "is a train_dpo run without trees/" in capsys.readouterr().err
 
 
