@@ -53,6 +53,10 @@ class JudgeError(OfflineAgentError):
     """A scorer could not score. The score is None, never 0."""
 
 
+class NoAnswer(Exception):
+    """A judge's model gave no answer of the asked form; the text says why."""
+
+
 class DataError(OfflineAgentError):
     """An artifact is missing, incomplete, corrupted, of another version, or fails its certificate."""
 

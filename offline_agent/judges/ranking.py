@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Protocol
 
-from offline_agent.errors import ends_the_run, in_words
-from offline_agent.judges.models.asking import NoAnswer
+from offline_agent.errors import NoAnswer, ends_the_run, in_words
 from offline_agent.records import Trajectory, Verdict
 
 Compare = Callable[[Trajectory, Trajectory], float | None]

@@ -17,17 +17,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from offline_agent import catalog
-from offline_agent.errors import ConfigError, in_words
+from offline_agent.errors import ConfigError, NoAnswer, in_words
 from offline_agent.judges.models.cache import AnswerCache
 
 Ask = Callable[[Sequence[Mapping[str, str]], int], str]
 """Returns a model's answer to chat messages; the seed is another one for each try."""
 
 _JSON = re.compile(r"\{.*\}", re.DOTALL)
-
-
-class NoAnswer(Exception):
-    """The model gave no answer of the asked form."""
 
 
 def endpoint(url: str, model: str, temperature: float, max_tokens: int, timeout: float, api_key: str | None) -> Ask:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from offline_agent import catalog
-from offline_agent.errors import ConfigError
-from offline_agent.judges.models.asking import NoAnswer
+from offline_agent.errors import ConfigError, NoAnswer
 from offline_agent.judges.models.cache import AnswerCache
 
 SELF = "self"

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from offline_agent.errors import ConfigError
-from offline_agent.judges.models.asking import NoAnswer, Questions, as_data, model_of
+from offline_agent.errors import ConfigError, NoAnswer
+from offline_agent.judges.models.asking import Questions, as_data, model_of
 from offline_agent.judges.models.choosing import Choosing, Messages
 from offline_agent.judges.models.rubric import Criterion, Rubric, load_rubric
 from offline_agent.records import Message, Trajectory, Verdict

@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, create_model
 from pydantic import Field as field
 
-from offline_agent.errors import ConfigError
-from offline_agent.judges.models.asking import NoAnswer, Questions, as_data, model_of
+from offline_agent.errors import ConfigError, NoAnswer
+from offline_agent.judges.models.asking import Questions, as_data, model_of
 from offline_agent.judges.models.choosing import Writer
 from offline_agent.judges.models.llm import told
 from offline_agent.judges.models.predicates import Refused, call_of, load_predicates

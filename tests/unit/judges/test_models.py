@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, NoAnswer
 from offline_agent.judges.judge import Judge
-from offline_agent.judges.models.asking import NoAnswer
 from offline_agent.judges.models.cache import AnswerCache
 from offline_agent.judges.models.comparing import LLMComparator
 from offline_agent.judges.models.rubric import load_rubric
