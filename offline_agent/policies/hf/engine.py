@@ -6,6 +6,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -121,14 +122,21 @@ class BatchingEngine:
     def _place(self) -> None:
         """Give free slots to samples whose prompt is computed, then to prompts, first come first served.
 
-        Started samples come first: they hold finished prompts, and end soonest.
+        Started samples come first: they hold finished prompts, and end soonest. Once the trie is full, prompts that
+        continue a kept history come before those whose history is new or evicted, and of the latter one is computed
+        at a time: in the order of arrival each would evict what the next one needs, and all would be computed again.
         """
         for job in list(self._started):
             if not self._free:
                 return
             self._fork(job)
+        full = self.trie.full
+        if full:
+            self._waiting = deque(sorted(self._waiting, key=attrgetter("cold")))
         put_off: list[PromptRequest] = []
         while self._waiting and self._free:
+            if full and self._waiting[0].cold and any(job.cold for job in self._filling):
+                break
             job = self._waiting.popleft()
             try:
                 if not self._begin(job):

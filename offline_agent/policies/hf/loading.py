@@ -21,7 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _NAMED = 8  # most weights or files that a message names
 LEAST_ACTION_TOKENS, MOST_ACTION_TOKENS = 64, 1024  # where the model does not say how long an action may be
 _CONTEXT_SHARE = 8  # actions and observations of the longest turns that fit in a context
-KEPT_TOKENS = 96 << 10  # with the slots under 1 GB for a model of 4 KiB a token, such as the embedded one
+KEPT_BYTES = 2 << 30
 HASHED_WHOLE = 1 << 22  # most elements of a tensor that are hashed; larger tensors are sampled evenly
 
 AttentionInterface.register(NAME, slot_attention)
@@ -211,19 +211,15 @@ def shape(model: Any) -> CacheShape:
     return CacheShape(config.num_hidden_layers, heads, kv_heads, width, next(model.parameters()).device.type == "cpu")
 
 
-def share_of_memory(token_bytes: int) -> int:
+def share_of_memory() -> int:
     """Return the default limit, in bytes, of the keys and values that are kept of earlier histories.
 
-    It is room for `KEPT_TOKENS` tokens, at most 2 GiB, and at most a quarter of a small machine's memory.
-
-    Args:
-        token_bytes: Size of one token's keys and values.
-    """
+    It is 2 GiB, and at most an eighth of the machine's memory; only what histories need is used."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on every system
         memory = 8 << 30
-    return min(KEPT_TOKENS * token_bytes, 2 << 30, memory // 4)
+    return min(KEPT_BYTES, memory // 8)
 
 
 def action_limit(context: int, generation: Any = None) -> int:

@@ -51,8 +51,8 @@ class HFPolicy:
         tokenizer: Folder or hub name; None = the model's own.
         chat_template: Replaces the tokenizer's own; see `Renderer.load`.
         max_context: Most ids of a prompt and its action together; None = the model's limit.
-        cache_bytes: Most bytes of keys and values that are kept of earlier histories; None = room for 98,304 tokens, at
-            most 2 GiB, at most a quarter of the machine's memory. `slots` and `max_context` limit those in work.
+        cache_bytes: Most bytes of keys and values that are kept of earlier histories; None = 2 GiB, at most an
+            eighth of the machine's memory. `slots` and `max_context` limit those in work.
         threads: Torch's threads while the model runs; None = 1 for a small model on a CPU, else torch's own number.
 
     Attributes:
@@ -116,7 +116,7 @@ class HFPolicy:
         self._core = BatchingEngine(
             self._runner.logits,
             cache,
-            KVTrie(hf_loading.share_of_memory(cache.token_bytes) if cache_bytes is None else cache_bytes),
+            KVTrie(hf_loading.share_of_memory() if cache_bytes is None else cache_bytes),
             self.renderer.eos_ids,
             draft_tokens=(4 * slots if small else ROW_STEP) if where.type == "cpu" else 0,
         )

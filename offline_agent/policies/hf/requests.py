@@ -76,6 +76,12 @@ class PromptRequest:
         self.lanes: list[RunningSample] = []
 
 
+    @property
+    def cold(self) -> bool:
+        """Whether no keys and values of an earlier request of its history are kept."""
+        return self.anchor[0] is None or self.anchor[0].kv is None
+
+
 class RunningSample:
     """One sample while it holds a slot.
 

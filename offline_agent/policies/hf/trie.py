@@ -53,6 +53,11 @@ class KVTrie:
         self.evicted_tokens = 0
         self._clock = 0
 
+    @property
+    def full(self) -> bool:
+        """Whether histories have been evicted and little room is left."""
+        return self.evicted_tokens > 0 and self.bytes > self.budget * 8 // 10
+
     def match(
         self, ids: tuple[int, ...], anchor: TrieNode | None = None, done: int = 0
     ) -> tuple[list[tuple[TrieNode, int]], int]:

@@ -127,6 +127,33 @@ def test_more_samples_than_slots_and_no_memory(folder, policy):
     assert poor._core.trie.bytes == 0
 
 
+def conversations(policy, count=24, turns=8):
+    """Hold conversations at the same time, each a turn further as soon as its answer is there; return the answers."""
+    answers = {}
+
+    def go_on(context, number, turn):
+        def done(answer):
+            answers[number, turn] = answer.actions[0].token_ids
+            if turn + 1 < turns:
+                go_on(kit.follow(context, answer.actions[0]), number, turn + 1)
+
+        policy.submit(ProposeRequest(context, (number,)), done, None)
+
+    for number in range(count):
+        go_on(kit.start(number), number, 0)
+    while policy.pump():
+        pass
+    return answers
+
+
+def test_histories_that_do_not_all_fit_do_not_evict_each_other_at_every_turn(folder):
+    roomy = HFPolicy(folder, max_tokens=12, slots=4)
+    wanted = conversations(roomy)
+    poor = HFPolicy(folder, max_tokens=12, slots=4, cache_bytes=roomy.memory()["kept"] * 3 // 10)
+    assert conversations(poor) == wanted and len(wanted) == 24 * 8
+    assert poor.counts.prefilled < 2.5 * roomy.counts.prefilled  # 4.5 times as many in the order of arrival
+
+
 def test_one_slot_is_enough(folder, policy):
     requests = [ProposeRequest(kit.start(i), (1, 2)) for i in range(2)]
     assert ids_of(kit.ask(HFPolicy(folder, max_tokens=12, slots=1), *requests)) == ids_of(kit.ask(policy, *requests))
