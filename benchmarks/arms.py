@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Round:
         again: Whether the warm start is fine-tuned anew on the successes of all rounds so far, in place of the model
             so far on those of this round.
         online: Keys of `refine_grpo`, in an online round.
+        times: Factor of the fine-tuning's epochs; 3 on FrozenLake are the updates of 2 and the preferences of `_LONG`.
     """
 
     collect: str
@@ -45,6 +46,7 @@ class Round:
     dpo: tuple[str, ...] | None = None
     again: bool = False
     online: tuple[str, ...] | None = None
+    times: int = 1
 
 
 COLLECT: dict[str, tuple[str, ...]] = {
@@ -64,8 +66,6 @@ there, the control of `need`; `states`: as `need`, over states in place of histo
 
 _STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
-_TWICE = ("optimizer.epochs=16",)  # of FrozenLake's 8
-_THRICE = ("optimizer.epochs=24",)  # as many updates as 16 epochs and the preferences of `_LONG` take together
 _LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
 
 ROUNDS: dict[str, Round] = {
@@ -77,20 +77,20 @@ ROUNDS: dict[str, Round] = {
     "need32": Round("need32"),
     "states": Round("states"),
     "states, all data": Round("states", again=True),
-    "states+updates, all data": Round("states", sft=_TWICE, again=True),
-    "states+thrice, all data": Round("states", sft=_THRICE, again=True),
-    "states+updates+dpo, all data": Round("states", sft=_TWICE, again=True, dpo=_LONG),
-    "retries+thrice, all data": Round("retries", sft=_THRICE, again=True),
-    "attempts+updates": Round("attempts", sft=("optimizer.epochs=4",)),
+    "states+updates, all data": Round("states", times=2, again=True),
+    "states+thrice, all data": Round("states", times=3, again=True),
+    "states+updates+dpo, all data": Round("states", times=2, again=True, dpo=_LONG),
+    "retries+thrice, all data": Round("retries", times=3, again=True),
+    "attempts+updates": Round("attempts", times=2),
     "attempts+dpo": Round("attempts", dpo=_BOTH),
     "need+dpo": Round("need", dpo=_BOTH),
     "tree+dpo": Round("tree", dpo=_STEP),
     "attempts, all data": Round("attempts", again=True),
     "retries, all data": Round("retries", again=True),
-    "attempts+updates, all data": Round("attempts", sft=_TWICE, again=True),
-    "retries+updates, all data": Round("retries", sft=_TWICE, again=True),
+    "attempts+updates, all data": Round("attempts", times=2, again=True),
+    "retries+updates, all data": Round("retries", times=2, again=True),
     "need, all data": Round("need", again=True),
-    "need+updates, all data": Round("need", sft=_TWICE, again=True),
+    "need+updates, all data": Round("need", times=2, again=True),
     "need+dpo, all data": Round("need", again=True, dpo=_BOTH),
     "grpo": Round("", sft=None, online=()),
 }
@@ -139,6 +139,7 @@ class Suite:
         environment: Keys that name it.
         collect: Keys of every `build_prefs`.
         sft: Keys of every `train_sft`.
+        epochs: Of a `train_sft`.
         dpo: Keys of every `train_dpo`.
         online: Keys of every `refine_grpo`.
         evaluate: Keys of every `evaluate`.
@@ -153,6 +154,7 @@ class Suite:
     collect: tuple[str, ...]
     sft: tuple[str, ...]
     dpo: tuple[str, ...]
+    epochs: int
     online: tuple[str, ...] = ()
     evaluate: tuple[str, ...] = ()
     warm: tuple[str, ...] = ()
@@ -174,7 +176,8 @@ SUITES = {
     "shop": Suite(
         environment=("env=shop",),
         collect=(*_COMMON, "search.value=success", "filtered.per_task=6"),
-        sft=("optimizer.learning_rate=5e-4", "optimizer.epochs=2"),
+        sft=("optimizer.learning_rate=5e-4",),
+        epochs=2,
         dpo=_GENTLE,
         online=_WIDE,
         fold=200,
@@ -182,7 +185,8 @@ SUITES = {
     "cookingworld": Suite(
         environment=_COOKING,
         collect=(*_COMMON, "search.max_steps=20", "filtered.per_task=4"),
-        sft=("optimizer.learning_rate=5e-4", "optimizer.epochs=3", "batch.rows=4"),
+        sft=("optimizer.learning_rate=5e-4", "batch.rows=4"),
+        epochs=3,
         dpo=(*_GENTLE, "batch.rows=8"),
         online=(*_WIDE, "rollouts.max_steps=20"),
         evaluate=("max_steps=20",),
@@ -194,7 +198,8 @@ SUITES = {
     "frozenlake": Suite(
         environment=_LAKE,
         collect=(*_COMMON, "search.value=success", "filtered.per_task=6"),
-        sft=("optimizer.learning_rate=5e-4", "optimizer.epochs=8", "batch.rows=8"),  # 16 are no better for attempts
+        sft=("optimizer.learning_rate=5e-4", "batch.rows=8"),
+        epochs=8,  # 16 are no better for attempts
         dpo=(*_GENTLE, "batch.rows=8"),
         online=(*_ONLINE, "rounds=20", "rollouts.tasks=8", "rollouts.size=8"),  # the best of nine on validation maps
         warm=(*_LAKE, "tasks.n=100", "scratch.layers=3", "scratch.hidden_size=96", "scratch.reading=2",
@@ -256,12 +261,15 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
             runs = f"data.runs=[{','.join(str(folder / source) for source in sources)}]"
             if last.sft is not None:
                 # fine-tuning that differs in nothing is shared too
-                place = name_of((*before, last.collect, *last.sft, *("again",) * last.again), "sft").replace("=", "")
+                epochs = f"optimizer.epochs={last.times * suite.epochs}"
+                own_keys = (*last.sft, *(epochs,) * (last.times > 1))
+                place = name_of((*before, last.collect, *own_keys, *("again",) * last.again), "sft").replace("=", "")
                 if place not in seen:
                     seen.add(place)
                     begun = models[()] if last.again else model
                     start = (f"model.path={begun}",) if begun else ()
-                    yield Stage(place, "train_sft", (f"seed={seed}", *start, runs, *suite.sft, *last.sft), after)
+                    keys = (f"seed={seed}", *start, runs, *suite.sft, epochs, *last.sft)
+                    yield Stage(place, "train_sft", keys, after)
                 model, after = str(folder / place / "model"), (place, *after)
             if last.dpo is not None:
                 place = name_of(chain, "dpo")
@@ -349,11 +357,11 @@ def alike(chain: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[s
     if not chain or ROUNDS[chain[-1]].dpo is None:
         return
     last, there = ROUNDS[chain[-1]], chains(options.arms)
-    more = _THRICE if last.sft == _TWICE else _TWICE
-    for title, sft in (("fine-tuning alone", last.sft), ("fine-tuning with as many updates", more)):
+    more = (("fine-tuning alone", last.times), ("fine-tuning with as many updates", last.times + 1))
+    for title, times in more:
         for name, one in ROUNDS.items():
             other = (*chain[:-1], name)
-            if other in there and one == Round(last.collect, sft=sft, again=last.again):
+            if other in there and one == replace(last, dpo=None, times=times):
                 yield title, other
 
 
