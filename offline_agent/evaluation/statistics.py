@@ -121,9 +121,12 @@ def _check_counts(n: int, c: int, k: int) -> None:
 
 
 def task_means(outcomes: Outcomes) -> dict[str, float]:
-    """Return the mean of each task's scored attempts; a task without any is left out."""
+    """Return the mean of each task's scored attempts; a task without any is left out.
+
+    Tasks are sorted by name, so that the same attempts give the same interval in whatever order they were read.
+    """
     out = {}
-    for task, scores in outcomes.items():
+    for task, scores in sorted(outcomes.items()):
         scored = [float(score) for score in scores if score is not None]
         if scored:
             out[task] = math.fsum(scored) / len(scored)

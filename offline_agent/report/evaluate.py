@@ -48,7 +48,7 @@ def summary(
         earlier: The earlier evaluation it is compared with.
         elsewhere: Counts of other processes' requests to the policies' servers; see `of_servers`.
     """
-    how = (config.confidence, config.resamples, config.seed)
+    how = (config.confidence, config.resamples)  # not the seed: `compare` draws the same intervals
     candidate = report.by_mode(attempt for attempt in played["candidate"] if attempt.mode != EXTRA)
     too_long = [attempt.steps for found in candidate.values() for attempt in found if attempt.cut_by == "max_steps"]
     out: dict[str, Any] = {
@@ -91,7 +91,7 @@ def summary(
 def _modes(config: EvaluateConfig, modes: Mapping[str, Sequence[Attempt]]) -> dict[str, Any]:
     out = {}
     for mode, attempts in modes.items():
-        out[mode] = report.figures(attempts, config.confidence, config.resamples, config.seed)
+        out[mode] = report.figures(attempts, config.confidence, config.resamples)
         if mode in SEARCHES:
             judge = "scorer" if mode == RERANK else config.test_time.judge
             out[mode]["test_time"] = test_time.spent(attempts, judge)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
@@ -23,6 +25,15 @@ def test_a_mean_is_inside_its_interval_and_every_task_is_counted(tried: dict[str
         assert got.low is not None and got.high is not None
         assert 0 <= got.low <= got.mean + 1e-12 and got.mean <= got.high + 1e-12 <= 1 + 1e-9
         assert got.high > got.low  # ten tasks at most are never certain
+
+
+@given(outcomes, some.randoms())
+@settings(max_examples=60)
+def test_an_interval_does_not_depend_on_the_order_of_the_tasks(
+    tried: dict[str, list[float | None]], rng: random.Random
+) -> None:
+    other = dict(rng.sample([*tried.items()], len(tried)))
+    assert st.mean_over_tasks(tried, resamples=50) == st.mean_over_tasks(other, resamples=50)
 
 
 @given(outcomes, outcomes)
