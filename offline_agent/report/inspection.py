@@ -155,7 +155,7 @@ def _pairs_at(run: RunFiles) -> dict[tuple[str, int], list[dict[str, Any]]]:
 
 
 def pair(run: RunFiles, at: int, kind: str | None, task: str | None, doubtful: bool, short: Shortener) -> Iterator[str]:
-    """Yield one pair: history, both sides, values, verdicts, provenance.
+    """Yield one pair: history, both sides, the environment's answers to two actions, values, verdicts, provenance.
 
     Args:
         run: The run.
@@ -186,6 +186,8 @@ def pair(run: RunFiles, at: int, kind: str | None, task: str | None, doubtful: b
         verdict = f"; {side['verdict']}" if side["verdict"] else ""
         yield f"{side['name']}: value {side['value']} of {side['visits']} rollouts{verdict}"
         yield from short.turns(row[side["name"]])
+        if len(row[side["name"]]) == 1:  # a longer side holds its answers itself
+            yield from short.turns(_answers(run, row, side["name"]))
         if side["evidence"]:
             yield f"  evidence: {short.text(side['evidence'], '  ')}"
     if row["chosen_mask"] is not None:
@@ -193,6 +195,18 @@ def pair(run: RunFiles, at: int, kind: str | None, task: str | None, doubtful: b
         yield f"tokens trained on: chosen {sampled[0]} of {len(row['chosen_mask'])}, rejected {sampled[1]} of " + str(
             len(row["rejected_mask"])
         )
+
+
+def _answers(run: RunFiles, row: Mapping[str, Any], side: str) -> Iterator[dict[str, Any]]:
+    """Yield the message with which the environment answered a pair's action in its tree, where it was executed."""
+    tree_id = row["tree_id"]
+    data = None if tree_id is None or not tree_path(run.path, tree_id).exists() else run.tree(tree_id)
+    if data is None:
+        return
+    after = [edge["target"] for edge in data["edges"] if edge["id"] == row[f"{side}_edge"]]
+    for node in data["nodes"]:
+        if node["id"] in after and node["observation"] is not None:
+            yield {"role": node["role"], "content": node["observation"]}
 
 
 def trajectories(run: RunFiles, task: str, short: Shortener) -> Iterator[str]:

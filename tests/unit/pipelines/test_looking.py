@@ -47,6 +47,8 @@ def test_inspect_shows_trees_nodes_pairs_and_trajectories_as_plain_text(
     assert "verdict: " in node and "gives 1.00" in node and "[system] Choose." in node
     assert " …" in node and " …" not in told(f"tree={task}", f"node={end}", "full=true")
     assert "chosen: value" in told("pair=0") and "of 0" not in told("pair=0", "order=doubtful", f"task={task}")
+    actions = told("pair=0", "kind=step").partition("chosen: value")[2]  # each with the environment's answer
+    assert actions.count("  [assistant] ") == actions.count("  [tool]") == 2
     assert "reward 1.00" in told(f"trajectory={task}")
     found = told("search=WINDOW.hacked = 1", "n=2").splitlines()
     assert len(found) == 3 and found[-1].endswith("shows all") and "messages[" in found[0]
