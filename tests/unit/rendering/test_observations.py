@@ -68,6 +68,21 @@ def test_a_certificate_that_says_otherwise_is_refused(change, said):
                                                                     ("columns", "digest")})})  # fmt: skip
 
 
+def test_messages_without_the_last_reply_prove_the_replies_before_it():
+    renderer = Renderer(kit.qwen())
+    context = kit.root()
+    for reply in REPLIES:
+        context = context.child(act(renderer), reply)
+    row, _ = found(renderer, context)
+    row |= {"messages": context.messages()[:-1]}
+    assert row["messages"][-1]["role"] == "assistant"
+    renderer.check_row(row)
+    data = json.loads(row["certificate"])
+    data["sequence"]["observations"]["spans"][0][0] -= 1
+    with pytest.raises(DataError, match=r"observations \(spans"):
+        renderer.check_row({**row, "certificate": json.dumps(data)})
+
+
 def test_an_observation_that_the_ids_do_not_hold_is_refused():
     row = trajectory(1)
     data = json.loads(row["certificate"])["sequence"]
