@@ -55,7 +55,7 @@ def stages(level: str, seed: int, folder: Path, options: argparse.Namespace) -> 
     )  # fmt: skip
     gentle = ("optimizer.learning_rate=5e-4", "optimizer.epochs=3", "batch.rows=4")
     yield Stage("sft", "train_sft", (f"seed={seed}", f"model.path={model['warm']}", data, *gentle), ("search",))
-    pairs = ("data.kinds=[step,trajectory]", "optimizer.learning_rate=5e-5", "optimizer.epochs=2", "dpo.sft=0.1")
+    pairs = ("data.kinds=[step,trajectory]", "optimizer.learning_rate=5e-5", "optimizer.epochs=1", "dpo.sft=0.1")
     pairs += ("anchor.weight=0.5", "batch.rows=8")
     yield Stage("dpo", "train_dpo", (f"seed={seed}", f"model.path={model['sft']}", data, *pairs), ("sft",))
     held_out = (f"tasks.split={options.split}", f"tasks.n={options.held_out}", f"attempts={options.attempts}")
