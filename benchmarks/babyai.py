@@ -22,9 +22,9 @@ from typing import Any
 from _common import write_result
 from _experiment import Seed, Stage, arguments, carry_out, ending_columns, endings, interval, matrix, share_interval
 
-LEVELS = ("GoToLocal", "PickupLoc", "UnlockLocal")
+LEVELS = ("GoToLocal", "PickupLoc", "PutNextLocal")
 """The levels of the table, the easiest first."""
-OFFERED = (*LEVELS, "PutNextLocal", "GoToObjMazeS4")
+OFFERED = (*LEVELS, "UnlockLocal", "GoToObjMazeS4")
 
 MODELS = {"demonstrations": "warm", "search, successes": "sft", "search, successes and pairs": "dpo"}
 """Names of a level's rows, and their models."""
