@@ -20,8 +20,9 @@ from offline_agent.pipelines.stages.miners import asks_policy
 from offline_agent.pipelines.stages.mining import mine
 from offline_agent.pipelines.stages.roots import histories_of
 from offline_agent.pipelines.stages.search import gather_trees, search, settings_of
-from offline_agent.report.build_prefs import Figures, show
+from offline_agent.report.build_prefs import show
 from offline_agent.report.data_card import write_card
+from offline_agent.report.mining import Figures
 from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, served
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import tell_environment

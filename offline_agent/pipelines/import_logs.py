@@ -31,9 +31,9 @@ from offline_agent.pipelines.stages.mining import RefusalLog, write_mined
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.report.build_prefs import Figures
 from offline_agent.report.data_card import write_card
 from offline_agent.report.import_logs import ImportFigures, show
+from offline_agent.report.mining import Figures
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree

@@ -26,7 +26,7 @@ from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.revaluation import Revalued, revalue
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.report.build_prefs import Figures
+from offline_agent.report.mining import Figures
 from offline_agent.report.rejudge import RejudgeFigures, show
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.search.serialization import tree_from_json, tree_to_json

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.logs.linking import Linked
 from offline_agent.logs.replays import Replays
-from offline_agent.report.build_prefs import Figures
 from offline_agent.report.closing import figures_table, pairs_written, quarantine_written
 from offline_agent.report.findings import commonest
+from offline_agent.report.mining import Figures
 from offline_agent.runner.next_steps import command, single_turn_advice
 from offline_agent.runner.terminal import copyable
 from offline_agent.store.columns import PREFERENCES, known

@@ -41,7 +41,7 @@ class Shortener:
         most = max(20, self.width - len(indent))
         return flat if len(flat) <= most else f"{flat[:most]} …"
 
-    def turns(self, messages: Sequence[Mapping[str, Any]], indent: str = "  ") -> Iterator[str]:
+    def turns(self, messages: Iterable[Mapping[str, Any]], indent: str = "  ") -> Iterator[str]:
         """Yield the lines of messages."""
         for message in map(turn, messages):
             who = f"{indent}[{message['role']}{' ' + message['name'] if message['name'] else ''}] "

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.rejudge import RejudgeConfig
 from offline_agent.preferences.revaluation import Revalued
-from offline_agent.report.build_prefs import Figures
 from offline_agent.report.closing import figures_table, pairs_written
 from offline_agent.report.findings import commonest
+from offline_agent.report.mining import Figures
 from offline_agent.runner.next_steps import command
 from offline_agent.runner.terminal import copyable
 from offline_agent.search.tree import SearchTree

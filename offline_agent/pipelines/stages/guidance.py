@@ -15,7 +15,7 @@ from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, EnvironmentFault, ends_the_run, in_words
 from offline_agent.policies.base import Engine
 from offline_agent.records import Action, Task
-from offline_agent.report.build_prefs import Figures, figures_of
+from offline_agent.report.mining import Figures, figures_of
 from offline_agent.rollouts.attempts import AttemptRequest, Journal
 from offline_agent.rollouts.episodes import Episodes
 from offline_agent.runner.components import Parts

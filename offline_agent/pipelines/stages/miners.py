@@ -45,7 +45,7 @@ from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import Context
 from offline_agent.rendering.columns import has_ids
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.report.build_prefs import TreeFigures, figures_of
+from offline_agent.report.mining import TreeFigures, figures_of
 from offline_agent.rollouts.episodes import Episodes, continuations
 from offline_agent.runner.components import make_environment
 from offline_agent.search.serialization import tree_from_json

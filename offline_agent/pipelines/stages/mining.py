@@ -26,7 +26,7 @@ from offline_agent.preferences.dataset.export import Row, accepted, reweighted
 from offline_agent.preferences.dataset.packed_rows import unpack
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import SCHEMA_VERSION
-from offline_agent.report.build_prefs import Figures
+from offline_agent.report.mining import Figures
 from offline_agent.runner.components import Parts
 from offline_agent.runner.pipeline import Session
 from offline_agent.store import schemas

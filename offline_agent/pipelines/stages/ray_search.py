@@ -17,7 +17,7 @@ from offline_agent.pipelines.stages.copy_check import bound_environments
 from offline_agent.pipelines.stages.search import SearchFactory, critic_of, progress_figures, settings_of, share_of
 from offline_agent.policies.base import Engine
 from offline_agent.records import Task
-from offline_agent.report.build_prefs import Figures
+from offline_agent.report.mining import Figures
 from offline_agent.runner.components import Config, Parts
 from offline_agent.runner.pipeline import Session
 from offline_agent.search.critic import PolicyCritic

@@ -16,7 +16,7 @@ from offline_agent.pipelines.stages.copy_check import bound_environments, trust_
 from offline_agent.pipelines.stages.first_audit import audit_first
 from offline_agent.policies.base import Engine
 from offline_agent.records import Task
-from offline_agent.report.build_prefs import Figures
+from offline_agent.report.mining import Figures
 from offline_agent.runner.components import Config, Parts, own_critic
 from offline_agent.runner.pipeline import Session
 from offline_agent.search.critic import PolicyCritic

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from offline_agent.report.build_prefs import FEW_ROLLOUTS, Figures
+from offline_agent.report.mining import FEW_ROLLOUTS, Figures
 
 
 def row(kind: str, chosen: int, rejected: int, ended: bool = False) -> dict[str, Any]:

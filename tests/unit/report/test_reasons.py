@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from offline_agent.preferences.refusals import Refusal
-from offline_agent.report.build_prefs import Figures
+from offline_agent.report.mining import Figures
 
 
 def test_the_commonest_reason_keeps_its_numbers_after_a_resume_too(tmp_path: Path) -> None:

@@ -1,0 +1,336 @@
+"""Figures of trees and of the rows that are mined from them, collected while a run makes them."""
+
+from __future__ import annotations
+
+import re
+import resource
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from offline_agent.config.build_prefs import BuildPrefsConfig
+from offline_agent.envs.census import Census
+from offline_agent.preferences.refusals import Refusal
+from offline_agent.records import POLICY_CUTS
+from offline_agent.report import cuts
+from offline_agent.report.servers import Elsewhere, of_servers
+from offline_agent.runner.components import Parts
+from offline_agent.runner.next_steps import environment_keys
+from offline_agent.search.critic import PolicyCritic
+from offline_agent.search.requests import RunCounts
+from offline_agent.search.restore import RestoreCounts
+from offline_agent.search.tree import SearchTree
+
+if TYPE_CHECKING:
+    pass
+
+Row = Mapping[str, Any]
+
+FEW_ROLLOUTS = 8
+"""Rollouts of a side below which a step pair rests on little (docs/pairs.md)."""
+
+_COUNTERS = ("rows", "pairs", "refusals", "totals", "stopped", "quarantine_reasons", "refusal_reasons")
+_MEANS = ("plain", "greedy", "best", "best_scores")
+
+
+_REASONS = 5  # commonest reasons of quarantine and of refusal that the summary has
+_REASON_LENGTH = 160  # characters
+_WORDINGS = 100  # wordings of one rule that are counted
+
+
+def peak_memory() -> int:
+    """Return the largest resident memory of this process so far, in bytes."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+class Mean:
+    """A mean that is added to."""
+
+    def __init__(self, total: float = 0.0, count: int = 0) -> None:
+        self._total = total
+        self.count = count
+
+    def add(self, value: float) -> None:
+        """Add one value."""
+        self._total += value
+        self.count += 1
+
+    @property
+    def value(self) -> float | None:
+        """The mean; None before the first value."""
+        return self._total / self.count if self.count else None
+
+    def to_json(self) -> list[float]:
+        """Return its constructor's arguments."""
+        return [self._total, self.count]
+
+
+class TreeFigures(NamedTuple):
+    """The figures of one tree.
+
+    Attributes:
+        totals: Counts that are added up.
+        stopped: The reason why its search ended.
+        reasons: The reasons of the tree or its branches in quarantine.
+        rollouts: Of the policy's first roll-outs that were judged: whether greedy, and the success, 0 or 1.
+        best: Whether a verified success is in it, 0 or 1, and the best score; None for a tree in quarantine.
+    """
+
+    totals: Mapping[str, int]
+    stopped: str
+    reasons: Sequence[str]
+    rollouts: Sequence[tuple[bool, float]]
+    best: tuple[float, float] | None
+
+
+def figures_of(tree: SearchTree) -> TreeFigures:
+    """Return the figures of one tree."""
+    totals = {
+        "simulations": tree.simulations,
+        "nodes": len(tree.nodes),
+        "tool_calls": tree.counters["tool_calls"],
+        "generated": tree.counters["generated"],
+        "prompt_trie": tree.counters["prefilled"],
+        "ends": 0,
+        "calls_of_cut": 0,
+        "wasted_calls_of_cut": 0,
+        **dict.fromkeys(POLICY_CUTS, 0),
+        "quarantined_trees": int(tree.quarantined is not None),
+        "quarantined_branches": sum(edge.quarantined is not None for edge in tree.edges),
+    }
+    for end in tree.terminals():
+        totals["ends"] += 1
+        if end.cut in POLICY_CUTS:
+            totals[end.cut] += 1
+        if end.cut == "max_steps":
+            steps = tree.steps(end)
+            totals["calls_of_cut"] += len(steps)
+            totals["wasted_calls_of_cut"] += cuts.wasted(steps)
+    rollouts = [
+        (bool(rollout["greedy"]), float(bool(rollout["success"])))
+        for rollout in tree.first_rollouts
+        if rollout["success"] is not None or rollout["cut"] in POLICY_CUTS
+    ]
+    reasons = [str(edge.quarantined) for edge in tree.edges if edge.quarantined is not None]
+    if tree.quarantined is not None:
+        reasons.append(str(tree.quarantined))
+    best = None
+    if tree.quarantined is None:
+        judged = [n.verdict for n in tree.terminals() if n.verdict is not None and n.quarantined is None]
+        score = max((verdict.score for verdict in judged if verdict.score is not None), default=0.0)
+        best = float(any(verdict.success for verdict in judged)), score
+    return TreeFigures(totals, str(tree.stopped), reasons, rollouts, best)
+
+
+class Figures:
+    """Counts what a run did; every figure of the trees is taken from the trees, so a resumed run shows the same.
+
+    Args:
+        path: The run directory.
+        tasks: Number of tasks.
+        resumed: Whether the run went on from an earlier one.
+    """
+
+    def __init__(self, path: Path, tasks: int, resumed: bool) -> None:
+        self.path = path
+        self.tasks = tasks
+        self.resumed = resumed
+        self.seconds: dict[str, float] = {}
+        self.rows: Counter[str] = Counter()
+        self.pairs: Counter[str] = Counter()
+        self.paired_tasks = 0
+        self.refusals: Counter[str] = Counter()
+        self.totals: Counter[str] = Counter()
+        self.stopped: Counter[str] = Counter()
+        self.quarantine_reasons: Counter[str] = Counter()
+        self.refusal_reasons: Counter[str] = Counter()
+        self._wordings: dict[str, Counter[str]] = {}  # by rule: its reasons with their numbers
+        self.plain, self.greedy, self.best, self.best_scores = Mean(), Mean(), Mean(), Mean()
+        self.session: dict[str, Any] = {}
+        self.guided: dict[str, int] | None = None
+        self.servers_elsewhere: Elsewhere = {}
+
+    def searched(
+        self, run: RunCounts, restored: RestoreCounts, critic: Any, policy: Any = None, census: Census | None = None
+    ) -> None:
+        """Take the figures that this process measured while it searched."""
+        loop = max(0.0, run.seconds - run.seconds_waiting)
+        self.seconds |= {"search": run.seconds, "generation": run.generation_seconds, "tools": run.tool_seconds}
+        self.seconds["bookkeeping"] = loop
+        self.session = {
+            "requests": run.requests,
+            "generated_tokens": run.generated,
+            "prefilled_tokens": run.prefilled,
+            "reused_tokens": run.cached,
+            "policy_errors": run.policy_errors,
+            "full_contexts": run.full_contexts,
+            "environment_faults": run.faults,
+            "hung_calls": run.hung,
+            "calls_executed": restored.executed,
+            "calls_replayed": restored.replayed,
+            "states_copied": restored.copies,
+            "replay_mismatches": restored.mismatches,
+            "fault_examples": run.fault_examples,
+        }
+        held = getattr(policy, "memory", None)
+        if callable(held):
+            self.session["memory"] = {"resident": peak_memory(), **held()}
+        if census is not None:
+            self.session |= {"environments_open": census.peak, "environments_limit": census.most}
+        if isinstance(critic, PolicyCritic):
+            self.session |= {
+                "critic_calls": critic.asked,
+                "critic_unreadable": critic.unreadable,
+                "critic_tokens": critic.generated,
+            }
+
+    def tree(self, tree: TreeFigures, mining: Mapping[str, int]) -> None:
+        """Take the figures of one tree, and what mining it cost and left out."""
+        self.totals.update(tree.totals)
+        self.totals.update(mining)
+        self.stopped[tree.stopped] += 1
+        self.quarantine_reasons.update(self._rule(reason) for reason in tree.reasons)
+        for greedy, success in tree.rollouts:
+            (self.greedy if greedy else self.plain).add(success)
+        if tree.best is not None:
+            self.best.add(tree.best[0])
+            self.best_scores.add(tree.best[1])
+
+    def count(self, table: str, rows: Iterable[Row]) -> Iterator[Row]:
+        """Count rows on their way to a table."""
+        for row in rows:
+            self.rows[table] += 1
+            yield row
+
+    def count_pairs(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Count pairs by kind on their way to the table."""
+        before = object()
+        for row in self.count("preferences", rows):
+            self.pairs[row["kind"]] += 1
+            self.totals["few_rollouts"] += row["kind"] == "step" and _least_rollouts(row) < FEW_ROLLOUTS
+            self.paired_tasks += row["tree_id"] != before  # pairs come tree by tree
+            before = row["tree_id"]
+            yield row
+
+    def refused(self, refusals: Iterable[Refusal]) -> None:
+        """Count what was refused."""
+        for refusal in refusals:
+            self.refusals[refusal.kind] += 1
+            if refusal.kind not in ("tree", "branch"):  # counted with the trees
+                self.refusal_reasons[self._rule(refusal.reason)] += 1
+            self.totals["unmatched"] += refusal.reason.startswith("length matching")
+
+    def _rule(self, reason: str) -> str:
+        """Return a reason without its numbers, so that reasons of one rule are counted together; keep its wording."""
+        line = reason.splitlines()[0] if reason else ""
+        rule = re.sub(r"\d+(\.\d+)?", "#", line)[:_REASON_LENGTH]
+        wordings = self._wordings.setdefault(rule, Counter())
+        if len(wordings) < _WORDINGS or line[:_REASON_LENGTH] in wordings:
+            wordings[line[:_REASON_LENGTH]] += 1
+        return rule
+
+    def most_common(self, reasons: Counter[str]) -> dict[str, int]:
+        """Return the commonest rules of `quarantine_reasons` or `refusal_reasons`, each in its commonest wording."""
+        out: Counter[str] = Counter()
+        for rule, count in reasons.most_common(_REASONS):
+            wordings = self._wordings.get(rule) or {rule: 1}
+            out[max(wordings.items(), key=lambda item: (item[1], item[0]))[0]] += count
+        return dict(out)
+
+    def unmatched(self, pairs: int, longer: bool) -> None:
+        """Take how many pairs are kept though length matching would drop them, and whether better sides are longer."""
+        self.totals["kept_unmatched"] += pairs
+        self.totals["kept_unmatched_longer"] += longer
+
+    def of_trees(self) -> dict[str, Any]:
+        """Return the counts of trees and tables as JSON, for `take_over`."""
+        return {
+            **{name: dict(getattr(self, name)) for name in _COUNTERS},
+            **{name: getattr(self, name).to_json() for name in _MEANS},
+            "paired_tasks": self.paired_tasks,
+            "wordings": {rule: dict(wordings) for rule, wordings in self._wordings.items()},
+        }
+
+    def take_over(self, kept: Mapping[str, Any]) -> bool:
+        """Take an earlier session's counts of the same trees and tables; return False where they cannot be read."""
+        try:
+            counters = {name: Counter(kept[name]) for name in _COUNTERS}
+            means = {name: Mean(*kept[name]) for name in _MEANS}
+            paired = int(kept["paired_tasks"])
+            wordings = {rule: Counter(counts) for rule, counts in kept["wordings"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return False
+        self._wordings = wordings
+        for name, value in (counters | means | {"paired_tasks": paired}).items():
+            setattr(self, name, value)
+        return True
+
+    def summary(self, parts: Parts, config: BuildPrefsConfig) -> dict[str, Any]:
+        """Return everything as JSON."""
+        return {
+            "environment": parts.spec.name,
+            "typed": {"env": config.env.name, "policy": config.policy.name},
+            "environment_keys": environment_keys(config.resolved()),
+            "model": config.policy.model,
+            "policy": parts.policy.name,
+            **({} if parts.spec.sandbox is None else {"sandbox": parts.spec.sandbox}),
+            "split": config.tasks.split,
+            "seed": config.seed,
+            "resumed": self.resumed,
+            "tasks": self.tasks,
+            "offset": config.tasks.offset,
+            **{name: self.totals[name] for name in (
+                "simulations", "nodes", "tool_calls", "generated", "prompt_trie", "replays", "replayed_calls",
+                "replays_left_out",
+            )},
+            "rejudged": {
+                "verdicts": self.totals["verdicts"],
+                "judged": self.totals["rejudged"],
+                "broken": self.totals["rejudged_broken"],
+                "disagreed": self.totals["disagreed"],
+            },
+            "success": {
+                "plain_greedy": self.greedy.value,
+                "plain_sampled": self.plain.value,
+                "plain_rollouts": self.plain.count,
+                "best_of_search": self.best.value,
+                "best_score_of_search": self.best_scores.value,
+            },
+            **({} if self.guided is None else {"guided": self.guided}),
+            "cuts": cuts.counts(
+                self.totals["ends"], self.totals,
+                config.search.max_steps, config.policy.max_tokens or parts.policy.max_tokens,
+                ("search.max_steps", "policy.max_tokens"),
+                self.totals["calls_of_cut"], self.totals["wasted_calls_of_cut"],
+            ),
+            "pairs": dict(sorted(self.pairs.items())),
+            "pairs_total": self.rows["preferences"],
+            "step_pairs_of_few_rollouts": self.totals["few_rollouts"],
+            "tasks_with_pairs": self.paired_tasks,
+            "pairs_dropped_by_length_matching": self.totals["unmatched"],
+            "kept_unmatched": self.totals["kept_unmatched"],
+            "kept_unmatched_longer": bool(self.totals["kept_unmatched_longer"]),
+            "trajectories": self.rows["trajectories"],
+            "filtered": self.rows["filtered"],
+            "quarantined": {
+                "trees": self.totals["quarantined_trees"],
+                "branches": self.totals["quarantined_branches"],
+                "rows": self.refusals["row"],
+            },
+            "refused": dict(sorted(self.refusals.items())),
+            "quarantine_reasons": self.most_common(self.quarantine_reasons),
+            "refusal_reasons": self.most_common(self.refusal_reasons),
+            "stopped": dict(sorted(self.stopped.items())),
+            "seconds": {name: round(value, 2) for name, value in self.seconds.items()},
+            "this_session": self.session,
+            **of_servers({"policy": parts.policy}, self.servers_elsewhere),
+        }  # fmt: skip
+
+
+def _least_rollouts(row: Row) -> float:
+    """Return the rollouts of the side of a step pair that has fewer; ends with a verdict of their own need none."""
+    sides = [row[f"visits_{side}"] for side in ("chosen", "rejected") if row[f"verdict_{side}"] is None]
+    return min(sides, default=float("inf"))
