@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from _common import write_result
 from _experiment import Seed, Stage, arguments, carry_out, interval, matrix, share_interval
-from arms import SUITES
+from _recipes import SUITES
 
 ATTEMPTS = 8
 KINDS = "data.kinds=[step,trajectory]"
@@ -60,7 +60,7 @@ def stages(seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Sta
     for data in ("log", "search"):
         run = f"data.runs=[{folder / data}]"
         yield Stage(f"{data}-dpo", "train_dpo", (own, run, KINDS, *suite.dpo), (data,))
-        yield Stage(f"{data}-sft", "train_sft", (own, run, *suite.sft), (data,))
+        yield Stage(f"{data}-sft", "train_sft", (own, run, *suite.sft()), (data,))
         begun = f"model.path={folder / data}-sft/model"
         yield Stage(f"{data}-sft-dpo", "train_dpo", (own, begun, run, KINDS, *suite.dpo), (f"{data}-sft", data))
         models |= {name: (name,) for name in (f"{data}-dpo", f"{data}-sft", f"{data}-sft-dpo")}

@@ -13,15 +13,16 @@ from typing import Any
 
 from _common import write_result
 from _experiment import Seed, Stage, arguments, carry_out, interval, matrix, share_interval
-from arms import _LAKE, _ONLINE, name_of
+from _recipes import GRPO, LAKE
+from arms import name_of
 
 _CHAIN = ("states", "states, all data", "states+updates+dpo, all data")
 _DATA = ("states-data", "states.states-data", "states.states_all_data.states-data")
 _TUNED = "states.states_all_data.states.optimizer.epochs16.again-sft"
-_HELD = (*_LAKE, "seed=0", "tasks.split=validation", "tasks.n=130", "attempts=4", "greedy=false")
+_HELD = (*LAKE, "seed=0", "tasks.split=validation", "tasks.n=130", "attempts=4", "greedy=false")
 _SFT = ("optimizer.learning_rate=5e-4", "optimizer.epochs=4", "batch.rows=8")
 
-GRPO: dict[str, tuple[str, ...]] = {
+TRIED: dict[str, tuple[str, ...]] = {
     "rate 1e-4": ("optimizer.learning_rate=1e-4",),
     "rate 2e-4": (),
     "rate 5e-4": ("optimizer.learning_rate=5e-4",),
@@ -49,7 +50,7 @@ ROWS: dict[str, tuple[str, str, str]] = {
     },
     **{
         f"GRPO, {name}": (f"grpo-{name}", "sampled", "GRPO, twice the updates" if "equal states" in name else "")
-        for name in GRPO
+        for name in TRIED
     },
 }  # fmt: skip
 """Evaluation, way of playing, and the row it is compared with, by the name of a row."""
@@ -85,11 +86,11 @@ def stages(seed: int, folder: Path) -> Iterator[Stage]:
         yield Stage(folder_of(name), "train_sft", (f"seed={seed}", f"model.path={warm}", runs, *_SFT, *keys))
         yield test(name, str(folder / folder_of(name) / "model"), after=(folder_of(name),))
     pool = ("tasks.n=1500", "tasks.offset=100", "rounds=30", "rollouts.tasks=16", "rollouts.size=8")
-    for idea, keys in GRPO.items():
+    for idea, keys in TRIED.items():
         name = f"grpo-{idea}"
-        given = dict(key.partition("=")[::2] for key in (*pool, *_ONLINE, *keys))
+        given = dict(key.partition("=")[::2] for key in (*pool, *GRPO, *keys))
         settings = tuple(f"{key}={value}" for key, value in given.items())
-        yield Stage(folder_of(name), "refine_grpo", (*_LAKE, f"seed={seed}", f"model.path={warm}", *settings))
+        yield Stage(folder_of(name), "refine_grpo", (*LAKE, f"seed={seed}", f"model.path={warm}", *settings))
         yield test(name, str(folder / folder_of(name) / "model"), after=(folder_of(name),))
 
 

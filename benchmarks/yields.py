@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from _common import write_result
 from _experiment import Seed, Stage, arguments, carry_out
-from arms import _POOL, SUITES, WARM, Suite
+from _recipes import POOL, SUITES, WARM, Suite
 
 from offline_agent.search.serialization import tree_from_json
 from offline_agent.store.run_directory import read_tree
@@ -53,7 +53,7 @@ def stages(suite: Suite, seed: int, folder: Path, tasks: int) -> Iterator[Stage]
     if suite.warm:
         yield Stage(WARM, "train_sft", suite.warm)
         warm, policy = (WARM,), (f"policy.model={(folder / WARM / 'model').resolve()}",)
-    pool = (f"tasks.n={tasks}", f"tasks.offset={suite.first + seed * _POOL}")
+    pool = (f"tasks.n={tasks}", f"tasks.offset={suite.first + seed * POOL}")
     for name, keys in ((SORTED, _FOUR), *METHODS.items()):
         own = f"seed={seed + 500 if name == SORTED else seed}"
         keys = (*suite.environment, own, *pool, *suite.collect, *keys, *policy)

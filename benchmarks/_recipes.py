@@ -1,0 +1,196 @@
+"""Recipes of `arms.py`: ways to collect, rounds, arms, and the suites they are tried on, as keys of the commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of an arm.
+
+    Attributes:
+        collect: Name in `COLLECT` of the keys of `build_prefs`; "" = an online round, which collects nothing.
+        times: Factor of the epochs of fine-tuning on the successes; 0 = no fine-tuning. On FrozenLake 3 are as many
+            updates as 2 and the preferences of `_LONG`.
+        dpo: Keys of `train_dpo` on the pairs, after the fine-tuning; None = none.
+        again: Whether the warm start is fine-tuned anew on the successes of all rounds so far, in place of the model
+            so far on those of this round.
+        online: Keys of `refine_grpo`, in an online round.
+    """
+
+    collect: str
+    times: int = 1
+    dpo: tuple[str, ...] | None = None
+    again: bool = False
+    online: tuple[str, ...] | None = None
+
+
+COLLECT: dict[str, tuple[str, ...]] = {
+    "attempts": ("search.algorithm=best_of_n", "search.simulations=4"),
+    "attempts16": ("search.algorithm=best_of_n", "search.simulations=16"),
+    "retries": ("search.algorithm=best_of_n", "search.simulations=16", "search.until=success"),
+    "tree": ("search.simulations=16",),
+    "need": ("search.simulations=16", "search.until=success"),
+    "need32": ("search.simulations=32", "search.until=success"),
+    "states": (
+        "search.simulations=16", "search.until=success", "search.repeated_states=close", "pairs.decisive=true",
+        "pairs.per_node=4", "pairs.per_task=32", "pairs.per_depth=16",
+    ),
+}
+"""Ways to collect. `need`: four attempts, and a tree from them where all four failed; `retries`: further plain attempts
+there, the control of `need`; `states`: as `need`, over states in place of histories, with decisive pairs."""
+
+_STEP = ("data.kinds=[step]",)
+_BOTH = ("data.kinds=[step,trajectory]",)
+_LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
+
+ROUNDS: dict[str, Round] = {
+    "attempts": Round("attempts"),
+    "attempts16": Round("attempts16"),
+    "retries": Round("retries"),
+    "tree": Round("tree"),
+    "need": Round("need"),
+    "need32": Round("need32"),
+    "states": Round("states"),
+    "states, all data": Round("states", again=True),
+    "states+updates, all data": Round("states", times=2, again=True),
+    "states+thrice, all data": Round("states", times=3, again=True),
+    "states+updates+dpo, all data": Round("states", times=2, again=True, dpo=_LONG),
+    "retries+thrice, all data": Round("retries", times=3, again=True),
+    "attempts+updates": Round("attempts", times=2),
+    "attempts+dpo": Round("attempts", dpo=_BOTH),
+    "need+dpo": Round("need", dpo=_BOTH),
+    "tree+dpo": Round("tree", dpo=_STEP),
+    "attempts, all data": Round("attempts", again=True),
+    "retries, all data": Round("retries", again=True),
+    "attempts+updates, all data": Round("attempts", times=2, again=True),
+    "retries+updates, all data": Round("retries", times=2, again=True),
+    "need, all data": Round("need", again=True),
+    "need+updates, all data": Round("need", times=2, again=True),
+    "need+dpo, all data": Round("need", again=True, dpo=_BOTH),
+    "grpo": Round("", times=0, online=()),
+}
+
+ARMS: dict[str, tuple[str, ...]] = {
+    "attempts": ("attempts",) * 5,
+    "more updates": ("attempts", "attempts", "attempts+updates"),
+    "attempts, all data": ("attempts", *("attempts, all data",) * 4),
+    "retries, all data": ("retries", *("retries, all data",) * 3),
+    "attempts, all data, more updates": ("attempts", *("attempts, all data",) * 3, "attempts+updates, all data"),
+    "retries, all data, more updates": ("retries", "retries, all data", "retries+updates, all data"),
+    "need": ("need",) * 3,
+    "need, all data": ("need", "need, all data", "need, all data"),
+    "need, more updates": ("need", "need, all data", "need+updates, all data"),
+    "need, then dpo": ("need", "need, all data", "need+dpo, all data"),
+    "need, dpo each round": ("need+dpo, all data",) * 3,
+    "states, all data": ("states", "states, all data", "states, all data"),
+    "states, more updates": ("states", "states, all data", "states+updates, all data"),
+    "states, thrice the updates": ("states", "states, all data", "states+thrice, all data"),
+    "states, then dpo": ("states", "states, all data", "states+updates+dpo, all data"),
+    "retries, thrice the updates": ("retries", "retries, all data", "retries+thrice, all data"),
+    "attempts then need": ("attempts", "need", "need"),
+    "attempts+dpo": ("attempts", "attempts+dpo", "attempts+dpo"),
+    "need+dpo": ("attempts", "need+dpo", "need+dpo"),
+    "tree": ("tree",),
+    "tree+dpo": ("tree+dpo",),
+    "grpo": ("grpo",) * 4,
+    "attempts, then grpo": ("attempts", "attempts, all data", "grpo", "grpo"),
+    "states, then dpo, then grpo": ("states", "states, all data", "states+updates+dpo, all data", "grpo", "grpo"),
+}
+"""Rounds by arm."""
+
+PLAIN = {
+    name for name, one in ROUNDS.items() if one.collect in ("attempts", "attempts16", "retries") and one.dpo is None
+}
+"""Rounds without a tree and without preferences: the control."""
+ONLINE = {name for name, one in ROUNDS.items() if one.online is not None}
+"""Online rounds."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One environment.
+
+    Attributes:
+        environment: Keys that name it.
+        collect: Keys of every `build_prefs`.
+        tuning: Keys of every `train_sft` beside its epochs.
+        epochs: Of a `train_sft`.
+        dpo: Keys of every `train_dpo`.
+        online: Keys of every `refine_grpo`.
+        evaluate: Keys of every `evaluate`.
+        warm: Keys of the `train_sft` that makes the warm start; none = the embedded default.
+        tasks: New train tasks of a round.
+        first: The first seed's first train task; those before it made the warm start.
+        fold: The first held-out task of each split; test tasks before it were looked at earlier.
+        held_out: Held-out tasks.
+    """
+
+    environment: tuple[str, ...]
+    collect: tuple[str, ...]
+    tuning: tuple[str, ...]
+    dpo: tuple[str, ...]
+    epochs: int
+    online: tuple[str, ...] = ()
+    evaluate: tuple[str, ...] = ()
+    warm: tuple[str, ...] = ()
+    tasks: int = 300
+    first: int = 0
+    fold: int = 0
+    held_out: int = 200
+
+    def sft(self, times: int = 1) -> tuple[str, ...]:
+        """Return the keys of a `train_sft`, with so many times the suite's epochs."""
+        return (*self.tuning, f"optimizer.epochs={times * self.epochs}")
+
+
+_COMMON = ("pairs.kinds=[step,trajectory]", "pairs.rejudge=0", "filtered.origins=[search,rollout]")
+_GENTLE = ("optimizer.learning_rate=5e-5", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
+GRPO = ("rollouts.reward=success", "objective.kl=0.0", "optimizer.learning_rate=2e-4", "watch.stop=[mask]")
+_WIDE = (*GRPO, "rounds=10", "rollouts.tasks=16", "rollouts.size=8")
+_COOKING = ("env=textworld", "env.game=cookingworld")
+_COOKING += ("env.params=numLocations=1,numIngredients=1,numDistractorItems=2,includeDoors=0",)
+LAKE = ("env=examples.frozen_lake:FrozenLake",)
+
+SUITES = {
+    "shop": Suite(
+        environment=("env=shop",),
+        collect=(*_COMMON, "search.value=success", "filtered.per_task=6"),
+        tuning=("optimizer.learning_rate=5e-4",),
+        epochs=2,
+        dpo=_GENTLE,
+        online=_WIDE,
+        fold=200,
+    ),
+    "cookingworld": Suite(
+        environment=_COOKING,
+        collect=(*_COMMON, "search.max_steps=20", "filtered.per_task=4"),
+        tuning=("optimizer.learning_rate=5e-4", "batch.rows=4"),
+        epochs=3,
+        dpo=(*_GENTLE, "batch.rows=8"),
+        online=(*_WIDE, "rollouts.max_steps=20"),
+        evaluate=("max_steps=20",),
+        warm=("--config", "configs/textworld/train_sft.yaml", *_COOKING, "tasks.n=350"),
+        tasks=150,
+        first=350,
+        held_out=100,
+    ),
+    "frozenlake": Suite(
+        environment=LAKE,
+        collect=(*_COMMON, "search.value=success", "filtered.per_task=6"),
+        tuning=("optimizer.learning_rate=5e-4", "batch.rows=8"),
+        epochs=8,  # 16 are no better for attempts
+        dpo=(*_GENTLE, "batch.rows=8"),
+        online=(*GRPO, "rounds=20", "rollouts.tasks=8", "rollouts.size=8"),  # the best of nine on validation maps
+        warm=(*LAKE, "tasks.n=100", "scratch.layers=3", "scratch.hidden_size=96", "scratch.reading=2",
+              "scratch.vocabulary=400", "optimizer.learning_rate=2e-3", "optimizer.epochs=6", "batch.rows=8"),
+        first=100,
+        held_out=130,
+    ),  # fmt: skip
+}
+
+WARM = "../warm"
+"""The run directory of the warm start, from a seed's."""
+POOL = 1500
+"""Distance of the seeds' first train tasks."""
