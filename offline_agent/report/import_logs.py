@@ -116,21 +116,7 @@ class ImportFigures:
             "tasks": self._tasks,
             "trees": self._trees,
             "success": {"attempts": mined.plain.value, "tasks": mined.best.value},
-            "pairs": dict(sorted(mined.pairs.items())),
-            "pairs_total": mined.rows["preferences"],
-            "tasks_with_pairs": mined.paired_tasks,
-            "pairs_dropped_by_length_matching": mined.totals["unmatched"],
-            "kept_unmatched": mined.totals["kept_unmatched"],
-            "trajectories": mined.rows["trajectories"],
-            "filtered": mined.rows["filtered"],
-            "quarantined": {
-                "logs": mined.refusals["log"],
-                "branches": mined.totals["quarantined_branches"],
-                "rows": mined.refusals["row"],
-            },
-            "refused": dict(sorted(mined.refusals.items())),
-            "quarantine_reasons": mined.most_common(mined.quarantine_reasons),
-            "refusal_reasons": mined.most_common(mined.refusal_reasons),
+            **mined.mined("logs", mined.refusals["log"]),
         }
 
 

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.census import Census
@@ -23,9 +23,6 @@ from offline_agent.search.requests import RunCounts
 from offline_agent.search.restore import RestoreCounts
 from offline_agent.search.tree import SearchTree
 
-if TYPE_CHECKING:
-    pass
-
 Row = Mapping[str, Any]
 
 FEW_ROLLOUTS = 8
@@ -33,8 +30,6 @@ FEW_ROLLOUTS = 8
 
 _COUNTERS = ("rows", "pairs", "refusals", "totals", "stopped", "quarantine_reasons", "refusal_reasons")
 _MEANS = ("plain", "greedy", "best", "best_scores")
-
-
 _REASONS = 5  # commonest reasons of quarantine and of refusal that the summary has
 _REASON_LENGTH = 160  # characters
 _WORDINGS = 100  # wordings of one rule that are counted
@@ -268,6 +263,29 @@ class Figures:
             setattr(self, name, value)
         return True
 
+    def mined(self, of: str, quarantined: int) -> dict[str, Any]:
+        """Return what was mined, refused and put in quarantine, as JSON.
+
+        Args:
+            of: `trees` or `logs`, which were mined.
+            quarantined: How many of them are in quarantine.
+        """
+        return {
+            "pairs": dict(sorted(self.pairs.items())),
+            "pairs_total": self.rows["preferences"],
+            "tasks_with_pairs": self.paired_tasks,
+            "pairs_dropped_by_length_matching": self.totals["unmatched"],
+            "kept_unmatched": self.totals["kept_unmatched"],
+            "trajectories": self.rows["trajectories"],
+            "filtered": self.rows["filtered"],
+            "quarantined": {
+                of: quarantined, "branches": self.totals["quarantined_branches"], "rows": self.refusals["row"],
+            },
+            "refused": dict(sorted(self.refusals.items())),
+            "quarantine_reasons": self.most_common(self.quarantine_reasons),
+            "refusal_reasons": self.most_common(self.refusal_reasons),
+        }  # fmt: skip
+
     def summary(self, parts: Parts, config: BuildPrefsConfig) -> dict[str, Any]:
         """Return everything as JSON."""
         return {
@@ -306,23 +324,9 @@ class Figures:
                 ("search.max_steps", "policy.max_tokens"),
                 self.totals["calls_of_cut"], self.totals["wasted_calls_of_cut"],
             ),
-            "pairs": dict(sorted(self.pairs.items())),
-            "pairs_total": self.rows["preferences"],
             "step_pairs_of_few_rollouts": self.totals["few_rollouts"],
-            "tasks_with_pairs": self.paired_tasks,
-            "pairs_dropped_by_length_matching": self.totals["unmatched"],
-            "kept_unmatched": self.totals["kept_unmatched"],
             "kept_unmatched_longer": bool(self.totals["kept_unmatched_longer"]),
-            "trajectories": self.rows["trajectories"],
-            "filtered": self.rows["filtered"],
-            "quarantined": {
-                "trees": self.totals["quarantined_trees"],
-                "branches": self.totals["quarantined_branches"],
-                "rows": self.refusals["row"],
-            },
-            "refused": dict(sorted(self.refusals.items())),
-            "quarantine_reasons": self.most_common(self.quarantine_reasons),
-            "refusal_reasons": self.most_common(self.refusal_reasons),
+            **self.mined("trees", self.totals["quarantined_trees"]),
             "stopped": dict(sorted(self.stopped.items())),
             "seconds": {name: round(value, 2) for name, value in self.seconds.items()},
             "this_session": self.session,

@@ -59,20 +59,7 @@ class RejudgeFigures:
             "lowered": self._lowered,
             "judged_first": self._first,
             "success": {"attempts": mined.plain.value, "tasks": mined.best.value},
-            "pairs": dict(sorted(mined.pairs.items())),
-            "pairs_total": mined.rows["preferences"],
-            "tasks_with_pairs": mined.paired_tasks,
-            "pairs_dropped_by_length_matching": mined.totals["unmatched"],
-            "kept_unmatched": mined.totals["kept_unmatched"],
-            "trajectories": mined.rows["trajectories"],
-            "filtered": mined.rows["filtered"],
-            "quarantined": {
-                "trees": mined.totals["quarantined_trees"], "branches": mined.totals["quarantined_branches"],
-                "rows": mined.refusals["row"],
-            },
-            "refused": dict(sorted(mined.refusals.items())),
-            "quarantine_reasons": mined.most_common(mined.quarantine_reasons),
-            "refusal_reasons": mined.most_common(mined.refusal_reasons),
+            **mined.mined("trees", mined.totals["quarantined_trees"]),
         }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _NAMED = 8  # most weights or files that a message names
 LEAST_ACTION_TOKENS, MOST_ACTION_TOKENS = 64, 1024  # where the model does not say how long an action may be
 _CONTEXT_SHARE = 8  # actions and observations of the longest turns that fit in a context
-KEPT_BYTES = 2 << 30
+KEPT_BYTES = 2 << 30  # of keys and values that are kept, where the machine has eight times as much
 HASHED_WHOLE = 1 << 22  # most elements of a tensor that are hashed; larger tensors are sampled evenly
 
 AttentionInterface.register(NAME, slot_attention)

@@ -227,7 +227,8 @@ class HFPolicy:
             check_ids(ids, self.model.config.get_text_config().vocab_size)
         prompt = self._prompt(context, max(map(len, wanted), default=0))
         ended: list[PromptRequest] = []
-        self._core.submit(PromptRequest(prompt, (), 0.0, 0, [ids for ids in wanted if ids], None, ended.append))
+        anchor = self._anchor(context)
+        self._core.submit(PromptRequest(prompt, (), 0.0, 0, [ids for ids in wanted if ids], None, ended.append, anchor))
         self._run_until(lambda: bool(ended))
         job = ended[0]
         if job.error is not None:
