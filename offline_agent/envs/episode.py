@@ -308,7 +308,7 @@ class Episode:
     @staticmethod
     def _reason(error: Exception) -> str:
         text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        return f"Error: {(text or type(error).__name__).removeprefix('Error: ')}"
+        return text if text.lower().startswith("error: ") else f"Error: {text or type(error).__name__}"
 
     def _text(self, value: Any) -> str:
         """Return an observation as clean text, cut to the limit."""

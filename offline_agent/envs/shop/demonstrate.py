@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.envs.shop.catalogue import Product
 from offline_agent.envs.shop.goals import Goal
+from offline_agent.errors import ToolError
 from offline_agent.records import Message
 
 if TYPE_CHECKING:
@@ -51,11 +52,13 @@ def next_turn(
 
 
 def replay(shop: Shop, name: str, arguments: Mapping[str, Any], before: str) -> str:
-    """Repeat a recorded call; one that the tools' schemas refuse changes nothing and is left out."""
+    """Repeat a recorded call and return its answer; `before` for one that the tools' schemas refuse."""
     if name not in ("search", "open", "next", "previous", "back", "choose", "buy"):
         return before
     try:
         return str(getattr(shop, name)(**arguments))
+    except ToolError as error:
+        return str(error)
     except TypeError:
         return before
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from offline_agent.envs.shop.catalogue import RESULTS_PER_PAGE, Catalogue, Product, catalogue
 from offline_agent.envs.shop.goals import Goal, goals, reward, split_of
+from offline_agent.errors import ToolError
 from offline_agent.records import Message, Verdict
 
 
@@ -18,11 +19,11 @@ class Shop:
 
     Result pages show one attribute of a product, its price, and whether it was opened before; its other attributes and
     its options are on its page, and sellers have words indexed that their products do not live up to: so one has to
-    look, and to go back.
+    look, and to go back. A tool that refuses a call raises ToolError and changes nothing.
     """
 
     name = "shop"
-    version = "1"
+    version = "2"
     system_prompt = "Buy what is asked for."
     page_size = RESULTS_PER_PAGE
     max_steps = 15
@@ -87,8 +88,7 @@ class Shop:
         Returns:
             The first page of results.
         """
-        if self.terminated:
-            return _CLOSED
+        self._still_open()
         self._hits, self._page = self._shop.search(str(query)), 0
         self._item, self._chosen = None, {}
         return self._results()
@@ -102,14 +102,13 @@ class Shop:
         Returns:
             The product's page.
         """
-        if self.terminated:
-            return _CLOSED
+        self._still_open()
         if self._item is not None:
-            return "error: go back first"
+            raise ToolError("error: go back first")
         shown = self._shown()
         if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= len(shown):
             allowed = f"1 to {len(shown)}" if shown else "nothing, search first"
-            return f"error: no such rank, allowed: {allowed}"
+            raise ToolError(f"error: no such rank, allowed: {allowed}")
         self._item, self._chosen = self._shop.products[shown[rank - 1]], {}
         self._seen += (self._item.number,)
         return _product_page(self._item)
@@ -136,10 +135,9 @@ class Shop:
         Returns:
             The page of results.
         """
-        if self.terminated:
-            return _CLOSED
+        self._still_open()
         if self._item is None:
-            return "error: no product is open"
+            raise ToolError("error: no product is open")
         self._item, self._chosen = None, {}
         return self._results()
 
@@ -152,13 +150,12 @@ class Shop:
         Returns:
             What is chosen now.
         """
-        if self.terminated:
-            return _CLOSED
+        self._still_open()
         if self._item is None:
-            return "error: no product is open"
+            raise ToolError("error: no product is open")
         name = self._item.option_of(str(value))
         if name is None:
-            return "error: no such option"
+            raise ToolError("error: no such option")
         self._chosen[name] = str(value)
         return f"{name}: {value}"
 
@@ -168,10 +165,9 @@ class Shop:
         Returns:
             A receipt.
         """
-        if self.terminated:
-            return _CLOSED
+        self._still_open()
         if self._item is None:
-            return "error: no product is open"
+            raise ToolError("error: no product is open")
         self._bought, self.terminated = self._item, True
         return "bought"
 
@@ -232,15 +228,18 @@ class Shop:
         other._chosen = dict(self._chosen)
         return other
 
-    def _turn(self, pages: int) -> str:
+    def _still_open(self) -> None:
         if self.terminated:
-            return _CLOSED
+            raise ToolError("error: the visit is over")
+
+    def _turn(self, pages: int) -> str:
+        self._still_open()
         if self._item is not None:
-            return "error: go back first"
+            raise ToolError("error: go back first")
         if not self._hits:
-            return "error: search first"
+            raise ToolError("error: search first")
         if not 0 <= self._page + pages < self._pages():
-            return "error: no such page"
+            raise ToolError("error: no such page")
         self._page += pages
         return self._results()
 
@@ -259,9 +258,6 @@ class Shop:
             for rank, item in enumerate(items, 1)
         ]
         return "\n".join([f"page {self._page + 1}/{self._pages()}", *rows])
-
-
-_CLOSED = "error: the visit is over"
 
 
 def _product_page(item: Product) -> str:

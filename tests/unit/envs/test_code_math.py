@@ -22,6 +22,7 @@ from offline_agent.envs.math.data import read_file as read_math
 from offline_agent.envs.math.notebook import Notebook
 from offline_agent.errors import ConfigError, EnvironmentFault
 
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 FUNCTIONS = Path(__file__).parents[2] / "data" / "functions.jsonl"  # rows of HumanEval's format
 REAL = Path(os.environ.get("OFFLINE_AGENT_DATA", Path(__file__).parents[4] / "shared" / "data"))
 
@@ -168,8 +169,9 @@ def test_boxes_with_braces_in_them() -> None:
 
 
 @pytest.mark.skipif(not (REAL / "gsm8k_test.jsonl").is_file(), reason=f"there are no real data sets in {REAL}")
-def test_gold_answers_of_real_rows_score_1_and_wrong_ones_0() -> None:
-    from benchmarks.gold import measured, rows
+def test_gold_answers_of_real_rows_score_1_and_wrong_ones_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from gold import measured, rows
 
     for name, path, tasks in rows(REAL):
         found = measured(EnvSpec.load(name), random.Random(1).sample(tasks, 12))
