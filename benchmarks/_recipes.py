@@ -14,6 +14,8 @@ class Round:
         times: Factor of the epochs of fine-tuning on the successes; 0 = no fine-tuning. On FrozenLake 3 are as many
             updates as 2 and the preferences of `_LONG`.
         dpo: Keys of `train_dpo` on the pairs, after the fine-tuning; None = none.
+        rerank: Proposals of the fine-tuned model at each turn of a held-out task, of which the preference model chooses
+            one; 0 = the preference model plays.
         again: Whether the warm start is fine-tuned anew on the successes of all rounds so far, in place of the model
             so far on those of this round.
         online: Keys of `refine_grpo`, in an online round.
@@ -22,6 +24,7 @@ class Round:
     collect: str
     times: int = 1
     dpo: tuple[str, ...] | None = None
+    rerank: int = 0
     again: bool = False
     online: tuple[str, ...] | None = None
 
@@ -44,6 +47,8 @@ there, the control of `need`; `states`: as `need`, over states in place of histo
 _STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
 _LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
+_SIBLINGS = ("dpo.loss=siblings", "siblings.tau=0.1", "optimizer.learning_rate=1e-4", "optimizer.epochs=7")
+_SIBLINGS += ("optimizer.max_updates=1088", "dpo.sft=0.3")  # as tried.py found on validation maps
 
 ROUNDS: dict[str, Round] = {
     "attempts": Round("attempts"),
@@ -57,6 +62,8 @@ ROUNDS: dict[str, Round] = {
     "states+updates, all data": Round("states", times=2, again=True),
     "states+thrice, all data": Round("states", times=3, again=True),
     "states+updates+dpo, all data": Round("states", times=2, again=True, dpo=_LONG),
+    "states+updates+siblings, all data": Round("states", times=2, again=True, dpo=_SIBLINGS),
+    "states+updates+rerank, all data": Round("states", times=2, again=True, dpo=_LONG, rerank=4),
     "retries+thrice, all data": Round("retries", times=3, again=True),
     "attempts+updates": Round("attempts", times=2),
     "attempts+dpo": Round("attempts", dpo=_BOTH),
@@ -88,6 +95,8 @@ ARMS: dict[str, tuple[str, ...]] = {
     "states, more updates": ("states", "states, all data", "states+updates, all data"),
     "states, thrice the updates": ("states", "states, all data", "states+thrice, all data"),
     "states, then dpo": ("states", "states, all data", "states+updates+dpo, all data"),
+    "states, then siblings": ("states", "states, all data", "states+updates+siblings, all data"),
+    "states, then rerank": ("states", "states, all data", "states+updates+rerank, all data"),
     "retries, thrice the updates": ("retries", "retries, all data", "retries+thrice, all data"),
     "attempts then need": ("attempts", "need", "need"),
     "attempts+dpo": ("attempts", "attempts+dpo", "attempts+dpo"),

@@ -48,7 +48,9 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
         yield Stage(WARM, "train_sft", suite.warm)
         models[()], trained[()] = str((folder / WARM / "model").resolve()), (WARM,)
     seen: set[str] = set()
+    preferred: dict[tuple[Any, ...], str] = {}
     for chain in [(), *chains(options.arms)]:
+        play: tuple[str, ...] = ()
         if chain:
             before, last = chain[:-1], ROUNDS[chain[-1]]
             if last.online is not None:
@@ -85,12 +87,19 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
                     yield Stage(place, "train_sft", (f"seed={seed}", *start, runs, *suite.sft(last.times)), after)
                 model, after = str(folder / place / "model"), (place, *after)
             if last.dpo is not None:
-                place = name_of(chain, "dpo")
-                keys = (f"seed={seed}", f"model.path={model}", runs, *suite.dpo, *last.dpo)
-                yield Stage(place, "train_dpo", keys, after)
-                model, after = str(folder / place / "model"), (place, *after)
+                same = (before, replace(last, rerank=0))  # rounds that are trained alike share it
+                place = preferred.setdefault(same, name_of(chain, "dpo"))
+                if place == name_of(chain, "dpo"):
+                    keys = (f"seed={seed}", f"model.path={model}", runs, *suite.dpo, *last.dpo)
+                    yield Stage(place, "train_dpo", keys, after)
+                after = (place, *after)
+                if last.rerank:
+                    play = ("test_time.algorithm=rerank", f"test_time.simulations={last.rerank}")
+                    play += (f"test_time.scorer={folder / place / 'model'}",)
+                else:
+                    model = str(folder / place / "model")
             models[chain], trained[chain] = model, after
-        yield _test(suite, seed, chain, models[chain], trained[chain], options)
+        yield _test(suite, seed, chain, models[chain], trained[chain], options, play)
 
 
 def _test(
@@ -100,10 +109,11 @@ def _test(
     model: str | None,
     after: tuple[str, ...],
     options: argparse.Namespace,
+    play: tuple[str, ...] = (),
 ) -> Stage:
     held_out = (f"tasks.split={options.split}", f"tasks.n={options.held_out or suite.held_out}")
     held_out += (f"tasks.offset={suite.fold if options.split == 'test' else 0}", f"attempts={options.attempts}")
-    keys = (*suite.environment, f"seed={seed}", *held_out, "greedy=false", *suite.evaluate, *_policy(model))
+    keys = (*suite.environment, f"seed={seed}", *held_out, "greedy=false", *suite.evaluate, *_policy(model), *play)
     return Stage(f"{options.split}-{name_of(chain or ('warm',), 'test')}", "evaluate", keys, after)
 
 
@@ -152,7 +162,8 @@ def calls(seed: Seed, chain: Sequence[str]) -> int:
 
 def measured(seeds: Sequence[Seed], split: str, chain: Sequence[str]) -> Any:
     """Return the success [seed, task] of a chain's model."""
-    return matrix(seeds, f"{split}-{name_of(chain or ('warm',), 'test')}", "sampled")
+    mode = "rerank" if chain and ROUNDS[chain[-1]].rerank else "sampled"
+    return matrix(seeds, f"{split}-{name_of(chain or ('warm',), 'test')}", mode)
 
 
 def control(
@@ -174,7 +185,7 @@ def alike(chain: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[s
     for title, times in more:
         for name, one in ROUNDS.items():
             other = (*chain[:-1], name)
-            if other in there and one == replace(last, dpo=None, times=times):
+            if other in there and one == replace(last, dpo=None, rerank=0, times=times):
                 yield title, other
 
 
@@ -206,7 +217,7 @@ def table(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, 
     return rows
 
 
-def draw(suite: str, seeds: Sequence[Seed], options: argparse.Namespace) -> Path:
+def draw(name: str, seeds: Sequence[Seed], options: argparse.Namespace) -> Path:
     """Draw success over calls, one line for each arm, with 95 % bands, as an SVG."""
     import matplotlib
 
@@ -225,10 +236,10 @@ def draw(suite: str, seeds: Sequence[Seed], options: argparse.Namespace) -> Path
         axes.fill_between(xs, low, high, alpha=0.08, color=line.get_color())
     axes.set_xlabel("environment calls, all counted")
     axes.set_ylabel(f"success on {options.split} tasks, sampled, %")
-    axes.set_title(f"{suite}: {len(seeds)} seeds, mean and 95 % intervals over seeds and tasks")
+    axes.set_title(f"{options.suite}: {len(seeds)} seeds, mean and 95 % intervals over seeds and tasks")
     axes.legend(fontsize=8)
     FIGURES.mkdir(parents=True, exist_ok=True)
-    path = FIGURES / f"arms_{suite}_{options.split}.svg"
+    path = FIGURES / f"{name}.svg"
     figure.savefig(path, metadata={"Date": None})
     return path
 
@@ -238,9 +249,11 @@ def main() -> None:
     parser = arguments(__doc__, SUITES)
     parser.add_argument("--split", choices=("validation", "test"), default="validation", help="held-out tasks")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), help="which arms")
+    parser.add_argument("--name", default="", help="added to the results, beside those of other seeds")
     options = parser.parse_args()
     options.arms = list(dict.fromkeys(["attempts", *options.arms]))
-    suite, name = SUITES[options.suite], f"arms_{options.suite}_{options.split}"
+    name = "_".join(filter(None, ("arms", options.suite, options.split, options.name)))
+    suite = SUITES[options.suite]
     settings = {
         "train tasks a round": suite.tasks,
         "held-out tasks": options.held_out or suite.held_out,
@@ -248,9 +261,10 @@ def main() -> None:
     }
     seeds = carry_out(name, options, lambda seed, folder: stages(suite, seed, folder, options), settings, costs)
     rows = table(seeds, options)
-    picture = draw(options.suite, seeds, options)
+    picture = draw(name, seeds, options)
     facts = {**settings, "seeds": len(seeds), "figure": picture.name}
-    facts |= {"command": f"python benchmarks/arms.py --suite {options.suite} --split {options.split} --work DIR"}
+    command = f"python benchmarks/arms.py --suite {options.suite} --split {options.split} --work DIR"
+    facts |= {"command": command + (f" --name {options.name}" if options.name else "")}
     write_result(name, rows, facts, options.results / f"{name}.json")
 
 
