@@ -12,9 +12,13 @@ from offline_agent.config.build_prefs import (
     ALL_KINDS,
     DEFAULT_ORIGINS,
     BuildPrefsConfig,
+    FilteredSection,
     OnlineRewardSection,
     PairKinds,
+    PairsSection,
     PolicySection,
+    SearchSection,
+    TasksSection,
 )
 from offline_agent.config.refine_grpo import (
     CriticSection,
@@ -28,7 +32,6 @@ from offline_agent.config.refine_grpo import (
 )
 from offline_agent.config.self_judge import judges_itself
 from offline_agent.config.training import (
-    DEFAULT_KINDS,
     AnchorSection,
     BatchSection,
     DpoOptimizerSection,
@@ -51,6 +54,68 @@ def built_kinds(used: Sequence[str], origins: Sequence[str]) -> PairKinds:
     return tuple(kind for kind in ALL_KINDS if kind in used or with_pairs.get(kind) in origins)
 
 
+LOOP_KINDS: PairKinds = ("step", "trajectory")
+
+
+# The defaults below are the recipe `states, then dpo` of benchmarks/arms.py (docs/results.md), in a short round.
+
+
+class LoopTasks(TasksSection):
+    """The choice of tasks."""
+
+    n: int | None = key(100, "number of tasks that an iteration searches; null = all", ge=1)
+
+
+class LoopSearch(SearchSection):
+    """The search over tool calls: plain attempts, and a tree over states where they all failed."""
+
+    simulations: int = key(16, "most simulations a task (samples a task for best_of_n)", ge=1, le=10**7)
+    until: Literal["spent", "success", "contrast"] = key(
+        "success", "when a task's search ends before its simulations are spent, looked at after the first "
+        "search.proposals plain rollouts: success = there is a verified success; contrast = a success and a failure",
+    )  # fmt: skip
+    value: Literal["reward", "success"] = key("success", "what is backed up: the score, or 1 for success and else 0")
+    repeated_states: Literal["close", "keep"] = key(
+        "close", "close = a simulation ends where it comes to a state that its tree has already, as the environment's "
+        "fingerprint says, and that action is not tried again; without a fingerprint there is no difference",
+    )  # fmt: skip
+
+
+class LoopPairs(PairsSection):
+    """The preference pairs to build: few rollouts pass through a state, so that decisive ones count."""
+
+    decisive: bool = key(
+        True, "one rollout with a score above 0 settles an action against one that ends the episode with a score of 0"
+    )
+    per_node: int = key(4, "most step pairs of one node", ge=1)
+    per_task: int = key(32, "most pairs of one task", ge=1)
+    per_depth: int = key(16, "most pairs of one task at one depth", ge=1)
+
+
+class LoopFiltered(FilteredSection):
+    """Trajectories for rejection fine-tuning."""
+
+    per_task: int = key(6, "most trajectories of one task, shortest first", ge=1)
+
+
+class SftOptimizer(OptimizerSection):
+    """AdamW and its schedule."""
+
+    epochs: float = key(4.0, "passes over the rows", gt=0, le=10**6)
+
+
+class LoopDpoOptimizer(DpoOptimizerSection):
+    """AdamW and its schedule."""
+
+    epochs: float = key(4.0, "passes over the rows", gt=0, le=10**6)
+
+
+class LoopDpo(DpoSection):
+    """The preference loss."""
+
+    sft: float = key(0.3, "weight of the chosen side's mean negative log-likelihood", ge=0)
+
+
 class SftStage(Section):
     """The rejection fine-tuning of each iteration."""
 
@@ -59,7 +124,7 @@ class SftStage(Section):
         "incumbent", "the model that is fine-tuned on the successes of all iterations: the incumbent, or anew the "
         "loop's first one, so that no success is trained on more often than another",
     )  # fmt: skip
-    optimizer: OptimizerSection = section(OptimizerSection, "AdamW and its schedule")
+    optimizer: SftOptimizer = section(SftOptimizer, "AdamW and its schedule")
     batch: BatchSection = section(BatchSection, "what one optimizer update sees")
     per_task: int | None = key(None, "most rows of one task; null = all", ge=1)
 
@@ -69,13 +134,13 @@ class DpoStage(Section):
 
     enabled: bool = key(True, "train on preferences/")
     kinds: PairKinds = key(
-        DEFAULT_KINDS,
+        LOOP_KINDS,
         "kinds of pairs that are used (docs/pairs.md); others are not built, unless pairs.kinds names them",
         strict=False,
     )
-    optimizer: DpoOptimizerSection = section(DpoOptimizerSection, "AdamW and its schedule")
+    optimizer: LoopDpoOptimizer = section(LoopDpoOptimizer, "AdamW and its schedule")
     batch: BatchSection = section(BatchSection, "what one optimizer update sees")
-    loss: DpoSection = section(DpoSection, "the preference loss")
+    loss: LoopDpo = section(LoopDpo, "the preference loss")
     anchor: AnchorSection = section(AnchorSection, "replay of verified successes")
 
     @model_validator(mode="after")
@@ -174,6 +239,10 @@ class IterateConfig(BuildPrefsConfig):
         ("refine.when=last refine.rounds=50", "with the online stage at the end"),
     )
 
+    tasks: LoopTasks = section(LoopTasks, "which tasks")
+    search: LoopSearch = section(LoopSearch, "the search")
+    pairs: LoopPairs = section(LoopPairs, "which preference pairs are built")
+    filtered: LoopFiltered = section(LoopFiltered, "trajectories for rejection fine-tuning")
     iterations: int = key(1, "how often the loop is gone through; a finished run goes on with more", ge=1, free=True)
     sft: SftStage = section(SftStage, "rejection fine-tuning")
     dpo: DpoStage = section(DpoStage, "preference training")
@@ -199,7 +268,7 @@ class IterateConfig(BuildPrefsConfig):
         sections = {name: data.get(name, {}) for name in ("pairs", "dpo", "filtered")} if isinstance(data, dict) else {}
         if not sections or not all(isinstance(each, dict) for each in sections.values()):
             return data
-        used = sections["dpo"].get("kinds", DEFAULT_KINDS)
+        used = sections["dpo"].get("kinds", LOOP_KINDS)
         origins = sections["filtered"].get("origins", DEFAULT_ORIGINS)
         if "kinds" in sections["pairs"] or not isinstance(used, list | tuple) or not isinstance(origins, list | tuple):
             return data

@@ -233,7 +233,7 @@ def test_the_loop_trains_on_kinds_that_are_built() -> None:
 @pytest.mark.parametrize(
     ("overrides", "built"),
     [
-        ([], ("step", "hindsight")),
+        ([], ("step", "trajectory", "hindsight")),
         (["dpo.kinds=[step]"], ("step", "hindsight")),  # fine-tuning takes hindsight's trajectories
         (["dpo.kinds=[step]", "filtered.origins=[search]"], ("step",)),
         (["dpo.kinds=[trajectory]", "filtered.origins=[search,pruned]"], ("trajectory", "minimal")),
@@ -249,7 +249,9 @@ def test_the_loop_builds_what_is_used(overrides: list[str], built: tuple[str, ..
 
 
 def test_by_default_training_uses_what_was_measured_to_help() -> None:
-    assert load(IterateConfig, None, []).dpo.kinds == load(TrainDpoConfig, None, []).data.kinds == ("step",)
+    assert load(TrainDpoConfig, None, []).data.kinds == ("step",)
+    loop = load(IterateConfig, None, [])  # the recipe of benchmarks/arms.py
+    assert loop.dpo.kinds == ("step", "trajectory") and loop.pairs.decisive and loop.search.until == "success"
     assert load(RefineGrpoConfig, None, []).critic.lam == OnlineSettings(1).lam == 1.0
     assert len(load(BuildPrefsConfig, None, []).pairs.kinds) == 4  # what is built can be looked at
 
