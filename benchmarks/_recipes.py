@@ -41,8 +41,10 @@ COLLECT: dict[str, tuple[str, ...]] = {
         "pairs.per_node=4", "pairs.per_task=32", "pairs.per_depth=16",
     ),
 }
+COLLECT["recovery"] = (*COLLECT["states"], "filtered.origins=[search,rollout,recovery]")
 """Ways to collect. `need`: four attempts, and a tree from them where all four failed; `retries`: further plain attempts
-there, the control of `need`; `states`: as `need`, over states in place of histories, with decisive pairs."""
+there, the control of `need`; `states`: as `need`, over states in place of histories, with decisive pairs; `recovery`:
+as `states`, and splices that show how a mistake is mended."""
 
 _STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
@@ -64,6 +66,9 @@ ROUNDS: dict[str, Round] = {
     "states+updates+dpo, all data": Round("states", times=2, again=True, dpo=_LONG),
     "states+updates+siblings, all data": Round("states", times=2, again=True, dpo=_SIBLINGS),
     "states+updates+rerank, all data": Round("states", times=2, again=True, dpo=_LONG, rerank=4),
+    "recovery": Round("recovery"),
+    "recovery, all data": Round("recovery", again=True),
+    "recovery+thrice, all data": Round("recovery", times=3, again=True),
     "retries+thrice, all data": Round("retries", times=3, again=True),
     "attempts+updates": Round("attempts", times=2),
     "attempts+dpo": Round("attempts", dpo=_BOTH),
@@ -97,6 +102,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "states, then dpo": ("states", "states, all data", "states+updates+dpo, all data"),
     "states, then siblings": ("states", "states, all data", "states+updates+siblings, all data"),
     "states, then rerank": ("states", "states, all data", "states+updates+rerank, all data"),
+    "recovery, thrice the updates": ("recovery", "recovery, all data", "recovery+thrice, all data"),
     "retries, thrice the updates": ("retries", "retries, all data", "retries+thrice, all data"),
     "attempts then need": ("attempts", "need", "need"),
     "attempts+dpo": ("attempts", "attempts+dpo", "attempts+dpo"),
