@@ -102,6 +102,11 @@ ARMS: dict[str, tuple[str, ...]] = {
     "states, then dpo": ("states", "states, all data", "states+updates+dpo, all data"),
     "states, then siblings": ("states", "states, all data", "states+updates+siblings, all data"),
     "states, then rerank": ("states", "states, all data", "states+updates+rerank, all data"),
+    "states, then dpo, again": ("states", "states, all data", *("states+updates+dpo, all data",) * 2),
+    "states, then dpo, again, then rerank": (
+        "states", "states, all data", "states+updates+dpo, all data", "states+updates+rerank, all data"
+    ),
+    "retries, four rounds": ("retries", "retries, all data", "retries, all data", "retries+thrice, all data"),
     "recovery, thrice the updates": ("recovery", "recovery, all data", "recovery+thrice, all data"),
     "retries, thrice the updates": ("retries", "retries, all data", "retries+thrice, all data"),
     "attempts then need": ("attempts", "need", "need"),
