@@ -1,7 +1,7 @@
 """The default of `iterate` as a whole command: wall time against its 5 minutes, and what it gains on held-out tasks.
 
 Run `python benchmarks/loop_demo.py`. It runs `python -m offline_agent.pipelines.iterate` into a temporary directory:
-one iteration over 24 tasks, judged on 50 validation tasks; a first look, not a result (see offline_loop.py).
+one iteration over 100 tasks, judged on 50 validation tasks; one seed, so a first look (see arms.py).
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class TrainSftConfig(TrainConfig):
     scratch: ScratchSection = section(ScratchSection, "a new model in place of model.path")
 
 
-DEFAULT_KINDS: PairKinds = ("step",)  # the others lost beside them: docs/results.md, "The offline loop"
+DEFAULT_KINDS: PairKinds = ("step",)  # all kinds at once lost to these alone: docs/results.md, "Reasons for keys"
 
 
 class DpoDataSection(Section):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,19 +14,24 @@ BENCHMARKS = str(Path(__file__).parents[3] / "benchmarks")
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def arms(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(BENCHMARKS)
     sys.modules.pop("arms", None)
     import arms
 
-    def made(*names: str):
+    return arms
+
+
+@pytest.fixture
+def plan(arms: Any, tmp_path: Path) -> Any:
+    def made(*names: str) -> Any:
         options = argparse.Namespace(arms=list(names), split="test", held_out=None, attempts=4)
         return list(arms.stages(arms.SUITES["frozenlake"], 3, tmp_path, options))
 
     return made
 
 
-def test_an_arm_that_reranks_shares_all_training_and_plays_the_fine_tuned_model(plan) -> None:
+def test_an_arm_that_reranks_shares_all_training_and_plays_the_fine_tuned_model(plan: Any) -> None:
     alone = plan("states, then dpo")
     both = plan("states, then dpo", "states, then rerank")
     added = [stage for stage in both if stage not in alone]
@@ -38,7 +45,29 @@ def test_an_arm_that_reranks_shares_all_training_and_plays_the_fine_tuned_model(
     assert len(names) == len(set(names)) and all(name in names for stage in both for name in stage.after)
 
 
-def test_other_preference_training_is_not_shared(plan) -> None:
+def test_other_preference_training_is_not_shared(plan: Any) -> None:
     trained = [stage for stage in plan("states, then dpo", "states, then siblings") if stage.pipeline == "train_dpo"]
     assert len({stage.name for stage in trained}) == 2
     assert [any(key == "dpo.loss=siblings" for key in stage.keys) for stage in trained] == [False, True]
+
+
+def test_all_calls_of_a_chain_are_counted_and_an_interrupted_search_is_refused(arms: Any, tmp_path: Path) -> None:
+    def summary(name: str, **content: Any) -> None:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text(json.dumps(content))
+
+    def collected(name: str, calls: int, resumed: bool = False) -> None:
+        summary(
+            name, tool_calls=calls, replayed_calls=200, generated=7, filtered=1, pairs_total=2, resumed=resumed,
+            this_session={"calls_replayed": 4}, success={"best_of_search": 0.5},
+        )  # fmt: skip
+
+    collected("states-data", 10)
+    collected("states.states-data", 3000)
+    summary("states.states_all_data.grpo-online", rollouts={"env_steps": 50_000}, updates=3)
+    seed = arms.Seed(0, {}, facts=arms.costs(tmp_path))
+    assert arms.calls(seed, ("states",)) == 10 + 4 + 200
+    assert arms.calls(seed, ("states", "states, all data", "grpo")) == 214 + 3204 + 50_000
+    collected("attempts-data", 10, resumed=True)
+    with pytest.raises(SystemExit, match="was interrupted; remove it"):
+        arms.costs(tmp_path)

@@ -21,8 +21,6 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import _experiment as experiment
 import big_run
-import offline_loop
-import online_loop
 import pair_accuracy
 from _experiment import Seed, Stage
 
@@ -98,33 +96,6 @@ def test_how_attempts_ended_is_told_of_those_that_were_sampled_and_judged(tmp_pa
         "out of steps": "37.5%", "ended wrong": "50.0%", "of these too dear": "25.0%", "invalid calls": 1.0,
     }  # fmt: skip
     assert set(experiment.ending_columns(twice[:1], "game")) == {"out of steps", "ended wrong", "invalid calls"}
-
-
-def test_what_searches_and_rounds_cost_is_kept_where_it_is_known(tmp_path: Path) -> None:
-    def summary(folder: Path, **content: Any) -> None:
-        folder.mkdir(parents=True)
-        (folder / "summary.json").write_text(json.dumps(content))
-
-    offline, seed = tmp_path / "offline", tmp_path / "online" / "seed-0"
-    assert offline_loop.searched(offline / "seed-0") == {}
-    assert online_loop.played(offline, seed) == {"environment steps": {}}
-    for number in (0, 1):
-        folder = offline / "seed-0" / "iterate" / f"iteration-{number}" / "build_prefs"
-        session = {"calls_replayed": 4}
-        summary(folder, tool_calls=10 + number, replayed_calls=100, generated=7, resumed=False, this_session=session)
-    summary(seed / "offline-ppo", rollouts={"env_steps": 5})
-    found = offline_loop.searched(offline / "seed-0")
-    whole = {"tool calls": 21, "calls in replays": 200, "tokens sampled": 14}
-    assert found == {**whole, "calls to restore states": 8}
-    steps = {"environment steps": {"offline": 21, "offline-ppo": 5}}
-    assert online_loop.played(offline, seed) == {**steps, "restored": 8, "replayed": 200}
-    folder = offline / "seed-0" / "iterate" / "iteration-2" / "build_prefs"
-    summary(folder, tool_calls=0, replayed_calls=0, generated=0, resumed=True, this_session={"calls_replayed": 1})
-    assert offline_loop.searched(offline / "seed-0") == whole  # what came before the interruption is not known
-    assert "restored" not in online_loop.played(offline, seed)
-    assert offline_loop.warmed(offline / "warm") == {}
-    summary(offline / "warm", data={"kept": 3}, demonstrations={"attempts": 5})
-    assert offline_loop.warmed(offline / "warm") == {"gold paths": "3 of 5 games"}
 
 
 def test_a_big_run_does_not_go_on_with_the_steps_of_another(tmp_path: Path) -> None:
