@@ -138,8 +138,8 @@ def endings(folder: Path) -> dict[str, Any]:
         folder: The seed's.
 
     Returns:
-        For each evaluation `cut` (out of steps), `wrong` (ended by the policy without success), `invalid` (invalid
-        calls an attempt), and, where the verifier says so, `dear`: those of `wrong` that bought above the price.
+        For each evaluation `cut` (out of steps), `wrong` (ended by the policy without success) and `invalid` (invalid
+        calls an attempt).
     """
     found = {}
     for path in sorted(folder.glob("*/attempts")):
@@ -147,15 +147,11 @@ def endings(folder: Path) -> dict[str, Any]:
         judged = [row for row in rows if row["mode"] == "sampled" and row["success"] is not None]
         if not judged:
             continue
-        wrong = [row for row in judged if not row["success"] and not row["truncated"]]
-        prices = [json.loads(row["verdict"])["evidence"].get("price_ok") for row in wrong]
         counts = {
             "cut": sum(not row["success"] and row["truncated"] for row in judged),
-            "wrong": len(wrong),
+            "wrong": sum(not row["success"] and not row["truncated"] for row in judged),
             "invalid": sum(row["invalid_calls"] for row in judged),
         }
-        if any(price is not None for price in prices):
-            counts["dear"] = prices.count(False)
         found[path.parent.name] = {name: round(count / len(judged), 6) for name, count in counts.items()}
     return {"endings": found}
 
@@ -163,11 +159,8 @@ def endings(folder: Path) -> dict[str, Any]:
 def ending_columns(seeds: Sequence[Seed], run: str) -> dict[str, Any]:
     """Return columns of a table that say how an evaluation's attempts ended, as means of the seeds'."""
     each = [seed.facts["endings"][run] for seed in seeds]
-    columns: dict[str, Any] = {}
-    for key, title in (("cut", "out of steps"), ("wrong", "ended wrong"), ("dear", "of these too dear")):
-        if all(key in one for one in each):
-            columns[title] = f"{sum(one[key] for one in each) / len(each):.1%}"
-    return columns | {"invalid calls": round(sum(one["invalid"] for one in each) / len(each), 3)}
+    cut, wrong, invalid = (sum(one[key] for one in each) / len(each) for key in ("cut", "wrong", "invalid"))
+    return {"out of steps": f"{cut:.1%}", "ended wrong": f"{wrong:.1%}", "invalid calls": round(invalid, 3)}
 
 
 def arguments(about: str | None, suites: Iterable[str]) -> argparse.ArgumentParser:

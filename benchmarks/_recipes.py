@@ -29,6 +29,10 @@ class Round:
     online: tuple[str, ...] | None = None
 
 
+_STATES = (
+    "search.simulations=16", "search.until=success", "search.repeated_states=close", "pairs.decisive=true",
+    "pairs.per_node=4", "pairs.per_task=32", "pairs.per_depth=16",
+)  # fmt: skip
 COLLECT: dict[str, tuple[str, ...]] = {
     "attempts": ("search.algorithm=best_of_n", "search.simulations=4"),
     "attempts16": ("search.algorithm=best_of_n", "search.simulations=16"),
@@ -36,12 +40,9 @@ COLLECT: dict[str, tuple[str, ...]] = {
     "tree": ("search.simulations=16",),
     "need": ("search.simulations=16", "search.until=success"),
     "need32": ("search.simulations=32", "search.until=success"),
-    "states": (
-        "search.simulations=16", "search.until=success", "search.repeated_states=close", "pairs.decisive=true",
-        "pairs.per_node=4", "pairs.per_task=32", "pairs.per_depth=16",
-    ),
+    "states": _STATES,
+    "recovery": (*_STATES, "filtered.origins=[search,rollout,recovery]"),
 }
-COLLECT["recovery"] = (*COLLECT["states"], "filtered.origins=[search,rollout,recovery]")
 """Ways to collect. `need`: four attempts, and a tree from them where all four failed; `retries`: further plain attempts
 there, the control of `need`; `states`: as `need`, over states in place of histories, with decisive pairs; `recovery`:
 as `states`, and splices that show how a mistake is mended."""

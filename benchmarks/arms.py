@@ -88,10 +88,11 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
                 model, after = str(folder / place / "model"), (place, *after)
             if last.dpo is not None:
                 same = (before, replace(last, rerank=0))  # rounds that are trained alike share it
-                place = preferred.setdefault(same, name_of(chain, "dpo"))
-                if place == name_of(chain, "dpo"):
+                if same not in preferred:
+                    preferred[same] = name_of(chain, "dpo")
                     keys = (f"seed={seed}", f"model.path={model}", runs, *suite.dpo, *last.dpo)
-                    yield Stage(place, "train_dpo", keys, after)
+                    yield Stage(preferred[same], "train_dpo", keys, after)
+                place = preferred[same]
                 after = (place, *after)
                 if last.rerank:
                     play = ("test_time.algorithm=rerank", f"test_time.simulations={last.rerank}")

@@ -28,7 +28,8 @@ class ToolError(Exception):
     """An error of a tool for bad input; the message goes to the policy. For environments: `offline_agent.ToolError`.
 
     Args:
-        message: For the policy: what is wrong, and what is allowed.
+        message: For the policy: what is wrong, and what is allowed. It is told as "Error: …", unless it begins so, in
+            capital or small letters.
         fault: Class of the error for the records.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import copy
 from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -23,6 +24,13 @@ def key(default: Any, about: str, *, free: bool = False, **limits: Any) -> Any:
     if limits.keys() & {"ge", "gt"} and not limits.keys() & {"le", "lt"}:
         limits["le"] = MOST
     return Field(default, description=about, json_schema_extra={"free": True} if free else None, **limits)
+
+
+def other_default(model: type[BaseModel], name: str, default: Any) -> Any:
+    """Declare a key of a subclass with another default than in `model`; its meaning and its limits are the same."""
+    field = copy(model.model_fields[name])
+    field.default = default
+    return field
 
 
 def section(model: type[BaseModel], about: str) -> Any:

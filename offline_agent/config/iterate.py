@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from offline_agent.config.base import Section, key, section
+from offline_agent.config.base import Section, key, other_default, section
 from offline_agent.config.build_prefs import (
     ALL_KINDS,
     DEFAULT_ORIGINS,
@@ -54,66 +54,58 @@ def built_kinds(used: Sequence[str], origins: Sequence[str]) -> PairKinds:
     return tuple(kind for kind in ALL_KINDS if kind in used or with_pairs.get(kind) in origins)
 
 
-LOOP_KINDS: PairKinds = ("step", "trajectory")
+LOOP_KINDS: PairKinds = ("step", "trajectory")  # with decisive pairs: the arm `states, then dpo`
 
-
-# The defaults below are the recipe `states, then dpo` of benchmarks/arms.py (docs/results.md), in a short round.
+# Defaults of searches and pairs are those of the arm `states, then dpo` of benchmarks/arms.py (docs/results.md).
+# Numbers of tasks and passes are for one round in minutes, from a validation run of the shop.
 
 
 class LoopTasks(TasksSection):
     """The choice of tasks."""
 
-    n: int | None = key(100, "number of tasks that an iteration searches; null = all", ge=1)
+    n: int | None = other_default(TasksSection, "n", 100)
 
 
 class LoopSearch(SearchSection):
     """The search over tool calls: plain attempts, and a tree over states where they all failed."""
 
-    simulations: int = key(16, "most simulations a task (samples a task for best_of_n)", ge=1, le=10**7)
-    until: Literal["spent", "success", "contrast"] = key(
-        "success", "when a task's search ends before its simulations are spent, looked at after the first "
-        "search.proposals plain rollouts: success = there is a verified success; contrast = a success and a failure",
-    )  # fmt: skip
-    value: Literal["reward", "success"] = key("success", "what is backed up: the score, or 1 for success and else 0")
-    repeated_states: Literal["close", "keep"] = key(
-        "close", "close = a simulation ends where it comes to a state that its tree has already, as the environment's "
-        "fingerprint says, and that action is not tried again; without a fingerprint there is no difference",
-    )  # fmt: skip
+    simulations: int = other_default(SearchSection, "simulations", 16)
+    until: Literal["spent", "success", "contrast"] = other_default(SearchSection, "until", "success")
+    value: Literal["reward", "success"] = other_default(SearchSection, "value", "success")
+    repeated_states: Literal["close", "keep"] = other_default(SearchSection, "repeated_states", "close")
 
 
 class LoopPairs(PairsSection):
-    """The preference pairs to build: few rollouts pass through a state, so that decisive ones count."""
+    """The preference pairs to build: few rollouts go through a state, so decisive ones count."""
 
-    decisive: bool = key(
-        True, "one rollout with a score above 0 settles an action against one that ends the episode with a score of 0"
-    )
-    per_node: int = key(4, "most step pairs of one node", ge=1)
-    per_task: int = key(32, "most pairs of one task", ge=1)
-    per_depth: int = key(16, "most pairs of one task at one depth", ge=1)
+    decisive: bool = other_default(PairsSection, "decisive", True)
+    per_node: int = other_default(PairsSection, "per_node", 4)
+    per_task: int = other_default(PairsSection, "per_task", 32)
+    per_depth: int = other_default(PairsSection, "per_depth", 16)
 
 
 class LoopFiltered(FilteredSection):
     """Trajectories for rejection fine-tuning."""
 
-    per_task: int = key(6, "most trajectories of one task, shortest first", ge=1)
+    per_task: int = other_default(FilteredSection, "per_task", 6)
 
 
-class SftOptimizer(OptimizerSection):
+class LoopSftOptimizer(OptimizerSection):
     """AdamW and its schedule."""
 
-    epochs: float = key(4.0, "passes over the rows", gt=0, le=10**6)
+    epochs: float = other_default(OptimizerSection, "epochs", 4.0)
 
 
 class LoopDpoOptimizer(DpoOptimizerSection):
     """AdamW and its schedule."""
 
-    epochs: float = key(4.0, "passes over the rows", gt=0, le=10**6)
+    epochs: float = other_default(DpoOptimizerSection, "epochs", 4.0)
 
 
 class LoopDpo(DpoSection):
     """The preference loss."""
 
-    sft: float = key(0.3, "weight of the chosen side's mean negative log-likelihood", ge=0)
+    sft: float = other_default(DpoSection, "sft", 0.3)
 
 
 class SftStage(Section):
@@ -124,7 +116,7 @@ class SftStage(Section):
         "incumbent", "the model that is fine-tuned on the successes of all iterations: the incumbent, or anew the "
         "loop's first one, so that no success is trained on more often than another",
     )  # fmt: skip
-    optimizer: SftOptimizer = section(SftOptimizer, "AdamW and its schedule")
+    optimizer: LoopSftOptimizer = section(LoopSftOptimizer, "AdamW and its schedule")
     batch: BatchSection = section(BatchSection, "what one optimizer update sees")
     per_task: int | None = key(None, "most rows of one task; null = all", ge=1)
 

@@ -52,7 +52,10 @@ def next_turn(
 
 
 def replay(shop: Shop, name: str, arguments: Mapping[str, Any], before: str) -> str:
-    """Repeat a recorded call and return its answer; `before` for one that the tools' schemas refuse."""
+    """Repeat a recorded call and return its answer, which is a refusal's message too.
+
+    Returns `before` for a call that the tools' schemas refuse, since it never reached the shop.
+    """
     if name not in ("search", "open", "next", "previous", "back", "choose", "buy"):
         return before
     try:

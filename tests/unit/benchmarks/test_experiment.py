@@ -60,42 +60,31 @@ def test_tables_take_tasks_that_every_seed_has_judged() -> None:
 
 
 def test_how_attempts_ended_is_told_of_those_that_were_sampled_and_judged(tmp_path: Path) -> None:
-    def ended(folder: str, *rows: tuple[str, bool | None, bool, int, bool | None], policy: str = "candidate") -> None:
+    def ended(folder: str, *rows: tuple[str, bool | None, bool, int], policy: str = "candidate") -> None:
         run = tmp_path / folder / "attempts"
         run.mkdir(parents=True)
         names = ("mode", "success", "truncated", "invalid_calls")
-        table = [
-            dict(zip(names, row, strict=False)) | {"policy": policy, "verdict": json.dumps({"evidence": price(row[4])})}
-            for row in rows
-        ]
+        table = [dict(zip(names, row, strict=True)) | {"policy": policy} for row in rows]
         pq.write_table(pa.Table.from_pylist(table), run / "0000.parquet")
 
-    def price(ok: bool | None) -> dict[str, bool]:
-        return {} if ok is None else {"price_ok": ok}
-
     shop = [
-        ("sampled", True, False, 0, None),
-        ("sampled", False, True, 3, None),
-        ("sampled", False, False, 1, False),
-        ("sampled", False, False, 0, True),
-        ("sampled", None, False, 9, None),
-        ("greedy", False, False, 9, False),
+        ("sampled", True, False, 0),
+        ("sampled", False, True, 3),
+        ("sampled", False, False, 1),
+        ("sampled", False, False, 0),
+        ("sampled", None, False, 9),
+        ("greedy", False, False, 9),
     ]
     ended("shop", *shop)
-    ended("game", ("sampled", False, False, 2, None), ("sampled", True, False, 0, None))
-    ended("greedy", ("greedy", True, False, 0, None))
-    ended("other", ("sampled", True, False, 0, None), policy="baseline")
+    ended("greedy", ("greedy", True, False, 0))
+    ended("other", ("sampled", True, False, 0), policy="baseline")
     found = experiment.endings(tmp_path)["endings"]
-    assert found == {
-        "shop": {"cut": 0.25, "wrong": 0.5, "invalid": 1.0, "dear": 0.25},
-        "game": {"cut": 0.0, "wrong": 0.5, "invalid": 1.0},
-    }
-    other = {"shop": {**found["shop"], "cut": 0.5}}
+    assert found == {"shop": {"cut": 0.25, "wrong": 0.5, "invalid": 1.0}}
+    other = {"shop": found["shop"] | {"cut": 0.5}}
     twice = [Seed(number, {}, facts={"endings": each}) for number, each in enumerate((found, other))]
     assert experiment.ending_columns(twice, "shop") == {
-        "out of steps": "37.5%", "ended wrong": "50.0%", "of these too dear": "25.0%", "invalid calls": 1.0,
+        "out of steps": "37.5%", "ended wrong": "50.0%", "invalid calls": 1.0,
     }  # fmt: skip
-    assert set(experiment.ending_columns(twice[:1], "game")) == {"out of steps", "ended wrong", "invalid calls"}
 
 
 def test_a_big_run_does_not_go_on_with_the_steps_of_another(tmp_path: Path) -> None:
