@@ -28,14 +28,21 @@ class ToolError(Exception):
     """An error of a tool for bad input; the message goes to the policy. For environments: `offline_agent.ToolError`.
 
     Args:
-        message: For the policy: what is wrong, and what is allowed. It is told as "Error: …", unless it begins so, in
-            capital or small letters.
+        message: For the policy: what is wrong, and what is allowed.
         fault: Class of the error for the records.
     """
 
     def __init__(self, message: str, fault: str = "tool_error") -> None:
         super().__init__(message)
         self.fault = fault
+
+
+class Refusal(str):
+    """An answer of a tool that refused the call; as a text it is read like any other answer.
+
+    For environments (`offline_agent.Refusal`) whose class is used by TRL too: TRL tells the policy of a raised error in
+    words of its own, so that the same policy would read other tokens there than here.
+    """
 
 
 class EnvironmentFault(OfflineAgentError):

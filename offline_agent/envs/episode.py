@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from offline_agent import crash_notes
 from offline_agent.envs.tools import ToolSet
 from offline_agent.envs.validation import clean_text
-from offline_agent.errors import EnvironmentFault, ToolError, ends_the_run, in_words
+from offline_agent.errors import EnvironmentFault, Refusal, ToolError, ends_the_run, in_words
 from offline_agent.judges.judge import as_verdict
 from offline_agent.records import Action, Role, Task, Verdict
 
@@ -110,8 +110,8 @@ class Episode:
         """Execute one action.
 
         A faulty action never reaches the environment: the answer says what is wrong with it. ValueError, TypeError,
-        LookupError and ToolError from a tool mean bad input, and their messages go to the policy. TRL does so with any
-        exception; here other errors mean that the environment is broken.
+        LookupError and ToolError from a tool mean bad input, and their messages go to the policy; so does a `Refusal`
+        that it returns. TRL does so with any exception; here other errors mean that the environment is broken.
 
         Raises:
             EnvironmentFault: The environment raised anything else, or the tool is irreversible and not sandboxed.
@@ -135,7 +135,10 @@ class Episode:
                 " run it in a sandbox and set sandboxed=True, or take the tool away"
             )
         try:
-            return self._heard(self._call(action.call.name, arguments, _BAD_INPUT), "tool")
+            answer = self._call(action.call.name, arguments, _BAD_INPUT)
+            if isinstance(answer, Refusal):
+                return self._result(answer, "tool", "tool_error")
+            return self._heard(answer, "tool")
         except ToolError as error:
             return self._result(self._reason(error), "tool", error.fault)
         except _BAD_INPUT as error:
@@ -270,7 +273,9 @@ class Episode:
         try:
             value = getattr(self._env, method)(**arguments)
             value = asyncio.run(value) if inspect.iscoroutine(value) else value
-            if watch is not None:
+            if watch is not None and isinstance(value, Refusal):
+                watch.raised(method, ToolError(value))
+            elif watch is not None:
                 watch.returned(method)
             return value
         except BaseException as error:
@@ -308,7 +313,7 @@ class Episode:
     @staticmethod
     def _reason(error: Exception) -> str:
         text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        return text if text.lower().startswith("error: ") else f"Error: {text or type(error).__name__}"
+        return f"Error: {(text or type(error).__name__).removeprefix('Error: ')}"
 
     def _text(self, value: Any) -> str:
         """Return an observation as clean text, cut to the limit."""

@@ -176,7 +176,7 @@ def test_a_signal_ends_it_in_good_order(tmp_path: Path, number: signal.Signals) 
         time.sleep(0.05)
     time.sleep(0.2)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=20)
     assert process.returncode == 1 and number.name in err and "run_dir=r" in err and "Traceback" not in err
     assert json.loads((tmp_path / "r" / "manifest.json").read_text())["status"] == "failed"
 

@@ -71,15 +71,15 @@ def test_everything_a_result_must_say_stands_in_the_output(noisy: Path, capsys: 
     assert evaluate(noisy, "policy=noisy", "tasks.n=12") == 0  # nothing is left to play
     out = " ".join(capsys.readouterr().out.split())
     for words in (
-        "shop version 1", "at most 15 steps", "temperature 0.7", "system prompt", "judged by shop (version 1)",
+        "shop version 2", "at most 15 steps", "temperature 0.7", "system prompt", "judged by shop (version 2)",
         "seed 0", "12 tasks (validation)", "clustered by task", "failure_recovery",
     ):  # fmt: skip
         assert words in out, words
     protocol = summary(noisy)["protocol"]
-    assert protocol["environment"]["version"] == "1" and protocol["tool_budget"] == {"max_steps": 15}
+    assert protocol["environment"]["version"] == "2" and protocol["tool_budget"] == {"max_steps": 15}
     assert protocol["evaluator"][0] == {
         "verifier": "shop",
-        "version": "1",
+        "version": "2",
         "attempts": protocol["evaluator"][0]["attempts"],
     }
     assert protocol["scaffold"]["prompts"][0]["system_prompt_hash"] and protocol["failure_recovery"]["max_steps"]

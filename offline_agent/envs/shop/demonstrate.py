@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.envs.shop.catalogue import Product
 from offline_agent.envs.shop.goals import Goal
-from offline_agent.errors import ToolError
 from offline_agent.records import Message
 
 if TYPE_CHECKING:
@@ -52,16 +51,11 @@ def next_turn(
 
 
 def replay(shop: Shop, name: str, arguments: Mapping[str, Any], before: str) -> str:
-    """Repeat a recorded call and return its answer, which is a refusal's message too.
-
-    Returns `before` for a call that the tools' schemas refuse, since it never reached the shop.
-    """
+    """Repeat a recorded call; one that the tools' schemas refuse changes nothing and is left out."""
     if name not in ("search", "open", "next", "previous", "back", "choose", "buy"):
         return before
     try:
         return str(getattr(shop, name)(**arguments))
-    except ToolError as error:
-        return str(error)
     except TypeError:
         return before
 

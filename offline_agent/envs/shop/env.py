@@ -10,7 +10,7 @@ from typing import Any
 
 from offline_agent.envs.shop.catalogue import RESULTS_PER_PAGE, Catalogue, Product, catalogue
 from offline_agent.envs.shop.goals import Goal, goals, reward, split_of
-from offline_agent.errors import ToolError
+from offline_agent.errors import Refusal
 from offline_agent.records import Message, Verdict
 
 
@@ -19,7 +19,7 @@ class Shop:
 
     Result pages show one attribute of a product, its price, and whether it was opened before; its other attributes and
     its options are on its page, and sellers have words indexed that their products do not live up to: so one has to
-    look, and to go back. A tool that refuses a call raises ToolError and changes nothing.
+    look, and to go back.
     """
 
     name = "shop"
@@ -88,7 +88,8 @@ class Shop:
         Returns:
             The first page of results.
         """
-        self._still_open()
+        if self.terminated:
+            return _CLOSED
         self._hits, self._page = self._shop.search(str(query)), 0
         self._item, self._chosen = None, {}
         return self._results()
@@ -102,13 +103,14 @@ class Shop:
         Returns:
             The product's page.
         """
-        self._still_open()
+        if self.terminated:
+            return _CLOSED
         if self._item is not None:
-            raise ToolError("error: go back first")
+            return Refusal("error: go back first")
         shown = self._shown()
         if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= len(shown):
             allowed = f"1 to {len(shown)}" if shown else "nothing, search first"
-            raise ToolError(f"error: no such rank, allowed: {allowed}")
+            return Refusal(f"error: no such rank, allowed: {allowed}")
         self._item, self._chosen = self._shop.products[shown[rank - 1]], {}
         self._seen += (self._item.number,)
         return _product_page(self._item)
@@ -135,9 +137,10 @@ class Shop:
         Returns:
             The page of results.
         """
-        self._still_open()
+        if self.terminated:
+            return _CLOSED
         if self._item is None:
-            raise ToolError("error: no product is open")
+            return Refusal("error: no product is open")
         self._item, self._chosen = None, {}
         return self._results()
 
@@ -150,12 +153,13 @@ class Shop:
         Returns:
             What is chosen now.
         """
-        self._still_open()
+        if self.terminated:
+            return _CLOSED
         if self._item is None:
-            raise ToolError("error: no product is open")
+            return Refusal("error: no product is open")
         name = self._item.option_of(str(value))
         if name is None:
-            raise ToolError("error: no such option")
+            return Refusal("error: no such option")
         self._chosen[name] = str(value)
         return f"{name}: {value}"
 
@@ -165,9 +169,10 @@ class Shop:
         Returns:
             A receipt.
         """
-        self._still_open()
+        if self.terminated:
+            return _CLOSED
         if self._item is None:
-            raise ToolError("error: no product is open")
+            return Refusal("error: no product is open")
         self._bought, self.terminated = self._item, True
         return "bought"
 
@@ -228,18 +233,15 @@ class Shop:
         other._chosen = dict(self._chosen)
         return other
 
-    def _still_open(self) -> None:
-        if self.terminated:
-            raise ToolError("error: the visit is over")
-
     def _turn(self, pages: int) -> str:
-        self._still_open()
+        if self.terminated:
+            return _CLOSED
         if self._item is not None:
-            raise ToolError("error: go back first")
+            return Refusal("error: go back first")
         if not self._hits:
-            raise ToolError("error: search first")
+            return Refusal("error: search first")
         if not 0 <= self._page + pages < self._pages():
-            raise ToolError("error: no such page")
+            return Refusal("error: no such page")
         self._page += pages
         return self._results()
 
@@ -258,6 +260,9 @@ class Shop:
             for rank, item in enumerate(items, 1)
         ]
         return "\n".join([f"page {self._page + 1}/{self._pages()}", *rows])
+
+
+_CLOSED = Refusal("error: the visit is over")
 
 
 def _product_page(item: Product) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 
-from offline_agent.envs.shop.demonstrate import replay
 from offline_agent.envs.shop.env import Shop
 from offline_agent.records import Trajectory
 
@@ -56,5 +55,5 @@ def _replayed(task: str, calls: tuple[tuple[str, str], ...]) -> Shop:
     shop = Shop()
     shop.reset(**json.loads(task))
     for name, arguments in calls:
-        replay(shop, name, json.loads(arguments), "")
+        getattr(shop, name)(**json.loads(arguments))
     return shop
