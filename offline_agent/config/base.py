@@ -56,7 +56,15 @@ def masked(data: Any, name: str = "") -> Any:
 class Section(BaseModel):
     """A section: unknown keys are faults, values are not coerced, nothing changes after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
+    # a section of iterate is a subclass with other defaults; a stage's configuration holds the plain section
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        revalidate_instances="subclass-instances",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -259,7 +259,7 @@ def test_a_search_without_pairs_of_the_kinds_asked_for_says_which_it_made(tmp_pa
     run = tmp_path / "run"
     stages.pairs, stages.others = 0, {"hindsight": 3}
     stages.rates["iteration-0/train_sft"] = 0.5
-    assert loop(run) == 0
+    assert loop(run, "dpo.kinds=[step]") == 0
     (note,) = [note for note in summary(run)["iterations"][0]["notes"] if "preference" in note]
     assert "kinds in dpo.kinds (step)" in note and "it made 3 of kind hindsight" in note
 
