@@ -113,7 +113,8 @@ def _test(
     play: tuple[str, ...] = (),
 ) -> Stage:
     held_out = (f"tasks.split={options.split}", f"tasks.n={options.held_out or suite.held_out}")
-    held_out += (f"tasks.offset={suite.fold if options.split == 'test' else 0}", f"attempts={options.attempts}")
+    first = (suite.fold if options.split == "test" else 0) if options.first is None else options.first
+    held_out += (f"tasks.offset={first}", f"attempts={options.attempts}")
     keys = (*suite.environment, f"seed={seed}", *held_out, "greedy=false", *suite.evaluate, *_policy(model), *play)
     return Stage(f"{options.split}-{name_of(chain or ('warm',), 'test')}", "evaluate", keys, after)
 
@@ -250,6 +251,7 @@ def main() -> None:
     parser = arguments(__doc__, SUITES)
     parser.add_argument("--split", choices=("validation", "test"), default="validation", help="held-out tasks")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), help="which arms")
+    parser.add_argument("--first", type=int, help="the first held-out task; default: the suite's")
     parser.add_argument("--name", default="", help="added to the results, beside those of other seeds")
     options = parser.parse_args()
     options.arms = list(dict.fromkeys(["attempts", *options.arms]))
@@ -260,12 +262,15 @@ def main() -> None:
         "held-out tasks": options.held_out or suite.held_out,
         "attempts": options.attempts,
     }
+    if options.first is not None:
+        settings["first held-out task"] = options.first
     seeds = carry_out(name, options, lambda seed, folder: stages(suite, seed, folder, options), settings, costs)
     rows = table(seeds, options)
     picture = draw(name, seeds, options)
     facts = {**settings, "seeds": len(seeds), "figure": picture.name}
     command = f"python benchmarks/arms.py --suite {options.suite} --split {options.split} --work DIR"
-    facts |= {"command": command + (f" --name {options.name}" if options.name else "")}
+    given = {"name": options.name, "first": options.first, "held-out": options.held_out}
+    facts |= {"command": " ".join([command, *(f"--{key} {value}" for key, value in given.items() if value)])}
     write_result(name, rows, facts, options.results / f"{name}.json")
 
 

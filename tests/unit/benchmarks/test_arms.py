@@ -25,7 +25,7 @@ def arms(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def plan(arms: Any, tmp_path: Path) -> Any:
     def made(*names: str) -> Any:
-        options = argparse.Namespace(arms=list(names), split="test", held_out=None, attempts=4)
+        options = argparse.Namespace(arms=list(names), split="test", held_out=None, attempts=4, first=None)
         return list(arms.stages(arms.SUITES["frozenlake"], 3, tmp_path, options))
 
     return made
