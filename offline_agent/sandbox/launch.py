@@ -19,6 +19,9 @@ Level = Literal["command", "bubblewrap", "namespaces", "limits"]
 # each after those that it imports
 _MODULES = ("kernel", "frames", "plain", "grading", "interpreter", "processes", "folders", "call", "zygote")
 _CAPABILITIES = ("SYS_ADMIN", "SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "SYS_RESOURCE")
+_REPLACED = ("/tmp/", "/dev/")  # programs have their own
+MOVED = "/packages"
+"""The folder of installed packages that lie where programs have a folder of their own, as in a clone below /tmp."""
 _FIRST_USER, _RANGE = 1_600_000_000, 400_000  # of user numbers that no system gives out
 _BOOT = """
 import json, sys, types
@@ -49,9 +52,22 @@ def site_packages() -> list[str]:
     return list(dict.fromkeys(path for path in paths if path and os.path.isdir(path)))
 
 
-def hidden_packages() -> list[str]:
-    """Return those of `site_packages` that programs cannot see where they have namespaces of their own."""
-    return [path for path in site_packages() if os.path.realpath(path).startswith(("/tmp/", "/dev/"))]
+def packages() -> list[str]:
+    """Return the folders that programs import from, at every level: those that are moved first at their place."""
+    found = site_packages()
+    places = [_place(os.path.realpath(path)) for path in found]
+    return list(dict.fromkeys([*(place for place in places if place.startswith(MOVED + "/")), *found]))
+
+
+def hidden_python() -> str | None:
+    """Return Python's own folder if programs cannot have it where they have namespaces of their own, else None."""
+    paths = [os.path.realpath(path) for path in (sys.base_prefix, sys.executable)]
+    return next((path for path in paths if path.startswith(_REPLACED)), None)
+
+
+def _place(path: str) -> str:
+    """Return where a real path is shown; programs have folders of their own in place of some."""
+    return MOVED + path if path.startswith(_REPLACED) else path
 
 
 def user_number() -> int:
@@ -70,10 +86,10 @@ def bubblewrap(channel: int) -> list[str] | None:
     command += ["--new-session", "--hostname", "sandbox", "--clearenv", "--cap-drop", "ALL"]
     for capability in _CAPABILITIES:
         command += ["--cap-add", f"CAP_{capability}"]
-    for path in _parents(shown()):  # bubblewrap gives them the mode that they have outside
+    for path in _parents(place for _, place in binds()):  # bubblewrap gives them the mode that they have outside
         command += ["--perms", "0755", "--dir", path]
-    for path in shown():
-        command += ["--ro-bind", path, path]
+    for path, place in binds():
+        command += ["--ro-bind", path, place]
     for path, target in links():
         command += ["--symlink", target, path]
     command += ["--proc", "/proc", "--dev", "/dev", "--dir", WORK, "--dir", "/tmp", "--remount-ro", "/"]
@@ -85,7 +101,7 @@ def bubblewrap(channel: int) -> list[str] | None:
 def namespaces(channel: int, folder: str) -> list[str]:
     """Return the command that makes namespaces itself; `folder` is an empty one."""
     user = -1 if os.getuid() == 0 else os.getuid()
-    root = {"folder": folder, "user": user, "group": os.getgid(), **_shown()}
+    root = {"folder": folder, "user": user, "group": os.getgid(), "binds": list(binds()), "links": dict(links())}
     facts = {"channel": channel, "isolated": True, "user": user_number(), "reading": False, "root": root, **_shown()}
     return _python(facts)
 
@@ -112,7 +128,12 @@ def _python(facts: dict[str, Any]) -> list[str]:
 
 
 def shown() -> Iterator[str]:
-    """Yield the host's folders and files that programs may read: the system's and Python's own."""
+    """Yield the places of what programs may read of the host."""
+    yield from (place for _, place in binds())
+
+
+def binds() -> Iterator[tuple[str, str]]:
+    """Yield the host's folders and files that programs may read, the system's and Python's own, with their places."""
     base = [path for path in ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin") if os.path.isdir(path)]
     base = [path for path in base if not os.path.islink(path)]
     base += [path for path in ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime") if os.path.exists(path)]
@@ -121,7 +142,7 @@ def shown() -> Iterator[str]:
     for path in [*base, *sorted(map(os.path.realpath, more), key=len)]:
         if not any(path == known or path.startswith(known + "/") for known in chosen):
             chosen.append(path)
-    yield from chosen
+    yield from ((path, _place(path)) for path in chosen)
 
 
 def _parents(paths: Iterable[str]) -> list[str]:

@@ -111,7 +111,7 @@ class Sandbox:
             limits: Its limits; times are for each request.
         """
         request = _request(limits, files, None, None)
-        request.update(session=True, paths=[*(launch.site_packages() if paths is None else paths)])
+        request.update(session=True, paths=[*(launch.packages() if paths is None else paths)])
         return Session(self._connected(request), limits or Limits())
 
     def close(self) -> None:
@@ -192,11 +192,11 @@ def _tried(level: str) -> WarmProcess:
     """Return a process of that level that has answered a call."""
     if level == "bubblewrap" and launch.bubblewrap(0) is None:
         raise SandboxError("there is no bwrap on the PATH")
-    hidden = [] if level == "limits" else launch.hidden_packages()
-    if hidden:
+    hidden = None if level == "limits" else launch.hidden_python()
+    if hidden is not None:
         raise SandboxError(
-            f"the installed packages are in {hidden[0]}, and programs have a folder of their own in place of /tmp; "
-            "install this program elsewhere"
+            f"Python is in {hidden}, and programs have a folder of their own in place of /tmp and /dev; "
+            "use a Python that is installed elsewhere"
         )
 
     def command(fd: int, folder: str) -> list[str]:

@@ -171,10 +171,10 @@ def results(tree: Checkout, tests: Sequence[str], command: str) -> tuple[dict[st
 
 
 def _environment() -> dict[str, str]:
-    from offline_agent.sandbox.launch import site_packages
+    from offline_agent.sandbox.launch import packages
 
     folder = os.path.dirname(os.path.realpath(sys.executable))
-    return {"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": ":".join([".", *site_packages()])}
+    return {"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": ":".join([".", *packages()])}
 
 
 def is_test(path: str) -> bool:

@@ -90,7 +90,7 @@ def _enter(root: dict[str, Any]) -> None:
 
     Args:
         root: `folder` (an empty one), `user` (the caller's number where a user namespace is needed; -1 = root),
-            `group`, `binds` (host folders and files to show, read-only), `links` (path → target).
+            `group`, `binds` (host folders and files to show, read-only, with their places), `links` (path → target).
     """
     flags = kernel.NEWNS | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWPID
     if root["user"] >= 0:
@@ -110,8 +110,8 @@ def _enter(root: dict[str, Any]) -> None:
         os._exit(0)
     folder = root["folder"]
     kernel.mount("tmpfs", folder, "tmpfs", kernel.NOSUID | kernel.NODEV, "size=1m,mode=0755")
-    for path in root["binds"]:
-        _bind(path, folder + path, kernel.RDONLY)
+    for path, place in root["binds"]:
+        _bind(path, folder + place, kernel.RDONLY)
     for path, target in root["links"].items():
         os.symlink(target, folder + path)
     for path in ("/proc", "/dev", "/dev/shm", WORK, "/tmp", "/old"):

@@ -21,7 +21,7 @@ from offline_agent.envs.base import SPLITS
 from offline_agent.envs.task_files import divided
 from offline_agent.errors import ConfigError
 from offline_agent.sandbox import Entry
-from offline_agent.sandbox.launch import site_packages
+from offline_agent.sandbox.launch import packages
 
 PATH = f"{os.path.dirname(os.path.realpath(sys.executable))}:{dockerfile.SYSTEM}"
 _MARKS = ("task.toml", "instruction.md", "task.yaml")
@@ -255,7 +255,7 @@ def base_env(image: Image) -> dict[str, str]:
     """Return the variables of a command in a task's workspace."""
     return {
         "PATH": PATH, "HOME": HOME, "USER": "agent", "LOGNAME": "agent", "TERM": "dumb",
-        "PYTHONPATH": ":".join(site_packages()), **image.env,
+        "PYTHONPATH": ":".join(packages()), **image.env,
     }  # fmt: skip
 
 
