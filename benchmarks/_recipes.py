@@ -41,11 +41,11 @@ COLLECT: dict[str, tuple[str, ...]] = {
     "need": ("search.simulations=16", "search.until=success"),
     "need32": ("search.simulations=32", "search.until=success"),
     "states": _STATES,
-    "recovery": (*_STATES, "filtered.origins=[search,rollout,recovery]"),
+    "recovery": (*_STATES, "filtered.origins=[search,rollout,recovery]", "pairs.replay_budget=0"),
 }
 """Ways to collect. `need`: four attempts, and a tree from them where all four failed; `retries`: further plain attempts
 there, the control of `need`; `states`: as `need`, over states in place of histories, with decisive pairs; `recovery`:
-as `states`, and splices that show how a mistake is mended."""
+as `states`, and splices that show how a mistake is mended, of what was executed anyway."""
 
 _STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
@@ -70,6 +70,7 @@ ROUNDS: dict[str, Round] = {
     "states+updates+rerank, all data": Round("states", times=2, again=True, dpo=_LONG, rerank=4),
     "recovery": Round("recovery"),
     "recovery, all data": Round("recovery", again=True),
+    "recovery+updates+dpo, all data": Round("recovery", times=2, again=True, dpo=_LONG),
     "recovery+thrice, all data": Round("recovery", times=3, again=True),
     "retries+thrice, all data": Round("retries", times=3, again=True),
     "retries+nine times, all data": Round("retries", times=9, again=True),
@@ -112,6 +113,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     ),
     "retries, four rounds": ("retries", "retries, all data", "retries, all data", "retries+thrice, all data"),
     "recovery, thrice the updates": ("recovery", "recovery, all data", "recovery+thrice, all data"),
+    "recovery, then dpo": ("recovery", "recovery, all data", "recovery+updates+dpo, all data"),
     "retries, thrice the updates": ("retries", "retries, all data", "retries+thrice, all data"),
     "retries, nine times the updates": ("retries", "retries, all data", "retries+nine times, all data"),
     "attempts then need": ("attempts", "need", "need"),

@@ -245,7 +245,11 @@ def miner_of(config: BuildPrefsConfig, spec: EnvSpec, rollout: Rollout | None) -
         filtered=RejectionFilter(
             config.filtered.per_task, config.filtered.negatives, origins=config.filtered.origins
         ),
-        recoveries=Recoveries(config.filtered.per_task) if "recovery" in config.filtered.origins else None,
+        recoveries=(
+            Recoveries(config.filtered.per_task, join=config.search.repeated_states == "close")
+            if "recovery" in config.filtered.origins
+            else None
+        ),
         kinds=kinds,
         deletion=pairs.criticality == "deletion",
         rollout=rollout,

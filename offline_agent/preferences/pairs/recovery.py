@@ -7,6 +7,7 @@ state with the mistake in its history, and teaches what mends it, not the mistak
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offline_agent.errors import ConfigError, EnvironmentFault
@@ -24,13 +25,16 @@ class Recoveries:
     Args:
         per_tree: Most splices of a tree.
         failed: Most actions that leave the successful path before the recovery begins.
+        join: Trust fingerprints, as a search with `repeated_states=close` does: a splice whose halves meet in equal
+            states is put together of what the search executed, without a replay.
     """
 
-    def __init__(self, per_tree: int = 2, failed: int = 3) -> None:
+    def __init__(self, per_tree: int = 2, failed: int = 3, join: bool = False) -> None:
         if per_tree < 1 or failed < 1:
             raise ConfigError(f"recoveries: per_tree and failed must be at least 1, got {per_tree!r} and {failed!r}")
         self.per_tree = per_tree
         self.failed = failed
+        self.join = join
 
     def mine(self, tree: SearchTree, replayer: Replayer) -> tuple[list[Trajectory], list[Refusal]]:
         """Return the splices in the order of the nodes where the failures leave the path, and the refused ones.
@@ -41,15 +45,18 @@ class Recoveries:
         """
         found: list[Trajectory] = []
         refusals: list[Refusal] = []
-        for left, rest in self._candidates(tree):
+        for left, start, end in self._candidates(tree):
             if len(found) >= self.per_tree:
                 break
-            before = tree.steps(left)
+            before, rest = tree.steps(left), tree.steps(end, after=start)
+            if self.join and left.fingerprint is not None and left.fingerprint == start.fingerprint:
+                found.append(_joined(left, start, end, rest))
+                continue
             name = f"{tree.tree_id}/node {left.id}"
             try:
                 replay = replayer.run(tree.task, [step.action for step in (*before, *rest)])
             except BudgetSpent:
-                break
+                continue  # others may need fewer calls, or none
             except EnvironmentFault as error:
                 refusals.append(Refusal("recovery", name, str(error)))
                 continue
@@ -63,8 +70,8 @@ class Recoveries:
             found.append(Trajectory(context, mended, replay.verdict, True, False, "recovery"))
         return found, refusals
 
-    def _candidates(self, tree: SearchTree) -> Iterator[tuple[Node, tuple[Step, ...]]]:
-        """Yield states that failed actions lead to, each with the actions that may recover it.
+    def _candidates(self, tree: SearchTree) -> Iterator[tuple[Node, Node, Node]]:
+        """Yield states that failed actions lead to, each with the two ends of the way that may recover it.
 
         These are the way to success from an equal state of the tree, where the environment has fingerprints and there
         is one; else that of the right sibling of the first failed action.
@@ -81,7 +88,7 @@ class Recoveries:
                 for left in self._leaving(edge, best):
                     equal = known.get(left.fingerprint) if left.fingerprint is not None else None
                     start = node if equal is None else equal
-                    yield left, tree.steps(best[start.id], after=start)
+                    yield left, start, best[start.id]
 
     def _leaving(self, edge: Edge, best: dict[int, Node]) -> Iterator[Node]:
         """Yield the states after the first failed actions of a branch that has no success, its end left out."""
@@ -92,6 +99,15 @@ class Recoveries:
             yield node
             executed = [one.child for one in node.edges if one.child is not None and one.quarantined is None]
             node = executed[0] if executed else None
+
+
+def _joined(left: Node, start: Node, end: Node, rest: tuple[Step, ...]) -> Trajectory:
+    """Return the way to `left`, and from there on the steps from `start`, an equal state, to the success `end`."""
+    assert end.verdict is not None
+    note = f"not replayed: the state after node {left.id} equals that after node {start.id}, whose way was executed"
+    verdict = replace(end.verdict, evidence={**end.verdict.evidence, "joined": note})
+    steps = without_logps(rest)
+    return Trajectory(extend(left.context, steps), steps, verdict, True, False, "recovery")
 
 
 def _shortest(tree: SearchTree) -> dict[int, Node]:

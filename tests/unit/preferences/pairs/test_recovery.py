@@ -59,6 +59,26 @@ def test_of_equal_states_the_one_nearest_to_success_says_how_to_go_on() -> None:
     assert ("look A", "B leave") in [words(one) for one in mine(tree)[0]]
 
 
+def test_equal_states_are_joined_without_a_call_where_fingerprints_are_trusted() -> None:
+    """Alone catches splices that cost calls although both halves were executed, or that differ from the replayed ones."""
+    tree = grow(["A B leave", "look A look leave"])
+    for node in tree.nodes:
+        node.fingerprint = "".join(a.text for a in node.context.actions() if len(a.text) == 1)
+    replayed, _ = mine(tree)
+    replayer = Replayer(SPEC)
+    try:
+        joined, refusals = Recoveries(9, join=True).mine(tree, replayer)
+        assert replayer.tool_calls == 0 and refusals == []
+    finally:
+        replayer.close()
+    assert [words(one) for one in joined] == [words(one) for one in replayed]
+    for one, other in zip(joined, replayed, strict=True):
+        assert one.steps == other.steps and list(one.context.actions()) == list(other.context.actions())
+        assert one.context.observation == other.context.observation
+        assert one.verdict is not None and other.verdict is not None and "joined" in one.verdict.evidence
+        assert (one.verdict.success, one.verdict.score) == (other.verdict.success, other.verdict.score)
+
+
 @pytest.mark.parametrize("rollouts", [["A B leave"], ["look C leave", "A C leave"], ["A B leave", "leave"],
                                       ["A B leave", "look A B leave"]])  # fmt: skip
 def test_none_is_made_without_a_success_or_a_failure_that_goes_on(rollouts: list[str]) -> None:
