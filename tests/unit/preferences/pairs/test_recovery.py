@@ -60,7 +60,7 @@ def test_of_equal_states_the_one_nearest_to_success_says_how_to_go_on() -> None:
 
 
 def test_equal_states_are_joined_without_a_call_where_fingerprints_are_trusted() -> None:
-    """Alone catches splices that cost calls although both halves were executed, or that are not as the replayed ones."""
+    """Alone catches splices that cost calls though both halves were executed, or that are not as the replayed ones."""
     tree = grow(["A B leave", "look A look leave"])
     for node in tree.nodes:
         node.fingerprint = "".join(a.text for a in node.context.actions() if len(a.text) == 1)
