@@ -16,6 +16,7 @@ class Round:
         dpo: Keys of `train_dpo` on the pairs, after the fine-tuning; None = none.
         rerank: Proposals of the fine-tuned model at each turn of a held-out task, of which the preference model chooses
             one; 0 = the preference model plays.
+        agree: Attempts at a held-out task, of which the one with the commonest end counts; 0 = each attempt counts.
         again: Whether the warm start is fine-tuned anew on the successes of all rounds so far, in place of the model
             so far on those of this round.
         online: Keys of `refine_grpo`, in an online round.
@@ -25,6 +26,7 @@ class Round:
     times: int = 1
     dpo: tuple[str, ...] | None = None
     rerank: int = 0
+    agree: int = 0
     again: bool = False
     online: tuple[str, ...] | None = None
 
@@ -66,6 +68,7 @@ ROUNDS: dict[str, Round] = {
     "states+thrice, all data": Round("states", times=3, again=True),
     "states+nine times, all data": Round("states", times=9, again=True),
     "states+updates+dpo, all data": Round("states", times=2, again=True, dpo=_LONG),
+    "states+updates+dpo+agree, all data": Round("states", times=2, again=True, dpo=_LONG, agree=4),
     "states+updates+siblings, all data": Round("states", times=2, again=True, dpo=_SIBLINGS),
     "states+updates+rerank, all data": Round("states", times=2, again=True, dpo=_LONG, rerank=4),
     "recovery": Round("recovery"),
@@ -105,6 +108,10 @@ ARMS: dict[str, tuple[str, ...]] = {
     "states, thrice the updates": ("states", "states, all data", "states+thrice, all data"),
     "states, nine times the updates": ("states", "states, all data", "states+nine times, all data"),
     "states, then dpo": ("states", "states, all data", "states+updates+dpo, all data"),
+    "states, then dpo, then agreement": ("states", "states, all data", "states+updates+dpo+agree, all data"),
+    "one round, more updates": ("states+updates, all data",),
+    "one round, thrice the updates": ("states+thrice, all data",),
+    "one round, then dpo": ("states+updates+dpo, all data",),
     "states, then siblings": ("states", "states, all data", "states+updates+siblings, all data"),
     "states, then rerank": ("states", "states, all data", "states+updates+rerank, all data"),
     "states, then dpo, again": ("states", "states, all data", *("states+updates+dpo, all data",) * 2),
@@ -126,6 +133,15 @@ ARMS: dict[str, tuple[str, ...]] = {
     "states, then dpo, then grpo": ("states", "states, all data", "states+updates+dpo, all data", "grpo", "grpo"),
 }
 """Rounds by arm."""
+
+ORDER: tuple[tuple[str, ...], ...] = (
+    (),
+    ARMS["one round, more updates"],
+    ARMS["one round, then dpo"],
+    ARMS["states, then dpo"],
+    ARMS["states, then dpo, then agreement"],
+)
+"""AgentQ's order: warm start, fine-tuning, preferences, iterated, with search at test time."""
 
 PLAIN = {
     name for name, one in ROUNDS.items() if one.collect in ("attempts", "attempts16", "retries") and one.dpo is None

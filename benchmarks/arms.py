@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from _common import write_result
 from _experiment import Seed, Stage, arguments, carry_out, interval, matrix, share_interval
-from _recipes import ARMS, COLLECT, ONLINE, PLAIN, POOL, ROUNDS, SUITES, WARM, Suite
+from _recipes import ARMS, COLLECT, ONLINE, ORDER, PLAIN, POOL, ROUNDS, SUITES, WARM, Round, Suite
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 
@@ -48,7 +48,6 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
         yield Stage(WARM, "train_sft", suite.warm)
         models[()], trained[()] = str((folder / WARM / "model").resolve()), (WARM,)
     seen: set[str] = set()
-    preferred: dict[tuple[Any, ...], str] = {}
     for chain in [(), *chains(options.arms)]:
         play: tuple[str, ...] = ()
         if chain:
@@ -87,18 +86,20 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
                     yield Stage(place, "train_sft", (f"seed={seed}", *start, runs, *suite.sft(last.times)), after)
                 model, after = str(folder / place / "model"), (place, *after)
             if last.dpo is not None:
-                same = (before, replace(last, rerank=0))  # rounds that are trained alike share it
-                if same not in preferred:
-                    preferred[same] = name_of(chain, "dpo")
+                place = name_of((*before, _trained(chain[-1])), "dpo")  # rounds that are trained alike share it
+                if place not in seen:
+                    seen.add(place)
                     keys = (f"seed={seed}", f"model.path={model}", runs, *suite.dpo, *last.dpo)
-                    yield Stage(preferred[same], "train_dpo", keys, after)
-                place = preferred[same]
+                    yield Stage(place, "train_dpo", keys, after)
                 after = (place, *after)
                 if last.rerank:
                     play = ("test_time.algorithm=rerank", f"test_time.simulations={last.rerank}")
                     play += (f"test_time.scorer={folder / place / 'model'}",)
                 else:
                     model = str(folder / place / "model")
+            if last.agree:
+                play = ("test_time.algorithm=best_of_n", "test_time.judge=agreement")
+                play += (f"test_time.simulations={last.agree}",)
             models[chain], trained[chain] = model, after
         yield _test(suite, seed, chain, models[chain], trained[chain], options, play)
 
@@ -117,6 +118,11 @@ def _test(
     held_out += (f"tasks.offset={first}", f"attempts={options.attempts}")
     keys = (*suite.environment, f"seed={seed}", *held_out, "greedy=false", *suite.evaluate, *_policy(model), *play)
     return Stage(f"{options.split}-{name_of(chain or ('warm',), 'test')}", "evaluate", keys, after)
+
+
+def _trained(name: str) -> str:
+    """Return the name of the round that is trained alike and does nothing at test time."""
+    return next(other for other, one in ROUNDS.items() if one == replace(ROUNDS[name], rerank=0, agree=0))
 
 
 def _policy(model: str | None) -> tuple[str, ...]:
@@ -164,7 +170,8 @@ def calls(seed: Seed, chain: Sequence[str]) -> int:
 
 def measured(seeds: Sequence[Seed], split: str, chain: Sequence[str]) -> Any:
     """Return the success [seed, task] of a chain's model."""
-    mode = "rerank" if chain and ROUNDS[chain[-1]].rerank else "sampled"
+    last = ROUNDS[chain[-1]] if chain else Round("")
+    mode = "rerank" if last.rerank else "best_of_n" if last.agree else "sampled"
     return matrix(seeds, f"{split}-{name_of(chain or ('warm',), 'test')}", mode)
 
 
@@ -179,7 +186,7 @@ def control(
 
 
 def alike(chain: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the chains that differ from one with preferences in having none: as it is, and with more updates."""
+    """Yield the chains that differ in one thing: without preferences, as it is and with more updates, and so on."""
     if not chain or ROUNDS[chain[-1]].dpo is None:
         return
     last, there = ROUNDS[chain[-1]], chains(options.arms)
@@ -187,8 +194,11 @@ def alike(chain: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[s
     for title, times in more:
         for name, one in ROUNDS.items():
             other = (*chain[:-1], name)
-            if other in there and one == replace(last, dpo=None, rerank=0, times=times):
+            if other in there and one == replace(last, dpo=None, rerank=0, agree=0, times=times):
                 yield title, other
+    alone = (*chain[:-1], _trained(chain[-1]))
+    if last.agree and alone in there:
+        yield "one attempt", alone
 
 
 def table(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -216,6 +226,24 @@ def table(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, 
             low, high = interval(gain)
             row[f"against {title}"] = f"{100 * gain.mean():+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
         rows.append(row)
+    return rows
+
+
+def order(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows of `ORDER`, each with its difference from the one before; none where an arm of it is missing."""
+    if not set(ORDER[1:]) <= set(chains(options.arms)):
+        return []
+    rows: list[dict[str, Any]] = []
+    before = None
+    for chain in ORDER:
+        values = measured(seeds, options.split, chain)
+        row: dict[str, Any] = {"rounds": ", ".join(chain) or "warm start", "success": f"{values.mean():.1%}"}
+        if before is not None:
+            low, high = interval(values - before)
+            gain = 100 * float((values - before).mean())
+            row["over the row before"] = f"{gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+        rows.append(row)
+        before = values
     return rows
 
 
@@ -272,6 +300,8 @@ def main() -> None:
     given = {"name": options.name, "first": options.first, "held-out": options.held_out}
     facts |= {"command": " ".join([command, *(f"--{key} {value}" for key, value in given.items() if value)])}
     write_result(name, rows, facts, options.results / f"{name}.json")
+    if ladder := order(seeds, options):
+        write_result(f"{name}_order", ladder, {"seeds": len(seeds)}, options.results / f"{name}_order.json")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,21 @@ def test_an_arm_that_reranks_shares_all_training_and_plays_the_fine_tuned_model(
     assert len(names) == len(set(names)) and all(name in names for stage in both for name in stage.after)
 
 
+def test_what_is_done_at_test_time_alone_is_compared_with_the_same_model_without_it(arms: Any, plan: Any) -> None:
+    """Alone catches an arm that is trained again for what it does at test time, or is compared with another model."""
+    names = ["states, then dpo", "states, then dpo, then agreement"]
+    both = plan(*names)
+    assert [stage.pipeline for stage in both if stage not in plan(names[0])] == ["evaluate"]
+    alone, keys = (
+        next(dict(key.split("=", 1) for key in stage.keys) for stage in both if f"{name}_all_data-test" in stage.name)
+        for name in ("states+updates+dpo", "states+updates+dpo+agree")
+    )
+    assert keys["test_time.judge"] == "agreement" and keys["policy.model"] == alone["policy.model"]
+    options = argparse.Namespace(arms=names)
+    assert list(arms.alike(arms.ARMS[names[1]], options)) == [("one attempt", arms.ARMS[names[0]])]
+    assert list(arms.alike(arms.ARMS[names[0]], options)) == []
+
+
 def test_other_preference_training_is_not_shared(plan: Any) -> None:
     trained = [stage for stage in plan("states, then dpo", "states, then siblings") if stage.pipeline == "train_dpo"]
     assert len({stage.name for stage in trained}) == 2
