@@ -19,7 +19,11 @@ _DEFAULTS = {"env": {"isolate": "auto"}, "judge": {"name": "environment"}}  # le
 
 def python() -> str:
     """Return how this interpreter is called from here: one in the current folder need not be on the PATH."""
-    here, program = Path.cwd(), Path(sys.executable)
+    program = Path(sys.executable)
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # removed while the command ran, which must not cost its results
+        return "python"
     return str(program.relative_to(here)) if program.is_relative_to(here) else "python"
 
 

@@ -6,13 +6,21 @@ import json
 import shlex
 from pathlib import Path
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.loading import load
-from offline_agent.runner.next_steps import another_environment, environment_keys, evaluation, keys_of_runs, typed
+from offline_agent.runner.next_steps import (
+    another_environment,
+    command,
+    environment_keys,
+    evaluation,
+    keys_of_runs,
+    typed,
+)
 
 GIVEN = [
     "env=my.module:Env", "env.level=3", "env.words=[a b,c]", "env.isolate=process", "judge=f1", "judge.threshold=0.8",
@@ -72,3 +80,12 @@ def test_a_model_of_another_environment_is_told(tmp_path: Path) -> None:
     told = another_environment(model, shop)
     assert told is not None and "trained for env=my:Env" in told and told.endswith("add env=my:Env env.level=2")
     assert another_environment(model, load(EvaluateConfig, overrides=["env=my:Env"]).resolved()) is None
+
+
+def test_a_folder_that_was_removed_under_a_command_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Alone catches a training that fails at its last line, since its working directory is gone."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert command("evaluate", ["env=shop"]).startswith("python -m offline_agent.pipelines.evaluate ")
