@@ -1,5 +1,6 @@
 """Pages in Chromium: experts, replays, real input, and a browser that dies."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -113,8 +114,9 @@ def test_a_browser_that_dies_costs_an_episode():
     episode, first = opened(level="enter-text")
     mine = psutil.Process().children(recursive=True)
     for process in mine:
-        if "chromium" in process.name() and "--type=" not in " ".join(process.cmdline()):
-            process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # one of its helpers has ended
+            if "chromium" in process.name() and "--type=" not in " ".join(process.cmdline()):
+                process.kill()
     with pytest.raises(EnvironmentFault, match="browser: "):
         for _ in range(20):  # its death is noticed a little later
             episode.step(act("read"))
