@@ -286,13 +286,16 @@ def test_a_fault_of_the_program_ends_the_run_with_its_traceback(ray: FakeRay) ->
 
 
 def test_a_worker_that_falls_silent_counts_as_dead(ray: FakeRay) -> None:
-    counts, hang, said = Counts(), threading.Event(), []
+    counts, hang, has_items, said = Counts(), threading.Event(), threading.Event(), []
 
     class Mute(RayWorker):
-        def exchange(self, *given: Any, **named: Any) -> Any:
-            if self is ray.actors[0].instance:
+        def exchange(self, phase: str, elapsed: float, items: Any, *more: Any) -> Any:
+            if self is ray.actors[0].instance and items:
+                has_items.set()
                 hang.wait(60)
-            return super().exchange(*given, **named)
+            elif items:
+                has_items.wait(60)  # else the others may be done before it is asked
+            return super().exchange(phase, elapsed, items, *more)
 
     import offline_agent.launch.ray.pool as module
 
