@@ -141,7 +141,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ARMS["states, then dpo"],
     ARMS["states, then dpo, then agreement"],
 )
-"""AgentQ's order: warm start, fine-tuning, preferences, iterated, with search at test time."""
+"""AgentQ's order: warm start, fine-tuning, preferences, iterated, with more than one attempt at test time (a vote)."""
 
 PLAIN = {
     name for name, one in ROUNDS.items() if one.collect in ("attempts", "attempts16", "retries") and one.dpo is None

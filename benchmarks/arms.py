@@ -121,7 +121,7 @@ def _test(
 
 
 def _trained(name: str) -> str:
-    """Return the name of the round that is trained alike and does nothing at test time."""
+    """Return the name of the round that is trained as this one is, and where the trained model plays alone."""
     return next(other for other, one in ROUNDS.items() if one == replace(ROUNDS[name], rerank=0, agree=0))
 
 
@@ -186,7 +186,7 @@ def control(
 
 
 def alike(chain: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the chains that differ in one thing: without preferences, as it is and with more updates, and so on."""
+    """Yield the controls of a chain with preferences: fine-tuned alone, for as many updates, and without a vote."""
     if not chain or ROUNDS[chain[-1]].dpo is None:
         return
     last, there = ROUNDS[chain[-1]], chains(options.arms)
@@ -297,8 +297,8 @@ def main() -> None:
     picture = draw(name, seeds, options)
     facts = {**settings, "seeds": len(seeds), "figure": picture.name}
     command = f"python benchmarks/arms.py --suite {options.suite} --split {options.split} --work DIR"
-    given = {"name": options.name, "first": options.first, "held-out": options.held_out}
-    facts |= {"command": " ".join([command, *(f"--{key} {value}" for key, value in given.items() if value)])}
+    given = {"--name": options.name or None, "--first": options.first, "--held-out": options.held_out}
+    facts["command"] = " ".join([command, *(f"{key} {value}" for key, value in given.items() if value is not None)])
     write_result(name, rows, facts, options.results / f"{name}.json")
     if ladder := order(seeds, options):
         write_result(f"{name}_order", ladder, {"seeds": len(seeds)}, options.results / f"{name}_order.json")

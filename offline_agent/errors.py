@@ -28,7 +28,7 @@ class ToolError(Exception):
     """An error of a tool for bad input; the message goes to the policy. For environments: `offline_agent.ToolError`.
 
     Args:
-        message: For the policy: what is wrong, and what is allowed.
+        message: For the policy, which reads "Error: " before it: what is wrong, and what is allowed.
         fault: Class of the error for the records.
     """
 

@@ -53,7 +53,7 @@ def site_packages() -> list[str]:
 
 
 def packages() -> list[str]:
-    """Return the folders that programs import from, at every level: those that are moved first at their place."""
+    """Return `site_packages` as programs see them: a folder below /tmp has two paths, of which each level has one."""
     found = site_packages()
     places = [_place(os.path.realpath(path)) for path in found]
     return list(dict.fromkeys([*(place for place in places if place.startswith(MOVED + "/")), *found]))
@@ -66,7 +66,7 @@ def hidden_python() -> str | None:
 
 
 def _place(path: str) -> str:
-    """Return where a real path is shown; programs have folders of their own in place of some."""
+    """Return the path inside of a real path outside: another one where programs have a folder of their own."""
     return MOVED + path if path.startswith(_REPLACED) else path
 
 
@@ -128,12 +128,12 @@ def _python(facts: dict[str, Any]) -> list[str]:
 
 
 def shown() -> Iterator[str]:
-    """Yield the places of what programs may read of the host."""
+    """Yield the paths inside of the host's folders and files that programs may read."""
     yield from (place for _, place in binds())
 
 
 def binds() -> Iterator[tuple[str, str]]:
-    """Yield the host's folders and files that programs may read, the system's and Python's own, with their places."""
+    """Yield the host's folders and files that programs may read (the system's, Python's), each with its path inside."""
     base = [path for path in ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin") if os.path.isdir(path)]
     base = [path for path in base if not os.path.islink(path)]
     base += [path for path in ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime") if os.path.exists(path)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from offline_agent.sandbox import Limits, Result, Sandbox, SandboxError
+from offline_agent.sandbox import Limits, Result, Sandbox
+from tests.helpers.sandboxes import sandbox_at
 
-REQUIRED = bool(os.environ.get("OFFLINE_AGENT_REQUIRE_ENGINES"))
 LEVELS = ("bubblewrap", "namespaces", "limits")
 _open: dict[str, Sandbox] = {}
 
@@ -25,16 +24,7 @@ pytestmark = pytest.mark.slow
 def at(level: str) -> Sandbox:
     """Return the sandbox of a level; skip, and say why, where this machine does not have it."""
     if level not in _open:
-        if level == "bubblewrap" and shutil.which("bwrap") is None:
-            assert not REQUIRED, "bubblewrap is absent and must be here: apt-get install bubblewrap"
-            pytest.skip("bubblewrap is absent: apt-get install bubblewrap")
-        sandbox = Sandbox(level)
-        try:
-            assert sandbox.level == level
-        except SandboxError as error:
-            assert not (REQUIRED and level == "bubblewrap"), error
-            pytest.skip(f"this machine's kernel or container does not allow {level}: {error}")
-        _open[level] = sandbox
+        _open[level] = sandbox_at(level)
     return _open[level]
 
 

@@ -51,7 +51,7 @@ def next_turn(
 
 
 def replay(shop: Shop, name: str, arguments: Mapping[str, Any], before: str) -> str:
-    """Repeat a recorded call; one that the tools' schemas refuse changes nothing and is left out."""
+    """Repeat a recorded call; return its answer, or `before` where the tools' schemas refuse it."""
     if name not in ("search", "open", "next", "previous", "back", "choose", "buy"):
         return before
     try:

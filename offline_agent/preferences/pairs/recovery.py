@@ -71,10 +71,10 @@ class Recoveries:
         return found, refusals
 
     def _candidates(self, tree: SearchTree) -> Iterator[tuple[Node, Node, Node]]:
-        """Yield states that failed actions lead to, each with the two ends of the way that may recover it.
+        """Yield states that failed actions lead to, each with the start and the end of the steps that may recover it.
 
-        These are the way to success from an equal state of the tree, where the environment has fingerprints and there
-        is one; else that of the right sibling of the first failed action.
+        They start at an equal state of the tree with a way to success, where the environment has fingerprints and there
+        is one; else at the node that the first failed action left.
         """
         best = _shortest(tree)
         known: dict[str, Node] = {}  # of equal states the one with the shortest way to success
@@ -102,7 +102,7 @@ class Recoveries:
 
 
 def _joined(left: Node, start: Node, end: Node, rest: tuple[Step, ...]) -> Trajectory:
-    """Return the way to `left`, and from there on the steps from `start`, an equal state, to the success `end`."""
+    """Return a splice without a replay: after `left`, the steps from `start`, an equal state, to the success `end`."""
     assert end.verdict is not None
     note = f"not replayed: the state after node {left.id} equals that after node {start.id}, whose way was executed"
     verdict = replace(end.verdict, evidence={**end.verdict.evidence, "joined": note})

@@ -90,7 +90,8 @@ def _enter(root: dict[str, Any]) -> None:
 
     Args:
         root: `folder` (an empty one), `user` (the caller's number where a user namespace is needed; -1 = root),
-            `group`, `binds` (host folders and files to show, read-only, with their places), `links` (path → target).
+            `group`, `binds` (host folders and files to show, read-only, each with its path inside), `links` (path →
+            target).
     """
     flags = kernel.NEWNS | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWPID
     if root["user"] >= 0:

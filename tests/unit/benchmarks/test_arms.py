@@ -60,6 +60,14 @@ def test_what_is_done_at_test_time_alone_is_compared_with_the_same_model_without
     assert list(arms.alike(arms.ARMS[names[0]], options)) == []
 
 
+def test_every_arm_has_a_plan_whose_stages_are_made_once_and_after_what_they_read(arms: Any, plan: Any) -> None:
+    """Alone catches a round that shares the training of a round that is not there, or reads what is made later."""
+    made: set[str] = set()
+    for stage in plan(*arms.ARMS):
+        assert stage.name not in made and set(stage.after) <= made
+        made.add(stage.name)
+
+
 def test_other_preference_training_is_not_shared(plan: Any) -> None:
     trained = [stage for stage in plan("states, then dpo", "states, then siblings") if stage.pipeline == "train_dpo"]
     assert len({stage.name for stage in trained}) == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from offline_agent.sandbox import Folder, Sandbox, SandboxError, launch
+from tests.helpers.sandboxes import sandbox_at
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def below_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_programs_import_packages_that_are_installed_below_tmp(below_tmp: Path, level: str) -> None:
     """Alone catches a clone below /tmp, whose programs cannot import what is installed, or can change it."""
     look = f"import there; print(there.WORD, there.__file__.startswith({str(below_tmp)!r}))\n"
-    sandbox = Sandbox(level)
+    sandbox = sandbox_at(level)
     try:
         with sandbox.session() as session:
             said = session.ask({"op": "cell", "code": look})

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from offline_agent.config.build_prefs import BuildPrefsConfig
+from offline_agent.config.loading import load
+from offline_agent.pipelines.stages.miners import miner_of
 from offline_agent.preferences.dataset.export import trajectory_row
 from offline_agent.preferences.dataset.filters import RejectionFilter
 from offline_agent.preferences.mining import Miner
@@ -77,6 +80,17 @@ def test_equal_states_are_joined_without_a_call_where_fingerprints_are_trusted()
         assert one.context.observation == other.context.observation
         assert one.verdict is not None and other.verdict is not None and "joined" in one.verdict.evidence
         assert (one.verdict.success, one.verdict.score) == (other.verdict.success, other.verdict.score)
+
+
+@pytest.mark.parametrize("trust", ["close", "keep"])
+def test_fingerprints_are_trusted_where_the_search_trusts_them(trust: str) -> None:
+    """Alone catches a run that joins states by fingerprints which its search was not told to trust."""
+    keys = ["filtered.origins=[search,recovery]", f"search.repeated_states={trust}"]
+    miner = miner_of(load(BuildPrefsConfig, overrides=keys), SPEC, None)
+    try:
+        assert miner._recoveries is not None and miner._recoveries.join == (trust == "close")
+    finally:
+        miner.close()
 
 
 @pytest.mark.parametrize("rollouts", [["A B leave"], ["look C leave", "A C leave"], ["A B leave", "leave"],
