@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import time
 from collections.abc import Iterable
@@ -104,7 +105,8 @@ def _seconds(value: float) -> str:
 def holding_of_one(spec: EnvSpec, task: Task) -> Holding:
     """Return what one open instance holds, in this process and in those that it starts.
 
-    The first instance is not counted: it loads modules and data that all share.
+    The first instance is not counted: it loads modules and data that all share. What others give back meanwhile, such as
+    a process of theirs that ends, does not count against it.
 
     Raises:
         EnvironmentFault: The environment does not open.
@@ -112,11 +114,15 @@ def holding_of_one(spec: EnvSpec, task: Task) -> Holding:
     episodes: list[Episode] = []
     try:
         spent = _timed(lambda: episodes.append(_opened(spec, task)))
-        before, more = holding_of_all(), _SOME if spent < _QUICK else 1
+        more = _SOME if spent < _QUICK else 1
+        gc.collect()
+        before, handles = _memory_of_each(), _handles()
         for _ in range(more):
             episodes.append(_opened(spec, task))
-        after = holding_of_all()
-        return Holding(*(max(0, -(-(late - early) // more)) for early, late in zip(before, after, strict=True)))
+        after = _memory_of_each()
+        grown = sum(max(0, memory - before.get(process, 0)) for process, memory in after.items())
+        added = (grown, max(0, _handles() - handles), len(after.keys() - before.keys()))
+        return Holding(*(-(-one // more) for one in added))
     finally:
         for episode in episodes:
             with contextlib.suppress(EnvironmentFault):
@@ -150,14 +156,20 @@ def capacity(one: Holding, free: Holding) -> int:
     return max(1, min(limits))
 
 
-def holding_of_all() -> Holding:
-    """Return what this process and those that it started hold; zeros where the system does not tell (not Linux)."""
-    here = os.getpid()
+def _memory_of_each() -> dict[int, int]:
+    """Return the bytes that this process and those that it started hold; none where the system does not tell."""
     try:
-        family = _descendants(here)
-        return Holding(sum(map(_memory, family)), len(os.listdir(f"/proc/{here}/fd")), len(family) - 1)
-    except OSError:
-        return Holding(0, 0, 0)
+        return {process: _memory(process) for process in _descendants(os.getpid())}
+    except OSError:  # not Linux
+        return {}
+
+
+def _handles() -> int:
+    """Return the file handles that this process holds; 0 where the system does not tell."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:  # not Linux
+        return 0
 
 
 def free_now() -> Holding:
@@ -205,4 +217,4 @@ def _free_handles() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return 2**20
-    return max(0, soft - holding_of_all().handles)
+    return max(0, soft - _handles())
