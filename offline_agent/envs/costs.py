@@ -105,8 +105,8 @@ def _seconds(value: float) -> str:
 def holding_of_one(spec: EnvSpec, task: Task) -> Holding:
     """Return what one open instance holds, in this process and in those that it starts.
 
-    The first instance is not counted: it loads modules and data that all share. What others give back meanwhile, such as
-    a process of theirs that ends, does not count against it.
+    The first instance is not counted: it loads modules and data that all share. What others give back meanwhile (a
+    process of theirs ends) does not count against it.
 
     Raises:
         EnvironmentFault: The environment does not open.
