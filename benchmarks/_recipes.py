@@ -52,6 +52,7 @@ as `states`, and splices that show how a mistake is mended, of what was executed
 _STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
 _LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
+_MISRANKED = (*_BOTH, "data.misranked=true", "optimizer.learning_rate=1e-4", "dpo.sft=0.3")
 _SIBLINGS = ("dpo.loss=siblings", "siblings.tau=0.1", "optimizer.learning_rate=1e-4", "optimizer.epochs=7")
 _SIBLINGS += ("optimizer.max_updates=1088", "dpo.sft=0.3")  # as tried.py found on validation maps
 
@@ -69,6 +70,12 @@ ROUNDS: dict[str, Round] = {
     "states+nine times, all data": Round("states", times=9, again=True),
     "states+updates+dpo, all data": Round("states", times=2, again=True, dpo=_LONG),
     "states+updates+dpo+agree, all data": Round("states", times=2, again=True, dpo=_LONG, agree=4),
+    "states+updates+misranked, all data": Round(
+        "states", times=2, again=True, dpo=(*_MISRANKED, "optimizer.epochs=4")
+    ),
+    "states+updates+misranked often, all data": Round(
+        "states", times=2, again=True, dpo=(*_MISRANKED, "optimizer.epochs=16")
+    ),
     "states+updates+siblings, all data": Round("states", times=2, again=True, dpo=_SIBLINGS),
     "states+updates+rerank, all data": Round("states", times=2, again=True, dpo=_LONG, rerank=4),
     "recovery": Round("recovery"),
@@ -112,6 +119,8 @@ ARMS: dict[str, tuple[str, ...]] = {
     "one round, more updates": ("states+updates, all data",),
     "one round, thrice the updates": ("states+thrice, all data",),
     "one round, then dpo": ("states+updates+dpo, all data",),
+    "states, then misranked": ("states", "states, all data", "states+updates+misranked, all data"),
+    "states, then misranked often": ("states", "states, all data", "states+updates+misranked often, all data"),
     "states, then siblings": ("states", "states, all data", "states+updates+siblings, all data"),
     "states, then rerank": ("states", "states, all data", "states+updates+rerank, all data"),
     "states, then dpo, again": ("states", "states, all data", *("states+updates+dpo, all data",) * 2),

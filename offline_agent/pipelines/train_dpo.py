@@ -108,7 +108,7 @@ def _without_effect(config: TrainDpoConfig) -> Iterator[str]:
     """Yield the keys that were set and that the loss does not read."""
     of_pairs = ("beta", "soft_labels", "unknown_noise", "weights", "dmpo_gamma", "label_smoothing", "reference")
     if config.dpo.loss == SIBLINGS:
-        others = [("dpo", config.dpo, of_pairs), ("data", config.data, ("kinds",))]
+        others = [("dpo", config.dpo, of_pairs), ("data", config.data, ("kinds", "misranked"))]
     else:
         others = [("siblings", config.siblings, tuple(type(config.siblings).model_fields))]
     for place, section, names in others:
@@ -140,9 +140,17 @@ def _read(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str]) -> Non
             kinds=config.data.kinds,
             max_length=longest,
             reference=config.dpo.reference,
+            misranked=_misranked(model, config) if config.data.misranked else None,
         )
     if config.anchor.rows and config.anchor.weight:
         _read_anchors(inputs, config, runs, longest)
+
+
+def _misranked(model: Any, config: TrainDpoConfig) -> Callable[[Sequence[PairRow]], list[bool]]:
+    from offline_agent.training.offline.misranked import misranked
+
+    share = config.batch.share_prefixes == "auto"
+    return lambda rows: misranked(model, rows, tokens=config.batch.tokens, share=share)
 
 
 def _read_anchors(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str], longest: int) -> None:

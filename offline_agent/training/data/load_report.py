@@ -30,6 +30,7 @@ class LoadReport:
         unusable: Foreign rows left out that cannot be encoded.
         other_kinds: Pairs left out because their kind was not asked for.
         no_contrast: Nodes left out because their values are too alike, or the best is of a malformed call.
+        ranked_right: Pairs left out because the start model ranks them rightly; only wrong ones were asked for.
         foreign: Rows read whose ids were made here from messages.
         with_ids: Rows read that have ids; of these `with_logps` have the log-probabilities of all their tokens.
         uncertified: Rows kept with ids of their own and no certificate: nothing proves that they are this tokenizer's.
@@ -57,6 +58,7 @@ class LoadReport:
     unusable: int = 0
     other_kinds: int = 0
     no_contrast: int = 0
+    ranked_right: int = 0
     foreign: int = 0
     with_ids: int = 0
     with_logps: int = 0
@@ -72,7 +74,7 @@ class LoadReport:
 
     COUNTS: ClassVar[tuple[str, ...]] = (
         "too_long", "duplicates", "contradictory", "no_agent_tokens", "capped", "negatives", "unverified", "unusable",
-        "other_kinds", "no_contrast",
+        "other_kinds", "no_contrast", "ranked_right",
     )  # fmt: skip
 
     def leave(self, count: str, name: str, reason: str) -> None:
@@ -99,6 +101,8 @@ class LoadReport:
             out.append(f"{self.too_long} of {self.read} rows are longer than batch.max_length allows and are left out")
         if self.other_kinds:
             out.append(f"{self.other_kinds} of {self.read} pairs are of kinds that data.kinds does not name")
+        if self.ranked_right:
+            out.append(f"{self.ranked_right} of {self.read} pairs are ranked rightly by the start model and are out")
         if self.contradictory:
             out.append(f"{self.contradictory} pairs contradict one another (the same two sides both ways) and are out")
         if self.unusable:
