@@ -45,7 +45,8 @@ def _computed(model: Any, units: Sequence[Unit], tokens: int, share: bool) -> di
     before, mode, device = next(model.parameters()).device, model.training, PartialState().device
     model.to(device).eval()
     try:
-        score, found = Scorer(model, share=share), {}
+        score = Scorer(model, share=share)
+        found: dict[int, tuple[float, float]] = {}
         for part in fill(units, tokens, share):
             packed = pack([Tokens(*sequence) for unit in part for sequence in unit.sequences]).to(device)
             with torch.no_grad():
