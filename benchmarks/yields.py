@@ -3,14 +3,15 @@
 Run `python benchmarks/yields.py --suite frozenlake --work DIR` (an hour, one processor). Every method plays the same
 train tasks with the warm start of a suite of `arms.py`, once for each seed, to the end of its simulations. Four plain
 attempts that no method uses sort the tasks: hard = none of them succeeds, middle = one or two, easy = more. All calls
-of a task are counted, those that restore states among them. "Times as many" is the ratio to plain attempts, with an
-interval that draws seeds and tasks anew.
+of a task are counted; those that restore states, which a run counts as a whole, are shared among its tasks by the calls
+of their trees. "Times as many" is the ratio to plain attempts, with an interval that draws seeds and tasks anew.
 
 What is there is not run again, so a stopped run goes on; `--plan` prints the commands.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -30,6 +31,7 @@ ATTEMPTS = "plain attempts"
 _PLAIN = ("search.algorithm=best_of_n", "search.simulations=16")
 _FOUR = ("search.algorithm=best_of_n", "search.simulations=4")
 _ONE = "search.proposals=1"
+_UNSURE = "search.selection=uncertainty"
 _STATES = "search.repeated_states=close"
 METHODS: dict[str, tuple[str, ...]] = {
     ATTEMPTS: _PLAIN,
@@ -39,6 +41,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "PUCT, one proposal": ("search.simulations=16", _ONE),
     "PUCT over states": ("search.simulations=16", _STATES),
     "PUCT over states, one proposal": ("search.simulations=16", _STATES, _ONE),
+    "uncertainty": ("search.simulations=16", _UNSURE),
+    "uncertainty over states": ("search.simulations=16", _UNSURE, _STATES),
 }
 """Keys of `build_prefs` by the name of a row."""
 SORTED = "sorting"
@@ -64,10 +68,14 @@ def _folder(name: str) -> str:
     return name.replace(",", "").replace(" ", "-")
 
 
-def counted(run: Path) -> dict[str, dict[str, int]]:
+def counted(run: Path) -> dict[str, dict[str, float]]:
     """Return for each task what a run found: solved (0 or 1), successes, distinct ones, step pairs, and its calls."""
     table = pq.read_table(run / "preferences", columns=["kind", "task_id"]).to_pylist()
     pairs = Counter(row["task_id"] for row in table if row["kind"] == "step")
+    summary = json.loads((run / "summary.json").read_text())
+    if summary["resumed"]:  # its restored states are counted for the last session alone
+        raise SystemExit(f"{run} was interrupted; remove it, so that its calls can be counted")
+    restoring = 1 + summary["this_session"]["calls_replayed"] / max(1, summary["tool_calls"])
     found = {}
     for file in sorted((run / "trees").glob("*.json.gz")):
         tree = tree_from_json(read_tree(file))
@@ -78,7 +86,7 @@ def counted(run: Path) -> dict[str, dict[str, int]]:
             "successes": sum(visits),
             "distinct": len(won),
             "pairs": pairs[tree.tree_id],
-            "calls": int(tree.counters["tool_calls"]),
+            "calls": tree.counters["tool_calls"] * restoring,
         }
     return found
 
@@ -102,7 +110,7 @@ def told(folder: Path) -> dict[str, Any]:
 def rates(seeds: Sequence[Seed], part: str, rng: np.random.Generator | None) -> dict[str, dict[str, float]]:
     """Return each method's counts a 1,000 calls on the tasks of a part; with `rng`, of seeds and tasks drawn again."""
     drawn = seeds if rng is None else [seeds[i] for i in rng.integers(len(seeds), size=len(seeds))]
-    sums = {name: Counter[str]() for name in METHODS}
+    sums: dict[str, Any] = {name: Counter() for name in METHODS}
     for seed in drawn:
         tasks = [task for task, where in seed.facts["parts"].items() if part in (where, "all")]
         if rng is not None:
@@ -131,7 +139,7 @@ def table(seeds: Sequence[Seed], resamples: int = 1000) -> list[dict[str, Any]]:
             row: dict[str, Any] = {
                 "tasks": f"{part} ({number})",
                 "by": name,
-                "calls": sum(one["calls"] for one in each),
+                "calls": round(sum(one["calls"] for one in each)),
                 "solved": f"{np.mean([one['solved'] for one in each]):.0%}",
                 "solved a 1,000 calls": round(found[name]["solved"], 1),
                 "successes a 1,000 calls": round(found[name]["successes"], 1),
