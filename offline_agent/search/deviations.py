@@ -49,7 +49,8 @@ class Deviations:
         Of equal ones the first in the order of nodes and edges. Nodes at which simulations in flight draw or execute
         are passed over, and so is what is closed or in quarantine.
         """
-        best, place = 0.0, None
+        best = 0.0
+        place: tuple[Node, Edge | None] | None = None
         for node in tree.nodes:
             if node.closed or node.terminated or node.cut is not None or node.drawing:
                 continue
