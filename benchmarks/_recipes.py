@@ -179,6 +179,8 @@ class Suite:
         warm: Keys of the `train_sft` that makes the warm start; none = the embedded default.
         tasks: New train tasks of a round.
         first: The first seed's first train task; those before it made the warm start.
+        apart: Distance of the seeds' first train tasks; where an arm takes more tasks, seeds share some of them.
+        pool: Train tasks that an online round draws from.
         fold: The first held-out task of each split; test tasks before it were looked at earlier.
         held_out: Held-out tasks.
     """
@@ -193,6 +195,8 @@ class Suite:
     warm: tuple[str, ...] = ()
     tasks: int = 300
     first: int = 0
+    apart: int = 1500
+    pool: int = 1500
     fold: int = 0
     held_out: int = 200
 
@@ -230,6 +234,8 @@ SUITES = {
         warm=("--config", "configs/textworld/train_sft.yaml", *_COOKING, "tasks.n=350"),
         tasks=150,
         first=350,
+        apart=100,  # the game has 1,000 train tasks
+        pool=450,
         held_out=100,
     ),
     "frozenlake": Suite(
@@ -248,5 +254,3 @@ SUITES = {
 
 WARM = "../warm"
 """The run directory of the warm start, from a seed's."""
-POOL = 1500
-"""Distance of the seeds' first train tasks."""

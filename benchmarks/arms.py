@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from _common import write_result
 from _experiment import Seed, Stage, arguments, carry_out, interval, matrix, share_interval
-from _recipes import ARMS, COLLECT, ONLINE, ORDER, PLAIN, POOL, ROUNDS, SUITES, WARM, Round, Suite
+from _recipes import ARMS, COLLECT, ONLINE, ORDER, PLAIN, ROUNDS, SUITES, WARM, Round, Suite
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 
@@ -54,7 +54,7 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
             before, last = chain[:-1], ROUNDS[chain[-1]]
             if last.online is not None:
                 place = name_of(chain, "online")
-                pool = (f"tasks.n={POOL}", f"tasks.offset={suite.first + seed * POOL}")
+                pool = (f"tasks.n={suite.pool}", f"tasks.offset={suite.first + seed * suite.apart}")
                 start = (f"model.path={models[before]}",) if models[before] else ()
                 # another seed each round, so that it draws other tasks of the pool first
                 keys = (*suite.environment, f"seed={seed + 1000 * len(chain)}", *pool, *suite.online, *last.online)
@@ -66,7 +66,7 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
             data = name_of((*before, last.collect), "data")
             if data not in seen:
                 seen.add(data)
-                offset = suite.first + seed * POOL + len(before) * suite.tasks
+                offset = suite.first + seed * suite.apart + len(before) * suite.tasks
                 tasks = (f"tasks.n={suite.tasks}", f"tasks.offset={offset}")
                 keys = (*own, *tasks, *suite.collect, *COLLECT[last.collect], *_policy(models[before]))
                 yield Stage(data, "build_prefs", keys, trained[before])

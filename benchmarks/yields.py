@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from _common import write_result
 from _experiment import Seed, Stage, arguments, carry_out
-from _recipes import POOL, SUITES, WARM, Suite
+from _recipes import SUITES, WARM, Suite
 
 from offline_agent.search.serialization import tree_from_json
 from offline_agent.store.run_directory import read_tree
@@ -57,7 +57,7 @@ def stages(suite: Suite, seed: int, folder: Path, tasks: int) -> Iterator[Stage]
     if suite.warm:
         yield Stage(WARM, "train_sft", suite.warm)
         warm, policy = (WARM,), (f"policy.model={(folder / WARM / 'model').resolve()}",)
-    pool = (f"tasks.n={tasks}", f"tasks.offset={suite.first + seed * POOL}")
+    pool = (f"tasks.n={tasks}", f"tasks.offset={suite.first + seed * suite.apart}")
     for name, keys in ((SORTED, _FOUR), *METHODS.items()):
         own = f"seed={seed + 500 if name == SORTED else seed}"
         keys = (*suite.environment, own, *pool, *suite.collect, *keys, *policy)

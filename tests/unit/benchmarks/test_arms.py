@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from offline_agent.catalog import resolve
 
 BENCHMARKS = str(Path(__file__).parents[3] / "benchmarks")
 
@@ -66,6 +69,22 @@ def test_every_arm_has_a_plan_whose_stages_are_made_once_and_after_what_they_rea
     for stage in plan(*arms.ARMS):
         assert stage.name not in made and set(stage.after) <= made
         made.add(stage.name)
+
+
+@pytest.mark.parametrize("name", ["cookingworld", "shop", "frozenlake"])
+def test_three_seeds_of_three_rounds_find_their_train_tasks(arms: Any, tmp_path: Path, name: str) -> None:
+    """Alone catches seeds whose tasks begin where the environment has no more: a run of hours ends at its second."""
+    suite = arms.SUITES[name]
+    options = argparse.Namespace(arms=["states, then dpo", "grpo"], split="test", held_out=None, attempts=4, first=None)
+    given = dict(key.split("=", 1) for key in suite.environment)
+    kind = resolve("env", given.pop("env"))
+    last = 0
+    for stage in arms.stages(suite, 2, tmp_path, options):
+        if stage.pipeline in ("build_prefs", "refine_grpo"):
+            keys = dict(key.split("=", 1) for key in stage.keys)
+            last = max(last, int(keys["tasks.offset"]) + int(keys["tasks.n"]))
+    tasks = kind.tasks("train", **{key.removeprefix("env."): value for key, value in given.items()})
+    assert last == sum(1 for _ in itertools.islice(tasks, last))
 
 
 def test_other_preference_training_is_not_shared(plan: Any) -> None:
