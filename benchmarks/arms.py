@@ -282,8 +282,6 @@ def main() -> None:
     parser.add_argument("--first", type=int, help="the first held-out task; default: the suite's")
     parser.add_argument("--name", default="", help="added to the results, beside those of other seeds")
     options = parser.parse_args()
-    if not any(set(ARMS[arm]) <= PLAIN for arm in options.arms):  # the control
-        options.arms = ["attempts", *options.arms]
     options.arms = list(dict.fromkeys(options.arms))
     name = "_".join(filter(None, ("arms", options.suite, options.split, options.name)))
     suite = SUITES[options.suite]
