@@ -298,6 +298,7 @@ def main() -> None:
     facts = {**settings, "seeds": len(seeds), "figure": picture.name}
     command = f"python benchmarks/arms.py --suite {options.suite} --split {options.split} --work DIR"
     given = {"--name": options.name or None, "--first": options.first, "--held-out": options.held_out}
+    given["--attempts"] = None if options.attempts == parser.get_default("attempts") else options.attempts
     facts["command"] = " ".join([command, *(f"{key} {value}" for key, value in given.items() if value is not None)])
     write_result(name, rows, facts, options.results / f"{name}.json")
     if ladder := order(seeds, options):
