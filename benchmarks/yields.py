@@ -107,15 +107,20 @@ def told(folder: Path) -> dict[str, Any]:
     }
 
 
+def methods(seeds: Sequence[Seed]) -> list[str]:
+    """Return the names of the methods that every seed was searched with: kept seeds may lack those added since."""
+    return [name for name in METHODS if all(name in seed.facts["found"] for seed in seeds)]
+
+
 def rates(seeds: Sequence[Seed], part: str, rng: np.random.Generator | None) -> dict[str, dict[str, float]]:
     """Return each method's counts a 1,000 calls on the tasks of a part; with `rng`, of seeds and tasks drawn again."""
     drawn = seeds if rng is None else [seeds[i] for i in rng.integers(len(seeds), size=len(seeds))]
-    sums: dict[str, Any] = {name: Counter() for name in METHODS}
+    sums: dict[str, Any] = {name: Counter() for name in methods(seeds)}
     for seed in drawn:
         tasks = [task for task, where in seed.facts["parts"].items() if part in (where, "all")]
         if rng is not None:
             tasks = [tasks[i] for i in rng.integers(len(tasks), size=len(tasks))]
-        for name in METHODS:
+        for name in sums:
             for task in tasks:
                 sums[name].update(seed.facts["found"][name][task])
     return {name: {what: 1000 * one[what] / one["calls"] for what in COUNTS} for name, one in sums.items()}
@@ -129,7 +134,7 @@ def table(seeds: Sequence[Seed], resamples: int = 1000) -> list[dict[str, Any]]:
         found = rates(seeds, part, None)
         again = [rates(seeds, part, rng) for _ in range(resamples)]
         number = sum(part in (where, "all") for seed in seeds for where in seed.facts["parts"].values())
-        for name in METHODS:
+        for name in found:
             each = [
                 seed.facts["found"][name][task]
                 for seed in seeds
