@@ -208,7 +208,7 @@ class Suite:
 _COMMON = ("pairs.kinds=[step,trajectory]", "pairs.rejudge=0", "filtered.origins=[search,rollout]")
 _GENTLE = ("optimizer.learning_rate=5e-5", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
 GRPO = ("rollouts.reward=success", "objective.kl=0.0", "optimizer.learning_rate=2e-4", "watch.stop=[mask]")
-_WIDE = (*GRPO, "rounds=10", "rollouts.tasks=16", "rollouts.size=8")
+_WIDE = (*GRPO, "rollouts.tasks=16", "rollouts.size=8")
 _COOKING = ("env=textworld", "env.game=cookingworld")
 _COOKING += ("env.params=numLocations=1,numIngredients=1,numDistractorItems=2,includeDoors=0",)
 LAKE = ("env=examples.frozen_lake:FrozenLake",)
@@ -220,7 +220,7 @@ SUITES = {
         tuning=("optimizer.learning_rate=5e-4",),
         epochs=2,
         dpo=_GENTLE,
-        online=_WIDE,
+        online=(*_WIDE, "rounds=10"),
         fold=200,
     ),
     "cookingworld": Suite(
@@ -229,7 +229,7 @@ SUITES = {
         tuning=("optimizer.learning_rate=5e-4", "batch.rows=4"),
         epochs=3,
         dpo=(*_GENTLE, "batch.rows=8"),
-        online=(*GRPO, "rounds=5", "rollouts.tasks=16", "rollouts.size=8", "rollouts.max_steps=20"),
+        online=(*_WIDE, "rounds=5", "rollouts.max_steps=20"),
         evaluate=("max_steps=20",),
         warm=("--config", "configs/textworld/train_sft.yaml", *_COOKING, "tasks.n=350"),
         tasks=150,

@@ -8,7 +8,7 @@ not run again, so a stopped run goes on; `--plan` prints the commands.
 
 Choose on validation tasks (the default); `--split test` is for the arms that were chosen. The table compares every arm
 that has trees or preferences with the best chain of plain attempts and fine-tuning that takes no more calls, and every
-arm that has offline rounds with the best chain of online rounds alone that takes no more.
+arm that has offline rounds with the best chain of online rounds alone that takes no more, among those of `--arms`.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ class Deviations:
 
     The greatest probability is where the policy was least sure of what it did (cf. ARPO, arXiv 2507.19849, which
     branches where entropy jumps), so deviations are tried in the order in which the policy itself would make them.
+    Every selection looks at all nodes: the time of a search grows with the square of its tree.
 
     Args:
         max_children: Edges of a node at most.
@@ -54,7 +55,9 @@ class Deviations:
         for node in tree.nodes:
             if node.closed or node.terminated or node.cut is not None or node.drawing:
                 continue
-            if node.leaf is not None and node.leaf.active or node.edge is not None and node.edge.closed:
+            if node.edge is not None and node.edge.closed:
+                continue
+            if node.leaf is not None and node.leaf.active:
                 continue
             edges, unknown = self._probabilities(node)
             if max(unknown, *edges, 0.0) <= best or node.quarantined is not None:

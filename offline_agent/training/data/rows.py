@@ -175,6 +175,11 @@ def load_pairs(
         for pair in (pair for pair, used in zip(pairs, wrong, strict=True) if not used):
             report.leave("ranked_right", pair.name, "the model finds its chosen side likelier than its rejected one")
         pairs = [pair for pair, used in zip(pairs, wrong, strict=True) if used]
+        if wrong and not pairs:
+            raise ConfigError(
+                f"{key}.misranked: got true, but the model ranks all {len(wrong)} pairs rightly, so none is left; "
+                "leave it out, or search with this model for new pairs"
+            )
     if others and others.total() == report.read:
         there = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(others.items()))
         raise ConfigError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import PartialState
 
-from offline_agent.training.data.updates import Unit, fill, pair_units
+from offline_agent.training.data.updates import Unit, pair_units
+from offline_agent.training.offline.reference import Sides, compute
 from offline_agent.training.prefix_sharing.log_probabilities import Scorer, pack
 from offline_agent.training.prefix_sharing.trie import Sequence as Tokens
 
@@ -20,11 +21,12 @@ def misranked(model: Any, rows: Sequence[PairRow], *, tokens: int, share: bool =
     """Return for each pair whether the model ranks it wrongly: log p(rejected) >= log p(chosen).
 
     Both are sums over the tokens that the policy sampled, at temperature 1; the ranking accuracy of Chen et al. 2024
-    (arXiv 2405.19534) is the share of the other pairs. Stored log-probabilities of the model are used
-    where a row has them; the others are computed, in every process alike.
+    (arXiv 2405.19534) is the share of the other pairs. Stored log-probabilities of the model are used where a row has
+    them; the others are computed, in every process alike.
 
     Args:
-        model: A causal language model or a PeftModel, as training begins with it; it is left on its device.
+        model: A causal language model or a PeftModel, as training begins with it. It is moved to the
+            accelerator of this process, whole, and back.
         rows: The pairs; `ref_chosen` and `ref_rejected` are of this model, or None.
         tokens: Most tokens of one forward pass; a pair that is larger has a pass of its own.
         share: Compute shared prefixes once.
@@ -45,14 +47,16 @@ def _computed(model: Any, units: Sequence[Unit], tokens: int, share: bool) -> di
     before, mode, device = next(model.parameters()).device, model.training, PartialState().device
     model.to(device).eval()
     try:
-        score = Scorer(model, share=share)
-        found: dict[int, tuple[float, float]] = {}
-        for part in fill(units, tokens, share):
+        scorer = Scorer(model, share=share)
+
+        def score(part: Sequence[Unit]) -> Iterable[Sides]:
             packed = pack([Tokens(*sequence) for unit in part for sequence in unit.sequences]).to(device)
-            with torch.no_grad():
-                logps = score(model, packed).logps
-            each = [float(logps[row].double().sum()) for row in packed.rows]
-            found |= {unit.index: (each[2 * k], each[2 * k + 1]) for k, unit in enumerate(part)}
-        return found
+            logps = scorer(model, packed).logps
+            sides = [logps[row] for row in packed.rows]
+            return zip(sides[::2], sides[1::2], strict=True)
+
+        with torch.no_grad():
+            found = compute(units, score, tokens, share)
     finally:
         model.to(before).train(mode)
+    return {index: (float(sides[0].double().sum()), float(sides[1].double().sum())) for index, sides in found.items()}

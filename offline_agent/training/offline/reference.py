@@ -89,13 +89,14 @@ def reference(
     sides |= kept
     computed = [unit for unit in missing if unit.index not in sides]
     checked, difference = _check(units, sides, kept, score, tokens, share, dtype)
-    sides |= _compute(computed, score, tokens, share)
+    sides |= compute(computed, score, tokens, share)
     if computed and main:
         _write(file, key, missing, sides)
     return Reference([sides[index] for index in range(len(rows))], stored, len(missing), checked, difference)
 
 
-def _compute(units: Sequence[Unit], score: Scored, tokens: int, share: bool) -> dict[int, Sides]:
+def compute(units: Sequence[Unit], score: Scored, tokens: int, share: bool) -> dict[int, Sides]:
+    """Return the log-probabilities of both sides' agent tokens by the index of a unit; see `reference`."""
     out: dict[int, Sides] = {}
     for pack in fill(units, tokens, share):
         for unit, (chosen, rejected) in zip(pack, score(pack), strict=True):
@@ -117,7 +118,7 @@ def _check(
     sample = [unit for group in groups for unit in _spread(group, CHECKED)]
     if not sample:
         return 0, None
-    again = _compute(sample, score, tokens, share)
+    again = compute(sample, score, tokens, share)
     allowed = TOLERANCE.get(dtype, _LOOSE)
     worst, at = 0.0, sample[0]
     for unit in sample:

@@ -84,3 +84,13 @@ def test_what_is_closed_full_over_or_in_quarantine_is_passed_over() -> None:
     edges[2].closed = True
     assert order(one, 9, most=3) == []
     assert order(one, 9, most=4) == [(0, None)]
+
+
+def test_what_simulations_in_flight_execute_or_draw_is_not_chosen_again() -> None:
+    """Alone catches a simulation that repeats what another is doing, and so learns nothing new."""
+    one = tree()
+    likeliest, second = (propose(one, one.root, key, chance) for key, chance in (("on", 0.6), ("back", 0.3)))
+    likeliest.pending = 1
+    assert order(one, 1) == [(0, "back")]
+    second.closed, one.root.drawing = False, True
+    assert order(one, 1) == []
