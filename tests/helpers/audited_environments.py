@@ -334,7 +334,7 @@ class Slow(Honest):
 
 class Fat(Honest):
     def reset(self, goal: int) -> str:
-        self.ballast = b"x" * 8_000_000
+        self.ballast = b"x" * 40_000_000  # malloc reuses what was freed only below 32 MiB
         return super().reset(goal)
 
 
