@@ -14,6 +14,7 @@ class Round:
         times: Factor of the epochs of fine-tuning on the successes; 0 = no fine-tuning. On FrozenLake 3 are as many
             updates as 2 and the preferences of `_LONG`.
         dpo: Keys of `train_dpo` on the pairs, after the fine-tuning; None = none.
+        worth: Factor of the epochs of fine-tuning whose updates are as many as those of `dpo`.
         rerank: Proposals of the fine-tuned model at each turn of a held-out task, of which the preference model chooses
             one; 0 = the preference model plays.
         agree: Attempts at a held-out task, of which the one with the commonest end counts; 0 = each attempt counts.
@@ -25,6 +26,7 @@ class Round:
     collect: str
     times: int = 1
     dpo: tuple[str, ...] | None = None
+    worth: int = 1
     rerank: int = 0
     agree: int = 0
     again: bool = False
@@ -52,6 +54,7 @@ as `states`, and splices that show how a mistake is mended, of what was executed
 _STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
 _LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
+_TWICE = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=8", "dpo.sft=0.3")
 _MISRANKED = (*_BOTH, "data.misranked=true", "optimizer.learning_rate=1e-4", "dpo.sft=0.3")
 _SIBLINGS = ("dpo.loss=siblings", "siblings.tau=0.1", "optimizer.learning_rate=1e-4", "optimizer.epochs=7")
 _SIBLINGS += ("optimizer.max_updates=1088", "dpo.sft=0.3")  # as tried.py found on validation maps
@@ -68,9 +71,11 @@ ROUNDS: dict[str, Round] = {
     "states+updates, all data": Round("states", times=2, again=True),
     "states+thrice, all data": Round("states", times=3, again=True),
     "states+four times, all data": Round("states", times=4, again=True),
+    "states+five times, all data": Round("states", times=5, again=True),
     "states+nine times, all data": Round("states", times=9, again=True),
     "states+updates+dpo, all data": Round("states", times=2, again=True, dpo=_LONG),
     "states+thrice+dpo, all data": Round("states", times=3, again=True, dpo=_LONG),
+    "states+thrice+dpo twice, all data": Round("states", times=3, again=True, dpo=_TWICE, worth=2),
     "states+updates+dpo+agree, all data": Round("states", times=2, again=True, dpo=_LONG, agree=4),
     "states+updates+misranked, all data": Round(
         "states", times=2, again=True, dpo=(*_MISRANKED, "optimizer.epochs=4")
@@ -116,9 +121,11 @@ ARMS: dict[str, tuple[str, ...]] = {
     "states, more updates": ("states", "states, all data", "states+updates, all data"),
     "states, thrice the updates": ("states", "states, all data", "states+thrice, all data"),
     "states, four times the updates": ("states", "states, all data", "states+four times, all data"),
+    "states, five times the updates": ("states", "states, all data", "states+five times, all data"),
     "states, nine times the updates": ("states", "states, all data", "states+nine times, all data"),
     "states, then dpo": ("states", "states, all data", "states+updates+dpo, all data"),
     "states, thrice the updates, then dpo": ("states", "states, all data", "states+thrice+dpo, all data"),
+    "states, thrice the updates, then dpo twice": ("states", "states, all data", "states+thrice+dpo twice, all data"),
     "states, then dpo, then agreement": ("states", "states, all data", "states+updates+dpo+agree, all data"),
     "one round, more updates": ("states+updates, all data",),
     "one round, thrice the updates": ("states+thrice, all data",),

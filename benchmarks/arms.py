@@ -190,11 +190,11 @@ def alike(chain: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[s
     if not chain or ROUNDS[chain[-1]].dpo is None:
         return
     last, there = ROUNDS[chain[-1]], chains(options.arms)
-    more = (("fine-tuning alone", last.times), ("fine-tuning with as many updates", last.times + 1))
+    more = (("fine-tuning alone", last.times), ("fine-tuning with as many updates", last.times + last.worth))
     for title, times in more:
         for name, one in ROUNDS.items():
             other = (*chain[:-1], name)
-            if other in there and one == replace(last, dpo=None, rerank=0, agree=0, times=times):
+            if other in there and one == replace(last, dpo=None, worth=1, rerank=0, agree=0, times=times):
                 yield title, other
     alone = (*chain[:-1], _trained(chain[-1]))
     if last.agree and alone in there:

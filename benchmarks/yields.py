@@ -4,16 +4,21 @@ Run `python benchmarks/yields.py --suite frozenlake --work DIR` (an hour, one pr
 train tasks with the warm start of a suite of `arms.py`, once for each seed, to the end of its simulations. Four plain
 attempts that no method uses sort the tasks: hard = none of them succeeds, middle = one or two, easy = more. All calls
 of a task are counted; those that restore states, which a run counts as a whole, are shared among its tasks by the calls
-of their trees. "Times as many" is the ratio to plain attempts, with an interval that draws seeds and tasks anew.
+of their trees.
 
-What is there is not run again, so a stopped run goes on; `--plan` prints the commands.
+Further attempts find less and less that is new, so "times as many" is the ratio to the number of plain attempts whose
+calls on these tasks are nearest, with an interval that draws seeds and tasks anew. The rows "4 attempts, then …" add up
+what a search by need takes and finds: the sorting attempts on all tasks, and the method where none of them succeeded;
+they are compared with further attempts there.
+
+What is there is not run again, so a stopped run goes on; `--plan` prints the commands, `--methods` chooses some.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,14 +32,13 @@ from _recipes import SUITES, WARM, Suite
 from offline_agent.search.serialization import tree_from_json
 from offline_agent.store.run_directory import read_tree
 
-ATTEMPTS = "plain attempts"
-_PLAIN = ("search.algorithm=best_of_n", "search.simulations=16")
-_FOUR = ("search.algorithm=best_of_n", "search.simulations=4")
+_BEST = "search.algorithm=best_of_n"
+_FOUR = (_BEST, "search.simulations=4")
 _ONE = "search.proposals=1"
 _UNSURE = "search.selection=uncertainty"
 _STATES = "search.repeated_states=close"
 METHODS: dict[str, tuple[str, ...]] = {
-    ATTEMPTS: _PLAIN,
+    **{f"{n} plain attempts": (_BEST, f"search.simulations={n}") for n in (16, 24, 32)},
     "UCT": ("search.simulations=16", "search.selection=uct"),
     "PUCT": ("search.simulations=16",),
     "Gumbel root": ("search.simulations=16", "search.gumbel_root=true"),
@@ -45,12 +49,21 @@ METHODS: dict[str, tuple[str, ...]] = {
     "uncertainty over states": ("search.simulations=16", _UNSURE, _STATES),
 }
 """Keys of `build_prefs` by the name of a row."""
+ATTEMPTS = tuple(name for name, keys in METHODS.items() if _BEST in keys)
+"""Rows that the others are compared with."""
 SORTED = "sorting"
+THEN = "4 attempts, then "
 PARTS = ("easy", "middle", "hard", "all")
-COUNTS = ("solved", "successes", "distinct", "pairs")
+COUNTS = {
+    "solved": "solved a 1,000 calls",
+    "successes": "successes a 1,000 calls",
+    "distinct": "distinct",
+    "pairs": "step pairs",
+}
+KEPT = (*COUNTS, "calls")
 
 
-def stages(suite: Suite, seed: int, folder: Path, tasks: int) -> Iterator[Stage]:
+def stages(suite: Suite, names: Sequence[str], tasks: int, seed: int, folder: Path) -> Iterator[Stage]:
     """Yield the commands of one seed."""
     warm: tuple[str, ...] = ()
     policy: tuple[str, ...] = ()
@@ -58,7 +71,7 @@ def stages(suite: Suite, seed: int, folder: Path, tasks: int) -> Iterator[Stage]
         yield Stage(WARM, "train_sft", suite.warm)
         warm, policy = (WARM,), (f"policy.model={(folder / WARM / 'model').resolve()}",)
     pool = (f"tasks.n={tasks}", f"tasks.offset={suite.first + seed * suite.apart}")
-    for name, keys in ((SORTED, _FOUR), *METHODS.items()):
+    for name, keys in ((SORTED, _FOUR), *((name, METHODS[name]) for name in names)):
         own = f"seed={seed + 500 if name == SORTED else seed}"
         keys = (*suite.environment, own, *pool, *suite.collect, *keys, *policy)
         yield Stage(_folder(name), "build_prefs", keys, warm)
@@ -97,85 +110,101 @@ def sorted_into(run: Path) -> dict[str, str]:
     return {task: names.get(one["successes"], "easy") for task, one in counted(run).items()}
 
 
-def told(folder: Path) -> dict[str, Any]:
+def told(names: Sequence[str], folder: Path) -> dict[str, Any]:
     """Return what is kept of a seed."""
     if not (folder / _folder(SORTED) / "summary.json").exists():
         return {}
     return {
         "parts": sorted_into(folder / _folder(SORTED)),
-        "found": {name: counted(folder / _folder(name)) for name in METHODS},
+        "found": {name: counted(folder / _folder(name)) for name in (SORTED, *names)},
     }
 
 
-def methods(seeds: Sequence[Seed]) -> list[str]:
-    """Return the names of the methods that every seed was searched with: kept seeds may lack those added since."""
-    return [name for name in METHODS if all(name in seed.facts["found"] for seed in seeds)]
+def by_need(seed: Seed) -> dict[str, dict[str, dict[str, float]]]:
+    """Return what each method finds of each task where it follows four attempts that failed, by the name of its row."""
+    found: dict[str, Any] = {name: one for name, one in seed.facts["found"].items() if name != SORTED}
+    first = seed.facts["found"][SORTED]
+    after: dict[str, Any] = {}
+    for name, one in found.items():
+        after[THEN + name] = {
+            task: dict(Counter(first[task]) + Counter(one[task])) if part == "hard" else first[task]
+            for task, part in seed.facts["parts"].items()
+        }
+    return {**found, **after}
 
 
-def rates(seeds: Sequence[Seed], part: str, rng: np.random.Generator | None) -> dict[str, dict[str, float]]:
-    """Return each method's counts a 1,000 calls on the tasks of a part; with `rng`, of seeds and tasks drawn again."""
-    drawn = seeds if rng is None else [seeds[i] for i in rng.integers(len(seeds), size=len(seeds))]
-    sums: dict[str, Any] = {name: Counter() for name in methods(seeds)}
-    for seed in drawn:
-        tasks = [task for task, where in seed.facts["parts"].items() if part in (where, "all")]
-        if rng is not None:
-            tasks = [tasks[i] for i in rng.integers(len(tasks), size=len(tasks))]
-        for name in sums:
-            for task in tasks:
-                sums[name].update(seed.facts["found"][name][task])
-    return {name: {what: 1000 * one[what] / one["calls"] for what in COUNTS} for name, one in sums.items()}
+def nearest(calls: Mapping[str, float], name: str) -> str | None:
+    """Return the plain attempts that a row is compared with, those with the nearest calls; None for these themselves.
+
+    Args:
+        calls: Of every row.
+        name: Of the row.
+    """
+    then = THEN if name.startswith(THEN) else ""
+    controls = [then + plain for plain in ATTEMPTS if then + plain in calls]
+    if name in controls or not controls:
+        return None
+    return min(controls, key=lambda control: abs(calls[control] - calls[name]))
 
 
-def table(seeds: Sequence[Seed], resamples: int = 1000) -> list[dict[str, Any]]:
-    """Return the rows: every method on every part."""
+def table(seeds: Sequence[Seed], chosen: Sequence[str], resamples: int = 1000) -> list[dict[str, Any]]:
+    """Return the rows: every method on every part, and on all tasks by need too."""
+    found = [by_need(seed) for seed in seeds]
     rows = []
     for part in PARTS:
         rng = np.random.default_rng(0)
-        found = rates(seeds, part, None)
-        again = [rates(seeds, part, rng) for _ in range(resamples)]
-        number = sum(part in (where, "all") for seed in seeds for where in seed.facts["parts"].values())
-        for name in found:
-            each = [
-                seed.facts["found"][name][task]
-                for seed in seeds
-                for task, where in seed.facts["parts"].items()
-                if part in (where, "all")
-            ]
-            row: dict[str, Any] = {
-                "tasks": f"{part} ({number})",
-                "by": name,
-                "calls": round(sum(one["calls"] for one in each)),
-                "solved": f"{np.mean([one['solved'] for one in each]):.0%}",
-                "solved a 1,000 calls": round(found[name]["solved"], 1),
-                "successes a 1,000 calls": round(found[name]["successes"], 1),
-                "distinct": round(found[name]["distinct"], 1),
-                "step pairs": round(found[name]["pairs"], 1),
-            }
-            for what, title in (("successes", "times as many"), ("distinct", "distinct, times")):
-                if name != ATTEMPTS:
-                    ratios = [one[name][what] / max(1e-9, one[ATTEMPTS][what]) for one in again]
+        there = [[task for task, own in seed.facts["parts"].items() if part in (own, "all")] for seed in seeds]
+        names = [*chosen, *(THEN + name for name in chosen if part == "all")]
+        # for each seed the counts [row, task, what]
+        counts = [
+            np.array([[[one[name][task].get(what, 0) for what in KEPT] for task in tasks] for name in names])
+            for one, tasks in zip(found, there, strict=True)
+        ]
+        whole = sum(one.sum(1) for one in counts)
+        again = []
+        for _ in range(resamples):
+            drawn = [counts[seed] for seed in rng.integers(len(seeds), size=len(seeds))]
+            again.append(sum(one[:, rng.integers(one.shape[1], size=one.shape[1])].sum(1) for one in drawn))
+        calls = dict(zip(names, whole[:, KEPT.index("calls")], strict=True))
+        number = sum(map(len, there))
+        for name in names:
+            own, control = whole[names.index(name)], nearest(calls, name)
+            row: dict[str, Any] = {"tasks": f"{part} ({number})", "by": name, "calls": round(float(calls[name]))}
+            row["solved"] = f"{own[KEPT.index('solved')] / number:.0%}"
+            for what, title in COUNTS.items():
+                row[title] = round(float(1000 * own[KEPT.index(what)] / calls[name]), 1)
+            if control is not None:
+                for what, title in (("successes", "times as many"), ("distinct", "distinct, times")):
+                    pair = names.index(name), names.index(control)
+                    ratio, *ratios = (_ratio(one, *pair, what) for one in (whole, *again))
                     low, high = np.quantile(ratios, [0.025, 0.975])
-                    ratio = found[name][what] / max(1e-9, found[ATTEMPTS][what])
                     row[title] = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+                row["than"] = control.removeprefix(THEN)
             rows.append(row)
     return rows
+
+
+def _ratio(sums: Any, row: int, control: int, what: str) -> float:
+    """Return how many times as many a row finds for a call as its control, from sums[row, what]."""
+    rates = sums[[row, control], KEPT.index(what)] / np.maximum(1, sums[[row, control], KEPT.index("calls")])
+    return float(rates[0] / max(1e-9, rates[1]))
 
 
 def main() -> None:
     """Run, count, print, write."""
     parser = arguments(__doc__, SUITES)
     parser.add_argument("--tasks", type=int, default=150, help="train tasks of each seed")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="NAME", help="rows")
     options = parser.parse_args()
-    suite, name = SUITES[options.suite], f"yields_{options.suite}"
+    suite, name, methods = SUITES[options.suite], f"yields_{options.suite}", options.methods
     settings = {"train tasks a seed": options.tasks}
-    seeds = carry_out(name, options, partial(_planned, suite, options.tasks), settings, told)
+    plan, kept = partial(stages, suite, methods, options.tasks), partial(told, methods)
+    seeds = carry_out(name, options, plan, settings, kept)
     facts = {**settings, "seeds": len(seeds), "simulations": 16}
     facts["command"] = f"python benchmarks/yields.py --suite {options.suite} --work DIR"
-    write_result(name, table(seeds), facts, options.results / f"{name}.json")
-
-
-def _planned(suite: Suite, tasks: int, seed: int, folder: Path) -> Iterator[Stage]:
-    return stages(suite, seed, folder, tasks)
+    if methods != list(METHODS):
+        facts["command"] += " --methods " + " ".join(f'"{one}"' for one in methods)
+    write_result(name, table(seeds, methods), facts, options.results / f"{name}.json")
 
 
 if __name__ == "__main__":
