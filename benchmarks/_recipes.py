@@ -149,7 +149,9 @@ ARMS: dict[str, tuple[str, ...]] = {
     "tree": ("tree",),
     "tree+dpo": ("tree+dpo",),
     "grpo": ("grpo",) * 4,
+    "grpo, two rounds": ("grpo",) * 2,
     "attempts, then grpo": ("attempts", "attempts, all data", "grpo", "grpo"),
+    "states, then dpo, then one grpo": ("states", "states, all data", "states+updates+dpo, all data", "grpo"),
     "states, then dpo, then grpo": ("states", "states, all data", "states+updates+dpo, all data", "grpo", "grpo"),
 }
 """Rounds by arm."""
