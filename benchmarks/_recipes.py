@@ -67,6 +67,7 @@ ROUNDS: dict[str, Round] = {
     "need": Round("need"),
     "need32": Round("need32"),
     "states": Round("states"),
+    "states, pairs alone": Round("states", times=0, dpo=_LONG),
     "states, all data": Round("states", again=True),
     "states+updates, all data": Round("states", times=2, again=True),
     "states+thrice, all data": Round("states", times=3, again=True),
@@ -126,6 +127,13 @@ ARMS: dict[str, tuple[str, ...]] = {
     "states, then dpo": ("states", "states, all data", "states+updates+dpo, all data"),
     "states, thrice the updates, then dpo": ("states", "states, all data", "states+thrice+dpo, all data"),
     "states, thrice the updates, then dpo twice": ("states", "states, all data", "states+thrice+dpo twice, all data"),
+    "states, thrice the updates, then searched again": (
+        "states", "states, all data", "states+thrice, all data", "states, pairs alone"
+    ),
+    "states, four rounds": ("states", "states, all data", "states+thrice, all data", "states+thrice, all data"),
+    "states, four rounds, then dpo": (
+        "states", "states, all data", "states+thrice, all data", "states+thrice+dpo, all data"
+    ),
     "states, then dpo, then agreement": ("states", "states, all data", "states+updates+dpo+agree, all data"),
     "one round, more updates": ("states+updates, all data",),
     "one round, thrice the updates": ("states+thrice, all data",),
