@@ -6,10 +6,12 @@ attempts that no method uses sort the tasks: hard = none of them succeeds, middl
 of a task are counted; those that restore states, which a run counts as a whole, are shared among its tasks by the calls
 of their trees.
 
-Further attempts find less and less that is new, so "times as many" is the ratio to the number of plain attempts whose
-calls on these tasks are nearest, with an interval that draws seeds and tasks anew. The rows "4 attempts, then …" add up
-what a search by need takes and finds: the sorting attempts on all tasks, and the method where none of them succeeded;
-they are compared with further attempts there.
+Plain attempts share what they begin with: a call that an earlier attempt of the task has executed in the same place is
+not executed again. "Independent" ones share nothing: these are the same attempts, with each of their calls counted.
+"Times as many" is the ratio to the number of plain attempts whose calls on these tasks are nearest, with an interval
+that draws seeds and tasks anew; "times independent" to 16 independent ones. The rows "4 attempts, then …" add up what a
+search by need takes and finds: the sorting attempts on all tasks, and the method where none of them succeeded; they are
+compared with further attempts there.
 
 What is there is not run again, so a stopped run goes on; `--plan` prints the commands, `--methods` chooses some.
 """
@@ -38,7 +40,7 @@ _ONE = "search.proposals=1"
 _UNSURE = "search.selection=uncertainty"
 _STATES = "search.repeated_states=close"
 METHODS: dict[str, tuple[str, ...]] = {
-    **{f"{n} plain attempts": (_BEST, f"search.simulations={n}") for n in (16, 24, 32)},
+    **{f"{n} plain attempts": (_BEST, f"search.simulations={n}") for n in (16, 32, 64)},
     "UCT": ("search.simulations=16", "search.selection=uct"),
     "PUCT": ("search.simulations=16",),
     "Gumbel root": ("search.simulations=16", "search.gumbel_root=true"),
@@ -51,6 +53,7 @@ METHODS: dict[str, tuple[str, ...]] = {
 """Keys of `build_prefs` by the name of a row."""
 ATTEMPTS = tuple(name for name, keys in METHODS.items() if _BEST in keys)
 """Rows that the others are compared with."""
+INDEPENDENT = "16 independent attempts"
 SORTED = "sorting"
 THEN = "4 attempts, then "
 PARTS = ("easy", "middle", "hard", "all")
@@ -60,7 +63,7 @@ COUNTS = {
     "distinct": "distinct",
     "pairs": "step pairs",
 }
-KEPT = (*COUNTS, "calls")
+KEPT = (*COUNTS, "calls", "sampled")
 
 
 def stages(suite: Suite, names: Sequence[str], tasks: int, seed: int, folder: Path) -> Iterator[Stage]:
@@ -82,7 +85,12 @@ def _folder(name: str) -> str:
 
 
 def counted(run: Path) -> dict[str, dict[str, float]]:
-    """Return for each task what a run found: solved (0 or 1), successes, distinct ones, step pairs, and its calls."""
+    """Return for each task what a run found and what it took.
+
+    Returns:
+        solved (0 or 1), successes, distinct ones, step pairs; calls, those of attempts that share nothing, and sampled
+        tokens.
+    """
     table = pq.read_table(run / "preferences", columns=["kind", "task_id"]).to_pylist()
     pairs = Counter(row["task_id"] for row in table if row["kind"] == "step")
     summary = json.loads((run / "summary.json").read_text())
@@ -100,6 +108,8 @@ def counted(run: Path) -> dict[str, dict[str, float]]:
             "distinct": len(won),
             "pairs": pairs[tree.tree_id],
             "calls": tree.counters["tool_calls"] * restoring,
+            "unshared": sum(edge.visits for edge in tree.edges),
+            "sampled": tree.counters["generated"],
         }
     return found
 
@@ -123,6 +133,8 @@ def told(names: Sequence[str], folder: Path) -> dict[str, Any]:
 def by_need(seed: Seed) -> dict[str, dict[str, dict[str, float]]]:
     """Return what each method finds of each task where it follows four attempts that failed, by the name of its row."""
     found: dict[str, Any] = {name: one for name, one in seed.facts["found"].items() if name != SORTED}
+    if ATTEMPTS[0] in found:
+        found[INDEPENDENT] = {task: {**one, "calls": one["unshared"]} for task, one in found[ATTEMPTS[0]].items()}
     first = seed.facts["found"][SORTED]
     after: dict[str, Any] = {}
     for name, one in found.items():
@@ -142,7 +154,7 @@ def nearest(calls: Mapping[str, float], name: str) -> str | None:
     """
     then = THEN if name.startswith(THEN) else ""
     controls = [then + plain for plain in ATTEMPTS if then + plain in calls]
-    if name in controls or not controls:
+    if name in (INDEPENDENT, *controls) or not controls:
         return None
     return min(controls, key=lambda control: abs(calls[control] - calls[name]))
 
@@ -154,7 +166,8 @@ def table(seeds: Sequence[Seed], chosen: Sequence[str], resamples: int = 1000) -
     for part in PARTS:
         rng = np.random.default_rng(0)
         there = [[task for task, own in seed.facts["parts"].items() if part in (own, "all")] for seed in seeds]
-        names = [*chosen, *(THEN + name for name in chosen if part == "all")]
+        names = [*(INDEPENDENT for name in chosen if name == ATTEMPTS[0]), *chosen]
+        names += [THEN + name for name in chosen if part == "all"]
         # for each seed the counts [row, task, what]
         counts = [
             np.array([[[one[name][task].get(what, 0) for what in KEPT] for task in tasks] for name in names])
@@ -170,18 +183,24 @@ def table(seeds: Sequence[Seed], chosen: Sequence[str], resamples: int = 1000) -
         for name in names:
             own, control = whole[names.index(name)], nearest(calls, name)
             row: dict[str, Any] = {"tasks": f"{part} ({number})", "by": name, "calls": round(float(calls[name]))}
+            row["sampled tokens"] = round(float(own[KEPT.index("sampled")]))
             row["solved"] = f"{own[KEPT.index('solved')] / number:.0%}"
             for what, title in COUNTS.items():
                 row[title] = round(float(1000 * own[KEPT.index(what)] / calls[name]), 1)
-            if control is not None:
-                for what, title in (("successes", "times as many"), ("distinct", "distinct, times")):
-                    pair = names.index(name), names.index(control)
-                    ratio, *ratios = (_ratio(one, *pair, what) for one in (whole, *again))
-                    low, high = np.quantile(ratios, [0.025, 0.975])
-                    row[title] = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
-                row["than"] = control.removeprefix(THEN)
+            for what, title in (("successes", "times as many"), ("distinct", "distinct, times")):
+                if control is not None:
+                    row[title] = _told(whole, again, names.index(name), names.index(control), what)
+                    row["than"] = control.removeprefix(THEN)
+            if INDEPENDENT in names and name not in (INDEPENDENT, *ATTEMPTS):
+                row["times independent"] = _told(whole, again, names.index(name), names.index(INDEPENDENT), "successes")
             rows.append(row)
     return rows
+
+
+def _told(whole: Any, again: Sequence[Any], row: int, control: int, what: str) -> str:
+    """Return the ratio of what two rows find for a call, with its 95 % interval."""
+    low, high = np.quantile([_ratio(one, row, control, what) for one in again], [0.025, 0.975])
+    return f"{_ratio(whole, row, control, what):.2f} ({low:.2f} to {high:.2f})"
 
 
 def _ratio(sums: Any, row: int, control: int, what: str) -> float:
