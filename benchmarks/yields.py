@@ -56,14 +56,15 @@ ATTEMPTS = tuple(name for name, keys in METHODS.items() if _BEST in keys)
 INDEPENDENT = "16 independent attempts"
 SORTED = "sorting"
 THEN = "4 attempts, then "
+NEED = (*ATTEMPTS, "PUCT", "PUCT over states", "uncertainty")
+"""Methods with a row of their own after four attempts that failed."""
 PARTS = ("easy", "middle", "hard", "all")
 COUNTS = {
-    "solved": "solved a 1,000 calls",
     "successes": "successes a 1,000 calls",
     "distinct": "distinct",
     "pairs": "step pairs",
 }
-KEPT = (*COUNTS, "calls", "sampled")
+KEPT = (*COUNTS, "solved", "calls", "sampled")
 
 
 def stages(suite: Suite, names: Sequence[str], tasks: int, seed: int, folder: Path) -> Iterator[Stage]:
@@ -167,7 +168,7 @@ def table(seeds: Sequence[Seed], chosen: Sequence[str], resamples: int = 1000) -
         rng = np.random.default_rng(0)
         there = [[task for task, own in seed.facts["parts"].items() if part in (own, "all")] for seed in seeds]
         names = [*(INDEPENDENT for name in chosen if name == ATTEMPTS[0]), *chosen]
-        names += [THEN + name for name in chosen if part == "all"]
+        names += [THEN + name for name in chosen if part == "all" and name in NEED]
         # for each seed the counts [row, task, what]
         counts = [
             np.array([[[one[name][task].get(what, 0) for what in KEPT] for task in tasks] for name in names])
@@ -190,7 +191,8 @@ def table(seeds: Sequence[Seed], chosen: Sequence[str], resamples: int = 1000) -
             for what, title in (("successes", "times as many"), ("distinct", "distinct, times")):
                 if control is not None:
                     row[title] = _told(whole, again, names.index(name), names.index(control), what)
-                    row["than"] = control.removeprefix(THEN)
+            if control is not None:
+                row["than"] = control.removeprefix(THEN)
             if INDEPENDENT in names and name not in (INDEPENDENT, *ATTEMPTS):
                 row["times independent"] = _told(whole, again, names.index(name), names.index(INDEPENDENT), "successes")
             rows.append(row)
