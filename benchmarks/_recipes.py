@@ -11,10 +11,10 @@ class Round:
 
     Attributes:
         collect: Name in `COLLECT` of the keys of `build_prefs`; "" = an online round, which collects nothing.
-        times: Factor of the epochs of fine-tuning on the successes; 0 = no fine-tuning. On FrozenLake 3 are as many
-            updates as 2 and the preferences of `_LONG`.
+        times: Factor of the epochs of fine-tuning on the successes; 0 = no fine-tuning.
         dpo: Keys of `train_dpo` on the pairs, after the fine-tuning; None = none.
-        worth: Factor of the epochs of fine-tuning whose updates are as many as those of `dpo`.
+        longer: How much `times` of the control with longer fine-tuning is greater, where there is `dpo`; on FrozenLake
+            the control takes about as many updates as fine-tuning and `dpo` together.
         rerank: Proposals of the fine-tuned model at each turn of a held-out task, of which the preference model chooses
             one; 0 = the preference model plays.
         agree: Attempts at a held-out task, of which the one with the commonest end counts; 0 = each attempt counts.
@@ -26,7 +26,7 @@ class Round:
     collect: str
     times: int = 1
     dpo: tuple[str, ...] | None = None
-    worth: int = 1
+    longer: int = 1
     rerank: int = 0
     agree: int = 0
     again: bool = False
@@ -76,7 +76,7 @@ ROUNDS: dict[str, Round] = {
     "states+nine times, all data": Round("states", times=9, again=True),
     "states+updates+dpo, all data": Round("states", times=2, again=True, dpo=_LONG),
     "states+thrice+dpo, all data": Round("states", times=3, again=True, dpo=_LONG),
-    "states+thrice+dpo twice, all data": Round("states", times=3, again=True, dpo=_TWICE, worth=2),
+    "states+thrice+dpo twice, all data": Round("states", times=3, again=True, dpo=_TWICE, longer=2),
     "states+updates+dpo+agree, all data": Round("states", times=2, again=True, dpo=_LONG, agree=4),
     "states+updates+misranked, all data": Round(
         "states", times=2, again=True, dpo=(*_MISRANKED, "optimizer.epochs=4")

@@ -130,7 +130,7 @@ def _policy(model: str | None) -> tuple[str, ...]:
 
 
 def costs(folder: Path) -> dict[str, Any]:
-    """Return what each collection of a seed cost and found: calls by part, tokens, successes."""
+    """Return what each collection of a seed cost and found (calls by part, tokens, successes), and the updates."""
     found = {}
     for path in sorted(folder.glob("*-data/summary.json")):
         summary = json.loads(path.read_text())
@@ -150,9 +150,9 @@ def costs(folder: Path) -> dict[str, Any]:
         online[path.parent.name] = json.loads(path.read_text())["rollouts"]["env_steps"]
     updates = {}
     for path in sorted(folder.glob("*/summary.json")):
-        summary = json.loads(path.read_text())
-        if "updates" in summary:
-            updates[path.parent.name] = summary["updates"]
+        training = json.loads(path.read_text()).get("training")
+        if training is not None:
+            updates[path.parent.name] = training["updates"]
     return {"data": found, "online": online, "updates": updates}
 
 
@@ -186,15 +186,15 @@ def control(
 
 
 def alike(chain: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the controls of a chain with preferences: fine-tuned alone, for as many updates, and without a vote."""
+    """Yield the controls of a chain with preferences: the same fine-tuning alone, a longer one, and without a vote."""
     if not chain or ROUNDS[chain[-1]].dpo is None:
         return
     last, there = ROUNDS[chain[-1]], chains(options.arms)
-    more = (("fine-tuning alone", last.times), ("fine-tuning with as many updates", last.times + last.worth))
+    more = (("fine-tuning alone", last.times), ("longer fine-tuning", last.times + last.longer))
     for title, times in more:
         for name, one in ROUNDS.items():
             other = (*chain[:-1], name)
-            if other in there and one == replace(last, dpo=None, worth=1, rerank=0, agree=0, times=times):
+            if other in there and one == replace(last, dpo=None, longer=1, rerank=0, agree=0, times=times):
                 yield title, other
     alone = (*chain[:-1], _trained(chain[-1]))
     if last.agree and alone in there:

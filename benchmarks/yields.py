@@ -1,6 +1,6 @@
 """Verified successes, distinct ones, and pairs for a call: attempts and searches, on easy, middle and hard tasks.
 
-Run `python benchmarks/yields.py --suite frozenlake --work DIR` (an hour, one processor). Every method plays the same
+Run `python benchmarks/yields.py --suite frozenlake --work DIR` (two hours, one processor). Every method plays the same
 train tasks with the warm start of a suite of `arms.py`, once for each seed, to the end of its simulations. Four plain
 attempts that no method uses sort the tasks: hard = none of them succeeds, middle = one or two, easy = more. All calls
 of a task are counted; those that restore states, which a run counts as a whole, are shared among its tasks by the calls
@@ -131,8 +131,11 @@ def told(names: Sequence[str], folder: Path) -> dict[str, Any]:
     }
 
 
-def by_need(seed: Seed) -> dict[str, dict[str, dict[str, float]]]:
-    """Return what each method finds of each task where it follows four attempts that failed, by the name of its row."""
+def by_row(seed: Seed) -> dict[str, dict[str, dict[str, float]]]:
+    """Return each row's counts by task: of a method, of independent attempts, and of either after four attempts.
+
+    After four attempts means: these alone where one of them succeeded, else these and the method.
+    """
     found: dict[str, Any] = {name: one for name, one in seed.facts["found"].items() if name != SORTED}
     if ATTEMPTS[0] in found:
         found[INDEPENDENT] = {task: {**one, "calls": one["unshared"]} for task, one in found[ATTEMPTS[0]].items()}
@@ -147,7 +150,7 @@ def by_need(seed: Seed) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def nearest(calls: Mapping[str, float], name: str) -> str | None:
-    """Return the plain attempts that a row is compared with, those with the nearest calls; None for these themselves.
+    """Return the row of plain attempts with the nearest calls; None for rows of attempts, which are not compared.
 
     Args:
         calls: Of every row.
@@ -162,7 +165,7 @@ def nearest(calls: Mapping[str, float], name: str) -> str | None:
 
 def table(seeds: Sequence[Seed], chosen: Sequence[str], resamples: int = 1000) -> list[dict[str, Any]]:
     """Return the rows: every method on every part, and on all tasks by need too."""
-    found = [by_need(seed) for seed in seeds]
+    found = [by_row(seed) for seed in seeds]
     rows = []
     for part in PARTS:
         rng = np.random.default_rng(0)
@@ -190,16 +193,17 @@ def table(seeds: Sequence[Seed], chosen: Sequence[str], resamples: int = 1000) -
                 row[title] = round(float(1000 * own[KEPT.index(what)] / calls[name]), 1)
             for what, title in (("successes", "times as many"), ("distinct", "distinct, times")):
                 if control is not None:
-                    row[title] = _told(whole, again, names.index(name), names.index(control), what)
+                    row[title] = _times(whole, again, names.index(name), names.index(control), what)
             if control is not None:
                 row["than"] = control.removeprefix(THEN)
             if INDEPENDENT in names and name not in (INDEPENDENT, *ATTEMPTS):
-                row["times independent"] = _told(whole, again, names.index(name), names.index(INDEPENDENT), "successes")
+                pair = names.index(name), names.index(INDEPENDENT)
+                row["times independent"] = _times(whole, again, *pair, "successes")
             rows.append(row)
     return rows
 
 
-def _told(whole: Any, again: Sequence[Any], row: int, control: int, what: str) -> str:
+def _times(whole: Any, again: Sequence[Any], row: int, control: int, what: str) -> str:
     """Return the ratio of what two rows find for a call, with its 95 % interval."""
     low, high = np.quantile([_ratio(one, row, control, what) for one in again], [0.025, 0.975])
     return f"{_ratio(whole, row, control, what):.2f} ({low:.2f} to {high:.2f})"
@@ -221,8 +225,16 @@ def main() -> None:
     settings = {"train tasks a seed": options.tasks}
     plan, kept = partial(stages, suite, methods, options.tasks), partial(told, methods)
     seeds = carry_out(name, options, plan, settings, kept)
-    facts = {**settings, "seeds": len(seeds), "simulations": 16}
+    for seed in seeds:
+        if missing := [one for one in methods if one not in seed.facts["found"]]:
+            raise SystemExit(
+                f"{options.results / name}/seed-{seed.seed}.json was made without {', '.join(missing)}; remove it, so "
+                "that these are run, or choose among the others with --methods"
+            )
+    facts = {**settings, "seeds": len(seeds), "simulations of a tree": 16}
     facts["command"] = f"python benchmarks/yields.py --suite {options.suite} --work DIR"
+    if options.tasks != parser.get_default("tasks"):
+        facts["command"] += f" --tasks {options.tasks}"
     if methods != list(METHODS):
         facts["command"] += " --methods " + " ".join(f'"{one}"' for one in methods)
     write_result(name, table(seeds, methods), facts, options.results / f"{name}.json")
