@@ -194,6 +194,7 @@ class Suite:
         online: Keys of every `refine_grpo`.
         evaluate: Keys of every `evaluate`.
         warm: Keys of the `train_sft` that makes the warm start; none = the embedded default.
+        own: Whether each seed trains a warm start of its own; else all seeds share one.
         tasks: New train tasks of a round.
         first: The first seed's first train task; those before it made the warm start.
         apart: Distance of the seeds' first train tasks; where an arm takes more tasks, seeds share some of them.
@@ -210,6 +211,7 @@ class Suite:
     online: tuple[str, ...] = ()
     evaluate: tuple[str, ...] = ()
     warm: tuple[str, ...] = ()
+    own: bool = False
     tasks: int = 300
     first: int = 0
     apart: int = 1500
@@ -220,6 +222,10 @@ class Suite:
     def sft(self, times: int = 1) -> tuple[str, ...]:
         """Return the keys of a `train_sft`, with so many times the suite's epochs."""
         return (*self.tuning, f"optimizer.epochs={times * self.epochs}")
+
+    def start(self, seed: int) -> tuple[str, tuple[str, ...]]:
+        """Return where the warm start of a seed is trained, from the seed's run directories, and its keys."""
+        return ("warm", (*self.warm, f"seed={seed}")) if self.own else ("../warm", self.warm)
 
 
 _COMMON = ("pairs.kinds=[step,trajectory]", "pairs.rejudge=0", "filtered.origins=[search,rollout]")
@@ -249,6 +255,7 @@ SUITES = {
         online=(*_WIDE, "rounds=5", "rollouts.max_steps=20"),
         evaluate=("max_steps=20",),
         warm=("--config", "configs/textworld/train_sft.yaml", *_COOKING, "tasks.n=350"),
+        own=True,  # their success varies by 20 points
         tasks=150,
         first=350,
         apart=100,  # the game has 1,000 train tasks
@@ -268,6 +275,3 @@ SUITES = {
         held_out=130,
     ),  # fmt: skip
 }
-
-WARM = "../warm"
-"""The run directory of the warm start, from a seed's."""

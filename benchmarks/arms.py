@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from _common import write_result
 from _experiment import Seed, Stage, arguments, carry_out, interval, matrix, share_interval
-from _recipes import ARMS, COLLECT, ONLINE, ORDER, PLAIN, ROUNDS, SUITES, WARM, Round, Suite
+from _recipes import ARMS, COLLECT, ONLINE, ORDER, PLAIN, ROUNDS, SUITES, Round, Suite
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 
@@ -45,8 +45,9 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
     models: dict[tuple[str, ...], str | None] = {(): None}
     trained: dict[tuple[str, ...], tuple[str, ...]] = {(): ()}
     if suite.warm:
-        yield Stage(WARM, "train_sft", suite.warm)
-        models[()], trained[()] = str((folder / WARM / "model").resolve()), (WARM,)
+        place, keys = suite.start(seed)
+        yield Stage(place, "train_sft", keys)
+        models[()], trained[()] = str((folder / place / "model").resolve()), (place,)
     seen: set[str] = set()
     for chain in [(), *chains(options.arms)]:
         play: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from typing import Any
 
 from _common import write_result
 from _experiment import Seed, Stage, arguments, carry_out, interval, matrix, share_interval
-from _recipes import GRPO, SUITES, WARM
+from _recipes import GRPO, SUITES
 from arms import name_of
 
 _CHAIN = ("states", "states, all data", "states+updates+dpo, all data")
@@ -89,14 +89,16 @@ def folder_of(name: str) -> str:
 
 def stages(seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Stage]:
     """Yield the commands; `folder` is that of the seed in `arms.py`'s work directory."""
-    suite, warm = SUITES[options.suite], str((folder / WARM / "model").resolve())
+    suite = SUITES[options.suite]
+    begun, begin = suite.start(seed)
+    warm = str((folder / begun / "model").resolve())
     held = (*suite.environment, f"seed={seed}", "tasks.split=validation", f"tasks.n={suite.held_out}")
     held += (f"attempts={options.attempts}", "greedy=false", *suite.evaluate)
 
-    def test(name: str, model: str, *keys: str, after: tuple[str, ...] = (WARM,)) -> Stage:
+    def test(name: str, model: str, *keys: str, after: tuple[str, ...] = (begun,)) -> Stage:
         return Stage(folder_of(f"{name}-test"), "evaluate", (*held, f"policy.model={model}", *keys), after)
 
-    yield Stage(WARM, "train_sft", suite.warm)
+    yield Stage(begun, "train_sft", begin)
     if options.suite == "frozenlake":
         yield from _learnt_from_trees(seed, folder, warm, test)
     else:
@@ -107,7 +109,7 @@ def stages(seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Sta
         given = dict(key.partition("=")[::2] for key in (*pool, *GRPO, *keys))
         settings = tuple(f"{key}={value}" for key, value in given.items())
         start = (*suite.environment, f"seed={seed}", f"model.path={warm}")
-        yield Stage(folder_of(name), "refine_grpo", (*start, *settings), (WARM,))
+        yield Stage(folder_of(name), "refine_grpo", (*start, *settings), (begun,))
         yield test(name, str(folder / folder_of(name) / "model"), after=(folder_of(name),))
 
 

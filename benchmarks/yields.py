@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from _common import write_result
 from _experiment import Seed, Stage, arguments, carry_out
-from _recipes import SUITES, WARM, Suite
+from _recipes import SUITES, Suite
 
 from offline_agent.search.serialization import tree_from_json
 from offline_agent.store.run_directory import read_tree
@@ -72,8 +72,9 @@ def stages(suite: Suite, names: Sequence[str], tasks: int, seed: int, folder: Pa
     warm: tuple[str, ...] = ()
     policy: tuple[str, ...] = ()
     if suite.warm:
-        yield Stage(WARM, "train_sft", suite.warm)
-        warm, policy = (WARM,), (f"policy.model={(folder / WARM / 'model').resolve()}",)
+        place, keys = suite.start(seed)
+        yield Stage(place, "train_sft", keys)
+        warm, policy = (place,), (f"policy.model={(folder / place / 'model').resolve()}",)
     pool = (f"tasks.n={tasks}", f"tasks.offset={suite.first + seed * suite.apart}")
     for name, keys in ((SORTED, _FOUR), *((name, METHODS[name]) for name in names)):
         own = f"seed={seed + 500 if name == SORTED else seed}"

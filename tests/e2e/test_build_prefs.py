@@ -98,9 +98,9 @@ def test_kill_9_at_random_points_changes_nothing(whole: Path, tmp_path: Path) ->
     rng = random.Random(11)
     final = (whole / "events" / "0000.jsonl").stat().st_size
     kills = 0
-    for number in range(6):
+    for number in range(4):
         run_dir = tmp_path / f"run{number}"
-        points = sorted(rng.random() for _ in range(4))
+        points = sorted(rng.random() for _ in range(3))
         for point in points:
             # the last run of every second round is killed by the clock: after the search, while pairs are built
             late = point == points[-1] and number % 2 == 0
@@ -109,7 +109,7 @@ def test_kill_9_at_random_points_changes_nothing(whole: Path, tmp_path: Path) ->
         assert digests(run_dir, *ALL) == digests(whole, *ALL)
         lines = [json.loads(line) for line in (run_dir / "quarantine.jsonl").read_text().splitlines()]
         assert len({json.dumps(line, sort_keys=True) for line in lines}) == len(lines)
-    assert kills >= 20
+    assert kills >= 9
 
 
 def test_the_number_of_workers_changes_nothing(whole: Path, tmp_path: Path) -> None:
@@ -212,13 +212,13 @@ def test_a_corrupted_tree_and_log_are_named_and_left_alone(whole: Path, tmp_path
 
 
 def test_kill_9_with_the_embedded_model(tmp_path: Path) -> None:
-    keys = ["policy=hf", "tasks.n=3", "search.simulations=12"]
+    keys = ["policy=hf", "tasks.n=2", "search.simulations=8"]
     reference, run_dir = tmp_path / "whole", tmp_path / "killed"
     built(reference, *keys)
     manifest = json.loads((reference / "manifest.json").read_text())
     assert manifest["batch_invariant"] is True, "then only finished trees would be the same"
     final = (reference / "events" / "0000.jsonl").stat().st_size
-    for share in (0.25, 0.6, 0.9):
+    for share in (0.3, 0.8):
         assert kill_at(run_dir, share * final, 600, *keys)
     assert not kill_at(run_dir, 1e12, 1e6, *keys)
     assert digests(run_dir, *ALL) == digests(reference, *ALL)

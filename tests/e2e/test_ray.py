@@ -19,7 +19,7 @@ from tests.helpers.ray import POISON, Started, TwoRaylets, digests, run
 ray_kit.require_ray()
 
 KEYS = [
-    "env=tests.helpers.ray:SlowShop", "env.seconds=0.03", "policy=noisy", "tasks.n=8", "search.simulations=24",
+    "env=tests.helpers.ray:SlowShop", "env.seconds=0.03", "policy=noisy", "tasks.n=8", "search.simulations=12",
     "tracking.uri=null", "limits.workers=2", "pairs.kinds=[step,trajectory]", "pairs.criticality=none",
 ]  # fmt: skip
 PLAYED = [

@@ -12,7 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
 SMALLER = (
-    (r"tasks\.n=200", "tasks.n=30"), (r"tasks\.offset=200", "tasks.offset=30"), (r"tasks\.n=130", "tasks.n=6"),
+    (r"tasks\.n=200 tasks\.offset=200", "tasks.n=8 tasks.offset=30"), (r"tasks\.n=200", "tasks.n=30"),
+    (r"tasks\.n=130", "tasks.n=6"),
     (r"run_dir=", "tracking.uri=null run_dir="),
 )  # fmt: skip
 
