@@ -21,7 +21,7 @@ def _run(pipeline: str, folder: Path, *keys: str) -> dict[str, object]:
 
 
 def test_pages_are_searched_mined_and_trained_on(tmp_path: Path) -> None:
-    search = ("policy=noisy", "policy.noise=0.3", "search.simulations=8", "search.max_steps=6", "tasks.n=4")
+    search = ("policy=noisy", "policy.noise=0.3", "search.simulations=6", "search.max_steps=5", "tasks.n=2")
     found = _run("build_prefs", tmp_path / "search", *ENV, *search)
     assert found["success"]["best_of_search"] == 1.0  # type: ignore[index]
     assert found["this_session"]["calls_replayed"] > 0  # type: ignore[index]
