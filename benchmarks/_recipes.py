@@ -18,9 +18,11 @@ class Round:
         rerank: Proposals of the fine-tuned model at each turn of a held-out task, of which the preference model chooses
             one; 0 = the preference model plays.
         agree: Attempts at a held-out task, of which the one with the commonest end counts; 0 = each attempt counts.
+        observe: Weight of the cross-entropy on observations in the fine-tuning.
         again: Whether the warm start is fine-tuned anew on the successes of all rounds so far, in place of the model
             so far on those of this round.
         online: Keys of `refine_grpo`, in an online round.
+        against: The round that it is compared with, after the same rounds; "" = only the usual controls.
     """
 
     collect: str
@@ -29,14 +31,17 @@ class Round:
     longer: int = 1
     rerank: int = 0
     agree: int = 0
+    observe: float = 0.0
     again: bool = False
     online: tuple[str, ...] | None = None
+    against: str = ""
 
 
-_STATES = (
-    "search.simulations=16", "search.until=success", "search.repeated_states=close", "pairs.decisive=true",
+_SETTLED = (
+    "search.simulations=16", "search.until=success", "search.repeated_states=close",
     "pairs.per_node=4", "pairs.per_task=32", "pairs.per_depth=16",
 )  # fmt: skip
+_STATES = (*_SETTLED, "pairs.decisive=true")
 COLLECT: dict[str, tuple[str, ...]] = {
     "attempts": ("search.algorithm=best_of_n", "search.simulations=4"),
     "attempts16": ("search.algorithm=best_of_n", "search.simulations=16"),
@@ -45,11 +50,13 @@ COLLECT: dict[str, tuple[str, ...]] = {
     "need": ("search.simulations=16", "search.until=success"),
     "need32": ("search.simulations=32", "search.until=success"),
     "states": _STATES,
+    "settled": _SETTLED,
     "recovery": (*_STATES, "filtered.origins=[search,rollout,recovery]", "pairs.replay_budget=0"),
 }
 """Ways to collect. `need`: four attempts, and a tree from them where all four failed; `retries`: further plain attempts
-there, the control of `need`; `states`: as `need`, over states in place of histories, with decisive pairs; `recovery`:
-as `states`, and splices that show how a mistake is mended, of what was executed anyway."""
+there, the control of `need`; `states`: as `need`, over states in place of histories, with decisive pairs;
+`settled`: as `states`, without decisive pairs; `recovery`: as `states`, and splices that show how a mistake is mended,
+of what was executed anyway."""
 
 _STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
@@ -67,7 +74,7 @@ ROUNDS: dict[str, Round] = {
     "need": Round("need"),
     "need32": Round("need32"),
     "states": Round("states"),
-    "states, pairs alone": Round("states", times=0, dpo=_LONG),
+    "states, pairs alone": Round("states", times=0, dpo=_LONG, against="states+thrice, all data"),
     "states, all data": Round("states", again=True),
     "states+updates, all data": Round("states", times=2, again=True),
     "states+thrice, all data": Round("states", times=3, again=True),
@@ -86,6 +93,13 @@ ROUNDS: dict[str, Round] = {
     ),
     "states+updates+siblings, all data": Round("states", times=2, again=True, dpo=_SIBLINGS),
     "states+updates+rerank, all data": Round("states", times=2, again=True, dpo=_LONG, rerank=4),
+    "states+updates+observations, all data": Round(
+        "states", times=2, again=True, observe=0.1, against="states+updates, all data"
+    ),
+    "settled+updates+dpo, all data": Round(
+        "settled", times=2, again=True, dpo=_LONG, against="states+updates+dpo, all data"
+    ),
+    "recovery+updates, all data": Round("recovery", times=2, again=True, against="states+updates, all data"),
     "recovery": Round("recovery"),
     "recovery, all data": Round("recovery", again=True),
     "recovery+updates+dpo, all data": Round("recovery", times=2, again=True, dpo=_LONG),
@@ -138,6 +152,11 @@ ARMS: dict[str, tuple[str, ...]] = {
     "one round, more updates": ("states+updates, all data",),
     "one round, thrice the updates": ("states+thrice, all data",),
     "one round, then dpo": ("states+updates+dpo, all data",),
+    "one round, then dpo of settled pairs": ("settled+updates+dpo, all data",),
+    "one round, observations": ("states+updates+observations, all data",),
+    "one round, recovery": ("recovery+updates, all data",),
+    "one round, then searched again": ("states+thrice, all data", "states, pairs alone"),
+    "two rounds, thrice the updates": ("states+thrice, all data", "states+thrice, all data"),
     "states, then misranked": ("states", "states, all data", "states+updates+misranked, all data"),
     "states, then misranked often": ("states", "states, all data", "states+updates+misranked often, all data"),
     "states, then siblings": ("states", "states, all data", "states+updates+siblings, all data"),

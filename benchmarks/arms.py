@@ -79,12 +79,17 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
             if last.times:
                 # fine-tuning that differs in nothing is shared too
                 longer = (f"optimizer.epochs{last.times * suite.epochs}",) * (last.times > 1)
-                place = name_of((*before, last.collect, *longer, *("again",) * last.again), "sft")
+                other = ("observations",) * bool(last.observe)
+                place = name_of((*before, last.collect, *longer, *other, *("again",) * last.again), "sft")
                 if place not in seen:
                     seen.add(place)
                     begun = models[()] if last.again else model
                     start = (f"model.path={begun}",) if begun else ()
-                    yield Stage(place, "train_sft", (f"seed={seed}", *start, runs, *suite.sft(last.times)), after)
+                    keys = (f"seed={seed}", *start, runs, *suite.sft(last.times))
+                    if last.observe:
+                        keys += (f"observations.weight={last.observe}", "observations.source=executed")
+                        keys += ("observations.per_update=4",)
+                    yield Stage(place, "train_sft", keys, after)
                 model, after = str(folder / place / "model"), (place, *after)
             if last.dpo is not None:
                 place = name_of((*before, _trained(chain[-1])), "dpo")  # rounds that are trained alike share it
@@ -195,11 +200,23 @@ def alike(chain: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[s
     for title, times in more:
         for name, one in ROUNDS.items():
             other = (*chain[:-1], name)
-            if other in there and one == replace(last, dpo=None, longer=1, rerank=0, agree=0, times=times):
+            wanted = replace(last, dpo=None, longer=1, rerank=0, agree=0, times=times, against="")
+            if other in there and replace(one, against="") == wanted:
                 yield title, other
     alone = (*chain[:-1], _trained(chain[-1]))
     if last.agree and alone in there:
         yield "one attempt", alone
+
+
+def points(gain: Any) -> str:
+    """Return the mean of gain[seed, task] and its 95 % interval, in points."""
+    low, high = interval(gain)
+    return f"{100 * gain.mean():+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+
+
+def named(seeds: Sequence[Seed], chain: Sequence[str]) -> str:
+    """Return a chain's rounds and its calls."""
+    return f"{', '.join(chain)}; {np.mean([calls(seed, chain) for seed in seeds]):,.0f} calls"
 
 
 def table(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -218,14 +235,14 @@ def table(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, 
         for title, of in (("attempts", PLAIN), ("grpo", ONLINE)):
             plain = control(seeds, chain, options, of) if chain and not set(chain) <= of else ()
             if plain:
-                gain = values - measured(seeds, options.split, plain)
-                low, high = interval(gain)
-                row[f"against {title}"] = f"{100 * gain.mean():+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
-                row[f"of {title}"] = f"{', '.join(plain)}; {np.mean([calls(seed, plain) for seed in seeds]):,.0f} calls"
+                row[f"against {title}"] = points(values - measured(seeds, options.split, plain))
+                row[f"of {title}"] = named(seeds, plain)
         for title, other in alike(chain, options):
-            gain = values - measured(seeds, options.split, other)
-            low, high = interval(gain)
-            row[f"against {title}"] = f"{100 * gain.mean():+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+            row[f"against {title}"] = points(values - measured(seeds, options.split, other))
+        other = (*chain[:-1], ROUNDS[chain[-1]].against) if chain else ()
+        if other in chains(options.arms):
+            row["against another round"] = points(values - measured(seeds, options.split, other))
+            row["of another round"] = named(seeds, other)
         rows.append(row)
     return rows
 
@@ -240,9 +257,7 @@ def order(seeds: Sequence[Seed], options: argparse.Namespace) -> list[dict[str, 
         values = measured(seeds, options.split, chain)
         row: dict[str, Any] = {"rounds": ", ".join(chain) or "warm start", "success": f"{values.mean():.1%}"}
         if before is not None:
-            low, high = interval(values - before)
-            gain = 100 * float((values - before).mean())
-            row["over the row before"] = f"{gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+            row["over the row before"] = points(values - before)
         rows.append(row)
         before = values
     return rows
