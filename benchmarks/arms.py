@@ -8,7 +8,8 @@ not run again, so a stopped run goes on; `--plan` prints the commands.
 
 Choose on validation tasks (the default); `--split test` is for the arms that were chosen. The table compares every arm
 that has trees or preferences with the best chain of plain attempts and fine-tuning that takes no more calls, and every
-arm that has offline rounds with the best chain of online rounds alone that takes no more, among those of `--arms`.
+arm that has offline rounds with the best chain of online rounds alone that takes no more, among those of `--arms`. A
+round that tries one idea is also compared with the round that differs in that idea alone (`against` in `_recipes.py`).
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
             if last.times:
                 # fine-tuning that differs in nothing is shared too
                 longer = (f"optimizer.epochs{last.times * suite.epochs}",) * (last.times > 1)
-                other = ("observations",) * bool(last.observe)
-                place = name_of((*before, last.collect, *longer, *other, *("again",) * last.again), "sft")
+                observing = ("observations",) * bool(last.observe)
+                place = name_of((*before, last.collect, *longer, *observing, *("again",) * last.again), "sft")
                 if place not in seen:
                     seen.add(place)
                     begun = models[()] if last.again else model

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from _common import write_result
-from _experiment import Seed, Stage, arguments, carry_out, interval, matrix, share_interval
+from _experiment import Seed, Stage, arguments, carry_out, matrix, share_interval
 from _recipes import GRPO, SUITES
-from arms import name_of
+from arms import name_of, points
 
 _CHAIN = ("states", "states, all data", "states+updates+dpo, all data")
 _DATA = ("states-data", "states.states-data", "states.states_all_data.states-data")
@@ -51,10 +51,11 @@ _COOKING_GRPO = {
 TRIED: dict[str, dict[str, tuple[str, ...]]] = {"frozenlake": _LAKE_GRPO, "cookingworld": _COOKING_GRPO}
 """Keys of `refine_grpo` beside `USUAL` and a rate of 2e-4, by suite and name."""
 _WIDE = ("rollouts.tasks=16", "rollouts.size=8")
-USUAL = {
+USUAL: dict[str, tuple[str, ...]] = {
     "frozenlake": (*_WIDE, "rounds=30"),
     "cookingworld": (*_WIDE, "rounds=5", "rollouts.max_steps=20"),
 }
+"""Rounds, groups and episodes of `refine_grpo` where an idea names no others, by suite."""
 WEIGHTS = ("0", "0.1", "0.3", "1")
 _LAKE_ROWS: dict[str, tuple[str, str, str]] = {
     "fine-tuned": ("alone", "sampled", ""),
@@ -139,7 +140,7 @@ def costs(folder: Path) -> dict[str, Any]:
     found = {}
     for path in sorted(folder.glob("tried-grpo-*/summary.json")):
         summary = json.loads(path.read_text())
-        if "rollouts" in summary:
+        if "rollouts" in summary:  # else it is an evaluation
             found[path.parent.name] = {
                 "calls": summary["rollouts"]["env_steps"],
                 "updates": summary["training"]["updates"],
@@ -161,9 +162,8 @@ def table(seeds: list[Seed], suite: str) -> list[dict[str, Any]]:
         row |= {"success": f"{values.mean():.1%}", "95 %": f"{low:.1%} to {high:.1%}"}
         if other:
             gain = values - matrix(seeds, folder_of(f"{ROWS[suite][other][0]}-test"), ROWS[suite][other][1])
-            low, high = interval(gain)
             row["against"] = other
-            row["points"] = f"{100 * gain.mean():+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+            row["points"] = points(gain)
         rows.append(row)
     return rows
 
