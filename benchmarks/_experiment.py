@@ -199,7 +199,8 @@ def carry_out(
         SystemExit: A command failed; or a seed that is kept was run with other settings.
     """
     files = {seed: options.results / name / f"seed-{seed}.json" for seed in options.seeds}
-    kept = {seed: Seed(**json.loads(path.read_text())) for seed, path in files.items() if path.exists()}
+    there = () if options.plan else files.items()  # a plan is of all commands, whatever is kept
+    kept = {seed: Seed(**json.loads(path.read_text())) for seed, path in there if path.exists()}
     for seed, one in kept.items():
         if one.settings != dict(settings):
             raise SystemExit(
@@ -210,7 +211,7 @@ def carry_out(
     for seed in options.seeds:
         folder = (options.work / f"seed-{seed}").resolve()
         found = list(plan(seed, folder))
-        if seed in kept and not options.plan:
+        if seed in kept:
             found = _lacking(found, kept[seed])
         if found:
             plans[folder] = (seed, found)

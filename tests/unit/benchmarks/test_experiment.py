@@ -155,13 +155,18 @@ def test_a_kept_seed_is_completed_by_the_rows_that_were_added_since(
     assert Seed(**json.loads((options.results / "x" / "seed-0.json").read_text())) == after
 
 
-def test_seeds_of_other_settings_are_not_put_together(
-    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+def test_seeds_of_other_settings_are_planned_and_not_put_together(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(experiment, "_run", Commands())
     experiment.carry_out("x", options, plan, {"tasks": 1})
     with pytest.raises(SystemExit, match=r"seed-0.json was made with \{'tasks': 1\}, asked for is \{'tasks': 2\}"):
         experiment.carry_out("x", options, plan, {"tasks": 2})
+    capsys.readouterr()
+    options.plan = True
+    with pytest.raises(SystemExit, match="0"):
+        experiment.carry_out("x", options, plan, {"tasks": 2})
+    assert "pipelines.iterate" in capsys.readouterr().out
 
 
 def test_a_stage_that_fails_ends_it_and_keeps_nothing(
