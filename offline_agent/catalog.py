@@ -18,6 +18,7 @@ ENVIRONMENTS: dict[str, str] = {
     "bfcl": "offline_agent.envs.bfcl:BFCL",
     "browser": "offline_agent.envs.browser:Browser",
     "code": "offline_agent.envs.code:Code",
+    "countdown": "offline_agent.envs.countdown:Countdown",
     "math": "offline_agent.envs.math:Math",
     "repo": "offline_agent.envs.repo:Repo",
     "retail": "offline_agent.envs.retail:Retail",

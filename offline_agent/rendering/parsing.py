@@ -17,6 +17,9 @@ SHOWN = 60
 EXAMPLE = '<tool_call>\n{"name": "<tool>", "arguments": {…}}\n</tool_call>'
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_COMPACT = re.compile(r"^(> )([\w.-]+)\(", re.MULTILINE)
+_COMPACT_KEY = re.compile(r"([^\s=(),\"']+)=")
+_COMPACT_COMMA = re.compile(r", ?(?=[^)])")
 _REASONING_ONLY = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 
 
@@ -101,6 +104,30 @@ def parse_bare(text: str, separator: str = "\n") -> Parsed:
             return Parsed(text, None, "several_calls", "Make one tool call per turn; the turn had more than one.")
         break
     return answer(text)
+
+
+def parse_compact(text: str, separator: str = "\n") -> Parsed:
+    """Parse a turn in the compact style: a thought, then a last line `> name(key=JSON value, …)`."""
+    found = _COMPACT.search(text)
+    if found is None:
+        return answer(text)
+    thought, body = _thought(text[: found.start(1)], separator), text[found.end() :].rstrip()
+    arguments: dict[str, Any] = {}
+    while key := _COMPACT_KEY.match(body):
+        if key[1] in arguments:
+            return Parsed(thought, None, "invalid_json", f"The tool call has the argument {_quote(key[1])} twice.")
+        try:
+            arguments[key[1]], end = _decode(body[key.end() :])
+        except BadJson as error:
+            return Parsed(thought, None, "invalid_json", f"The argument {_quote(key[1])} is not valid JSON: {error}")
+        body = body[key.end() + end :]
+        if not (comma := _COMPACT_COMMA.match(body)):
+            break
+        body = body[comma.end() :]
+    if body != ")":
+        detail = f"A call is a turn's last line, > name(key=value, …); got {_quote(body) or 'its end'} after it began."
+        return Parsed(thought, None, "bad_call", detail)
+    return from_value(thought, {"name": found[2], "arguments": arguments})
 
 
 def parse_message(text: str, parser: Callable[[str], Mapping[str, Any]], separator: str = "\n") -> Parsed:

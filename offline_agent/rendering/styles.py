@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.records import Action, Context, Role, Task, ToolCall
-from offline_agent.rendering.parsing import OPEN, Parsed, parse_bare, parse_message, parse_tagged
+from offline_agent.rendering.parsing import OPEN, Parsed, parse_bare, parse_compact, parse_message, parse_tagged
 from offline_agent.rendering.template import HOW_TO_MEND, PROBE_TOOL, Template
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _CALL = ToolCall("look_up", {"key": 'a "quoted" value', "rows": [1, 2.5, None, {
 _THOUGHT = "I look it up first."
 _REASONING = "<think>\nThe key is known,\nso look.\n</think>\n\nI look it up."
 
-TEMPLATES = ("llama3", "plain", "qwen")
+TEMPLATES = ("compact", "llama3", "plain", "qwen")
 """Append-only chat templates of this package, for tokenizers whose own template is not append-only, or missing."""
 
 
@@ -49,7 +49,7 @@ class Style:
     """A call format.
 
     Attributes:
-        name: `tagged` (Qwen), `bare` (Llama 3), or `tokenizer` (its own `response_template`).
+        name: `tagged` (Qwen), `bare` (Llama 3), `compact` (this package's), or `tokenizer` (its `response_template`).
         parse: Parses a turn's text.
         samples: Turns as the template writes them.
     """
@@ -81,6 +81,7 @@ def find_style(tokenizer: Any, template: Template) -> Style:
     styles = [
         Style("tagged", lambda text: parse_tagged(text, separator), samples),
         Style("bare", lambda text: parse_bare(text, separator), samples),
+        Style("compact", parse_compact, samples),
     ]
     if getattr(tokenizer, "response_template", None) is not None:
         opening = template.render([{"role": "user", "content": "Hi."}], [PROBE_TOOL], True)

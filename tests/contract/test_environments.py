@@ -31,6 +31,7 @@ ENVIRONMENTS = [
     pytest.param("textworld", {}, id="textworld", marks=needs_java),
     pytest.param("textworld", {"game": "twc,coin"}, id="textworld-twc-coin", marks=needs_java),
     pytest.param("babyai", {"level": "GoToLocal,UnlockLocal"}, id="babyai", marks=needs_minigrid),
+    pytest.param("countdown", {}, id="countdown"),
     pytest.param("retail", {}, id="retail"),
     pytest.param("search_qa", {}, id="search_qa"),
     pytest.param("sql", {}, id="sql"),

@@ -14,6 +14,7 @@ RENDERERS = {
     "qwen": Renderer(kit.qwen()),
     "llama": Renderer(kit.llama()),
     "sentencepiece": Renderer(kit.metaspace(template_text("qwen"))),
+    "compact": Renderer(kit.byte_level(kit.CONTROLS, template_text("compact"))),
     "plain": Renderer(kit.byte_level(kit.LLAMA_CONTROLS, template_text("plain"))),
 }
 EXACT = settings(max_examples=60, deadline=None)

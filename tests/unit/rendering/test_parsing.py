@@ -11,6 +11,7 @@ from offline_agent.rendering.parsing import (
     clean,
     load_json,
     parse_bare,
+    parse_compact,
     parse_message,
     parse_tagged,
 )
@@ -125,6 +126,35 @@ BARE = '{"name": "buy", "parameters": {"item": 3}}'
 )
 def test_bare_calls(text, thought, call, fault):
     parsed = parse_bare(text)
+    assert (parsed.thought, parsed.call, parsed.fault) == (thought, call, fault)
+
+
+BUY = ToolCall("buy", {"item": 3, "why": 'a ")"', "deep": [1, {"a": None}], "größe": "ä"})
+BOUGHT = '> buy(item=3, why="a \\")\\"", deep=[1, {"a": null}], größe="ä")'
+
+
+@pytest.mark.parametrize(
+    "text, thought, call, fault",
+    [
+        (BOUGHT, "", BUY, None),
+        (f"So.\n{BOUGHT}\n", "So.", BUY, None),
+        ("> look()", "", ToolCall("look", {}), None),
+        ("> quoted text (is no call)", "> quoted text (is no call)", None, None),
+        ("a > buy(item=3)", "a > buy(item=3)", None, None),
+        (f"{BOUGHT}\nDone.", "", None, "bad_call"),
+        (f"{BOUGHT}\n{BOUGHT}", "", None, "bad_call"),
+        ("> buy(3)", "", None, "bad_call"),
+        ("> buy(item=3,)", "", None, "bad_call"),
+        ("> buy(item=3", "", None, "bad_call"),
+        ("> buy(item=)", "", None, "invalid_json"),
+        ("> buy(item=1, item=2)", "", None, "invalid_json"),
+        ("> buy(item='3')", "", None, "invalid_json"),
+        ("> buy(item=NaN)", "", None, "invalid_json"),
+        ("", "", None, "empty"),
+    ],
+)
+def test_compact_calls(text, thought, call, fault):
+    parsed = parse_compact(text)
     assert (parsed.thought, parsed.call, parsed.fault) == (thought, call, fault)
 
 

@@ -20,6 +20,7 @@ FAMILIES = {
     "llama": kit.llama,
     "chatml": lambda: kit.byte_level(kit.CONTROLS, kit.CHATML_TURNS),
     "sentencepiece": lambda: kit.metaspace(kit.QWEN25),
+    "ready-made compact": lambda: kit.byte_level(kit.CONTROLS, template_text("compact")),
     "ready-made qwen": lambda: kit.byte_level(kit.CONTROLS, template_text("qwen")),
     "ready-made llama3": lambda: kit.byte_level(kit.LLAMA_CONTROLS, template_text("llama3")),
     "ready-made plain": lambda: kit.byte_level(kit.CONTROLS, template_text("plain")),
@@ -148,7 +149,7 @@ def test_load(tmp_path):
         Renderer.load(tmp_path, chat_template="qwenn")
     with pytest.raises(ConfigError, match="no tokenizer"):
         Renderer.load(tmp_path / "missing")
-    assert set(TEMPLATES) == {"qwen", "llama3", "plain"}
+    assert set(TEMPLATES) == {"compact", "qwen", "llama3", "plain"}
 
 
 def test_parse_keeps_sampled_ids(renderer):
