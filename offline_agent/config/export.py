@@ -15,4 +15,4 @@ class ExportConfig(Section):
         None, "path or hub name of the tokenizer, for axolotl and verl: that of the rows' token ids, or, where rows "
         "have messages alone, the one that renders them",
     )  # fmt: skip
-    chat_template: str | None = key(None, "replaces the tokenizer's own: compact, qwen, llama3, plain, a file, or its text")
+    chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")

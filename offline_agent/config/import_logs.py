@@ -105,7 +105,7 @@ class ImportLogsConfig(RunConfig):
         None, "path or hub name of the tokenizer whose ids the logs have: rows get token columns and certificates "
         "where these ids prove what was sampled; null = messages alone",
     )  # fmt: skip
-    chat_template: str | None = key(None, "replaces the tokenizer's own: compact, qwen, llama3, plain, a file, or its text")
+    chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
     log: LogSection = section(LogSection, "the fields that tell of an episode")
     split: Literal["train", "validation", "test"] = key("train", "the split of episodes whose log does not say")
     judge: JudgeSection = section(JudgeSection, "who judges episodes without an outcome; environment = nobody")

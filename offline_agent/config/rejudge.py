@@ -31,7 +31,7 @@ class RejudgeConfig(RunConfig):
     tokenizer: str | None = key(
         None, "path or hub name of the tokenizer of the run's token ids; null = that of the run's own configuration"
     )
-    chat_template: str | None = key(None, "replaces the tokenizer's own: compact, qwen, llama3, plain, a file, or its text")
+    chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
     pairs: LogPairsSection = section(LogPairsSection, "which preference pairs are built")
     filtered: LogFilteredSection = section(LogFilteredSection, "trajectories for rejection fine-tuning")
     workers: int = key(4, "tasks that are judged at once: more where the judge is a server", ge=1, le=4096, free=True)

@@ -28,7 +28,7 @@ class TrainRewardConfig(RunConfig):
 
     source: tuple[str, ...] = key((), "run directories whose trees hold judged trajectories", strict=False)
     model: str | None = key(None, "path or hub name of the model that gets a head; null = the embedded default")
-    chat_template: str | None = key(None, "replaces the tokenizer's own: compact, qwen, llama3, plain, a file, or its text")
+    chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
     held_out: float = key(0.25, "share of the tasks that are held out, whole", gt=0, lt=1)
     epochs: int = key(3, "passes over the trajectories", ge=1, le=1000)
     learning_rate: float = key(1e-4, "of AdamW", gt=0, le=1)

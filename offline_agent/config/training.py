@@ -17,7 +17,7 @@ class ModelSection(Section):
 
     path: str | None = key(None, "a folder or hub name; null = the embedded default")
     tokenizer: str | None = key(None, "path or name, where it is not the model's own")
-    chat_template: str | None = key(None, "replaces the tokenizer's own: compact, qwen, llama3, plain, a file, or its text")
+    chat_template: str | None = key(None, "replaces the tokenizer's: compact, qwen, llama3, plain, a file, or its text")
     dtype: Literal["float32", "bfloat16"] = key("float32", "number format of the weights while they are trained")
 
 
