@@ -84,7 +84,7 @@ def bubblewrap(channel: int) -> list[str] | None:
     if os.getuid() != 0:
         command += ["--unshare-user", "--uid", "0", "--gid", "0"]
     command += ["--new-session", "--hostname", "sandbox", "--clearenv", "--cap-drop", "ALL"]
-    for capability in _CAPABILITIES:
+    for capability in _capabilities():
         command += ["--cap-add", f"CAP_{capability}"]
     for path in _parents(place for _, place in binds()):  # bubblewrap gives them the mode that they have outside
         command += ["--perms", "0755", "--dir", path]
@@ -98,10 +98,18 @@ def bubblewrap(channel: int) -> list[str] | None:
     return [*command, *_python(facts)]
 
 
-def namespaces(channel: int, folder: str) -> list[str]:
-    """Return the command that makes namespaces itself; `folder` is an empty one."""
+def _capabilities() -> Iterator[str]:
+    """Yield the capabilities of the sandbox's own process; one helps it to see pipes and sockets, where root has it."""
+    yield from _CAPABILITIES
+    facts = Path("/proc/self/status").read_text()
+    if os.getuid() != 0 or int(facts.partition("CapEff:")[2].split()[0], 16) >> 19 & 1:
+        yield "SYS_PTRACE"
+
+
+def namespaces(channel: int) -> list[str]:
+    """Return the command that makes namespaces itself."""
     user = -1 if os.getuid() == 0 else os.getuid()
-    root = {"folder": folder, "user": user, "group": os.getgid(), "binds": list(binds()), "links": dict(links())}
+    root = {"user": user, "group": os.getgid(), "binds": list(binds()), "links": dict(links())}
     facts = {"channel": channel, "isolated": True, "user": user_number(), "reading": False, "root": root, **_shown()}
     return _python(facts)
 

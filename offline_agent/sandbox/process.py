@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import subprocess
@@ -26,17 +25,16 @@ class WarmProcess:
     It ends when this process does: then nobody holds the other end of its socket.
 
     Args:
-        command: Returns its command line, given the descriptor of its socket and an empty folder.
+        command: Returns its command line, given the descriptor of its socket.
     """
 
-    def __init__(self, command: Callable[[int, str], list[str]]) -> None:
+    def __init__(self, command: Callable[[int], list[str]]) -> None:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._folder = tempfile.mkdtemp(prefix="sandbox-root-")
         with theirs, tempfile.TemporaryFile() as said:
             try:
                 self._process = subprocess.Popen(
-                    command(theirs.fileno(), self._folder),
+                    command(theirs.fileno()),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=said,
@@ -46,7 +44,6 @@ class WarmProcess:
                     start_new_session=True,
                 )
             except OSError as error:
-                self._clean()
                 raise SandboxError(f"{error}") from error
             theirs.close()
             ready, _, _ = select.select([self._control], [], [], _START_SECONDS)
@@ -72,6 +69,11 @@ class WarmProcess:
                 raise SandboxError(f"the sandbox's process has ended: {error}") from error
         return ours
 
+    def retire(self) -> None:
+        """Begin no further call; the process ends with the last of those that it has."""
+        with self._lock, contextlib.suppress(OSError):
+            self._control.send(b"last")
+
     def close(self) -> None:
         """End the process and all its calls."""
         self._control.close()
@@ -79,8 +81,3 @@ class WarmProcess:
             self._process.kill()
         with contextlib.suppress(OSError):
             self._process.wait()
-        self._clean()
-
-    def _clean(self) -> None:
-        with contextlib.suppress(OSError):
-            os.rmdir(self._folder)

@@ -133,26 +133,28 @@ class Sandbox:
         return Result(*ended, files, kept, reply.get("left", 0))
 
     def _connected(self, request: dict[str, Any]) -> Channel:
-        data = marshal.dumps(request, 2)
-        for again in (True, False):
-            try:
-                channel = self._channel()
-                channel.send(data)
-                return channel
-            except (OSError, SandboxError) as error:
-                if not again:
-                    raise SandboxError(f"the sandbox cannot be reached: {error}") from error
-                self.close()  # its process was killed from outside: start another
-        raise AssertionError
+        """Return the connection to a call that was set up.
 
-    def _channel(self) -> Channel:
-        if self._command:
-            return Channel.of_command(launch.custom(self._command))
+        Where that fails, another process is tried: this one was killed from outside, or what it shows was replaced.
+        """
+        process = self._running()
+        try:
+            return _ready(self._channel(process), request)
+        except SandboxError:
+            return _ready(self._channel(self._running(failed=process)), request)
+
+    def _running(self, failed: WarmProcess | None = None) -> WarmProcess | None:
+        """Return the process, another one than what failed; None where a command takes its place."""
         with self._lock:
+            if failed is not None and failed is self._process:
+                failed.retire()  # its other calls go on
+                self._process = None
             if self._process is None:
                 self._begin()
-            assert self._process is not None
-            return Channel(self._process.connect())
+            return self._process
+
+    def _channel(self, process: WarmProcess | None) -> Channel:
+        return Channel.of_command(launch.custom(self._command)) if process is None else Channel(process.connect())
 
     def _begin(self) -> None:
         """Start the process at the strongest level that works; `_lock` is held."""
@@ -188,6 +190,18 @@ def _request(
     }  # fmt: skip
 
 
+def _ready(channel: Channel, request: dict[str, Any]) -> Channel:
+    """Return a channel whose call has been set up; raise SandboxError, and close it, where that fails."""
+    try:
+        channel.send(marshal.dumps(request, 2))
+        if channel.receive(float(request["limits"]["wall_seconds"]) + 30.0) is None:
+            raise SandboxError("the sandbox's process has ended")
+        return channel
+    except (OSError, SandboxError) as error:
+        channel.close()
+        raise error if isinstance(error, SandboxError) else SandboxError(f"the sandbox cannot be reached: {error}")
+
+
 def _tried(level: str) -> WarmProcess:
     """Return a process of that level that has answered a call."""
     if level == "bubblewrap" and launch.bubblewrap(0) is None:
@@ -199,19 +213,18 @@ def _tried(level: str) -> WarmProcess:
             "use a Python that is installed elsewhere"
         )
 
-    def command(fd: int, folder: str) -> list[str]:
+    def command(fd: int) -> list[str]:
         if level == "bubblewrap":
             found = launch.bubblewrap(fd)
             assert found is not None
             return found
-        return launch.namespaces(fd, folder) if level == "namespaces" else launch.limits(fd)
+        return launch.namespaces(fd) if level == "namespaces" else launch.limits(fd)
 
     process = WarmProcess(command)
     try:
         request = _request(Limits(), None, None, None)
         request.update(argv=None, program="print(6 * 7)", env={}, fetch=[], session=False)
-        with Channel(process.connect()) as channel:
-            channel.send(marshal.dumps(request, 2))
+        with _ready(Channel(process.connect()), request) as channel:
             reply = channel.receive(30.0)
         if reply is None or reply["stdout"] != "42\n":
             raise SandboxError(f"a first program failed in it: {reply}")

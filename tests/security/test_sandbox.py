@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -184,21 +185,87 @@ def test_ten_gigabytes_are_not_given(sandbox: Sandbox) -> None:
     assert "MemoryError" in sandbox.run_program("x = bytearray(10 * 2**30)").stderr
 
 
-def test_memory_of_many_processes_counts_together(isolated: Sandbox) -> None:
-    program = """
-import os, time
+HOLDING = {
+    "memory": "x = bytearray(os.urandom(2**20)) * 60",
+    "memory of a process whose first thread has ended": """
+def hold():
+    x = bytearray(os.urandom(2**20)) * 60
+    time.sleep(60)
+threading.Thread(target=hold).start()
+ctypes.CDLL(None).pthread_exit(0)""",
+    "sockets": """
+pairs = [socket.socketpair() for _ in range(50)]
+for one in [end for pair in pairs for end in pair]:
+    one.setblocking(False)
+    try:
+        while True: one.send(bytes(2**16))
+    except OSError: pass""",
+}
+
+
+@pytest.mark.parametrize("what", HOLDING)
+def test_what_many_processes_hold_counts_together(sandbox: Sandbox, what: str) -> None:
+    body = "".join(f"        {line}\n" for line in HOLDING[what].splitlines())
+    program = f"""
+import ctypes, os, socket, threading, time
 for _ in range(8):
     if os.fork() == 0:
-        x = bytearray(os.urandom(2**20)) * 60
+{body}
         time.sleep(60)
+time.sleep(60)
+"""
+    assert sandbox.run_program(program, limits=Limits(memory_mb=128, wall_seconds=30)).status == "memory"
+
+
+def test_files_in_memory_count(isolated: Sandbox) -> None:
+    program = """
+import time
+for folder in ('.', '/tmp', '/dev/shm'):
+    with open(folder + '/x', 'wb') as file:
+        for _ in range(60):
+            file.write(bytes(2**20))
 time.sleep(60)
 """
     assert isolated.run_program(program, limits=Limits(memory_mb=128, wall_seconds=30)).status == "memory"
 
 
+def test_memory_that_nothing_would_show_is_refused(sandbox: Sandbox) -> None:
+    program = """
+import ctypes, fcntl, mmap, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def refused(function):
+    try:
+        function()
+    except OSError:
+        return True
+pipe, one = os.pipe()[1], socket.socketpair()[0]
+print(refused(lambda: mmap.mmap(-1, 4096)), refused(lambda: fcntl.fcntl(pipe, 1031, 2**20)),
+      refused(lambda: one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)),
+      refused(lambda: mmap.mmap(os.open('/dev/zero', os.O_RDWR), 4096)), libc.vmsplice(pipe, None, 0, 0))
+print(len(open('/dev/zero', 'rb').read(9)), open('/proc/self/oom_score_adj').read().strip())
+mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE)
+"""
+    zero = None if sandbox.level == "limits" else True
+    assert sandbox.run_program(program).stdout == f"True True True {zero} -1\n9 1000\n"
+
+
 def test_an_endless_loop_ends_by_its_processor_time_and_a_sleep_by_the_clock(sandbox: Sandbox) -> None:
-    assert sandbox.run_program("while True: pass", limits=Limits(cpu_seconds=1, wall_seconds=60)).status == "cpu"
+    loop = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
+    assert sandbox.run_program(loop, limits=Limits(cpu_seconds=1, wall_seconds=60)).status == "cpu"
     assert sandbox.run_program("import time; time.sleep(1000)", limits=Limits(wall_seconds=0.5)).status == "wall"
+
+
+def test_limits_of_a_session_hold_for_each_request_and_between_them(sandbox: Sandbox) -> None:
+    limits = Limits(cpu_seconds=1, wall_seconds=60)
+    work = "import time\nbegan = time.process_time()\nwhile time.process_time() < began + 0.6: pass"
+    with sandbox.session(limits=limits) as session:
+        replies = [session.ask({"op": "cell", "code": code}) for code in (work, work, work, "while True: pass")]
+    assert [reply["status"] for reply in replies] == ["exited"] * 3 + ["cpu"]
+    later = "import threading\ndef run():\n    time.sleep(0.5)\n    while True: pass\nimport time\n"
+    with sandbox.session(limits=limits) as session:
+        session.ask({"op": "cell", "code": later + "threading.Thread(target=run).start()"})
+        assert select.select([session._channel._fd()], [], [], 60)[0], "it is not stopped between requests"
+        assert session.ask({"op": "cell", "code": "1"})["status"] == "cpu"
 
 
 def test_a_gigabyte_of_output_is_cut(sandbox: Sandbox) -> None:

@@ -25,23 +25,20 @@ from typing import Any
 from offline_agent.sandbox.inside import folders, interpreter, kernel
 from offline_agent.sandbox.inside.frames import read_frame, write_frame
 from offline_agent.sandbox.inside.processes import (
+    TICK,
+    Stopped,
+    Watch,
     kill_descendants,
     kill_user,
     left_running,
     lower,
     meaning,
-    resident,
     tasks_of,
     write_files,
 )
 
 WORK = "/sandbox"
-_TICK = 0.05
 _BROKEN = 125
-
-
-class Stopped(Exception):
-    """The program was stopped; the argument is the reason, as `Result.status`."""
 
 
 class Call:
@@ -73,7 +70,8 @@ class Call:
         request = marshal.loads(data)
         self._limits = request["limits"]
         try:
-            self._set_up(request.get("folders", {}))
+            self._watch = Watch(self._limits, self._isolated, self._set_up(request.get("folders", {})))
+            self._reply({"ready": True})
             try:
                 if request["session"]:
                     self._session(request)
@@ -88,7 +86,8 @@ class Call:
 
     # -- confinement ---------------------------------------------------------------------------------------------------
 
-    def _set_up(self, more: dict[str, Any]) -> None:
+    def _set_up(self, more: dict[str, Any]) -> tuple[str, ...]:
+        """Make the call's folders; return those in memory."""
         if not self._isolated:
             if more:
                 raise PermissionError("folders at places of their own need namespaces")
@@ -96,7 +95,7 @@ class Call:
             if self._user:
                 os.chown(self._work, self._user, self._user)
             kernel.adopt_orphans()
-            return
+            return ()
         kernel.mount(None, "/", None, kernel.REC | kernel.PRIVATE)
         kernel.mount("proc", "/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
         if more:
@@ -105,7 +104,8 @@ class Call:
         inodes = 64 + int(self._limits["disk_mb"]) * 256
         size = f"size={int(self._limits['disk_mb'])}m,nr_inodes={inodes},mode=0700"
         options = f"{size},uid={self._user},gid={self._user}"
-        for folder in dict.fromkeys((WORK, "/tmp", "/dev/shm", *more)):
+        mounted = tuple(dict.fromkeys((WORK, "/tmp", "/dev/shm", *more)))
+        for folder in mounted:
             own = more.get(folder)
             kernel.mount("tmpfs", folder, "tmpfs", kernel.NOSUID | kernel.NODEV, options if own is None else size)
         for folder, facts in more.items():
@@ -113,9 +113,12 @@ class Call:
             if not facts["writable"]:
                 kernel.mount(None, folder, None, kernel.REMOUNT | kernel.BIND | kernel.RDONLY | kernel.NOSUID
                              | kernel.NODEV)  # fmt: skip
+        # /dev/full reads alike, and a mapping of it cannot be shared: such memory would belong to no file
+        kernel.mount("/dev/full", "/dev/zero", None, kernel.BIND)
         with contextlib.suppress(OSError):  # read-only already
             kernel.mount(None, "/dev", None, kernel.REMOUNT | kernel.BIND | kernel.RDONLY | kernel.NOSUID)
         os.chdir(WORK)
+        return mounted
 
     def _start(self, program: Callable[[], None], keep: tuple[int, ...]) -> int:
         """Start the program in a child that has given up every privilege; return its process number."""
@@ -154,7 +157,6 @@ class Call:
 
     def _confine(self) -> None:
         limits = self._limits
-        memory, cpu = int(limits["memory_mb"]) * 2**20, int(limits["cpu_seconds"])
         os.chdir(self._start_in)
         os.environ.clear()
         os.environ.update(
@@ -164,12 +166,14 @@ class Call:
         )  # fmt: skip
         for what, most in (
             (resource.RLIMIT_CORE, 0),
-            (resource.RLIMIT_AS, memory),
+            (resource.RLIMIT_AS, int(limits["memory_mb"]) * 2**20),
             (resource.RLIMIT_FSIZE, int(limits["disk_mb"]) * 2**20),
             (resource.RLIMIT_NOFILE, int(limits["files"])),
         ):
             lower(what, most, most)
-        lower(resource.RLIMIT_CPU, cpu, resource.RLIM_INFINITY)
+        kernel.show()
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # a container may forbid it
+            file.write("1000")  # should memory end between two looks, these processes go first
         if self._user:
             kernel.become(self._user, self._reading)
         elif self._isolated:
@@ -239,7 +243,7 @@ class Call:
             watch = self._watch_child(selector)
             try:
                 while True:
-                    for key, _ in selector.select(_TICK if watch >= 0 else 0.005):
+                    for key, _ in selector.select(TICK if watch >= 0 else 0.005):
                         if key.data == "pipe":
                             self._read(key.fd, selector)
                         elif key.data == "host" and not os.read(self._in, 1):
@@ -248,7 +252,7 @@ class Call:
                     if done:
                         self._child = 0
                         return raw
-                    self._check(end)
+                    self._watch.check(end)
             finally:
                 if watch >= 0:
                     os.close(watch)
@@ -270,13 +274,13 @@ class Call:
 
         def program() -> None:
             write_files(request["files"], request["modes"], request["links"])
-            interpreter.serve(ask_read, answer_write, int(self._limits["cpu_seconds"]), request["paths"])
+            interpreter.serve(ask_read, answer_write, request["paths"])
 
         self._start(program, (ask_read, answer_write))
         os.close(ask_read)
         os.close(answer_write)
         try:
-            while (data := read_frame(self._in)) is not None:
+            while self._watch.idle(self._in) and (data := read_frame(self._in)) is not None:
                 asked = json.loads(data)
                 write_frame(ask_write, json.dumps(asked["body"]).encode())
                 answer = self._answer(answer_read, time.monotonic() + float(asked["seconds"]))
@@ -287,9 +291,14 @@ class Call:
         except Stopped as reason:
             self._end_all()
             self._drain()
-            self._reply({"status": str(reason), "code": None, "body": None, **self._texts()})
+            self._last(str(reason))
         except BrokenPipeError:
-            self._reply({"status": "exited", "code": None, "body": None, **self._texts()})
+            self._last("exited")
+
+    def _last(self, status: str) -> None:
+        """Reply that the program has ended, to the present request or to the next."""
+        self._reply({"status": status, "code": None, "body": None, **self._texts()})
+        read_frame(self._in)
 
     def _answer(self, fd: int, end: float) -> Any:
         """Return the program's next message; raises Stopped at a limit, and where the program ended."""
@@ -301,7 +310,7 @@ class Call:
             selector.register(fd, selectors.EVENT_READ, "answer")
             selector.register(self._in, selectors.EVENT_READ, "host")
             while True:
-                for key, _ in selector.select(_TICK):
+                for key, _ in selector.select(TICK):
                     if key.data == "pipe":
                         self._read(key.fd, selector)
                     elif key.data == "host":  # it asks nothing before it is answered: it is gone
@@ -320,7 +329,7 @@ class Call:
                             return json.loads(bytes(got[4:]))
                         except (ValueError, RecursionError):
                             raise Stopped("signal") from None  # the program wrote in the interpreter's place
-                self._check(end)
+                self._watch.check(end)
 
     def _ended(self) -> str:
         """Return how the program ended, as `Result.status`."""
@@ -360,12 +369,6 @@ class Call:
     def _texts(self) -> dict[str, str]:
         most = 1024 * int(self._limits["output_kb"])
         return {name: bytes(text[:most]).decode("utf-8", "replace") for name, text in self._printed.items()}
-
-    def _check(self, end: float) -> None:
-        if time.monotonic() > end:
-            raise Stopped("wall")
-        if self._isolated and resident() > int(self._limits["memory_mb"]) * 2**20:
-            raise Stopped("memory")
 
     def _end_all(self) -> None:
         """Kill the program and everything that it started."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import errno
 import os
+import shutil
 import stat
 from typing import Any
 
@@ -27,16 +28,16 @@ def new_root(binds: list[str], links: dict[str, str], made: list[str], user: int
         made: Folders to make.
         user: The number that the program will have: its name is `agent`.
     """
-    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.NOSUID | kernel.NODEV, "size=1m,mode=0755")
+    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.NOSUID | kernel.NODEV, "size=64m,mode=0755")
     for path in [*binds, "/dev", "/proc"]:
         target = f"/tmp{path}"
         if os.path.isdir(path):
             _make(target)
-        else:
+            kernel.mount(path, target, None, kernel.BIND | kernel.REC)
+        else:  # a copy: a file that the host has replaced since, as installations do, can be read but not mounted again
             _make(os.path.dirname(target))
-            with open(target, "w"):
-                pass
-        kernel.mount(path, target, None, kernel.BIND | kernel.REC)
+            shutil.copyfile(path, target)
+            os.chmod(target, 0o644)
     for path, target in links.items():
         os.symlink(target, f"/tmp{path}")
     for path in [*made, "/old", "/tmp"]:

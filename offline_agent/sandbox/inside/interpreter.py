@@ -17,7 +17,6 @@ import json
 import operator
 import os
 import random
-import resource
 import sys
 import traceback
 import types
@@ -50,12 +49,11 @@ def run_program(source: str) -> None:
         raise SystemExit(1) from None
 
 
-def serve(requests: int, replies: int, cpu_seconds: int, paths: list[str]) -> None:
+def serve(requests: int, replies: int, paths: list[str]) -> None:
     """Answer requests until there are no more.
 
     Args:
         requests, replies: Descriptors.
-        cpu_seconds: CPU time of each request.
         paths: Further folders of modules.
     """
     _forget_sandbox()
@@ -67,10 +65,6 @@ def serve(requests: int, replies: int, cpu_seconds: int, paths: list[str]) -> No
         data = read_frame(requests)
         if data is None:
             return
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        soft = int(used.ru_utime + used.ru_stime) + 1 + cpu_seconds
-        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (soft if hard < 0 else min(soft, hard), hard))
         reply = json.dumps(session.answer(json.loads(data))).encode()
         for stream in (sys.stdout, sys.stderr):
             try:

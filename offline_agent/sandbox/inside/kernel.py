@@ -23,6 +23,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
+    "vmsplice": (278, 75), "memfd_secret": (447, 447),
     "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105), "finit_module": (313, 273),
     "delete_module": (176, 106), "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
@@ -32,10 +33,13 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "swapon": (167, 224), "swapoff": (168, 225), "reboot": (169, 142), "sethostname": (170, 161), "acct": (163, 89),
     "settimeofday": (164, 170), "clock_settime": (227, 112), "syslog": (103, 116), "personality": (135, 92),
 }  # fmt: skip
-_CLONE, _CLONE3, _SOCKET, _TGKILL = (56, 220), (435, 435), (41, 198), (234, 131)
+_CLONE, _CLONE3, _SOCKET, _TGKILL, _MMAP = (56, 220), (435, 435), (41, 198), (234, 131), (9, 222)
+# (call, place of an argument, value): larger pipes and sockets, which no limit counts
+_ENLARGE = (((72, 25), 24, 1031), ((54, 208), 32, 7))  # fcntl F_SETPIPE_SZ, setsockopt SO_SNDBUF
 _SIGNALS = ((62, 129), (200, 130), (424, 424))  # kill, tkill, pidfd_send_signal
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _NAMESPACES = NEWNS | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET | 0x02000000
+_MAP_ANONYMOUS = 0x20
 _ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 
 
@@ -87,6 +91,11 @@ def hide() -> None:
     checked(_prctl(_PR_SET_DUMPABLE, 0), "prctl")
 
 
+def show() -> None:
+    """Undo `hide`: this process's own /proc/self is readable."""
+    checked(_prctl(_PR_SET_DUMPABLE, 1), "prctl")
+
+
 def drop_capabilities() -> None:
     """Give up every capability for good; for a process of a user namespace whose user stays 0."""
     for capability in range(64):
@@ -117,7 +126,7 @@ def become(user: int, reading: bool) -> None:
         header = struct.pack("II", 0x20080522, 0)
         checked(_libc.capset(header, struct.pack("6I", kept, kept, kept, 0, 0, 0)), "capset")
         checked(_prctl(_PR_CAP_AMBIENT, 2, _DAC_READ_SEARCH), "prctl")
-    _prctl(_PR_SET_DUMPABLE, 1)  # its own /proc/self stays readable
+    show()
 
 
 def no_new_privileges() -> None:
@@ -167,6 +176,12 @@ def filter_program(machine: str, unix_sockets: bool, alone: int | None = None) -
             steps += [(equal, 0, 1, numbers[column]), (answer, 0, 0, _EPERM)]
         steps += [(equal, 0, 4, _TGKILL[column]), (load, 0, 0, 16), (equal, 0, 1, alone)]
         steps += [(answer, 0, 0, _ALLOW), (answer, 0, 0, _EPERM)]
+    for numbers, place, value in _ENLARGE:
+        steps += [(equal, 0, 4, numbers[column]), (load, 0, 0, place), (equal, 0, 1, value)]
+        steps += [(answer, 0, 0, _EPERM), (answer, 0, 0, _ALLOW)]
+    # memory that is shared and belongs to no file: it stays after a part of it was unmapped, and nothing shows it
+    steps += [(equal, 0, 5, _MMAP[column]), (load, 0, 0, 40), (any_of, 0, 2, _MAP_ANONYMOUS), (any_of, 0, 1, 1)]
+    steps += [(answer, 0, 0, _EPERM), (answer, 0, 0, _ALLOW)]
     # the C library falls back to clone, whose flags a filter can read
     steps += [(equal, 0, 1, _CLONE3[column]), (answer, 0, 0, _ENOSYS)]
     steps += [(equal, 0, 4, _CLONE[column]), (load, 0, 0, 16), (any_of, 0, 1, _NAMESPACES)]

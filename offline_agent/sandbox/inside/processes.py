@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
+import select
 import signal
+import socket
+import stat
 import time
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+TICK = 0.02
 
 
 def lower(what: int, soft: int, hard: int) -> None:
@@ -22,8 +31,7 @@ def meaning(raw: int) -> tuple[str, int | None]:
     """Return status and code of a wait status."""
     if os.WIFEXITED(raw):
         return "exited", os.WEXITSTATUS(raw)
-    number = os.WTERMSIG(raw)
-    return ("cpu" if number == signal.SIGXCPU else "signal"), number
+    return "signal", os.WTERMSIG(raw)
 
 
 def write_files(files: dict[str, bytes], modes: dict[str, int], links: dict[str, str]) -> None:
@@ -43,16 +51,118 @@ def write_files(files: dict[str, bytes], modes: dict[str, int], links: dict[str,
         os.symlink(target, name)
 
 
-def resident() -> int:
-    """Return the resident memory of all other processes of this namespace, in bytes."""
-    total = 0
+class Stopped(Exception):
+    """The program was stopped; the argument is the reason, as `Result.status`."""
+
+
+class Watch:
+    """The limits of a call that no limit of a single process is: they are looked at every `TICK`.
+
+    Args:
+        limits: See `Limits`.
+        isolated: See `running`.
+        folders: Folders in memory; what they hold later counts as memory.
+    """
+
+    def __init__(self, limits: dict[str, Any], isolated: bool, folders: tuple[str, ...]) -> None:
+        self._limits, self._isolated, self._folders = limits, isolated, folders
+        self._given = self._written()
+        self._spent: dict[int, float] | None = {}  # processor time before the present request; None = not known yet
+        self._next = time.monotonic() + TICK
+
+    def check(self, end: float) -> None:
+        """Raise Stopped at a limit; `end` is that of time."""
+        now = time.monotonic()
+        if now > end:
+            raise Stopped("wall")
+        if now < self._next:
+            return
+        seconds = running(self._isolated)
+        if self._spent is None:
+            self._spent = seconds
+        if any(spent - self._spent.get(pid, 0.0) > self._limits["cpu_seconds"] for pid, spent in seconds.items()):
+            raise Stopped("cpu")
+        held = memory(seconds, mapped=not self._isolated) + self._written() - self._given
+        if held > int(self._limits["memory_mb"]) * 2**20:
+            raise Stopped("memory")
+        after = time.monotonic()
+        self._next = after + max(TICK, 4 * (after - now))  # a machine's other processes may be many
+
+    def idle(self, fd: int) -> bool:
+        """Wait for a request, of which a descriptor tells; raise Stopped at a limit."""
+        self._spent = None
+        while not select.select([fd], [], [], 5 * TICK)[0]:
+            self.check(math.inf)
+        self._spent = None
+        return True
+
+    def _written(self) -> int:
+        found = map(os.statvfs, self._folders)
+        return sum((one.f_blocks - one.f_bfree) * one.f_frsize for one in found)
+
+
+def running(isolated: bool) -> dict[int, float]:
+    """Return the processes of this call but this one, each with its processor time in seconds; zombies are none.
+
+    Args:
+        isolated: All others of this namespace are the call's; else this process's descendants are.
+    """
+    seconds, parents = {}, {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and name != "1":
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                with open(f"/proc/{name}/statm") as file:
-                    parts = file.read().split()
-                total += int(parts[1]) - int(parts[2])  # what is shared with the parent counts once, there
-    return total * resource.getpagesize()
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            pid = int(name)
+            with open(f"/proc/{name}/stat") as file:
+                facts = file.read().rpartition(")")[2].split()
+            if facts[0] not in "ZX" or int(facts[17]) > 1:  # its first thread may have ended, and others live
+                seconds[pid] = (int(facts[11]) + int(facts[12])) / os.sysconf("SC_CLK_TCK")
+                parents[pid] = int(facts[1])
+    mine, grown = set(seconds) if isolated else {os.getpid()}, True
+    while grown:
+        more = {pid for pid, parent in parents.items() if parent in mine} - mine
+        mine |= more
+        grown = bool(more)
+    return {pid: seconds[pid] for pid in mine - {os.getpid()} if pid in seconds}
+
+
+def memory(pids: Iterable[int], mapped: bool) -> int:
+    """Return the bytes that processes hold: their own memory, and what their pipes and sockets may hold.
+
+    Args:
+        pids: Their numbers.
+        mapped: Count files in memory that they map; else these are counted where they lie.
+    """
+    fields = (b"RssAnon:", b"VmSwap:", *((b"RssShmem:",) if mapped else ()))
+    total, buffers = 0, {}
+    for pid in pids:
+        own = 0
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):  # a first thread that has ended tells nothing
+                with contextlib.suppress(OSError):
+                    with open(f"/proc/{pid}/task/{task}/status", "rb") as file:
+                        own = max(own, sum(int(line.split()[1]) for line in file if line.startswith(fields)))
+                    buffers.update(_buffers(f"/proc/{pid}/task/{task}/fd"))
+        total += own * 1024
+    return total + sum(buffers.values())
+
+
+def _buffers(folder: str) -> dict[int, int]:
+    """Return inode → bytes that each open pipe and socket may hold; a process without CAP_SYS_PTRACE sees its own."""
+    found = {}
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            info = os.stat(f"{folder}/{name}")
+            if stat.S_ISSOCK(info.st_mode):
+                found[info.st_ino] = _socket_bytes()
+            elif stat.S_ISFIFO(info.st_mode):
+                found[info.st_ino] = 16 * resource.getpagesize()
+    return found
+
+
+@lru_cache(maxsize=1)
+def _socket_bytes() -> int:
+    one, other = socket.socketpair()
+    with one, other:
+        return one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
 
 def left_running(seconds: float) -> int:
@@ -64,11 +174,7 @@ def left_running(seconds: float) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGCONT)
     while True:
-        count = 0
-        for name in os.listdir("/proc"):
-            if name.isdigit() and name != "1":
-                with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat") as file:
-                    count += file.read().rpartition(")")[2].split()[0] not in "ZX"
+        count = len(running(isolated=True))
         if not count or time.monotonic() > end:
             return count
         time.sleep(0.01)
@@ -91,20 +197,7 @@ def kill_user(user: int) -> None:
 def kill_descendants() -> None:
     """Kill this process's descendants, until there are none."""
     for _ in range(1000):
-        parents: dict[int, int] = {}
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                with contextlib.suppress(OSError, IndexError, ValueError):
-                    with open(f"/proc/{name}/stat") as file:
-                        after = file.read().rpartition(")")[2].split()
-                    if after[0] != "Z":
-                        parents[int(name)] = int(after[1])
-        mine, grown = {os.getpid()}, True
-        while grown:
-            more = {pid for pid, parent in parents.items() if parent in mine} - mine
-            mine |= more
-            grown = bool(more)
-        mine.discard(os.getpid())
+        mine = running(isolated=False)
         if not mine:
             return
         for pid in mine:
