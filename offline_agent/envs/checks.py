@@ -19,6 +19,7 @@ from offline_agent.envs.base import SPLITS, EnvSpec, Episode
 from offline_agent.envs.costs import Costs, measured
 from offline_agent.envs.episode_length import EpisodeLength, episode_length
 from offline_agent.envs.play import begin, extend, to_step
+from offline_agent.envs.process_state import ProcessState
 from offline_agent.envs.scripted_play import ScriptedPlayer, drawn_call, facts, faulty
 from offline_agent.envs.watch import CallWatch
 from offline_agent.errors import EnvironmentFault, ToolError, in_words
@@ -51,6 +52,7 @@ class Checks:
         costs: What opening and calls cost; None before `measure`, and where the environment broke in it.
         length: The longest episode where the user names none; None as `costs`.
         left_out: Number of tasks that the present check did not play for want of time.
+        surroundings: The state of this process before the first check.
         seconds: See above; the next check takes it anew.
     """
 
@@ -62,6 +64,7 @@ class Checks:
         self.costs: Costs | None = None
         self.length: EpisodeLength | None = None
         self.left_out = 0
+        self.surroundings = ProcessState()
         self.seconds = seconds
         self._count = tasks
         self._tasks: dict[str, list[Task]] = {}
@@ -83,6 +86,7 @@ class Checks:
         yield "copies are independent", self.copies
         yield "any thread may call", self.threads
         yield "achieved goals are tasks", self.goals
+        yield "the process stays as it is", self.process
 
     def measure(self) -> Iterator[str]:
         """Find no fault; measure what opening, calls and copies cost, and shorten the scripts where calls are slow."""
@@ -360,6 +364,15 @@ class Checks:
         if not seen:
             raise NotApplicable("it names no achieved goal")
         yield from ()
+
+    def process(self) -> Iterator[str]:
+        """No call changes the state of the process, which the run and all other environments share."""
+        if self.spec.isolated:
+            raise NotApplicable("the environment runs in processes of its own")
+        for task in self.some():
+            self.player.run(task, self.player.script(task))
+        for told in self.surroundings.put_back():
+            yield f"it left the process with {told}; put back what is changed, or set env.isolate=process"
 
     def opened(self) -> contextlib.closing[Episode]:
         """Return a new episode, closed at the end of a `with` block."""

@@ -149,6 +149,7 @@ def check_environment(spec: EnvSpec, *, tasks: int = 3, max_steps: int = 120, se
                 run_check("costs", checks.measure, seconds, checks)
     finally:
         spec.watch = None
+        checks.surroundings.put_back()
     return Report(spec.name, tuple(out), tuple(_notes(spec, checks)))
 
 

@@ -15,9 +15,9 @@ class Limits:
     """Limits of one call; all processes that it starts end with it.
 
     Attributes:
-        cpu_seconds: CPU time of each process, whole seconds from 1.
+        cpu_seconds: CPU time of each process, or of each in one request to a session.
         wall_seconds: Time of the call, or of one request to a session.
-        memory_mb: Address space of each process and resident memory of all of them, in MiB.
+        memory_mb: Address space of each process; memory of all of them with files in memory, pipes, sockets; in MiB.
         processes: Processes and threads at once.
         files: Open files of each process.
         output_kb: Text printed by the call, or by one request to a session, in KiB; one that prints more is stopped.

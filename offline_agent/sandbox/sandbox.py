@@ -197,9 +197,12 @@ def _ready(channel: Channel, request: dict[str, Any]) -> Channel:
         if channel.receive(float(request["limits"]["wall_seconds"]) + 30.0) is None:
             raise SandboxError("the sandbox's process has ended")
         return channel
-    except (OSError, SandboxError) as error:
+    except OSError as error:
         channel.close()
-        raise error if isinstance(error, SandboxError) else SandboxError(f"the sandbox cannot be reached: {error}")
+        raise SandboxError(f"the sandbox cannot be reached: {error}") from error
+    except SandboxError:
+        channel.close()
+        raise
 
 
 def _tried(level: str) -> WarmProcess:

@@ -161,6 +161,7 @@ class Meddles(Honest):
         """
         os.umask(0)
         os.chdir("/")
+        os.environ.clear()
         json.dumps = (lambda *given, **named: _dumps(*given, **named)) if self.harmless else lambda *_, **__: "{}"
         return super().pick(n)
 

@@ -52,6 +52,7 @@ RULES: dict[str, Rule] = {
     "runtime.episode_isolation": Rule("nothing is left of an episode after reset, nor shared by two instances"),
     "runtime.threads": Rule("an environment that allows any thread works with any", own=True),
     "runtime.achieved_goals": Rule("goals named as achieved are tasks of reset", own=True),
+    "runtime.process_state": Rule("calls leave the state of the process alone", own=True),
     "statistical.variance_bound": Rule("repeats of the same actions have no faults and no reward noise"),
     "semantic.no_solution_leakage/prompt": Rule("the gold answer is not in the prompt"),
     "semantic.no_solution_leakage/tools": Rule("the gold answer is not in the tools' descriptions"),

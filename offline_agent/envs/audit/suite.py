@@ -93,6 +93,7 @@ def audit(spec: EnvSpec, settings: AuditSettings, tell: Callable[[str], None] = 
                 run_check("costs", suite.checks.measure, settings.seconds, suite.checks)
     finally:
         spec.watch = None
+        suite.checks.surroundings.put_back()
     return AuditReport(spec.identity, tuple(findings))
 
 
@@ -158,6 +159,7 @@ class _Suite:
         yield "runtime.episode_isolation", [repeated.isolation]
         yield "runtime.threads", [checks.threads]
         yield "runtime.achieved_goals", [checks.goals]
+        yield "runtime.process_state", [checks.process]
         yield "statistical.variance_bound", [repeated.noise]
         yield "semantic.no_solution_leakage/prompt", [partial(self.leak, self._prompt)]
         yield "semantic.no_solution_leakage/tools", [partial(self.leak, self._tools)]

@@ -35,6 +35,7 @@ BROKEN = [
     (audited.Leftovers, "runtime.episode_isolation", "fail", "another instance changed this one"),
     (audited.ThreadBound, "runtime.threads", "fail", "by several threads"),
     (audited.WrongGoals, "runtime.achieved_goals", "fail", "aim"),
+    (hostile.Meddles, "runtime.process_state", "fail", "the variables"),
     (audited.NoisyReward, "statistical.variance_bound", "fail", "standard deviation"),
     (audited.GoldInPrompt, f"{LEAK}/prompt", "fail", "the gold answer is shown in 12 of 12 tasks"),
     (audited.GoldInTools, f"{LEAK}/tools", "fail", "the gold answer is shown in 12 of 12 tasks"),
