@@ -268,6 +268,14 @@ def test_limits_of_a_session_hold_for_each_request_and_between_them(sandbox: San
         assert session.ask({"op": "cell", "code": "1"})["status"] == "cpu"
 
 
+def test_a_program_that_reads_no_request_is_stopped(sandbox: Sandbox) -> None:
+    later = "import os, threading, time\ndef stop():\n    time.sleep(0.3)\n    os.kill(os.getpid(), 19)\n"
+    with sandbox.session(limits=Limits(wall_seconds=2)) as session:
+        session.ask({"op": "cell", "code": later + "threading.Thread(target=stop).start()"})
+        time.sleep(1)
+        assert session.ask({"op": "cell", "code": "#" * 2**20})["status"] == "wall"
+
+
 def test_a_gigabyte_of_output_is_cut(sandbox: Sandbox) -> None:
     result = sandbox.run_program("import sys\nfor _ in range(1024): sys.stdout.write('x' * 2**20)")
     assert result.status == "output" and len(result.stdout) <= 256 * 1024

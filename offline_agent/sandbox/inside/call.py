@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from offline_agent.sandbox.inside import folders, interpreter, kernel
-from offline_agent.sandbox.inside.frames import read_frame, write_frame
+from offline_agent.sandbox.inside.frames import frame, read_frame, write_frame
 from offline_agent.sandbox.inside.processes import (
     TICK,
     Stopped,
@@ -279,11 +279,13 @@ class Call:
         self._start(program, (ask_read, answer_write))
         os.close(ask_read)
         os.close(answer_write)
+        os.set_blocking(ask_write, False)
         try:
             while self._watch.idle(self._in) and (data := read_frame(self._in)) is not None:
                 asked = json.loads(data)
-                write_frame(ask_write, json.dumps(asked["body"]).encode())
-                answer = self._answer(answer_read, time.monotonic() + float(asked["seconds"]))
+                end = time.monotonic() + float(asked["seconds"])
+                self._watch.write(ask_write, frame(json.dumps(asked["body"]).encode()), end)
+                answer = self._answer(answer_read, end)
                 self._drain()
                 self._reply({"status": "exited", "body": answer, **self._texts()})
                 for text in self._printed.values():

@@ -8,9 +8,14 @@ import struct
 LARGEST = 512 * 2**20
 
 
+def frame(data: bytes) -> bytes:
+    """Return the bytes of one frame."""
+    return struct.pack(">I", len(data)) + data
+
+
 def write_frame(fd: int, data: bytes) -> None:
     """Write one frame; raises OSError where the other side is gone."""
-    left = memoryview(struct.pack(">I", len(data)) + data)
+    left = memoryview(frame(data))
     while left:
         left = left[os.write(fd, left) :]
 

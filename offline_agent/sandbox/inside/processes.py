@@ -96,6 +96,13 @@ class Watch:
         self._spent = None
         return True
 
+    def write(self, fd: int, data: bytes, end: float) -> None:
+        """Write to a program, which need not read; raise Stopped at a limit."""
+        while data:
+            if select.select([], [fd], [], TICK)[1]:
+                data = data[os.write(fd, data) :]
+            self.check(end)
+
     def _written(self) -> int:
         found = map(os.statvfs, self._folders)
         return sum((one.f_blocks - one.f_bfree) * one.f_frsize for one in found)
