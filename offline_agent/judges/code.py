@@ -102,7 +102,7 @@ def _passes(candidate: str, test: str, run: RunProgram) -> bool:
     return printed is not None and printed.rstrip().endswith(mark)
 
 
-@verifier("1")
+@verifier("2")
 def repository_tests(
     patch: str,
     run: RunTests,

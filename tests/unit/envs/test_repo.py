@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from offline_agent.envs.mutation import mutant, mutants
 from offline_agent.envs.repo import Repo, bundles, rows
 from offline_agent.envs.repo.checkout import Checkout, patch, similarity
 from offline_agent.errors import ConfigError
+from tests.helpers import attacks
 
 pytestmark = pytest.mark.slow
 
@@ -93,28 +95,44 @@ def test_rows_are_judged_by_hidden_tests_on_a_clean_checkout(data: dict[str, str
     assert near is not None and 0.5 < near < 1.0
 
 
+@pytest.mark.parametrize("attack", attacks.ON_THE_RUNNER)
+def test_a_patch_that_mends_nothing_earns_nothing(
+    attack: str, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "LIMITS", replace(rows.LIMITS, wall_seconds=8.0, disk_mb=8))
+    (task,) = Repo.tasks("test", **data)
+    files = attacks.ON_THE_RUNNER[attack]
+    edits = [(path, "", text) if path else ("pkg/core.py", WRONG, text + WRONG) for path, text in files.items()]
+    assert ended(Repo(**data), task, *edits) == 0.0
+
+
 @pytest.mark.parametrize(
     "edits",
     [
         [("tests/test_new.py", "", "def test_double(): pass\ndef test_zero(): pass\n")],
         [("sitecustomize.py", "", "import os\nos._exit(0)\n")],
         [("pytest.ini", "", "[pytest]\naddopts = --co\n")],
-        [("pkg/core.py", WRONG, "print('PASSED tests/test_new.py::test_double')\nimport os\nos._exit(0)\n")],
-        [("pkg/core.py", WRONG, "import _pytest.runner as r\nr.check_interactive_exception = None\n"
-          "import _pytest.python as p\np.Function.runtest = lambda self: None\ndef double(x): return 0\n")],
+        [("pkg/core.py", WRONG, "import _pytest.python as p\np.Function.runtest = lambda self: None\n"
+          "def double(x): return 0\n")],
     ],
 )  # fmt: skip
 def test_attacks_on_the_tests_of_a_row(edits: list[tuple[str, str, str]], data: dict[str, str]) -> None:
     (task,) = Repo.tasks("test", **data)
+    assert ended(Repo(**data), task, *edits) == 0.0
+
+
+def test_what_is_no_part_of_a_patch_does_not_spoil_one_that_mends(data: dict[str, str]) -> None:
+    (task,) = Repo.tasks("test", **data)
+    others = [(path, "", "import os\nos._exit(0)\n") for path in ("json.py", "pytest.py", "tests/test_new.py", "x.pth")]
+    assert ended(Repo(**data), task, ("pkg/core.py", "3 * x", "2 * x"), *others) == 1.0
+
+
+def test_tests_that_cannot_run_with_the_right_patch_either_give_no_score(data: dict[str, str]) -> None:
+    (task,) = Repo.tasks("test", **data)
+    task["must_pass"] = ["tests/test_new.py::test_that_is_not_there"]
     env = Repo(**data)
-    env.reset(**task)
-    for path, old, new in edits:
-        try:
-            env.edit(path, old, new)
-        except ToolError:
-            continue
-    env.submit()
-    assert env.get_reward().score == 0.0
+    assert ended(env, task, ("pkg/core.py", "3 * x", "2 * x")) is None
+    assert "with the right patch either" in str(env.get_reward().error)
 
 
 def test_the_oracle_mends_a_row(data: dict[str, str]) -> None:
