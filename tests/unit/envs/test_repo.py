@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,59 +15,17 @@ from offline_agent.envs.mutation import mutant, mutants
 from offline_agent.envs.repo import Repo, bundles, rows
 from offline_agent.envs.repo.checkout import Checkout, patch, similarity
 from offline_agent.errors import ConfigError
-from tests.helpers import attacks
+from tests.helpers import attacks, repository
 
 pytestmark = pytest.mark.slow
 
-RIGHT = "def double(x):\n    return 2 * x\n"
-WRONG = "def double(x):\n    return 3 * x\n"
-HIDDEN = """from pkg.core import double
-
-
-def test_double():
-    assert double(2) == 4
-
-
-def test_zero():
-    assert double(0) == 0
-"""
-OLD = "def test_old():\n    assert True\n"
-
-
-def git(folder: Path, *arguments: str) -> str:
-    name = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    done = subprocess.run(["git", *name, *arguments], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+WRONG = repository.WRONG
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A repository with a bug, and a file with its row."""
-    folder = tmp_path_factory.mktemp("git")
-    repository = folder / "someone__pkg"
-    (repository / "pkg").mkdir(parents=True)
-    files = {"pkg/__init__.py": "", "pkg/core.py": WRONG, "conftest.py": "", "tests/test_old.py": OLD}
-    for path, text in files.items():
-        (repository / path).parent.mkdir(exist_ok=True)
-        (repository / path).write_text(text)
-    git(repository, "init", "-q")
-    git(repository, "add", "-A")
-    git(repository, "commit", "-qm", "one")
-    base = git(repository, "rev-parse", "HEAD")
-    (repository / "pkg/core.py").write_text(RIGHT)
-    gold = git(repository, "diff") + "\n"
-    git(repository, "checkout", "-q", ".")
-    (repository / "tests/test_new.py").write_text(HIDDEN)
-    git(repository, "add", "-A")
-    test_patch = git(repository, "diff", "--cached") + "\n"
-    row = {
-        "instance_id": "someone__pkg-1", "repo": "someone/pkg", "base_commit": base, "patch": gold,
-        "test_patch": test_patch, "problem_statement": "double(2) is 6.",
-        "FAIL_TO_PASS": json.dumps(["tests/test_new.py::test_double"]),
-        "PASS_TO_PASS": ["tests/test_new.py::test_zero"],
-    }  # fmt: skip
-    (folder / "rows.jsonl").write_text(json.dumps(row))
-    return {"test_path": str(folder / "rows.jsonl"), "repositories": str(folder)}
+    return repository.written(tmp_path_factory.mktemp("git"))
 
 
 def ended(env: Repo, task: dict[str, Any], *edits: tuple[str, str, str]) -> float | None:
@@ -119,6 +76,17 @@ def test_a_patch_that_mends_nothing_earns_nothing(
 def test_attacks_on_the_tests_of_a_row(edits: list[tuple[str, str, str]], data: dict[str, str]) -> None:
     (task,) = Repo.tasks("test", **data)
     assert ended(Repo(**data), task, *edits) == 0.0
+
+
+@pytest.mark.parametrize("attack", ["assertions of unittest agree", "another unittest"])
+def test_a_run_whose_assertions_were_replaced_is_not_believed(attack: str) -> None:
+    test = "import unittest\nimport core\nclass TestCore(unittest.TestCase):\n    def test_it(self):\n        "
+    files = {"core.py": WRONG, "test_core.py": test + "self.assertEqual(core.double(2), 4)\n"}
+    for path, text in attacks.ON_THE_RUNNER[attack].items():
+        files[path or "core.py"] = text + files.get(path or "core.py", "")
+    name = "test_core.py::TestCore::test_it"
+    found = rows.results(Checkout({path: text.encode() for path, text in files.items()}), [name], "")
+    assert not found.passed.get(name), found
 
 
 def test_what_is_no_part_of_a_patch_does_not_spoil_one_that_mends(data: dict[str, str]) -> None:
