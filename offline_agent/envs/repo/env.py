@@ -218,7 +218,8 @@ class Repo(Environment):
             for mine in (self._now, right)
         )
         if found().fault and gold().fault:
-            raise Unscorable(f"the tests cannot be run with the right patch either: {gold().fault}")
+            told = f"{gold().fault}: {gold().printed.strip()[-300:]}"
+            raise Unscorable(f"the tests cannot be run with the right patch either: {told}")
         return found().passed
 
     def _listing(self) -> str:

@@ -95,6 +95,25 @@ def test_what_is_no_part_of_a_patch_does_not_spoil_one_that_mends(data: dict[str
     assert ended(Repo(**data), task, ("pkg/core.py", "3 * x", "2 * x"), *others) == 1.0
 
 
+def test_what_counts_of_a_patch() -> None:
+    clean = Checkout({"pkg/a.py": b"1", "setup.cfg": b"old", "test/t.py": b"x", "attr.py": b"own"})
+    right = Checkout({**clean.files, "pkg/a.py": b"2", "setup.cfg": b"new", "test/t.py": b"mended"})
+    counts = {"test/t.py": b"mine", "pkg/json.py": b"mine", "attr.py": b"mine"}
+    others = dict.fromkeys(("setup.cfg", "test/u.py", "json.py", "src/pytest/__init__.py", "pkg/conftest.py"), b"mine")
+    mine = Checkout({**clean.files, **counts, **others})
+    found = rows.counted(mine, clean, right, Checkout({**clean.files, "test/n.py": b"hidden"}))
+    assert found.files == {"pkg/a.py": b"1", "setup.cfg": b"new", "test/n.py": b"hidden", **counts}
+
+
+def test_a_checkout_has_its_own_names_of_tests_and_its_own_options() -> None:
+    ini = "[pytest]\npython_functions = check_*\npython_files = check_*.py\naddopts = -x\nfilterwarnings = error\n"
+    text = "import pytest\n@pytest.mark.parametrize('x', ['a b', 'c'])\ndef check_it(x): assert x == 'a b'\n"
+    files = {"pytest.ini": ini, "check_it.py": text}
+    names = ["check_it.py::check_it[a b]", "check_it.py::check_it[c]"]
+    found = rows.results(Checkout({path: text.encode() for path, text in files.items()}), names, "")
+    assert found.passed == dict(zip(names, (True, False), strict=True)), found
+
+
 def test_tests_that_cannot_run_with_the_right_patch_either_give_no_score(data: dict[str, str]) -> None:
     (task,) = Repo.tasks("test", **data)
     task["must_pass"] = ["tests/test_new.py::test_that_is_not_there"]
