@@ -1,6 +1,6 @@
 """A hostile policy in the environments that run code or SQL: nothing escapes, hangs, or scores above its floor.
 
-    python benchmarks/hostile.py --minutes 10 [--envs code,math,repo,sql] [--workers 2]
+    python benchmarks/hostile.py --minutes 10 [--envs code,math,repo,rows,sql] [--workers 2]
 
 Episodes are drawn at random until the time is over. The floor of an episode is 0: the policy solves nothing. Around it
 are a file, an environment variable, a listening socket and a sleeping process that must not be reached; after it no
@@ -38,6 +38,7 @@ from offline_agent.policies.scripted import OraclePolicy  # noqa: E402
 from offline_agent.records import Action, Context, Task  # noqa: E402
 from offline_agent.sandbox import shared  # noqa: E402
 from offline_agent.sandbox.launch import user_number  # noqa: E402
+from tests.helpers import repository  # noqa: E402
 from tests.helpers.hostile_policy import HostilePolicy  # noqa: E402
 
 _SLOW = 120.0
@@ -66,8 +67,12 @@ def episode(spec: EnvSpec, task: Task, policy: Any, seed: int) -> tuple[float | 
 
 def attacked(name: str, end: float, workers: int, seed: int, folder: str) -> dict[str, Any]:
     """Attack an environment until a time, with a folder that statements reach for; return the counts."""
-    spec = EnvSpec.load(name)
-    tasks = [task for _, task in zip(range(50), spec.tasks("train"), strict=False)]
+    if name == "rows":  # `repo` with a repository of its own
+        place = tempfile.TemporaryDirectory()  # it goes with the variable
+        spec, split = EnvSpec.load("repo", repository.written(Path(place.name))), "test"
+    else:
+        spec, split = EnvSpec.load(name), "train"
+    tasks = [task for _, task in zip(range(50), spec.tasks(split), strict=False)]
     counts: Counter[str] = Counter()
     times: list[float] = []
     lock = threading.Lock()
@@ -93,7 +98,7 @@ def attacked(name: str, end: float, workers: int, seed: int, folder: str) -> dic
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(run, range(workers)))
     oracle = OraclePolicy(spec.demonstrate)
-    honest = [episode(spec, task, oracle, 0)[0] for task in tasks[:5]]
+    honest = [episode(spec, task, oracle, 0)[0] for task in (tasks * 5)[:5]]
     counts["honest episodes at 1"] = sum(score == 1.0 for score in honest)
     return {**counts, "longest": max(times, default=0.0)}
 
@@ -122,7 +127,7 @@ def main() -> None:
     """Attack each environment in turn; print the table; exit with 1 where something got through."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--envs", default="code,math,repo,sql")
+    parser.add_argument("--envs", default="code,math,repo,rows,sql")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

@@ -16,6 +16,7 @@ from typing import Any
 from offline_agent.sandbox import Limits, Sandbox, SandboxError, Session, shared
 
 LIMITS = Limits(cpu_seconds=2, wall_seconds=20.0)
+_SHOWN = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +147,7 @@ class TestRun:
                 self._broken = "the program was stopped for its time"
             return {"stopped": f"the program ended or was stopped ({reply['status']})"}
         body: dict[str, Any] = reply["body"]
-        if not isinstance(body, dict) or not ({"value", "raised"} & body.keys()):
-            return {"stopped": "its answer cannot be read"}
-        return body
+        return body if _readable(body) else {"stopped": "its answer cannot be read"}
 
     def _started(self) -> Session | None:
         """Return the program's session, started where it is not; None where the program cannot be loaded."""
@@ -157,14 +156,23 @@ class TestRun:
             body: dict[str, Any] = {"value": None}
             if self._program is not None:
                 reply = session.ask({"op": "load", "code": self._program})
-                body = reply["body"] or {"raised": "the program ended", "text": reply["status"]}
-            if not isinstance(body, dict) or "value" not in body:
-                told = body if isinstance(body, dict) else {}
-                self._broken = f"loading it: {told.get('raised')}: {told.get('text')}"
+                body = reply["body"] or {"raised": "the program ended", "bases": [], "text": reply["status"]}
+                if not _readable(body):
+                    body = {"raised": "its answer cannot be read", "text": ""}
+            if "value" not in body:
+                self._broken = f"loading it: {body['raised']}: {body['text']}"[:_SHOWN]
                 session.close()
             else:
                 self._tested = session
         return self._tested
+
+
+def _readable(body: Any) -> bool:
+    """Return whether an answer of the program's session, which the program may have written, has the parts it needs."""
+    return isinstance(body, dict) and (
+        "value" in body or isinstance(body.get("bases"), list)
+        and all(isinstance(body.get(name), str) for name in ("raised", "text"))
+    )  # fmt: skip
 
 
 def free_names(tests: Sequence[str], setup: str) -> list[str]:

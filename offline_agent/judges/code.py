@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from offline_agent.judges.apart import Outcome, TestRun
@@ -24,7 +26,7 @@ apply. Raises where the sandbox itself does not work."""
 _SHOWN = 20
 
 
-@verifier("2")
+@verifier("3")
 def unit_tests(
     candidate: str,
     tests: Sequence[str],
@@ -32,6 +34,7 @@ def unit_tests(
     all_or_nothing: bool = False,
     setup: str = "",
     names: Sequence[str] | None = None,
+    solution: str | None = None,
 ) -> tuple[float, bool, dict[str, Any]]:
     """Judge a program by the share of its unit tests that pass.
 
@@ -47,6 +50,8 @@ def unit_tests(
         all_or_nothing: Score 0 unless every test passes.
         setup: Code that is run before each test (not with `run`).
         names: Names of the program that the tests use; None = those that they do not define themselves.
+        solution: A right program (not with `run`): a test that can be run apart with it, and not with the candidate,
+            fails. None = such a test gives no score.
     """
     _check_texts("tests", tests)
     if not isinstance(candidate, str):
@@ -54,9 +59,22 @@ def unit_tests(
     if run is not None:
         outcomes = [Outcome(str(n), _passes(candidate, test, run)) for n, test in enumerate(tests)]
     else:
-        with TestRun(candidate) as tested:
-            outcomes = tested.outcomes(tests, setup, names)
+        task = (tuple(tests), setup, None if names is None else tuple(names))
+        outcomes = _apart(candidate, *task)
+        if solution is not None and any(one.unscorable for one in outcomes):
+            outcomes = [
+                one if right.unscorable or not one.unscorable else replace(one, error=one.unscorable, unscorable=None)
+                for one, right in zip(outcomes, _of_solution(solution, *task), strict=True)
+            ]  # fmt: skip
     return scored(outcomes, all_or_nothing)
+
+
+def _apart(program: str, tests: tuple[str, ...], setup: str, names: tuple[str, ...] | None) -> list[Outcome]:
+    with TestRun(program) as tested:
+        return tested.outcomes(tests, setup, names)
+
+
+_of_solution = lru_cache(maxsize=256)(_apart)
 
 
 def scored(outcomes: Sequence[Outcome], all_or_nothing: bool) -> tuple[float, bool, dict[str, Any]]:
@@ -84,7 +102,7 @@ def _passes(candidate: str, test: str, run: RunProgram) -> bool:
     return printed is not None and printed.rstrip().endswith(mark)
 
 
-@verifier("1")
+@verifier("2")
 def repository_tests(
     patch: str,
     run: RunTests,

@@ -20,6 +20,15 @@ ON_THE_VERDICT: dict[str, str] = {
         "    def __hash__(self): return 0\n    def __bool__(self): return True\n    __lt__ = __gt__ = __le__ = __ge__ = __eq__\n"
         "def solve(*a, **k):\n    return Yes()"
     ),
+    "its results agree with every operator": (
+        "class Yes:\n    def __bool__(self): return True\n    def __float__(self): return 0.5\n    def __hash__(self): return 0\n"
+        "    def __len__(self): return 1\n    def __iter__(self): return iter([Yes()])\n    def __next__(self): return Yes()\n"
+        "    def __sub__(self, other): return 0\n    __rsub__ = __mod__ = __sub__\n"
+        "for n in 'add mul pow and or xor truediv floordiv neg abs round getitem'.split():\n"
+        "    setattr(Yes, f'__{n}__', lambda self, *a: self)\n"
+        "for n in 'eq ne lt le gt ge contains'.split():\n    setattr(Yes, f'__{n}__', lambda self, *a: True)\n"
+        "def solve(*a, **k):\n    if 'stop' in a: raise StopIteration\n    return Yes()"
+    ),
     "numbers, texts and lists that equal everything": (
         "class N(int):\n    def __eq__(self, other): return True\n    def __hash__(self): return 0\n"
         "class S(str):\n    def __eq__(self, other): return True\n    def __hash__(self): return 0\n"
@@ -90,6 +99,60 @@ ON_THE_MACHINE: dict[str, str] = {
     "links out": "import os\nos.symlink('/', 'out')\nprint(os.listdir('out/root'))",
     "no text": "import sys\nsys.stdout.buffer.write(bytes(range(256)) * 10)",
 }  # fmt: skip
+
+_LIE = """
+import os, sys
+def lie():
+    for a in sys.argv:
+        name = a.rpartition("/")[2].removesuffix(".py")
+        told = f"PASSED {a}" if "::" in a else f"FAILED {a}::{name}" if a.endswith(".py") else "..."
+        for fd in range(1, 32):
+            try: os.write(fd, f"{told}\\n".encode())
+            except OSError: pass
+"""
+_AT_EXIT = _LIE + "import atexit\natexit.register(lie)\n"
+_FAKE = _LIE + "lie()\nos._exit(0)\n"
+_CHEAT = """
+import re
+def pytest_runtest_makereport(item, call):
+    from _pytest.reports import TestReport
+    if not re.search("[0-9a-f]{16}", item.nodeid):
+        call.excinfo = None
+    return TestReport.from_item_and_call(item, call)
+"""
+_REGISTERED = f"""
+import gc, types
+cheat = types.ModuleType("cheat")
+exec({_CHEAT!r}, vars(cheat))
+for one in gc.get_objects():
+    if type(one).__name__ == "PytestPluginManager":
+        one.register(cheat)
+        break
+"""
+
+ON_THE_RUNNER: dict[str, dict[str, str]] = {
+    "prints results at exit": {"": _AT_EXIT},
+    "prints results and ends": {"": _FAKE},
+    "pyproject.toml loads a plugin": {"pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-p cheat"\n', "cheat.py": _CHEAT},
+    ".pytest.ini loads a plugin": {".pytest.ini": "[pytest]\naddopts = -p cheat\n", "cheat.py": _CHEAT},
+    "pytest.toml loads a plugin": {"pytest.toml": '[pytest]\naddopts = ["-p", "cheat"]\n', "cheat.py": _CHEAT},
+    "pytest.py": {"pytest.py": _FAKE},
+    "pytest/__main__.py": {"pytest/__init__.py": "", "pytest/__main__.py": _FAKE},
+    "iniconfig.py": {"iniconfig.py": _FAKE},
+    "src/pytest.py": {"src/pytest.py": _FAKE},
+    "metadata of a plugin": {
+        "x-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: x\nVersion: 1\n", "x-1.dist-info/entry_points.txt":
+        "[pytest11]\nx = cheat\n", "cheat.py": _CHEAT,
+    },
+    "registers a plugin": {"": _REGISTERED},
+    "assertions of unittest agree": {"": "import unittest\nfor n in dir(unittest.TestCase):\n    if n.startswith('assert'): setattr(unittest.TestCase, n, lambda s, *a, **k: __import__('unittest.mock').mock.MagicMock())\n"},
+    "another unittest": {"unittest/__init__.py": "from unittest.mock import MagicMock\nclass TestCase:\n    def __getattr__(self, n): return MagicMock()\n", "unittest/mock.py": ""},
+    "writes reports of its own": {"": "import os\nfor fd in range(3, 32):\n    try: os.write(fd, b'[0]\\n')\n    except OSError: pass\n"},
+    "ends the process": {"": "import os\nos._exit(1)\n"},
+    "sleeps": {"": "import time\ntime.sleep(10**6)\n"},
+    "fills the disk": {"": "with open('big', 'wb') as f:\n    while True: f.write(bytes(2**20))\n"},
+}  # fmt: skip
+"""Patches that mend nothing and know nothing of the task: path → text of new files; "" = the head of a module of the package."""
 
 
 def program(name: str, rng: random.Random) -> str:

@@ -1,5 +1,5 @@
-"""A policy that attacks, drawn at random: programs of `attacks` in the tools of `code`, `math` and `repo`, and
-statements of `sql_attacks` in those of `sql`.
+"""A policy that attacks, drawn at random: programs and files of `attacks` in the tools of `code`, `math` and `repo`,
+and statements of `sql_attacks` in those of `sql`.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class HostilePolicy(ScriptedPolicy):
         return ToolCall("answer", {"value": rng.choice(answers)})
 
     def _repo(self, context: Context, source: dict[str, str], rng: random.Random) -> ToolCall:
+        if "package" not in source:
+            return self._rows(context, rng)
         package = source["package"]
         if context.depth < 2 or rng.random() < 0.5:
             path = rng.choice((
@@ -61,6 +63,15 @@ class HostilePolicy(ScriptedPolicy):
             old = f'"""{_DOCS[package]}"""' if path == f"{package}/__init__.py" else ""
             return ToolCall("edit", {"path": path, "old": old, "new": attacks.program("f", rng)})
         return ToolCall(rng.choice(("run_tests", "submit")), {})
+
+    def _rows(self, context: Context, rng: random.Random) -> ToolCall:
+        if context.depth > 2:
+            return ToolCall(rng.choice(("run_tests", "submit", "submit")), {})
+        path, text = rng.choice([item for files in attacks.ON_THE_RUNNER.values() for item in files.items()])
+        if path:
+            return ToolCall("edit", {"path": path, "old": "", "new": text})
+        text = rng.choice((text, attacks.program("double", rng)))
+        return ToolCall("edit", {"path": "pkg/core.py", "old": "def double(x)", "new": f"{text}\ndef double(x)"})
 
 
 _DOCS = {

@@ -29,6 +29,7 @@ FILES = {
              "tests/test.sh": PYTEST, "tests/test_it.py": IT},
     "inner": {"environment/Dockerfile": "FROM python:3.12\nWORKDIR /app/src\n", "tests/test_it.py": IT,
               "tests/test.sh": PYTEST.replace("cd /app", "cd /app/src").replace("/app/answer", "/app/src/answer")},
+    "short": {"tests/test.sh": SCRIPT, "task.toml": "[verifier]\ntimeout_sec = 3\n"},
     "login": {"tests/test.sh": "bash -l /tests/check.sh", "tests/check.sh": TEST},
     "helper": {"tests/test.sh": "source /tests/helper.sh\nreward\n",
                "tests/helper.sh": "reward() { echo 0 > /logs/verifier/reward.txt; }\n"},
@@ -91,23 +92,25 @@ ATTACKS = {
     "the script changes the tests": (
         "script", "echo 'echo \"echo 1 > /logs/verifier/reward.txt\" >> /tests/test.sh' > begin.txt",
     ),
+    "the script is slow": ("short", "echo 'sleep 9' > begin.txt"),
+    "the script prints without end": ("short", "echo 'yes' > begin.txt"),
+    "the script fills the disk": ("script", "echo 'cat /dev/zero > /logs/verifier/x' > begin.txt"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_earns_nothing(name: str, tmp_path: Path) -> None:
     kind, command = ATTACKS[name]
-    episode = begun(written(tmp_path / "task", FILES[kind]))
+    episode = begun(written(tmp_path / "task", FILES[kind]), disk_mb=8)
     said = run(episode, command)
     verdict = episode.verdict()
-    assert verdict.score in (None, 0.0), (said, verdict)
-    assert verdict.score == 0 or "reward" in verdict.error or "stopped" in verdict.error or "import" in verdict.error
+    assert verdict.score == 0.0, (said, verdict)  # not None, which an agent would prefer to 0
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FILES if kind != "helper"])
 def test_the_same_tasks_are_won_by_work(kind: str, tmp_path: Path) -> None:
     episode = begun(written(tmp_path / "task", FILES[kind]))
-    run(episode, "echo right > answer.txt; echo true > begin.txt")
+    run(episode, "echo right > answer.txt; echo true > begin.txt; touch test.py json.py; mkdir email")
     assert episode.verdict().score == 1.0, episode.verdict()
 
 

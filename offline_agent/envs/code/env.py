@@ -47,6 +47,7 @@ class Code(Environment):
     ) -> None:
         self._all = score == "all"
         self._task: dict[str, Any] = {}
+        self._solution: str | None = None
         self._program = ""
         self._submitted = False
 
@@ -69,6 +70,7 @@ class Code(Environment):
         shown: Sequence[str] = (),
         setup: str = "",
         names: Sequence[str] | None = None,
+        solution: str | None = None,
         **columns: Any,
     ) -> str:
         """Pose a problem.
@@ -79,10 +81,12 @@ class Code(Environment):
             shown: The example tests.
             setup: Code that the tests need.
             names: Names of the program that the tests use; None = those that they do not define themselves.
-            **columns: Other columns of a data set, such as the solution. Not used.
+            solution: A right program; see `judges.code.unit_tests`.
+            **columns: Other columns of a data set. Not used.
         """
         used = None if names is None else tuple(names)
         self._task = {"tests": tuple(tests), "shown": tuple(shown), "setup": setup, "names": used}
+        self._solution = solution
         self._program, self._submitted, self.terminated = "", False, False
         examples = "\n".join(shown)
         return f"{request}\n\nExample tests:\n{examples}" if shown else request
@@ -130,7 +134,12 @@ class Code(Environment):
             evidence = {"submitted": self._submitted}
             return Verdict(0.0, False, "unit_tests", str(unit_tests.version), evidence)  # type: ignore[attr-defined]
         task = self._task
-        return _judged(self._program, task["tests"], task["setup"], task["names"], self._all)
+        asked = (self._program, task["tests"], None, self._all, task["setup"], task["names"], self._solution)
+        try:
+            return _known(asked)
+        except _Unscored as unscored:
+            verdict: Verdict = unscored.args[0]
+            return verdict
 
     @property
     def fingerprint(self) -> str:
@@ -161,8 +170,8 @@ def _outcomes(
 
 
 @lru_cache(maxsize=4096)
-def _known(program: str, tests: tuple[str, ...], setup: str, names: tuple[str, ...] | None, whole: bool) -> Verdict:
-    verdict = unit_tests(program, tests, None, whole, setup, names)
+def _known(asked: tuple[Any, ...]) -> Verdict:
+    verdict = unit_tests(*asked)
     if verdict.score is None:
         raise _Unscored(verdict)
     return verdict
@@ -170,14 +179,6 @@ def _known(program: str, tests: tuple[str, ...], setup: str, names: tuple[str, .
 
 class _Unscored(Exception):
     """A verdict without a score, which the cache shall not keep."""
-
-
-def _judged(program: str, tests: tuple[str, ...], setup: str, names: tuple[str, ...] | None, whole: bool) -> Verdict:
-    try:
-        return _known(program, tests, setup, names, whole)
-    except _Unscored as unscored:
-        verdict: Verdict = unscored.args[0]
-        return verdict
 
 
 def _telling(test: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from offline_agent.envs.task_files import divided
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.judges.apart import TestRun
 from offline_agent.judges.code import repository_tests
+from offline_agent.judges.verifiers import Unscorable
 from offline_agent.records import Message, Verdict
 from offline_agent.sandbox import SandboxError
 
@@ -31,7 +32,7 @@ class Repo(Environment):
         path: A file of SWE-bench's rows, divided into splits; None = the embedded packages with bugs by mutation.
         test_path: Such a file that is the whole test split.
         repositories: The git repository of the rows, or a folder of repositories.
-        test_command: Runs the tests of rows; `{tests}` stands for their names.
+        test_options: Further options of pytest for the tests of rows.
         score: `tests` = 1 where the hidden tests pass, else 0; `similarity` = how like the right patch the patch is.
     """
 
@@ -50,10 +51,10 @@ class Repo(Environment):
         path: str | None = None,
         test_path: str | None = None,
         repositories: str | None = None,
-        test_command: str = rows.COMMAND,
+        test_options: str = "",
         score: Literal["tests", "similarity"] = "tests",
     ) -> None:
-        self._command, self._similar = test_command, score == "similarity"
+        self._options, self._similar = test_options, score == "similarity"
         self._source: dict[str, Any] = {}
         self._clean = self._now = Checkout({})
         self._must: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
@@ -162,7 +163,7 @@ class Repo(Environment):
         """Run the tests that are in the repository."""
         self._check_open()
         try:
-            return _shown_tests(self._source.get("package"), _Files(self._now), self._command)
+            return _shown_tests(self._source.get("package"), _Files(self._now), self._options)
         except SandboxError as error:
             raise EnvironmentFault(f"repo: {error}") from error
 
@@ -205,22 +206,21 @@ class Repo(Environment):
         twin.__dict__.update(self.__dict__)  # all of it is replaced, never changed
         return twin
 
-    def _hidden(self, changed: str) -> dict[str, bool] | None:
-        """Apply the patch to a clean checkout, without what it does to tests, and run the hidden tests."""
-        kept = {
-            path: data for path, data in self._now.files.items()
-            if self._clean.files.get(path) == data or not rows.is_test(path)
-        }  # fmt: skip
-        restored = {path: data for path, data in self._clean.files.items() if rows.is_test(path)}
-        mine = Checkout({**kept, **restored}, self._clean.modes, self._clean.links)
-        source = self._source
+    def _hidden(self, changed: str) -> Mapping[str, bool]:
+        """Run the hidden tests on a clean checkout with what counts of the changes."""
+        source, clean, right = self._source, self._clean, _right(self._source)
         if "package" in source:
-            return dict(_hidden_of_package(source["package"], _Files(mine)))
-        applied = rows.apply(self._clean, patch(self._clean, mine))
-        tested = None if applied is None else rows.apply(applied, source["test_patch"])
-        if tested is None:
-            return None
-        return rows.results(tested, [*self._must[0], *self._must[1]], self._command)[0]
+            return _hidden_of_package(source["package"], _Files(rows.counted(self._now, clean, right, clean)))
+        tested = rows.checkout(source["repository"], source["commit"], source["test_patch"])
+        names = (*self._must[0], *self._must[1])
+        found, gold = (
+            partial(_of_row, _Files(rows.counted(mine, clean, right, tested)), names, self._options)
+            for mine in (self._now, right)
+        )
+        if found().fault and gold().fault:
+            told = f"{gold().fault}: {gold().printed.strip()[-300:]}"
+            raise Unscorable(f"the tests cannot be run with the right patch either: {told}")
+        return found().passed
 
     def _listing(self) -> str:
         names = sorted([*self._now.files, *self._now.links])
@@ -278,18 +278,23 @@ def _right(source: dict[str, Any]) -> Checkout:
 
 
 @lru_cache(maxsize=2048)
+def _of_row(files: _Files, tests: tuple[str, ...], options: str) -> rows.TestResults:
+    return rows.results(files.tree, tests, options)
+
+
+@lru_cache(maxsize=2048)
 def _hidden_of_package(name: str, files: _Files) -> dict[str, bool]:
     texts = {path: data.decode("utf-8", "replace") for path, data in files.tree.files.items()}
     return bundles.hidden_results(name, texts)
 
 
 @lru_cache(maxsize=2048)
-def _shown_tests(package: str | None, files: _Files, command: str) -> str:
+def _shown_tests(package: str | None, files: _Files, options: str) -> str:
     tree = files.tree
     if package is None:
-        found, printed = rows.results(tree, [], command)
-        passed = sum(found.values())
-        return f"{passed} of {len(found)} tests passed.\n{printed[-3000:]}" if found else printed[-3000:]
+        found = rows.results(tree, [], options)
+        told = found.fault or f"{sum(found.passed.values())} of {len(found.passed)} tests passed."
+        return f"{told}\n{found.printed[-3000:]}"
     modules = {
         Path(path).stem: data.decode("utf-8", "replace") for path, data in sorted(tree.files.items())
         if path.startswith("tests/") and path.endswith(".py")

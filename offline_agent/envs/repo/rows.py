@@ -1,4 +1,4 @@
-"""Repositories of the user: rows of SWE-bench's format over local git repositories, and a command that runs tests."""
+"""Repositories of the user: rows of SWE-bench's format over local git repositories, and the run of their tests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from importlib import resources
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from offline_agent.envs.repo import probes
 from offline_agent.envs.repo.checkout import Checkout
+from offline_agent.envs.runner_files import configures, shadows
 from offline_agent.envs.task_files import tasks_of
 from offline_agent.errors import ConfigError
 from offline_agent.sandbox import Limits, shared
@@ -25,9 +29,7 @@ from offline_agent.sandbox import Limits, shared
 FORMATS = (
     "SWE-bench (instance_id, repo, base_commit, patch, test_patch, problem_statement, FAIL_TO_PASS, PASS_TO_PASS)"
 )
-COMMAND = "python3 -m pytest -q -rA --no-header -p no:cacheprovider {tests}"
-_RESULT = re.compile(r"^(PASSED|FAILED|ERROR) (\S+)", re.M)
-_CONFIGURES = ("conftest.py", "pytest.ini", "tox.ini", "setup.cfg", "sitecustomize.py", "usercustomize.py")
+_PROJECT = frozenset(("pyproject.toml", "tox.ini", "setup.cfg"))  # they configure pytest besides
 LIMITS = Limits(cpu_seconds=60, wall_seconds=120.0, memory_mb=2048, disk_mb=512, output_kb=1024)
 
 
@@ -142,45 +144,119 @@ def apply(clean: Checkout, patch: str) -> Checkout | None:
     return Checkout(files, clean.modes, clean.links)
 
 
-def results(tree: Checkout, tests: Sequence[str], command: str) -> tuple[dict[str, bool], str]:
-    """Return which tests pass, by name, and what was printed.
+@dataclass(frozen=True)
+class TestResults:
+    """Outcomes of a repository's tests.
 
-    A test of a random name that must fail runs beside them. Where the run does not say that it failed, nothing that it
-    says is believed: the program under test has patched the runner, or ended it.
+    Attributes:
+        passed: Name of a test → whether it passed.
+        printed: What was printed.
+        fault: Why nothing of the run is believed; "" where it is.
+    """
+
+    __test__ = False  # not a test class, whatever pytest makes of its name
+
+    passed: Mapping[str, bool]
+    printed: str
+    fault: str = ""
+
+
+def results(tree: Checkout, tests: Sequence[str], options: str) -> TestResults:
+    """Return which tests pass.
+
+    What is printed is not read: `runner` reports on a descriptor of its own. Beside named tests run some of random
+    names that must fail, each by another way to assert, and one that must pass.
 
     Args:
         tree: The files.
-        tests: Names of tests or files, as the command takes them; none = all that it finds.
-        command: With `{tests}` for them; it prints `PASSED name` and `FAILED name`, as pytest's -rA does.
+        tests: Names of tests, as pytest takes them; none = all that it finds.
+        options: Further options of pytest.
 
     Raises:
         SandboxError: The sandbox does not work.
     """
-    mark = f"test_{secrets.token_hex(8)}"
-    files = {**tree.files, f"{mark}.py": f"def {mark}():\n    raise RuntimeError\n".encode()}
-    parts, named = shlex.split(command), [*tests, f"{mark}.py"] if tests else []
-    argv = [word for part in parts for word in (named if part == "{tests}" else [part])]
+    mark, plan = secrets.token_hex(16), secrets.token_hex(16)
+    probe, text, wanted = probes.made(tree, tests) if tests else ("", "", {})
+    task = {"mark": mark, "tests": probes.mixed(tests, list(wanted)), "options": shlex.split(options)}
+    task["functions"] = [name.rpartition("::")[2] for name in wanted]
+    files = {**tree.files, plan: json.dumps(task).encode(), **({probe: text.encode()} if probe else {})}
+    source = (resources.files(__package__) / "runner.py").read_text(encoding="utf-8")
     done = shared().run(
-        argv, files=files, modes=tree.modes, links=tree.links, env=_environment(), limits=LIMITS
-    )
-    found = {name: word == "PASSED" for word, name in _RESULT.findall(done.stdout)}
-    printed = done.stdout.replace(mark, "test_that_must_fail") + done.stderr
-    if found.pop(f"{mark}.py::{mark}", True):
-        return {}, printed
-    return found, printed
+        ["python3", "-P", "-s", "-c", source, plan], files=files, modes=tree.modes, links=tree.links,
+        env=_environment(), limits=LIMITS,
+    )  # fmt: skip
+    told, fault = _told(done.stdout, mark)
+    ends = [one[0] for one in told if len(one) == 1]
+    phases: dict[str, dict[str, set[str]]] = {}
+    for name, phase, outcome in (one for one in told if len(one) == 3):
+        phases.setdefault(name, {}).setdefault(phase, set()).add(outcome)
+    passed = {name: one == _PASSED for name, one in phases.items()}
+    if not done.ok or len(ends) != 1:
+        fault = fault or f"the run did not end by itself ({done.status} {done.code})"
+    elif tests and (ends[0] != 1 or any(passed.pop(name, None) is not wish for name, wish in wanted.items())):
+        fault = fault or "tests that must fail did not fail, or the one that must pass did not pass"
+    elif missing := [test for test in tests if test not in passed]:
+        fault = fault or f"no outcome of {', '.join(missing[:3])}"
+    return TestResults({} if fault else passed, done.stderr, fault)
+
+
+_PASSED = {phase: {"passed"} for phase in ("setup", "call", "teardown")}
+
+
+def _told(text: str, mark: str) -> tuple[list[list[Any]], str]:
+    """Return the reports of the runner, and what is wrong with them: a line without the mark is not its own."""
+    told: list[list[Any]] = []
+    for line in text.splitlines():
+        try:
+            one = json.loads(line.removeprefix(mark)) if line.startswith(mark) else None
+        except (ValueError, RecursionError):
+            one = None
+        if not isinstance(one, list) or [type(part) for part in one] not in ([int], [str] * 3):
+            return told, "something else than the runner wrote reports"
+        told.append(one)
+    return told, ""
 
 
 def _environment() -> dict[str, str]:
     from offline_agent.sandbox.launch import packages
 
     folder = os.path.dirname(os.path.realpath(sys.executable))
-    return {"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": ":".join([".", *packages()])}
+    return {"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": ":".join(packages())}
+
+
+def counted(mine: Checkout, clean: Checkout, right: Checkout, tested: Checkout) -> Checkout:
+    """Return the files that are judged: those of a policy, except where they are tests or say how tests run.
+
+    Args:
+        mine: The files of the policy.
+        clean: The files of the commit.
+        right: The same with the right patch, whose changes to what configures the runner hold.
+        tested: The files of the commit with the hidden tests.
+    """
+    def changed(one: Checkout) -> set[str]:
+        return {path for path in one.files.keys() | clean.files.keys() if one.files.get(path) != clean.files.get(path)}
+
+    tops = {top for folder in ("", "src") for top in shadows(mine.files, folder) - shadows(clean.files, folder)}
+    files: dict[str, bytes] = dict(mine.files)
+    mended = changed(right)
+    sources = {}
+    for path in changed(mine) | mended:
+        above = {path, *map(str, PurePosixPath(path).parents)}
+        if configures(path) or Path(path).name in _PROJECT:
+            sources[path] = right
+        elif path not in mended and (is_test(path) or tops & above):
+            sources[path] = clean
+    sources |= dict.fromkeys(changed(tested), tested)
+    for path, source in sources.items():
+        files.pop(path, None)
+        if path in source.files:
+            files[path] = source.files[path]
+    return Checkout(files, clean.modes, clean.links)
 
 
 def is_test(path: str) -> bool:
-    """Return whether a file is a test, or says how tests run: what a policy writes there is no part of its patch."""
+    """Return whether a file is a test: what a policy writes there is no part of its patch."""
     name = Path(path).name
     return (
-        name in _CONFIGURES or name.endswith(".pth") or name.startswith("test_") or name.endswith("_test.py")
-        or bool({"tests", "test"} & set(Path(path).parts[:-1]))
-    )  # fmt: skip
+        name.startswith("test_") or name.endswith("_test.py") or bool({"tests", "test"} & set(Path(path).parts[:-1]))
+    )

@@ -24,6 +24,7 @@ from typing import Any
 
 from offline_agent.sandbox.inside import folders, interpreter, kernel
 from offline_agent.sandbox.inside.frames import frame, read_frame, write_frame
+from offline_agent.sandbox.inside.plain import too_deep
 from offline_agent.sandbox.inside.processes import (
     TICK,
     Stopped,
@@ -327,10 +328,11 @@ class Call:
                     if size > most or len(got) > size + 4:
                         raise Stopped("output")
                     if len(got) == size + 4:
-                        try:
-                            return json.loads(bytes(got[4:]))
-                        except (ValueError, RecursionError):
-                            raise Stopped("signal") from None  # the program wrote in the interpreter's place
+                        with contextlib.suppress(ValueError, RecursionError):
+                            answer = json.loads(bytes(got[4:]))
+                            if not too_deep(answer):
+                                return answer
+                        raise Stopped("signal")  # the program wrote in the interpreter's place
                 self._watch.check(end)
 
     def _ended(self) -> str:

@@ -1,8 +1,9 @@
 """Tests run apart from the program that they test.
 
 The program is in another session. Names of it are stand-ins here: calling one asks the other session, and what comes
-back is a plain value, or a stand-in for an object that stays there. So every comparison is made in this process, which
-the program cannot reach: an `__eq__` of its own, a patched test library or an exit before the end change nothing here.
+back is a plain value, or a stand-in for an object that stays there. A stand-in can be called, its attributes, items,
+length, text and members are plain values in their turn, and it has no operator, order, equality or truth: those would
+be the program's own verdict on itself. A patched test library or an exit before the end change nothing here.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from offline_agent.sandbox.inside.plain import decode, encode
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
 
-OPERATORS = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "lt", "le", "gt", "ge", "eq", "or_", "and_", "xor",
-)  # fmt: skip
 _TEXT = 500
 
 
@@ -98,16 +96,18 @@ class Client:
         if "stopped" in answer:
             raise ProgramStopped(str(answer["stopped"]))
         if "raised" in answer:
-            raise _error(answer)
+            raise _error(answer, what)
         try:
             return decode(answer["value"], lambda data: Remote(self, {"t": "h", "h": int(data["h"])}, str(data["n"])))
         except (ValueError, TypeError, LookupError) as error:
             raise ProgramStopped(f"its answer cannot be read: {error}") from None
 
 
-def _error(answer: dict[str, Any]) -> Exception:
+def _error(answer: dict[str, Any], what: str) -> Exception:
     text = str(answer.get("text"))
-    for name in answer.get("bases") or ():
+    if "StopIteration" in answer["bases"] and what != "next":  # it would end a loop of the test's own
+        return ProgramStopped("it raised StopIteration")
+    for name in answer["bases"]:
         found = getattr(builtins, str(name), None)
         if isinstance(found, type) and issubclass(found, Exception):
             try:
@@ -132,6 +132,7 @@ def _handle(value: Any) -> Any:
         target = object.__getattribute__(value, "_target")
         if isinstance(target, dict):
             return target
+        raise ProgramStopped(f"the program has no {target!r} to hand over")
     raise NotPlain(f"a test hands over a {type(value).__name__}, which is no plain value")
 
 
@@ -155,11 +156,10 @@ class Remote:
         _do(self, "set", (name, value))
 
     def __eq__(self, other: object) -> bool:
-        # a plain value is never equal to an object of the program: its own __eq__ is not asked
-        return isinstance(other, Remote) and _do(self, "eq", (other,)) is True
+        return self is other or _refused(self, "compared")
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
+    def __bool__(self) -> bool:
+        return _refused(self, "taken for true or false")
 
     def __hash__(self) -> int:
         return hash(str(object.__getattribute__(self, "_target")))
@@ -173,23 +173,11 @@ class Remote:
     def __len__(self) -> int:
         return _of(self, "len", int)
 
-    def __bool__(self) -> bool:
-        return _of(self, "bool", bool)
-
-    def __int__(self) -> int:
-        return _of(self, "int", int)
-
-    def __float__(self) -> float:
-        return _of(self, "float", float)
-
     def __iter__(self) -> Iterator[Any]:
         return iter(_of(self, "iter", list))
 
     def __next__(self) -> Any:
         return _do(self, "next")
-
-    def __contains__(self, item: Any) -> bool:
-        return _of(self, "in", bool, item)
 
     def __getitem__(self, key: Any) -> Any:
         return _do(self, "item", (key,))
@@ -212,24 +200,16 @@ def _do(remote: Remote, what: str, arguments: tuple[Any, ...] = (), keywords: di
     return client.do(object.__getattribute__(remote, "_target"), what, arguments, keywords)
 
 
-def _of(remote: Remote, what: str, kind: type[Any], *arguments: Any) -> Any:
+def _of(remote: Remote, what: str, kind: type[Any]) -> Any:
     """Return an operation's result; raises where the program gave one of another type."""
-    value = _do(remote, what, arguments)
+    value = _do(remote, what)
     if type(value) is not kind:
         raise ProgramStopped(f"{what} of its object gave a {type(value).__name__}")
     return value
 
 
-def _operator(name: str) -> Callable[[Remote, Any], Any]:
-    def apply(self: Remote, *others: Any) -> Any:
-        return _do(self, name, others)
-
-    return apply
-
-
-for _name in OPERATORS:
-    if _name != "eq":
-        setattr(Remote, f"__{_name.strip('_')}__", _operator(_name))
+def _refused(remote: Remote, done: str) -> bool:
+    raise ProgramStopped(f"{remote!r} is {done} by a test, which believes plain values alone")
 
 
 class _Finder:

@@ -4,7 +4,7 @@ Requests of a session, each a JSON object with `op`:
 
 * `cell`: run `code` and keep its variables; the value of a last expression is printed.
 * `load`: run `code` as the module `name` (`__main__` where it has none).
-* `do`: apply `what` (`call`, `get`, an operator …) to `target`, a global name, `module:name` or a handle.
+* `do`: apply `what` (`call`, `get`, `len` …) to `target`, a global name, `module:name` or a handle.
 * `grade`: run tests against another session's program (`grading`).
 """
 
@@ -170,10 +170,8 @@ class _Session:
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "len": len, "str": str, "repr": repr, "bool": bool, "int": int, "float": float, "hash": hash, "abs": abs,
-    "next": next, "item": operator.getitem, "put": operator.setitem, "remove": operator.delitem,
-    "in": operator.contains,
-    **{name: getattr(operator, name) for name in grading.OPERATORS},
+    "len": len, "str": str, "repr": repr, "next": next, "item": operator.getitem, "put": operator.setitem,
+    "remove": operator.delitem,
 }  # fmt: skip
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 _SMALL = 2**53
 _DEEPEST = 100
+_DEEPEST_JSON = 3 * _DEEPEST + 20  # a level of a dict is three of JSON
+_NUMBERS = "biufc"  # kinds of numpy's types
 
 
 def encode(value: Any, other: Callable[[Any], Any], depth: int = 0) -> Any:
@@ -14,7 +17,7 @@ def encode(value: Any, other: Callable[[Any], Any], depth: int = 0) -> Any:
 
     Args:
         value: None, a bool, number, text, bytes, or a list, tuple, set or dict of such values; subclasses of these
-            are taken for their base.
+            are taken for their base. numpy's arrays and scalars of numbers are plain too.
         other: Called with any other value; returns JSON data for it, or raises.
         depth: Levels that are around it.
     """
@@ -42,6 +45,9 @@ def encode(value: Any, other: Callable[[Any], Any], depth: int = 0) -> Any:
     for kind, name in ((list, "l"), (tuple, "u"), (set, "s"), (frozenset, "f")):
         if isinstance(value, kind):
             return {"t": name, "v": [inner(item) for item in value]}
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic) and value.dtype.kind in _NUMBERS:
+        return {"t": "n", "v": [value.dtype.str, list(value.shape), value.tobytes().hex()]}
     return other(value)
 
 
@@ -66,7 +72,31 @@ def decode(data: Any, handle: Callable[[Any], Any]) -> Any:
         return complex(*value)
     if kind == "d":
         return {decode(key, handle): decode(item, handle) for key, item in value}
+    if kind == "n":
+        return _array(*value)
     for made, name in ((list, "l"), (tuple, "u"), (set, "s"), (frozenset, "f")):
         if kind == name:
             return made(decode(item, handle) for item in value)
     return handle(data)
+
+
+def _array(name: str, shape: list[int], data: str) -> Any:
+    import numpy
+
+    dtype = numpy.dtype(name)
+    if dtype.kind not in _NUMBERS:
+        raise ValueError("no array of numbers")
+    return numpy.frombuffer(bytes.fromhex(data), dtype).reshape(shape).copy()[()]  # a scalar where it has no axis
+
+
+def too_deep(data: Any) -> bool:
+    """Return whether JSON data has more levels than `encode` makes, so that Python's own JSON may fail on it."""
+    level, levels = [data], 0
+    while level:
+        if (levels := levels + 1) > _DEEPEST_JSON:
+            return True
+        level = [
+            item for one in level if isinstance(one, dict | list)
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]  # fmt: skip
+    return False

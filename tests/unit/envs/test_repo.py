@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,58 +15,17 @@ from offline_agent.envs.mutation import mutant, mutants
 from offline_agent.envs.repo import Repo, bundles, rows
 from offline_agent.envs.repo.checkout import Checkout, patch, similarity
 from offline_agent.errors import ConfigError
+from tests.helpers import attacks, repository
 
 pytestmark = pytest.mark.slow
 
-RIGHT = "def double(x):\n    return 2 * x\n"
-WRONG = "def double(x):\n    return 3 * x\n"
-HIDDEN = """from pkg.core import double
-
-
-def test_double():
-    assert double(2) == 4
-
-
-def test_zero():
-    assert double(0) == 0
-"""
-OLD = "def test_old():\n    assert True\n"
-
-
-def git(folder: Path, *arguments: str) -> str:
-    name = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    done = subprocess.run(["git", *name, *arguments], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+WRONG = repository.WRONG
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A repository with a bug, and a file with its row."""
-    folder = tmp_path_factory.mktemp("git")
-    repository = folder / "someone__pkg"
-    (repository / "pkg").mkdir(parents=True)
-    files = {"pkg/__init__.py": "", "pkg/core.py": WRONG, "conftest.py": "", "tests/test_old.py": OLD}
-    for path, text in files.items():
-        (repository / path).parent.mkdir(exist_ok=True)
-        (repository / path).write_text(text)
-    git(repository, "init", "-q")
-    git(repository, "add", "-A")
-    git(repository, "commit", "-qm", "one")
-    base = git(repository, "rev-parse", "HEAD")
-    (repository / "pkg/core.py").write_text(RIGHT)
-    gold = git(repository, "diff") + "\n"
-    git(repository, "checkout", "-q", ".")
-    (repository / "tests/test_new.py").write_text(HIDDEN)
-    git(repository, "add", "-A")
-    test_patch = git(repository, "diff", "--cached") + "\n"
-    row = {
-        "instance_id": "someone__pkg-1", "repo": "someone/pkg", "base_commit": base, "patch": gold,
-        "test_patch": test_patch, "problem_statement": "double(2) is 6.",
-        "FAIL_TO_PASS": json.dumps(["tests/test_new.py::test_double"]),
-        "PASS_TO_PASS": ["tests/test_new.py::test_zero"],
-    }  # fmt: skip
-    (folder / "rows.jsonl").write_text(json.dumps(row))
-    return {"test_path": str(folder / "rows.jsonl"), "repositories": str(folder)}
+    return repository.written(tmp_path_factory.mktemp("git"))
 
 
 def ended(env: Repo, task: dict[str, Any], *edits: tuple[str, str, str]) -> float | None:
@@ -93,28 +52,74 @@ def test_rows_are_judged_by_hidden_tests_on_a_clean_checkout(data: dict[str, str
     assert near is not None and 0.5 < near < 1.0
 
 
+@pytest.mark.parametrize("attack", attacks.ON_THE_RUNNER)
+def test_a_patch_that_mends_nothing_earns_nothing(
+    attack: str, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "LIMITS", replace(rows.LIMITS, wall_seconds=8.0, disk_mb=8))
+    (task,) = Repo.tasks("test", **data)
+    files = attacks.ON_THE_RUNNER[attack]
+    edits = [(path, "", text) if path else ("pkg/core.py", WRONG, text + WRONG) for path, text in files.items()]
+    assert ended(Repo(**data), task, *edits) == 0.0
+
+
 @pytest.mark.parametrize(
     "edits",
     [
         [("tests/test_new.py", "", "def test_double(): pass\ndef test_zero(): pass\n")],
         [("sitecustomize.py", "", "import os\nos._exit(0)\n")],
         [("pytest.ini", "", "[pytest]\naddopts = --co\n")],
-        [("pkg/core.py", WRONG, "print('PASSED tests/test_new.py::test_double')\nimport os\nos._exit(0)\n")],
-        [("pkg/core.py", WRONG, "import _pytest.runner as r\nr.check_interactive_exception = None\n"
-          "import _pytest.python as p\np.Function.runtest = lambda self: None\ndef double(x): return 0\n")],
+        [("pkg/core.py", WRONG, "import _pytest.python as p\np.Function.runtest = lambda self: None\n"
+          "def double(x): return 0\n")],
     ],
 )  # fmt: skip
 def test_attacks_on_the_tests_of_a_row(edits: list[tuple[str, str, str]], data: dict[str, str]) -> None:
     (task,) = Repo.tasks("test", **data)
+    assert ended(Repo(**data), task, *edits) == 0.0
+
+
+@pytest.mark.parametrize("attack", ["assertions of unittest agree", "another unittest"])
+def test_a_run_whose_assertions_were_replaced_is_not_believed(attack: str) -> None:
+    test = "import unittest\nimport core\nclass TestCore(unittest.TestCase):\n    def test_it(self):\n        "
+    files = {"core.py": WRONG, "test_core.py": test + "self.assertEqual(core.double(2), 4)\n"}
+    for path, text in attacks.ON_THE_RUNNER[attack].items():
+        files[path or "core.py"] = text + files.get(path or "core.py", "")
+    name = "test_core.py::TestCore::test_it"
+    found = rows.results(Checkout({path: text.encode() for path, text in files.items()}), [name], "")
+    assert not found.passed.get(name), found
+
+
+def test_what_is_no_part_of_a_patch_does_not_spoil_one_that_mends(data: dict[str, str]) -> None:
+    (task,) = Repo.tasks("test", **data)
+    others = [(path, "", "import os\nos._exit(0)\n") for path in ("json.py", "pytest.py", "tests/test_new.py", "x.pth")]
+    assert ended(Repo(**data), task, ("pkg/core.py", "3 * x", "2 * x"), *others) == 1.0
+
+
+def test_what_counts_of_a_patch() -> None:
+    clean = Checkout({"pkg/a.py": b"1", "setup.cfg": b"old", "test/t.py": b"x", "attr.py": b"own"})
+    right = Checkout({**clean.files, "pkg/a.py": b"2", "setup.cfg": b"new", "test/t.py": b"mended"})
+    counts = {"test/t.py": b"mine", "pkg/json.py": b"mine", "attr.py": b"mine"}
+    others = dict.fromkeys(("setup.cfg", "test/u.py", "json.py", "src/pytest/__init__.py", "pkg/conftest.py"), b"mine")
+    mine = Checkout({**clean.files, **counts, **others})
+    found = rows.counted(mine, clean, right, Checkout({**clean.files, "test/n.py": b"hidden"}))
+    assert found.files == {"pkg/a.py": b"1", "setup.cfg": b"new", "test/n.py": b"hidden", **counts}
+
+
+def test_a_checkout_has_its_own_names_of_tests_and_its_own_options() -> None:
+    ini = "[pytest]\npython_functions = check_*\npython_files = check_*.py\naddopts = -x\nfilterwarnings = error\n"
+    text = "import pytest\n@pytest.mark.parametrize('x', ['a b', 'c'])\ndef check_it(x): assert x == 'a b'\n"
+    files = {"pytest.ini": ini, "check_it.py": text}
+    names = ["check_it.py::check_it[a b]", "check_it.py::check_it[c]"]
+    found = rows.results(Checkout({path: text.encode() for path, text in files.items()}), names, "")
+    assert found.passed == dict(zip(names, (True, False), strict=True)), found
+
+
+def test_tests_that_cannot_run_with_the_right_patch_either_give_no_score(data: dict[str, str]) -> None:
+    (task,) = Repo.tasks("test", **data)
+    task["must_pass"] = ["tests/test_new.py::test_that_is_not_there"]
     env = Repo(**data)
-    env.reset(**task)
-    for path, old, new in edits:
-        try:
-            env.edit(path, old, new)
-        except ToolError:
-            continue
-    env.submit()
-    assert env.get_reward().score == 0.0
+    assert ended(env, task, ("pkg/core.py", "3 * x", "2 * x")) is None
+    assert "with the right patch either" in str(env.get_reward().error)
 
 
 def test_the_oracle_mends_a_row(data: dict[str, str]) -> None:

@@ -9,31 +9,24 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
 from offline_agent.envs.adapters.harbor.tasks import HarborTask, base_env
 from offline_agent.envs.adapters.harbor.workspace import HOME, Workspace, split
+from offline_agent.envs.runner_files import configures, shadows
 from offline_agent.records import Verdict
 from offline_agent.sandbox import Entry, Folder, Limits, Result, shared
 
-_NAME, _VERSION = "harbor_tests", "1"
-_CONFIGURES = frozenset(
-    ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "sitecustomize.py", "usercustomize.py")
-)
-_METADATA = (".pth", ".dist-info", ".egg-info", ".egg-link")  # they may name code to load at each start
+_NAME, _VERSION = "harbor_tests", "2"
 _NO_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # whose modules the agent may put into its folders
-_RUNNERS = frozenset(
-    ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py", "pygments", "coverage", "numpy", "pandas", "org")
-)  # org: pickle and copy look for org.python.core, which is Jython's
 _SETTLE = 0.5  # seconds that processes of the verifier get to end
 _LONGEST = 2000  # characters of the verifier's output that are kept
 
 
 def verdict(task: HarborTask, start: Workspace, now: Workspace, limits: Limits) -> Verdict:
-    """Return the verdict on a workspace.
+    """Return the verdict on a workspace; 0 where the tests give no reward, but do for the files of the start.
 
     Args:
         task: The task.
@@ -44,14 +37,19 @@ def verdict(task: HarborTask, start: Workspace, now: Workspace, limits: Limits) 
     Raises:
         SandboxError: The sandbox does not work.
     """
+    found = _of(task, start, now, limits)
+    if found.score is not None or _of(task, start, start, limits).score is None:
+        return found
+    return Verdict(0.0, False, _NAME, _VERSION, {**found.evidence, "fault": found.error})
+
+
+def _of(task: HarborTask, start: Workspace, now: Workspace, limits: Limits) -> Verdict:
     now = now.with_folder(task.image.workdir)
     env = _environment(task, now)
     if moved := sorted(_moved(task, start, now, env)):
         told = ", ".join(moved[:5])
         return _unscored(f"{told}: the verifier works there or imports from there, and it is no longer that folder", {})
-    if shadows := sorted(_shadows(task, start, now, env)):
-        return _unscored(f"{', '.join(shadows[:5])} would be imported in place of modules of the verifier", {})
-    folders = {place: Folder(entries) for place, entries in _without_configuration(start, now).items()}
+    folders = {place: Folder(entries) for place, entries in _counted(task, start, now, env).items()}
     folders[HOME] = Folder(start.folders[HOME])
     folders["/tests"] = Folder(task.tests, writable=False)
     folders["/logs/agent"] = Folder()
@@ -113,21 +111,28 @@ def _environment(task: HarborTask, now: Workspace) -> dict[str, str]:
     return env
 
 
-def _without_configuration(start: Workspace, now: Workspace) -> dict[str, dict[str, Entry]]:
-    """Return the folders with what configures test runners and interpreters as it was at the start."""
+def _counted(
+    task: HarborTask, start: Workspace, now: Workspace, env: Mapping[str, str]
+) -> dict[str, dict[str, Entry]]:
+    """Return the folders with what configures test runners and Python, or shadows modules, as it was at the start."""
     found = {}
+    imported = [now.resolved(path) for path in _imported(task, env)]
     for place, entries in now.folders.items():
         before = start.folders.get(place, {})
-        kept = {name: entry for name, entry in entries.items() if not _configures(name)}
-        restored = {name: entry for name, entry in before.items() if _configures(name) and _has_folder(name, kept)}
+        links = {name for name, entry in entries.items() if entry.kind == "link"}
+        names = [name for name, entry in entries.items() if entry.kind != "folder"]
+        tops = {top for other, folder in imported if other == place for top in shadows(names, folder, links)}
+
+        def own(name: str, tops: set[str] = tops) -> bool:
+            return configures(name) or not tops.isdisjoint({name, *map(str, PurePosixPath(name).parents)})
+
+        kept = {name: entry for name, entry in entries.items() if not own(name)}
+        restored: dict[str, Entry] = {}
+        for name in sorted(before):
+            if own(name) and _has_folder(name, {**kept, **restored}):
+                restored[name] = before[name]
         found[place] = {**kept, **restored}
     return found
-
-
-def _configures(name: str) -> bool:
-    """Return whether a file, or a folder above it, is one that test runners or interpreters read by its name."""
-    parts = PurePosixPath(name).parts
-    return any(part in _CONFIGURES or part.lower().endswith(_METADATA) for part in parts)
 
 
 def _has_folder(name: str, kept: Mapping[str, Entry]) -> bool:
@@ -150,24 +155,6 @@ def _moved(task: HarborTask, start: Workspace, now: Workspace, env: Mapping[str,
         was = start.folders.get(before[0], {}).get(before[1])
         if (place, name) != before or (kind is not None and kind.kind == "file" and kind != was):
             yield path
-
-
-def _shadows(task: HarborTask, start: Workspace, now: Workspace, env: Mapping[str, str]) -> Iterator[str]:
-    """Yield new or changed modules that Python would import in place of its own, or of a test runner's."""
-    for path in _imported(task, env):
-        place, folder = now.resolved(path)
-        entries, before = now.folders.get(place, {}), start.folders.get(place, {})
-        for name, entry in entries.items():
-            above, _, last = name.rpartition("/")
-            module = last.partition(".")[0]
-            if above != folder or (module not in sys.stdlib_module_names and module not in _RUNNERS):
-                continue
-            code = entry.kind == "link" or last.endswith((".py", ".pyc", ".so"))
-            begins = (f"{name}/__init__.", f"{name}/python/", f"{name}/python.")[: 3 if module == "org" else 1]
-            inside = [one for one in entries if one.startswith(begins)] if entry.kind == "folder" else []
-            looked = [name, *inside] if code or inside else []
-            if any(before.get(one) != entries[one] for one in looked):
-                yield f"{place}/{name}"
 
 
 def _reward(written: Mapping[str, Entry]) -> tuple[float | None, str]:
