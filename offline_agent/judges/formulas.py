@@ -7,6 +7,7 @@ and each part is; a number by its value, an expression by its values at fixed po
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 from collections.abc import Iterator
@@ -26,16 +27,21 @@ _NORMAL = NormalizationConfig(units=False, malformed_operators=True, nits=True, 
 _CASES = ConversionConfig(lowercase_symbols=False)
 
 _SIGNS = {
-    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ",
-    "≠": r"\ne ", "≈": r"\approx ", "∞": r"\infty ", "∪": r"\cup ", "∈": r"\in ", "°": r"^\circ ", "√": r"\sqrt ",
+    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "±": r"\pm ", "≤": r"\le ",
+    "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∞": r"\infty ", "∪": r"\cup ", "∈": r"\in ", "°": r"^\circ ",
+    "√": r"\sqrt ",
     "²": "^2", "³": "^3", "\\leqslant": r"\le ", "\\geqslant": r"\ge ", "\\dots": r"\ldots", "\\cdots": r"\ldots",
 }  # fmt: skip
 _MANY = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_FUNCTIONS = frozenset("pi sqrt sin cos tan cot sec csc log ln exp and or inf infinity percent frac".split())
+_FUNCTIONS = frozenset(
+    ("pi", "sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "and", "or", "inf", "infinity",
+    "percent")
+)
 _CHANGED = frozenset(
-    "or not no never neither nor least most than more less fewer above below over under between either half third quarter"
-    " twice double triple dozen root factorial minus negative plus times divided multiplied inverse reciprocal opposite"
-    " power base mod modulo wrong false except without".split()
+    {"or", "not", "no", "never", "neither", "nor", "least", "most", "than", "more", "less", "fewer", "above",
+    "below", "over", "under", "between", "either", "half", "third", "quarter", "twice", "double", "triple", "dozen",
+    "root", "factorial", "minus", "negative", "plus", "times", "divided", "multiplied", "inverse", "reciprocal",
+    "opposite", "power", "base", "mod", "modulo", "wrong", "false", "except", "without"}
 ) | frozenset(_MANY)
 """Words that make another value of the one beside them."""
 
@@ -81,20 +87,14 @@ def judged(answer: str, gold: Gold) -> tuple[bool, str]:
     """Return whether an answer is the right one, and what it was read as ("" where it cannot be read)."""
     text = _bare(answer)
     found = None
-    for one in dict.fromkeys((text, _of_prose(text, gold))):
-        if one is None:
-            continue
+    for one in filter(None, dict.fromkeys((text, _of_prose(text, gold)))):
         if _plain(one) == _plain(gold.text) or (_words(one) == _words(gold.text) and not re.search(r"\d", one)):
             return True, one[:500]
         if gold.value is not None and not _prose(one, gold):
-            try:
+            with contextlib.suppress(Unreadable):
                 found = value(one)
-            except Unreadable:
-                continue
-            break
-    if found is None:
-        return False, ""
-    return _judged(found, _bare(one), gold), str(found)[:500]
+                return _judged(found, one, gold), str(found)[:500]
+    return False, "" if found is None else str(found)[:500]
 
 
 def _judged(found: Any, text: str, gold: Gold) -> bool:
@@ -154,7 +154,7 @@ def _formula(text: str) -> str:
     if "text{" in re.sub(r"(?:^|[,=({])\s*\\text\{[^{}]*\}\s*(?=$|[,)}])", ",", text) or r"\ldots" in text:
         raise Unreadable("words in the formula")
     text = re.sub(r"(?<=\d)(?:,?\\!|\\,|\{,\})(?=\d{3}(?!\d))", "", text)
-    text = re.sub(r"\\[ ,;:!]|\\q?quad|~", " ", text)
+    text = re.sub(r"(?<!\\)\\[ ,;:!]|\\q?quad|~", " ", text)
     if re.fullmatch(r"-?\d{1,3}( \d{3})+(\.\d+)?", text):
         text = text.replace(" ", "")
     text = re.sub(r"^([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d+)$", r"\1 \\cdot 10^{\2}", text).replace("**", "^")
@@ -225,7 +225,8 @@ def _of_prose(text: str, gold: Gold) -> str | None:
     if _CHANGED.intersection(words):
         return None
     cut = _DELIMITED.sub(lambda m: f" formula {m[0]} formula ", tail)
-    parts = re.split("|".join((r"\bformula\b", *(re.escape(w) for w in set(_WORD.findall(cut)) - _FUNCTIONS - {"formula"}))), cut)
+    apart = ["formula", *map(re.escape, set(_WORD.findall(cut)) - _FUNCTIONS - {"formula"})]
+    parts = re.split(rf"(?<![A-Za-z])(?:{'|'.join(apart)})(?![A-Za-z])", cut)
     parts = [_bare(part.strip(" ,;:!?")) for part in parts]
     found = list(dict.fromkeys(re.sub(r"(?<=\d) [mghsLl]$", "", p) for p in parts if re.search(r"\d|\\[a-z]|\$", p)))
     return found[0] if len(found) == 1 else None

@@ -1,4 +1,4 @@
-"""Mathematical texts compared in the sandbox: nothing that a text makes SymPy do may hold the run, or reach anything outside."""
+"""Mathematical texts compared in the sandbox: nothing that they make SymPy do holds the run, or reaches outside."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ def verifier(version: str) -> Callable[[Callable[P, tuple[float, bool, dict[str,
 def normalise(text: str) -> str:
     """Return an answer as SQuAD compares it (Rajpurkar et al. 2016): no case, punctuation, articles or extra space.
 
-    What makes another answer stays: signs, the point of a decimal, symbols (C++, C#, 50%), an article with no word after
-    it (plan A), and the text itself where nothing else would be left.
+    What makes another answer stays: signs, the point of a decimal, symbols (C++, C#, 50%), an article with no word
+    after it (plan A), and the text itself where nothing else would be left.
     """
     folded = unicodedata.normalize("NFKC", text).casefold().replace("\u2212", "-")
     return " ".join(_PUNCTUATION.sub(" ", _ARTICLES.sub(" ", folded)).split()) or " ".join(folded.split())

@@ -18,8 +18,8 @@ def near_misses(gold: str) -> list[str]:
     """
     text = gold.strip().strip("$")
     zero = re.fullmatch(r"[-+]?0*\.?0*", text) is not None
-    made = [rf"({text}) + 1", f"{text}, 7919", rf"x \ge {text}", f"7919 = {text}", f"{text} = 7919", rf"{text} \times 2",
-            f"7919 {text}", f"({text}, 7919)", f"7919 or {text}", f"at least {text}"]  # fmt: skip
+    made = [rf"({text}) + 1", f"{text}, 7919", rf"x \ge {text}", f"7919 = {text}", f"{text} = 7919",
+            rf"{text} \times 2", f"7919 {text}", f"({text}, 7919)", f"7919 or {text}", f"at least {text}"]  # fmt: skip
     if zero:
         return made[:5] + made[6:]  # twice nothing is nothing
     made.append(f"{text} million")

@@ -20,7 +20,8 @@ def test_normalise() -> None:
     [("The cat.", "cat", True), ("dog", ["cat", "Dog"], True), ("cats", "cat", False), ("", "the", False),
      ("", "A", False), ("the", "A", False), ("A.", "A", True), ("Plan", "plan A", False), ("5", "-5", False),
      ("\u22125", "-5", True), ("c", "C++", False), ("C", "C#", False), ("50", "50%", False), ("A", "A-", False),
-     ("5", ".5", False), ("1 2", "1/2", False), ("!", "?!", False), ("**Paris**", "Paris", True), ("pre-war", "pre war", True)],
+     ("5", ".5", False), ("1 2", "1/2", False), ("!", "?!", False), ("**Paris**", "Paris", True),
+     ("pre-war", "pre war", True)],
 )  # fmt: skip
 def test_exact(answer: str, gold: Any, success: bool) -> None:
     verdict = exact_match(answer, gold)
