@@ -67,7 +67,7 @@ class _Worker:
         """Return the session, which is started where there is none."""
         if self._session is None or self._session.ended:
             sandbox = shared()
-            if sandbox.level == "command":  # a container need not have math-verify
+            if sandbox.level == "command":  # a container need not have latex2sympy2_extended
                 sandbox = Sandbox()
             session = sandbox.session(limits=_LIMITS)
             for name in ("formulas", "symbolic_process"):
