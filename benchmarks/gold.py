@@ -1,4 +1,6 @@
-"""Gold answers of real data sets, judged by the environments: each must score 1. Prints a table and the exceptions.
+"""Gold answers of real data sets, judged by the environments: each must score 1, and wrong answers near them 0.
+
+Prints a table and the exceptions.
 
     python benchmarks/gold.py FOLDER [--rows N]
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +27,10 @@ from offline_agent.envs.math.data import read_file as read_math
 from offline_agent.records import Action, Task, ToolCall, Verdict
 from offline_agent.sandbox import shared
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.helpers
+
+from tests.helpers.near_misses import near_misses  # noqa: E402
+
 FILES = (("code", "HumanEval.jsonl*"), ("code", "*mbpp*.json*"), ("math", "gsm8k_*.jsonl"), ("math", "*math*.jsonl"))
 _READ = {"code": read_code, "math": read_math}
 
@@ -36,22 +43,26 @@ def rows(folder: Path) -> Iterator[tuple[str, Path, list[dict[str, Any]]]]:
 
 
 def played(spec: EnvSpec, args: dict[str, Any], right: bool) -> Verdict:
-    """Return the verdict on a task's gold answer; or on an empty program or another number."""
+    """Return the verdict on a task's gold answer; or on an empty program or other numbers, of several the best one."""
+    return max((_verdict(spec, args, calls) for calls in _calls(spec.name, args, right)), key=lambda v: v.score or 0.0)
+
+
+def _verdict(spec: EnvSpec, args: dict[str, Any], calls: list[tuple[str, dict[str, Any]]]) -> Verdict:
     episode = spec.open()
     try:
         episode.reset(Task(str(args["task_id"]), "test", args))
-        for name, arguments in _calls(spec.name, args, right):
+        for name, arguments in calls:
             episode.step(Action("", call=ToolCall(name, arguments)))
         return episode.verdict()
     finally:
         episode.close()
 
 
-def _calls(name: str, args: dict[str, Any], right: bool) -> list[tuple[str, dict[str, Any]]]:
+def _calls(name: str, args: dict[str, Any], right: bool) -> list[list[tuple[str, dict[str, Any]]]]:
     if name == "math":
-        return [("answer", {"value": args["gold"] if right else f"({args['gold']}) + 1"})]
+        return [[("answer", {"value": one})] for one in ([args["gold"]] if right else near_misses(args["gold"]))]
     code = args["solution"] if right else "\n".join(f"def {each}(*a, **k):\n    pass" for each in args["names"])
-    return [("write", {"code": code}), ("submit", {})]
+    return [[("write", {"code": code}), ("submit", {})]]
 
 
 def measured(spec: EnvSpec, tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""math-verify in the sandbox: nothing that a text makes SymPy do may hold the run, or reach anything outside."""
+"""Mathematical texts compared in the sandbox: nothing that they make SymPy do holds the run, or reaches outside."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -16,6 +18,8 @@ _LIMITS = Limits(cpu_seconds=60, wall_seconds=120.0, memory_mb=1024, processes=8
 """Of the session: starting it imports SymPy on a busy machine; each comparison has its own time."""
 
 _ROUND_TRIP = 20.0  # seconds for the answer beside the comparison's own
+_BUSY = 10.0  # times its seconds of the processor that a comparison may take on the clock
+_WORKERS = max(2, min(4, os.cpu_count() or 1))  # processes at most, each with SymPy
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,51 +28,54 @@ class SymbolicComparison:
 
     Attributes:
         equal: Whether they mean the same; False where the answer could not be read at all.
-        answer, gold: The expressions that each was read as.
-        error: Why they could not be compared; None where they could.
+        answer, gold: What each was read as.
+        reason: What the answer did to the comparison (too slow, too deep) where that ended it: it is wrong.
+        error: Why they could not be compared, whatever the answer; None where they could.
     """
 
     equal: bool = False
-    answer: tuple[str, ...] = ()
-    gold: tuple[str, ...] = ()
+    answer: str = ""
+    gold: str = ""
+    reason: str | None = None
     error: str | None = None
 
 
 class _Worker:
-    """A session of the sandbox, started when first needed, ended and forgotten when it breaks."""
+    """A session of the sandbox, started when first needed, ended and forgotten when it breaks; for one thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._session: Session | None = None
 
     def ask(self, answer: str, gold: str, seconds: float) -> dict[str, Any]:
+        wall = seconds * _BUSY
         request = {"op": "do", "what": "call", "target": "symbolic_process:judge", "kwargs": {},
-                   "args": [answer, gold, seconds]}  # fmt: skip
-        with self._lock:
-            while True:
-                new = self._session is None or self._session.ended
-                try:
-                    said = self._started().ask(request, seconds + _ROUND_TRIP)["body"]
-                    if said is None:
-                        raise SandboxError("it ended without an answer")
-                    found: dict[str, Any] = json.loads(said["value"])
-                    return found
-                except (SandboxError, TypeError, KeyError, ValueError) as error:
-                    self._stop()
-                    if new:  # an older one may have ended before it was asked
-                        return {"error": f"the math-verify process broke: {error}"}
+                   "args": [answer, gold, seconds, wall]}  # fmt: skip
+        while True:
+            new = self._session is None or self._session.ended
+            try:
+                said = self.started().ask(request, wall + _ROUND_TRIP)["body"]
+                if said is None:
+                    raise SandboxError("it ended without an answer")
+                found: dict[str, Any] = json.loads(said["value"])
+                return found
+            except (SandboxError, TypeError, KeyError, ValueError) as error:
+                self._stop()
+                if new:  # an older one may have ended before it was asked
+                    return {"error": f"the process of symbolic comparisons broke: {error}"}
 
-    def _started(self) -> Session:
+    def started(self) -> Session:
+        """Return the session, which is started where there is none."""
         if self._session is None or self._session.ended:
             sandbox = shared()
-            if sandbox.level == "command":  # a container need not have math-verify
+            if sandbox.level == "command":  # a container need not have latex2sympy2_extended
                 sandbox = Sandbox()
-            code = (resources.files("offline_agent.judges") / "symbolic_process.py").read_text(encoding="utf-8")
             session = sandbox.session(limits=_LIMITS)
-            said = session.ask({"op": "load", "name": "symbolic_process", "code": code})["body"]
-            if said is None or "value" not in said:
-                session.close()
-                raise SandboxError(f"math-verify cannot be loaded in the sandbox: {said}")
+            for name in ("formulas", "symbolic_process"):
+                code = (resources.files("offline_agent.judges") / f"{name}.py").read_text(encoding="utf-8")
+                said = session.ask({"op": "load", "name": name, "code": code})["body"]
+                if said is None or "value" not in said:
+                    session.close()
+                    raise SandboxError(f"{name} cannot be loaded in the sandbox: {said}")
             self._session = session
         return self._session
 
@@ -78,28 +85,49 @@ class _Worker:
         self._session = None
 
 
-_WORKER = _Worker()
-_OF_PARENTS: list[_Worker] = []  # kept: to close its session would end it for the parent too
+class _Pool:
+    """Workers, each for one thread at a time: a slow answer keeps its own and no other."""
+
+    def __init__(self) -> None:
+        self._free = threading.BoundedSemaphore(_WORKERS)
+        self._idle: list[_Worker] = []
+
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[_Worker]:
+        """Take a worker, the one that was used last; wait while all are taken."""
+        with self._free:
+            try:
+                one = self._idle.pop()
+            except IndexError:
+                one = _Worker()
+            try:
+                yield one
+            finally:
+                self._idle.append(one)
+
+
+_POOL = _Pool()
+_OF_PARENTS: list[_Pool] = []  # kept: to close its sessions would end them for the parent too
 
 
 def _renew() -> None:
-    global _WORKER
-    _OF_PARENTS.append(_WORKER)
-    _WORKER = _Worker()
+    global _POOL
+    _OF_PARENTS.append(_POOL)
+    _POOL = _Pool()
 
 
-os.register_at_fork(after_in_child=_renew)  # a fork must not talk on its parent's session, nor wait for its lock
+os.register_at_fork(after_in_child=_renew)  # a fork must not talk on its parent's sessions, nor wait for its threads
 
 
-def compare(answer: str, gold: str, seconds: float = 10.0) -> SymbolicComparison:
+def compare(answer: str, gold: str, seconds: float = 3.0) -> SymbolicComparison:
     """Return whether two mathematical texts mean the same; safe to call from any thread.
 
     Each comparison runs in a process of its own inside the sandbox (without network and files; 1 GiB of memory).
 
     Args:
         answer: Text that holds the answer.
-        gold: The right answer; one that cannot be read is an error.
-        seconds: Time limit, after which the comparison is an error.
+        gold: The right answer; one that cannot be read, or not within the limits, is an error.
+        seconds: Time of the processor; where the answer takes longer, it is wrong.
     """
     try:
         return _compared(answer, gold, seconds)
@@ -113,7 +141,8 @@ class _Failed(Exception):
 
 @functools.lru_cache(4096)
 def _compared(answer: str, gold: str, seconds: float) -> SymbolicComparison:
-    outcome = _WORKER.ask(answer, gold, seconds)
+    with _POOL.worker() as worker:
+        outcome = worker.ask(answer, gold, seconds)
     if outcome.get("error") is not None:
         raise _Failed(str(outcome["error"]))
-    return SymbolicComparison(bool(outcome["equal"]), tuple(outcome["answer"]), tuple(outcome["gold"]))
+    return SymbolicComparison(**outcome)

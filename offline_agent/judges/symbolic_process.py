@@ -1,9 +1,9 @@
 """The program that compares mathematical texts inside the sandbox: each in a fork of its own, with limits.
 
-It is sent there as text, so it imports nothing of this package. SymPy evaluates what it reads (`9**9**9**9`), and its
-parser ends in Python's `eval`, so a text may crash, fill or hold the fork, and the next one is compared as before. The
-fork has no descriptor but the pipe of its own outcome, and starts no process. A text that came to run code of its own,
-past the parser, would be in the sandbox, but could write its outcome, and signal the process that it was forked from.
+It is sent there as text, after `formulas`, and imports nothing of this package. SymPy evaluates what it reads
+(`9^{9^{9^9}}`), so a text may crash, fill or hold the fork, and the next one is compared as before. The fork has no
+descriptor but the pipe of its own outcome, and starts no process. A text that came to run code of its own would be in
+the sandbox, but could write its outcome, and signal the process that it was forked from.
 """
 
 from __future__ import annotations
@@ -17,28 +17,25 @@ import signal
 import time
 from typing import Any
 
-from math_verify import parse, verify
+import formulas  # type: ignore[import-not-found]  # loaded before this one
 
-_MOST = 1 << 20  # bytes of an answer
+_MOST = 1 << 20  # bytes of an outcome
 _DESCRIPTORS = 4096  # more than the sandbox lets a process have
+_READ = b"+"  # written first where the right answer was read: what fails from there on is the answer's doing
 
 
-def read(text: str) -> list[Any]:
-    """Return the expressions of a text; of one without delimiters, of the formula that it is."""
-    plain = list(parse(text, parsing_timeout=None))
-    return plain or list(parse(f"${text}$", parsing_timeout=None))
+def compared(answer: str, gold: formulas.Gold) -> dict[str, Any]:
+    """Return whether an answer is the right one, and what each was read as; what fails is a reason for its being none.
 
-
-def compared(answer: str, gold: str) -> dict[str, Any]:
-    """Return whether two texts mean the same, and what each was read as; or an error."""
+    Args:
+        answer: Text that holds the answer.
+        gold: The right answer, read.
+    """
     try:
-        wanted, given = read(gold), read(answer)
-        if not wanted:
-            return {"error": f"the right answer {gold!r} cannot be read"}
-        equal = bool(given) and bool(verify(wanted, given, timeout_seconds=None))
-        return {"equal": equal, "answer": [str(one) for one in given], "gold": [str(one) for one in wanted]}
+        equal, read = formulas.judged(answer, gold)
+        return {"equal": equal, "answer": read, "gold": gold.shown}
     except Exception as error:
-        return {"error": f"math-verify raised {type(error).__name__}: {error}"[:500]}
+        return {"equal": False, "reason": f"the answer made the comparison raise {type(error).__name__}"}
 
 
 def _alone(own: int) -> None:
@@ -51,37 +48,65 @@ def _alone(own: int) -> None:
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
-def judge(answer: str, gold: str, seconds: float) -> str:
-    """Return the JSON of `compared`, computed by a fork that is killed where it takes too long."""
+def _write(own: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(own, data) :]
+
+
+def _child(answer: str, gold: str, seconds: float, own: int) -> None:
+    """Write the outcome; each half has its own time of the processor, which a busy machine does not shorten."""
+    _alone(own)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        wanted = formulas.Gold(gold)
+    except Exception as error:
+        _write(own, json.dumps({"error": f"the right answer {gold!r} cannot be read: {error}"[:500]}).encode())
+        return
+    _write(own, _READ)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    _write(own, json.dumps(compared(answer, wanted)).encode()[:_MOST])
+
+
+def judge(answer: str, gold: str, seconds: float, wall: float) -> str:
+    """Return the JSON of `compared`, or of an error that is not the answer's, computed by a fork that is killed after.
+
+    Args:
+        answer, gold: The texts.
+        seconds: Time of the processor for reading the right answer, and again for the comparison.
+        wall: Seconds after which the machine counts as too busy.
+    """
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            _alone(theirs)
-            resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
-            data = json.dumps(compared(answer, gold)).encode()[:_MOST]
-            while data:
-                data = data[os.write(theirs, data) :]
+            _child(answer, gold, seconds, theirs)
         finally:
             os._exit(0)
     os.close(theirs)
-    data, end = b"", time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0 and select.select([ours], [], [], left)[0]:
-        part = os.read(ours, 1 << 16)
+    data, end, late = b"", time.monotonic() + wall, False
+    while True:
+        left = end - time.monotonic()
+        late = left <= 0 or not select.select([ours], [], [], left)[0]
+        part = b"" if late else os.read(ours, 1 << 16)
         if not part or len(data) > _MOST:
             break
         data += part
-    else:
-        data = json.dumps({"error": f"math-verify took longer than {seconds:g} s"}).encode()
     os.close(ours)
     os.kill(child, signal.SIGKILL)  # it may go on after it closed the pipe
     _, status = os.waitpid(child, 0)
     try:
-        json.loads(data)
-        return data.decode()
+        json.loads(data.removeprefix(_READ))
+        return data.removeprefix(_READ).decode()
     except ValueError:
-        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "its own"
-        return json.dumps({"error": f"the math-verify process was ended by {how}: too much memory, or too deep a text"})
+        pass
+    if late:
+        return json.dumps({"error": f"the comparison did not end within {wall:g} s: the machine is too busy"})
+    slow = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+    why = f"longer than {seconds:g} s of the processor" if slow else "too much memory, or too deep a text"
+    if data.startswith(_READ):
+        return json.dumps({"equal": False, "reason": f"the comparison with the answer took {why}"})
+    return json.dumps({"error": f"reading the right answer {gold!r} took {why}"})
 
 
 _FIRST = (
@@ -90,5 +115,5 @@ _FIRST = (
 )  # fmt: skip
 
 for _one, _other in _FIRST:  # once here: forks find the tables of the grammar, and SymPy's caches, made
-    compared(_one, _other)
+    compared(_one, formulas.Gold(_other))
 gc.freeze()  # a collection in a fork would copy every page

@@ -10,7 +10,6 @@ import functools
 import json
 import math
 import re
-import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,7 +20,10 @@ from offline_agent.records import Verdict
 
 P = ParamSpec("P")
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ARTICLES = re.compile(r"\b(a|an|the)\s+(?=\S)")
+_PUNCTUATION = re.compile(
+    r"[,;:?'\"()\[\]{}_`\\]|\*\*|\.(?!\d)|(?<!\d)!|(?<!\d)/|/(?!\d)|(?<!\w)-(?!\.?\d)|(?<=\w)-(?=\w)"
+)
 _SHOWN = 20
 
 
@@ -58,13 +60,16 @@ def verifier(version: str) -> Callable[[Callable[P, tuple[float, bool, dict[str,
 
 
 def normalise(text: str) -> str:
-    """Return an answer as SQuAD compares it (Rajpurkar et al. 2016): no case, punctuation, articles or extra space."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    bare = "".join(" " if c in string.punctuation else c for c in folded)
-    return " ".join(_ARTICLES.sub(" ", bare).split())
+    """Return an answer as SQuAD compares it (Rajpurkar et al. 2016): no case, punctuation, articles or extra space.
+
+    What makes another answer stays: signs, the point of a decimal, symbols (C++, C#, 50%), an article with no word
+    after it (plan A), and the text itself where nothing else would be left.
+    """
+    folded = unicodedata.normalize("NFKC", text).casefold().replace("\u2212", "-")
+    return " ".join(_PUNCTUATION.sub(" ", _ARTICLES.sub(" ", folded)).split()) or " ".join(folded.split())
 
 
-@verifier("1")
+@verifier("2")
 def exact_match(answer: str, gold: str | Sequence[str], normalised: bool = True) -> tuple[float, bool, dict[str, Any]]:
     """Judge an answer by equality with one of the accepted ones.
 
@@ -79,7 +84,7 @@ def exact_match(answer: str, gold: str | Sequence[str], normalised: bool = True)
     return float(matched is not None), matched is not None, {"answer": answer, "accepted": accepted, "matched": matched}
 
 
-@verifier("1")
+@verifier("2")
 def f1(answer: str, gold: str | Sequence[str], threshold: float = 1.0) -> tuple[float, bool, dict[str, Any]]:
     """Judge an answer by the F1 of its words against the nearest accepted answer (SQuAD, Rajpurkar et al. 2016).
 
@@ -95,19 +100,21 @@ def f1(answer: str, gold: str | Sequence[str], threshold: float = 1.0) -> tuple[
     return scores[best], scores[best] >= threshold, evidence
 
 
-@verifier("1")
-def symbolic(answer: str, gold: str, seconds: float = 10.0) -> tuple[float, bool, dict[str, Any]]:
-    """Judge a mathematical answer by symbolic equality (math-verify), in a process that can be stopped.
+@verifier("2")
+def symbolic(answer: str, gold: str, seconds: float = 3.0) -> tuple[float, bool, dict[str, Any]]:
+    """Judge a mathematical answer by the equality of whole values, in a process that can be stopped.
 
     Args:
-        answer: Text that holds the answer; LaTeX, or an expression.
+        answer: Text that holds the answer; LaTeX, or an expression. Units are not compared.
         gold: The right answer.
-        seconds: Time limit; running out of it is no score, since it says nothing of the answer.
+        seconds: Time of the processor. An answer that takes longer is wrong; without a score where the gold does.
     """
     outcome = compare(answer, gold, seconds)
     if outcome.error is not None:
         raise Unscorable(outcome.error)
     evidence = {"answer": answer, "gold": gold, "parsed": outcome.answer, "parsed_gold": outcome.gold}
+    if outcome.reason is not None:
+        evidence["reason"] = outcome.reason
     return float(outcome.equal), outcome.equal, evidence
 
 

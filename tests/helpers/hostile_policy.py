@@ -10,6 +10,7 @@ from offline_agent.policies.scripted import ScriptedPolicy
 from offline_agent.records import Action, Context, ToolCall
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import attacks, sql_attacks
+from tests.helpers.near_misses import near_misses
 
 
 class HostilePolicy(ScriptedPolicy):
@@ -48,7 +49,8 @@ class HostilePolicy(ScriptedPolicy):
         if rng.random() < 0.7 and context.depth < 4:
             return ToolCall("python", {"code": attacks.program("f", rng)})
         answers = ("", "gold", "1=1", "True", "x", "9**9**9**9", "\\boxed{}", "__import__('os').getpid()", "\u0000",
-                   "$$", " ".join(map(str, range(60))), "[0, 10000]", "oo", "nan", "\\frac{0}{0}")  # fmt: skip
+                   "$$", " ".join(map(str, range(60))), "[0, 10000]", "oo", "nan", "\\frac{0}{0}", "((9!)!)!",
+                   "(" * 140 + "1" + ")" * 140, *near_misses(str(context.task.args["gold"])))  # fmt: skip
         return ToolCall("answer", {"value": rng.choice(answers)})
 
     def _repo(self, context: Context, source: dict[str, str], rng: random.Random) -> ToolCall:

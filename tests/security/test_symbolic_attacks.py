@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 
 import pytest
 
@@ -14,28 +15,51 @@ from offline_agent.judges.verifiers import symbolic
 from tests.unit.judges.test_judge import played
 
 HOSTILE = {
-    "tower": "9**9**9**9", "nested": "(" * 5000 + "1" + ")" * 5000, "roots": r"\sqrt{" * 2000 + "2" + "}" * 2000,
+    "tower": "9^{9^{9^9}}", "factorials": "((9!)!)!", "brackets": "(" * 140 + "1" + ")" * 140,
+    "nested": "(" * 5000 + "1" + ")" * 5000, "roots": r"\sqrt{" * 2000 + "2" + "}" * 2000,
     "code": "__import__('os').system('touch escaped')", "zero": "3\0", "surrogate": "\ud800",
 }  # fmt: skip
 
 
 @pytest.mark.slow
-def test_a_hostile_answer_is_no_success_and_the_next_answer_is_judged() -> None:
-    assert symbolic("3", "3", seconds=60).success is True
-    session = process._WORKER._session
+def test_a_hostile_answer_is_wrong_and_the_next_answer_is_judged() -> None:
+    assert symbolic("3", "3").success is True
+    session = process._POOL._idle[-1]._session
     for name, answer in HOSTILE.items():
         verdict = symbolic(answer, "4", seconds=1)
-        assert verdict.success is not True and (verdict.score == 0.0 or verdict.error), (name, verdict)
-    assert process._WORKER._session is session and session is not None and not session.ended, "no restart was needed"
-    judge = make_judge("symbolic", {"seconds": 60})
+        assert verdict.score == 0.0 and verdict.success is False and verdict.error is None, (name, verdict)
+        slow = "1 s of the processor" in verdict.evidence.get("reason", "")
+        assert slow == (name in ("tower", "factorials", "brackets")), name
+    assert process._POOL._idle[-1]._session is session and session is not None and not session.ended, "no restart"
+    judge = make_judge("symbolic", {})
     assert judge is not None and judge(played("42")).success is True
 
 
 @pytest.mark.slow
+def test_a_right_answer_that_cannot_be_compared_is_no_score_whatever_is_answered() -> None:
+    for answer in ("84", "((9!)!)!+1", "no idea"):
+        verdict = symbolic(answer, "((9!)!)!", seconds=0.5)
+        assert verdict.score is None and "0.5 s of the processor" in (verdict.error or ""), answer
+
+
+@pytest.mark.slow
+def test_a_slow_answer_does_not_keep_another_waiting() -> None:
+    assert symbolic("3", "3").success is True
+    with process._POOL.worker() as one, process._POOL.worker() as other:
+        assert one.started() is not other.started()
+    slow = threading.Thread(target=symbolic, args=("((9!)!)!", "5", 4.0))
+    slow.start()
+    while len(process._POOL._idle) == 2:
+        time.sleep(0.01)
+    assert symbolic("7/2", "3.5").success is True and slow.is_alive()
+    slow.join()
+
+
+@pytest.mark.slow
 def test_what_an_expression_could_run_is_in_the_sandbox_with_a_limit_of_memory() -> None:
-    assert symbolic("3", "3", seconds=60).success is True
-    with process._WORKER._lock:
-        session = process._WORKER._started()
+    assert symbolic("3", "3", seconds=20).success is True
+    with process._POOL.worker() as worker:
+        session = worker.started()
         tried = {
             "memory": "x = bytearray(2 << 30)",
             "files": f"open({os.path.abspath(__file__)!r})",
@@ -49,7 +73,7 @@ def test_what_an_expression_could_run_is_in_the_sandbox_with_a_limit_of_memory()
 
 @pytest.mark.slow
 def test_the_fork_of_a_comparison_has_no_socket_and_starts_no_process() -> None:
-    assert symbolic("3", "3", seconds=60).success is True
+    assert symbolic("3", "3", seconds=20).success is True
     attack = """
 import os, sys
 def attack(answer, gold):
@@ -65,29 +89,29 @@ def attack(answer, gold):
 module = sys.modules['symbolic_process']
 before, module.compared = module.compared, attack
 try:
-    print(module.judge('', '', 10))
+    print(module.judge('1', '1', 10, 10))
 finally:
     module.compared = before
 """
-    with process._WORKER._lock:
-        said = process._WORKER._started().ask({"op": "cell", "code": attack}, 30)
+    with process._POOL.worker() as worker:
+        said = worker.started().ask({"op": "cell", "code": attack}, 30)
     told = json.loads(said["stdout"])
     assert told == {"kinds": ["/dev/null", "pipe"], "started": False}
-    assert symbolic("5", "5", seconds=60).success is True
+    assert symbolic("5", "5", seconds=20).success is True
 
 
 @pytest.mark.slow
 def test_a_fork_of_the_run_has_a_session_of_its_own() -> None:
-    assert symbolic("3", "3", seconds=60).success is True
-    before = process._WORKER
+    assert symbolic("3", "3", seconds=20).success is True
+    before = process._POOL
     reading, writing = os.pipe()
-    with before._lock:  # as if another thread were judging
+    with before.worker():  # as if another thread were judging
         pid = os.fork()
         if pid == 0:
-            os.write(writing, b"other" if process._WORKER is not before else b"same")
+            os.write(writing, b"other" if process._POOL is not before else b"same")
             os._exit(0)
     os.waitpid(pid, 0)
-    assert os.read(reading, 16) == b"other" and symbolic("5", "5", seconds=60).success is True
+    assert os.read(reading, 16) == b"other" and symbolic("5", "5", seconds=20).success is True
 
 
 @pytest.mark.slow
@@ -95,7 +119,7 @@ def test_several_threads_are_each_told_of_their_own_answer() -> None:
     found: dict[int, bool | None] = {}
 
     def judge(number: int) -> None:
-        found[number] = symbolic(f"{number}/2", str(number / 2 if number % 2 else number), seconds=60).success
+        found[number] = symbolic(f"{number}/2", str(number / 2 if number % 2 else number), seconds=20).success
 
     threads = [threading.Thread(target=judge, args=(number,)) for number in range(1, 7)]
     for one in threads:
@@ -123,5 +147,7 @@ def test_a_session_that_ended_before_it_was_asked_is_replaced_and_the_answer_jud
 ) -> None:
     """Alone catches a right answer without a score, because of what was judged before it."""
     broken = _Broken()
-    monkeypatch.setattr(process._WORKER, "_session", broken)
-    assert symbolic("11", "11", seconds=60).success is True and broken.closed
+    worker = process._Worker()
+    worker._session = broken  # type: ignore[assignment]
+    monkeypatch.setattr(process._POOL, "_idle", [worker])
+    assert symbolic("11", "11", seconds=20).success is True and broken.closed

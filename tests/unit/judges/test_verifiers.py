@@ -12,16 +12,21 @@ from offline_agent.judges.verifiers import exact_match, f1, goal_state, normalis
 
 def test_normalise() -> None:
     assert normalise("  The “Eiffel”-Tower,\tParis! ") == "“eiffel” tower paris"
-    assert normalise("A-ha") == "ha" and normalise("ﬁve") == "five"
+    assert normalise("A-ha") == "a ha" and normalise("ﬁve") == "five"
 
 
 @pytest.mark.parametrize(
     ("answer", "gold", "success"),
-    [("The cat.", "cat", True), ("dog", ["cat", "Dog"], True), ("cats", "cat", False), ("", "the", True)],
-)
+    [("The cat.", "cat", True), ("dog", ["cat", "Dog"], True), ("cats", "cat", False), ("", "the", False),
+     ("", "A", False), ("the", "A", False), ("A.", "A", True), ("Plan", "plan A", False), ("5", "-5", False),
+     ("\u22125", "-5", True), ("c", "C++", False), ("C", "C#", False), ("50", "50%", False), ("A", "A-", False),
+     ("5", ".5", False), ("1 2", "1/2", False), ("!", "?!", False), ("**Paris**", "Paris", True),
+     ("pre-war", "pre war", True)],
+)  # fmt: skip
 def test_exact(answer: str, gold: Any, success: bool) -> None:
     verdict = exact_match(answer, gold)
     assert verdict.success is success and verdict.score == float(success) and verdict.evidence["answer"] == answer
+    assert f1(answer, gold).success is success
 
 
 def test_exact_as_written() -> None:
@@ -52,18 +57,18 @@ def test_f1() -> None:
     ],
 )
 def test_symbolic(answer: str, gold: str, equal: bool) -> None:
-    verdict = symbolic(answer, gold, seconds=60)
+    verdict = symbolic(answer, gold, seconds=20)
     assert verdict.error is None and verdict.success is equal
 
 
-def test_symbolic_is_stopped_and_works_again() -> None:
-    verdict = symbolic("9**9**9**9", "3", seconds=1)
-    assert verdict.score is None and "longer than 1 s" in (verdict.error or "")
-    assert symbolic("3", "3", seconds=60).success is True
+def test_symbolic_that_the_answer_makes_too_slow_is_wrong_and_the_next_one_is_judged() -> None:
+    verdict = symbolic("9^{9^{9^9}}", "3", seconds=1)
+    assert verdict.score == 0.0 and "longer than 1 s" in verdict.evidence["reason"]
+    assert symbolic("3", "3").success is True
 
 
 def test_symbolic_without_a_right_answer_is_no_score() -> None:
-    verdict = symbolic("3", "", seconds=60)
+    verdict = symbolic("3", "", seconds=20)
     assert verdict.score is None and "cannot be read" in (verdict.error or "")
 
 
