@@ -13,7 +13,7 @@ from typing import Any
 
 from offline_agent.errors import ConfigError, TrainingError, did_you_mean
 from offline_agent.policies.base import DEFAULT_MODEL
-from offline_agent.rendering.hub import only_here
+from offline_agent.rendering.hub import load
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store import integrity
 from offline_agent.training.scratch import new_model
@@ -49,22 +49,14 @@ def load_trainable(
         source = str(folder) if folder.exists() else path
     _check_source(source)
     check_whole(Path(source), "model.path")
-    here = only_here(source, "model.path")
     renderer = Renderer.load(tokenizer or source, chat_template)
     for name in ("is_local", "local_files_only"):  # where it was loaded from is no part of what is saved with a model
         renderer.tokenizer.init_kwargs.pop(name, None)
     with quiet():
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                source, dtype=getattr(torch, dtype), use_safetensors=True, local_files_only=here
-            )
-        except Exception as error:  # transformers raises nearly every class there is
-            said = str(error).strip().splitlines()
-            raise ConfigError(
-                f"model.path: {source!r} cannot be loaded as a causal language model ({type(error).__name__}: "
-                f"{said[0] if said else 'no message'}); give a folder that save_pretrained wrote, or the name of a "
-                "model on the hub that this machine can reach"
-            ) from error
+        model = load(
+            AutoModelForCausalLM, source, "model.path", "a causal language model",
+            dtype=getattr(torch, dtype), use_safetensors=True,
+        )  # fmt: skip
     check_finite(model, "model.path", source)
     size = model.config.get_text_config().vocab_size
     if renderer.vocab_size > size:

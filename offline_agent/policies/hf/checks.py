@@ -121,8 +121,8 @@ def check_supported(model: Any, runner: ModelRunner, cache: SlotCache, max_conte
     far, allowed = distance(model, ours, theirs)
     if not far <= _ROOM * allowed:
         raise ConfigError(
-            f"{told} gives other log-probabilities in slots (by {far:.3g}, allowed: {_ROOM * allowed:.3g}): its attention is "
-            f"not plain causal attention over positions; {_REMEDY}"
+            f"{told} gives other log-probabilities in slots (by {far:.3g}, allowed: {_ROOM * allowed:.3g}): its "
+            f"attention is not plain causal attention over positions; {_REMEDY}"
         )
 
 

@@ -488,7 +488,8 @@ def test_histories_of_all_lengths_together_are_scored_as_by_plain_passes(family,
     assert getattr(config, "sliding_window", None) == changes.get("sliding_window")  # lowered for the check alone
     assert config.rope_parameters.get("original_max_position_embeddings", 512) >= 512
     contexts = [kit.start(0, "red " * words) for words in (1, 9, 50 if room else 150)]
-    for context, answer in zip(contexts, kit.ask(policy, *[ProposeRequest(c, (1,), 1.0, 9) for c in contexts])):
+    answers = kit.ask(policy, *[ProposeRequest(context, (1,), 1.0, 9) for context in contexts])
+    for context, answer in zip(contexts, answers, strict=True):
         (action,) = answer.actions
         wanted = kit.full_logps(tmp_path, policy.renderer.context_ids(context), action.token_ids)
         assert list(action.logps) == pytest.approx(wanted, abs=1e-4)
