@@ -109,18 +109,7 @@ def add_adapters(
     import torch
     from peft import LoraConfig, get_peft_model
 
-    names: str | list[str] = targets
-    if targets != "all-linear":
-        names = [name.strip() for name in targets.split(",") if name.strip()]
-        linear = {n.rsplit(".", 1)[-1] for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-        faults = [
-            f"lora.targets: got {name!r}, allowed: all-linear, or some of {', '.join(sorted(linear))}."
-            f"{did_you_mean(name, linear)}"
-            for name in names or [targets]
-            if name not in linear
-        ]
-        if faults:
-            raise ConfigError(faults)
+    names = adapted(model, targets)
     config = LoraConfig(
         r=rank,
         lora_alpha=2 * rank if alpha is None else alpha,
@@ -131,6 +120,35 @@ def add_adapters(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(model, config)
+
+
+def adapted(model: Any, targets: str) -> str | list[str]:
+    """Return `targets` as peft takes them; raises ConfigError where the model has no such modules."""
+    import torch
+
+    if targets == "all-linear":
+        return targets
+    names = [name.strip() for name in targets.split(",") if name.strip()]
+    linear = {n.rsplit(".", 1)[-1] for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    faults = [
+        f"lora.targets: got {name!r}, allowed: all-linear, or some of {', '.join(sorted(linear))}."
+        f"{did_you_mean(name, linear)}"
+        for name in names or [targets]
+        if name not in linear
+    ]
+    if faults:
+        raise ConfigError(faults)
+    return names
+
+
+def skeleton(folder: Path, key: str) -> Any:
+    """Return a model of a folder's configuration without memory for weights, for checks; raises ConfigError."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = load(AutoConfig, str(folder), key, "the configuration of a model")
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def save_plain(model: Any, tokenizer: Any, folder: Path) -> str:
