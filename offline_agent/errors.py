@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 
 class OfflineAgentError(Exception):
@@ -22,6 +23,15 @@ class ConfigError(OfflineAgentError):
     def __init__(self, faults: str | Sequence[str]) -> None:
         self.faults: tuple[str, ...] = (faults,) if isinstance(faults, str) else tuple(faults)
         super().__init__("\n".join(self.faults))
+
+
+def collect(faults: list[str], make: Callable[[], Any]) -> Any:
+    """Return `make()`; where it refuses, its faults are appended and the answer is None."""
+    try:
+        return make()
+    except OfflineAgentError as error:
+        faults += error.faults if isinstance(error, ConfigError) else [str(error)]
+    return None
 
 
 class ToolError(Exception):

@@ -26,6 +26,11 @@ def key(default: Any, about: str, *, free: bool = False, **limits: Any) -> Any:
     return Field(default, description=about, json_schema_extra={"free": True} if free else None, **limits)
 
 
+def confidence_key(default: float, about: str) -> Any:
+    """Declare a key that is a probability to trust in: beyond these limits quantiles and resamples have no meaning."""
+    return key(default, about, ge=0.5, le=0.999999)
+
+
 def other_default(model: type[BaseModel], name: str, default: Any) -> Any:
     """Declare a key of a subclass with another default than in `model`; its meaning and its limits are the same."""
     field = copy(model.model_fields[name])

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, field_validator, model_validator
 
-from offline_agent.config.base import Plugged, Section, key, masked, section
+from offline_agent.config.base import Plugged, Section, confidence_key, key, masked, section
 from offline_agent.config.launch import RaySection, SlurmSection
 from offline_agent.config.plan import PlanSection
 from offline_agent.config.sandbox import SandboxSection
@@ -249,7 +249,7 @@ class PairRules(Section):
     kinds: PairKinds = key(ALL_KINDS, "rules that are applied (docs/pairs.md)", strict=False)
     min_gap: float = key(0.2, "least difference of the values of a step pair", ge=0, le=1)
     min_visits: int = key(3, "least visits of each side of a step pair, unless its value is exact", ge=1)
-    confidence: float = key(0.9, "least P(Q_w > Q_l) of a step pair", ge=0.5, le=0.999999)
+    confidence: float = confidence_key(0.9, "least P(Q_w > Q_l) of a step pair")
     decisive: bool = key(
         False, "one rollout with a score above 0 settles an action against one that ends the episode with a score of 0"
     )

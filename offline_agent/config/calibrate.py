@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from offline_agent.config.base import Plugged, key, section
+from offline_agent.config.base import Plugged, confidence_key, key, section
 from offline_agent.config.build_prefs import JudgeSection, RunConfig
 
 
@@ -47,7 +47,7 @@ class CalibrateConfig(RunConfig):
     workers: int = key(4, "judgements that are asked for at once", ge=1, le=256, free=True)
     length: Literal["characters", "steps"] = key("characters", "the length that the table is broken down by")
     bins: int = key(3, "classes of length, with about as many trajectories each", ge=2, le=10)
-    confidence: float = key(0.95, "coverage of the Wilson intervals", gt=0, lt=1)
+    confidence: float = confidence_key(0.95, "coverage of the Wilson intervals")
 
     @field_validator("source", mode="before")
     @classmethod

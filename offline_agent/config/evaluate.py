@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from offline_agent.config.base import Section, key, section
+from offline_agent.config.base import Section, confidence_key, key, section
 from offline_agent.config.build_prefs import (
     OWN_STEPS,
     EnvSection,
@@ -106,7 +106,7 @@ class EvaluateConfig(RunConfig):
     search: SearchSection = section(SearchSection, "the search of test_time.algorithm=mcts")
     reward: RewardSection = section(RewardSection, "weights of the composite reward that guides mcts")
     against: AgainstSection = section(AgainstSection, "whom to compare with")
-    confidence: float = key(0.95, "of the intervals", gt=0.5, lt=1)
+    confidence: float = confidence_key(0.95, "of the intervals")
     resamples: int = key(10_000, "bootstrap resamples of the tasks", ge=100, le=10**7)
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from offline_agent.config.base import Section, key, other_default, section
+from offline_agent.config.base import Section, confidence_key, key, other_default, section
 from offline_agent.config.build_prefs import (
     ALL_KINDS,
     DEFAULT_ORIGINS,
@@ -184,10 +184,9 @@ class HeldOutSection(Section):
 class GateSection(Section):
     """The condition on which a candidate replaces the incumbent."""
 
-    confidence: float = key(
-        0.9, "P(the whole run promotes nothing whose success is below its incumbent's by more than the margin)",
-        ge=0.5, lt=1,
-    )  # fmt: skip
+    confidence: float = confidence_key(
+        0.9, "P(the whole run promotes nothing whose success is below its incumbent's by more than the margin)"
+    )
     margin: float = key(0.02, "a loss of success this small counts as not worse", ge=0, lt=1)
     unscored: float = key(
         0.05, "a candidate is refused where its share of unscored attempts differs from the incumbent's with a p-value "

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import field_validator
 
-from offline_agent.config.base import key
+from offline_agent.config.base import confidence_key, key
 from offline_agent.config.build_prefs import RunConfig
 
 
@@ -39,7 +39,7 @@ class TrainRewardConfig(RunConfig):
         None, "most tokens of a trajectory; of a longer one the middle is left out; null = the model's positions", ge=16
     )
     threads: int | None = key(None, "of torch; null = one for a small model on a CPU", ge=1, le=4096, free=True)
-    confidence: float = key(0.95, "coverage of the intervals", gt=0, lt=1)
+    confidence: float = confidence_key(0.95, "coverage of the intervals")
 
     @field_validator("source", mode="before")
     @classmethod

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
 
 from offline_agent.config.build_prefs import TasksSection
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.config.training import TrainDpoConfig
-from offline_agent.errors import ConfigError, OfflineAgentError
+from offline_agent.config.training import TrainConfig, TrainDpoConfig
+from offline_agent.errors import ConfigError, OfflineAgentError, collect
 from offline_agent.launch.loop_stages import LoopStages, model_folder
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.iterations import Iterations
@@ -26,6 +29,7 @@ from offline_agent.runner.pipeline import Command, Facts, Session
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
+    from offline_agent.launch.stages import Stage
     from offline_agent.records import Task
     from offline_agent.runner.task_list import TaskList
 
@@ -70,15 +74,13 @@ def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
                 f"held_out.n: {spec.name} has {len(held_out)} {config.held_out.split} tasks; the gate compares over "
                 "tasks and needs 2 or more"
             )
-    except ConfigError as error:
-        faults.extend(error.faults)
     except OfflineAgentError as error:
-        faults.append(str(error))
-    faults += [*_training_faults(config), *_online_faults(config)]
-    try:
-        hashes["model"] = hash_path(_checked(model_folder(config.policy.model)))
-    except ConfigError as error:
-        faults.extend(error.faults)
+        faults += error.faults if isinstance(error, ConfigError) else [str(error)]
+    faults += _other_faults(config)
+    folder = collect(faults, lambda: _checked(model_folder(config.policy.model)))
+    if folder is not None:
+        hashes["model"] = hash_path(folder)
+        faults += _stage_faults(config, folder)
     if faults or spec is None:
         raise ConfigError(faults)
     facts = Facts({"hashes": hashes, "env": spec.identity}, {"environment": spec.name})
@@ -91,40 +93,66 @@ def _pool(config: IterateConfig) -> TasksSection:
     return config.tasks.model_copy(update={"n": None if n is None else n * config.iterations})
 
 
-def _training_faults(config: IterateConfig) -> Iterator[str]:
-    """Yield the faults for which the preference training would refuse to start after the search."""
-    from offline_agent.runner.training import dpo_settings
+def _stage_faults(config: IterateConfig, folder: Path) -> Iterator[str]:
+    """Yield the faults for which a later stage would refuse to start, after hours of search.
 
-    if not config.dpo.enabled:
-        return
-    plan = LoopStages(config, Path("/"), "")
-    stage = plan.train_dpo(0, plan.start(), Path("/"), (), ()).config
-    assert isinstance(stage, TrainDpoConfig)
-    try:
-        dpo_settings(stage).check()
-    except ConfigError as error:
-        yield from (f"dpo.loss.{fault.removeprefix('dpo.')}" for fault in error.faults)
-    for run in config.dpo.anchor.runs:
+    Args:
+        config: The configuration of the loop.
+        folder: Of the first model, whose modules and limits all later models have.
+    """
+    from offline_agent.pipelines.stages.online import faults, objective_of
+    from offline_agent.runner.training import dpo_settings, max_length
+    from offline_agent.training.models import adapted, skeleton
+
+    found: list[str] = []
+    plan, root = LoopStages(config, Path("/"), ""), Path("/")
+    start = plan.start()
+
+    def built(make: Callable[[], Stage], wanted: bool = True) -> BaseModel | None:
+        try:
+            return make().config if wanted else None
+        except ValidationError as error:
+            found.extend(str(one["msg"]) for one in error.errors())
+        return None
+
+    built(lambda: plan.build_prefs(0, start, root))
+    built(lambda: plan.evaluate(0, "evaluate", start, root, None))
+    fine = built(lambda: plan.train_sft(0, start, ()), config.sft.enabled)
+    pairs = built(lambda: plan.train_dpo(0, start, root, (), ()), config.dpo.enabled)
+    online = built(lambda: plan.refine(0, start, root, ()))
+    model = collect(found, lambda: skeleton(folder, "policy.model"))
+    if model is not None:
+        collect(found, lambda: adapted(model, config.lora.targets))
+    if isinstance(pairs, TrainDpoConfig):
+        settings = dpo_settings(pairs)
+        found += [f"dpo.loss.{fault.removeprefix('dpo.')}" for fault in _refused(settings.check)]
+    never = config.refine.when == "never"
+    if isinstance(online, RefineGrpoConfig):
+        told = _refused(lambda: objective_of(online)) if never else faults(online)
+        found += [f"refine.{fault}" for fault in told]
+    for name, stage in (("sft", fine), ("dpo", pairs), ("refine", None if never else online)):
+        if model is not None and isinstance(stage, TrainConfig | RefineGrpoConfig):
+            found += [f"{name}.{fault}" for fault in _refused(partial(max_length, stage, model))]
+    yield from found
+
+
+def _refused(make: Callable[[], Any]) -> list[str]:
+    found: list[str] = []
+    collect(found, make)
+    return found
+
+
+def _other_faults(config: IterateConfig) -> Iterator[str]:
+    """Yield what is wrong with earlier runs that are named, and keys that another one decides."""
+    for run in config.dpo.anchor.runs if config.dpo.enabled else ():
         if not (Path(run) / "manifest.json").is_file():
             yield f"dpo.anchor.runs: {run} is no run directory (it has no manifest.json); name one of build_prefs"
-
-
-def _online_faults(config: IterateConfig) -> Iterator[str]:
-    """Yield the faults for which the online stage would refuse to start at the end, and missing buffers."""
-    from offline_agent.pipelines.stages.online import faults
-
     for run in config.buffer:
         if not (Path(run) / "summary.json").is_file() or not (Path(run) / "filtered").is_dir():
             yield f"buffer: {run} has no summary.json or no filtered/; name a finished refine_grpo or build_prefs run"
-    if config.refine.when == "never":
-        return
-    plan = LoopStages(config, Path("/"), "")
-    stage = plan.refine(0, plan.start(), Path("/tasks.jsonl"), ()).config
-    assert isinstance(stage, RefineGrpoConfig)
-    for fault in faults(stage):
-        yield f"refine.{fault}"
     rollouts = config.refine.rollouts
-    if rollouts.max_steps not in (config.search.max_steps, type(rollouts).model_fields["max_steps"].default):
+    allowed = config.search.max_steps, type(rollouts).model_fields["max_steps"].default
+    if config.refine.when != "never" and rollouts.max_steps not in allowed:
         yield (
             f"refine.rollouts.max_steps: got {rollouts.max_steps}, but here search.max_steps decides it; set that, and "
             "leave refine.rollouts.max_steps out"

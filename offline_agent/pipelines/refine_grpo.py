@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.errors import ConfigError, OfflineAgentError
+from offline_agent.errors import ConfigError, collect
 from offline_agent.launch import torchrun
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import rounds
@@ -53,16 +53,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
     """Load what can be found faulty; see `runner.pipeline.Command.prepare`."""
     found = faults(config)
 
-    def collect(make: Callable[[], Any]) -> Any:
-        try:
-            return make()
-        except ConfigError as error:
-            found.extend(error.faults)
-        except OfflineAgentError as error:
-            found.append(str(error))
-        return None
-
-    spec = collect(lambda: make_environment(config))
+    spec = collect(found, lambda: make_environment(config))
     asks = config.rollouts.credit == "turn_reward" and config.rollouts.turn_judge is None
     if spec is not None and asks and not spec.turn_rewards:
         found.append(
@@ -75,11 +66,11 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
         found.append(NO_STATES.format(name=spec.name, what="has none"))
     if spec is not None:
         found += ranking_faults(config, spec)
-        collect(lambda: check_sandbox(spec, trusted=False))
-    tasks = collect(lambda: make_tasks(spec, config.tasks)) if spec else None
-    trainable = collect(lambda: training.load(config))
+        collect(found, lambda: check_sandbox(spec, trusted=False))
+    tasks = collect(found, lambda: make_tasks(spec, config.tasks)) if spec else None
+    trainable = collect(found, lambda: training.load(config))
     if trainable is not None:
-        collect(lambda: training.max_length(config, trainable[0]))
+        collect(found, lambda: training.max_length(config, trainable[0]))
     if found or spec is None or tasks is None:
         raise ConfigError(found)
     inputs = OnlineInputs(

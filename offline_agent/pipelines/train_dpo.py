@@ -15,7 +15,7 @@ from offline_agent.config.build_prefs import DEFAULT_ORIGINS, BuildPrefsConfig
 from offline_agent.config.iterate import built_kinds
 from offline_agent.config.loading import load
 from offline_agent.config.training import TrainDpoConfig
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, collect
 from offline_agent.pipelines.entry import main
 from offline_agent.runner import training
 from offline_agent.runner.next_steps import keys_of_runs, typed
@@ -58,11 +58,11 @@ def prepare(config: TrainDpoConfig) -> tuple[DpoInputs, Facts]:
     """Load model, pairs and what is replayed; see `runner.pipeline.Command.prepare`."""
     dpo = training.dpo_settings(config)
     faults: list[str] = []
-    _collect(faults, dpo.check)
-    _collect(faults, lambda: _look(config))
-    trainable = _collect(faults, lambda: training.load(config))
+    collect(faults, dpo.check)
+    collect(faults, lambda: _look(config))
+    trainable = collect(faults, lambda: training.load(config))
     if trainable is not None:
-        _collect(faults, lambda: training.max_length(config, trainable[0]))
+        collect(faults, lambda: training.max_length(config, trainable[0]))
     if faults:
         raise ConfigError(faults)
     inputs = DpoInputs(trainable, dpo)
@@ -78,14 +78,6 @@ def prepare(config: TrainDpoConfig) -> tuple[DpoInputs, Facts]:
     return inputs, Facts(manifest, tags)
 
 
-def _collect(faults: list[str], make: Callable[[], Any]) -> Any:
-    try:
-        return make()
-    except ConfigError as error:
-        faults += error.faults
-    return None
-
-
 def _look(config: TrainDpoConfig) -> None:
     """Raise ConfigError where what is to be read is not there."""
     from offline_agent.training.data import sources
@@ -95,11 +87,11 @@ def _look(config: TrainDpoConfig) -> None:
         if config.data.files:
             faults.append("data.files: dpo.loss=siblings reads the trees of data.runs, not rows; leave the files out")
         if config.data.runs:
-            _collect(faults, lambda: sources.trees(config.data.runs))
+            collect(faults, lambda: sources.trees(config.data.runs))
     elif config.data.runs or config.data.files:
-        _collect(faults, lambda: sources.find(config.data.runs, config.data.files, PAIR_TABLES))
+        collect(faults, lambda: sources.find(config.data.runs, config.data.files, PAIR_TABLES))
     if config.anchor.rows and config.anchor.runs:
-        _collect(faults, lambda: sources.find(config.anchor.runs, (), SUCCESS_TABLES, "anchor"))
+        collect(faults, lambda: sources.find(config.anchor.runs, (), SUCCESS_TABLES, "anchor"))
     if faults:
         raise ConfigError(faults)
 

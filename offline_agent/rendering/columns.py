@@ -82,7 +82,9 @@ def recorded_ids(context: Context) -> tuple[int, ...]:
 def check_row(renderer: Renderer | None, row: Mapping[str, Any]) -> None:
     """See `Renderer.check_row`; without a renderer a row with token columns is refused."""
     try:
-        check_columns(row, sealed=False)
+        ranges.check(row, True)
+        if row.get("certificate") is not None:  # one that is being written does not cover the columns yet
+            certificate.check_columns(certificate.parse(row["certificate"]), row, True)
         check_tokens(renderer, row)
     except DataError as error:
         keys = ("kind", "task_id", "tree_id", "node_id", "chosen_edge", "rejected_edge", "origin")
@@ -97,7 +99,8 @@ def check_columns(row: Mapping[str, Any], own: bool = True, sealed: bool = True)
         row: Its columns, by known names (`store.columns`).
         own: Whether it is from a table of a run: then the program's own ranges apply, and every certified column must
             be present.
-        sealed: Whether it must have a certificate that covers its columns.
+        sealed: Whether it must have a certificate that covers its columns; one that is there must in any case, unless
+            it is of schema 1.
 
     Raises:
         DataError: The message names the column, its value and the allowed values.
@@ -106,8 +109,8 @@ def check_columns(row: Mapping[str, Any], own: bool = True, sealed: bool = True)
     if row.get("certificate") is None and not sealed:
         return
     data = certificate.parse(row.get("certificate"))
-    if sealed and "columns" not in data:
-        raise DataError("its certificate does not cover its columns, which its table's version requires")
+    if "columns" not in data and (sealed or data["schema"] > 1):
+        raise DataError("its certificate does not cover its columns, which its version requires")
     certificate.check_columns(data, row, own)
 
 

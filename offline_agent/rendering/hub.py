@@ -1,15 +1,43 @@
-"""Hub names of models and tokenizers: the check, made before anything is downloaded, that the hub can be reached."""
+"""Loading of models and tokenizers: no code of theirs is run, and a hub that does not answer is asked once."""
 
 from __future__ import annotations
 
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from offline_agent.errors import ConfigError
 
 SECONDS = 5.0  # wait for the hub's answer; transformers would ask again and again for more than a minute
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
+
+
+def load(kind: Any, source: str, key: str, what: str, **options: Any) -> Any:
+    """Return `kind.from_pretrained(source, …)`; the one place where files of a checkpoint are loaded.
+
+    Args:
+        kind: A class of transformers.
+        source: A folder, or a hub name.
+        key: The configuration key that names it, for messages.
+        what: The thing that it is loaded as, for messages.
+        options: Of `from_pretrained`.
+
+    Raises:
+        ConfigError: It cannot be loaded, the hub cannot be reached, or it needs code of its own.
+    """
+    here = only_here(source, key)
+    try:
+        return kind.from_pretrained(source, local_files_only=here, trust_remote_code=False, **options)
+    except Exception as error:  # transformers raises errors of nearly every class
+        said = str(error).strip().splitlines()
+        why = f"{type(error).__name__}: {said[0] if said else 'no message'}"
+        if "trust_remote_code" in str(error):
+            why = "it needs program code of its own (auto_map in its files), which is never run"
+        raise ConfigError(
+            f"{key}: {source!r} cannot be loaded as {what} ({why}); give a folder written by save_pretrained, or the "
+            "name of one on the hub that this machine can reach"
+        ) from error
 
 
 def only_here(source: str, key: str) -> bool:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+from offline_agent.rendering.hub import load
+
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _KNOWN = {*_SPECIAL, "backend", "clean_up_tokenization_spaces", "model_max_length", "tokenizer_class"}
 _MORE = ("added_tokens.json", "special_tokens_map.json", "additional_chat_templates")  # files that change the result
@@ -23,13 +25,14 @@ class PlainTokenizer:
 
     Attributes:
         chat_template: The template's text; may be replaced.
+        special_tokens_map: Texts of the named special tokens, as transformers calls them.
     """
 
     def __init__(self, folder: str, backend: Any, special: dict[str, str], chat_template: str | None) -> None:
         self.name_or_path = folder
         self.backend_tokenizer = backend
         self.chat_template = chat_template
-        self._special = special
+        self.special_tokens_map = special
 
     @classmethod
     def read(cls, folder: Path) -> PlainTokenizer | None:
@@ -60,7 +63,7 @@ class PlainTokenizer:
     @property
     def eos_token_id(self) -> int | None:
         """The id of the end-of-text token; None where there is none."""
-        token = self._special.get("eos_token")
+        token = self.special_tokens_map.get("eos_token")
         return None if token is None else self.backend_tokenizer.token_to_id(token)
 
     def get_chat_template(self, name: None = None, tools: Any = None) -> str:
@@ -86,7 +89,7 @@ class PlainTokenizer:
             tools=tools,
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
-            **self._special,
+            **self.special_tokens_map,
         )
         return str(texts[0])
 
@@ -94,6 +97,6 @@ class PlainTokenizer:
         """Return transformers' own tokenizer of the same files, with the template of this one."""
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(self.name_or_path)
+        tokenizer = load(AutoTokenizer, self.name_or_path, "tokenizer", "a tokenizer")
         tokenizer.chat_template = self.chat_template
         return tokenizer

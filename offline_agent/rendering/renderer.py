@@ -11,7 +11,7 @@ from typing import Any
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.records import Action, Context, ToolCall
 from offline_agent.rendering import columns as rows
-from offline_agent.rendering.hub import only_here
+from offline_agent.rendering.hub import load
 from offline_agent.rendering.parsing import Parsed, call_text
 from offline_agent.rendering.plain_tokenizer import PlainTokenizer
 from offline_agent.rendering.prompts import PromptEncoder
@@ -103,15 +103,11 @@ class Renderer:
         source = Path(path_or_name)
         if (source.is_absolute() or str(path_or_name).startswith(".")) and not source.is_dir():
             raise ConfigError(f"no tokenizer could be loaded from {str(path_or_name)!r}: there is no such folder")
-        try:
-            tokenizer: Any = PlainTokenizer.read(source)
-            if tokenizer is None:
-                here = only_here(str(path_or_name), "tokenizer")
-                from transformers import AutoTokenizer  # loads torch
+        tokenizer: Any = PlainTokenizer.read(source)
+        if tokenizer is None:
+            from transformers import AutoTokenizer  # loads torch
 
-                tokenizer = AutoTokenizer.from_pretrained(str(path_or_name), local_files_only=here)
-        except Exception as error:  # transformers raises errors of many classes
-            raise ConfigError(f"no tokenizer could be loaded from {str(path_or_name)!r}: {error}") from error
+            tokenizer = load(AutoTokenizer, str(path_or_name), "tokenizer", "a tokenizer")
         if chat_template is not None:
             tokenizer.chat_template = template_text(chat_template)
         return cls(tokenizer)

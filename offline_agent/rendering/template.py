@@ -10,6 +10,7 @@ from typing import Any
 
 from offline_agent.errors import ConfigError
 from offline_agent.records import Message
+from offline_agent.rendering.trial import check_ends
 
 Json = Mapping[str, Any]
 HOW_TO_MEND = (
@@ -83,7 +84,7 @@ class Template:
         end: The control string that ends an assistant's turn.
 
     Raises:
-        ConfigError: There is no template, it refuses required roles, or it drops or repeats contents.
+        ConfigError: There is no template, it does not end, refuses required roles, or drops or repeats contents.
     """
 
     def __init__(self, tokenizer: Any, control_strings: Sequence[str]) -> None:
@@ -95,6 +96,7 @@ class Template:
             raise ConfigError(
                 f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template. {HOW_TO_MEND}"
             ) from error
+        check_ends(self.source, getattr(tokenizer, "special_tokens_map", {}))
         self._mark = _free_mark(self.source)
         self._first: Message = {"role": "user", "content": "Hi."}
         self._opening = self.render([self._first], [PROBE_TOOL], True)

@@ -17,7 +17,7 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.costs import MOST
-from offline_agent.errors import ConfigError, OfflineAgentError
+from offline_agent.errors import ConfigError, collect
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.judges.rewards import CompositeReward
 from offline_agent.policies.base import Policy
@@ -55,35 +55,25 @@ def make_parts(config: Config) -> Parts:
         ConfigError: With the faults of all components.
     """
     faults: list[str] = []
-    spec = _collect(faults, lambda: make_environment(config))
-    reward = _collect(faults, lambda: make_reward(config))
-    _collect(faults, lambda: own_critic(config.search.critic))
-    tasks = _collect(faults, lambda: _make_tasks(spec, config.tasks, TaskList)) if spec else None
-    chosen = _collect(faults, lambda: _policy_arguments(config.policy))  # checked even if the environment is faulty
-    policy = _collect(faults, lambda: make_policy(config.policy, spec)) if chosen and spec and not faults else None
+    spec = collect(faults, lambda: make_environment(config))
+    reward = collect(faults, lambda: make_reward(config))
+    collect(faults, lambda: own_critic(config.search.critic))
+    tasks = collect(faults, lambda: _make_tasks(spec, config.tasks, TaskList)) if spec else None
+    chosen = collect(faults, lambda: _policy_arguments(config.policy))  # checked even if the environment is faulty
+    policy = collect(faults, lambda: make_policy(config.policy, spec)) if chosen and spec and not faults else None
     if policy is not None:
-        _collect(faults, lambda: check_sandbox(spec, getattr(policy, "trusted", False)))
+        collect(faults, lambda: check_sandbox(spec, getattr(policy, "trusted", False)))
     if faults or spec is None or tasks is None or policy is None:
         raise ConfigError(faults)
     return Parts(spec, tasks, policy, reward)
-
-
-def _collect(faults: list[str], make: Callable[[], Any]) -> Any:
-    try:
-        return make()
-    except ConfigError as error:
-        faults.extend(error.faults)
-    except OfflineAgentError as error:
-        faults.append(str(error))
-    return None
 
 
 def make_environment(config: Config | RefineGrpoConfig | AuditConfig) -> EnvSpec:
     """Return the environment, with the judge that gives its verdicts; raises ConfigError with the faults of both."""
     faults: list[str] = []
     configure(config.sandbox.allow, config.sandbox.command)
-    judge = _collect(faults, lambda: make_judge(config.judge.name, dict(config.judge.model_extra or {})))
-    spec = _collect(faults, lambda: _load_environment(config, judge))
+    judge = collect(faults, lambda: make_judge(config.judge.name, dict(config.judge.model_extra or {})))
+    spec = collect(faults, lambda: _load_environment(config, judge))
     if faults:
         raise ConfigError(faults)
     found: EnvSpec = spec
@@ -134,8 +124,8 @@ def make_ranking(config: RefineGrpoConfig) -> RankingReward | None:
     if section.ranking.name == "none":
         return None
     given = dict(section.ranking.model_extra or {})
-    reward = _collect(faults, lambda: make_reward(config))
-    compare = _collect(faults, lambda: make_comparator("reward.ranking", section.ranking.name, given))
+    reward = collect(faults, lambda: make_reward(config))
+    compare = collect(faults, lambda: make_comparator("reward.ranking", section.ranking.name, given))
     most = most_weight(1.0 if reward is None else reward.gap)
     if section.ranking_weight > most + 1e-9 and (section.ranking_weight != ALONE or reward is not None):
         faults.append(

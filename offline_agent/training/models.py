@@ -13,7 +13,7 @@ from typing import Any
 
 from offline_agent.errors import ConfigError, TrainingError, did_you_mean
 from offline_agent.policies.base import DEFAULT_MODEL
-from offline_agent.rendering.hub import only_here
+from offline_agent.rendering.hub import load
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store import integrity
 from offline_agent.training.scratch import new_model
@@ -49,22 +49,14 @@ def load_trainable(
         source = str(folder) if folder.exists() else path
     _check_source(source)
     check_whole(Path(source), "model.path")
-    here = only_here(source, "model.path")
     renderer = Renderer.load(tokenizer or source, chat_template)
     for name in ("is_local", "local_files_only"):  # where it was loaded from is no part of what is saved with a model
         renderer.tokenizer.init_kwargs.pop(name, None)
     with quiet():
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                source, dtype=getattr(torch, dtype), use_safetensors=True, local_files_only=here
-            )
-        except Exception as error:  # transformers raises nearly every class there is
-            said = str(error).strip().splitlines()
-            raise ConfigError(
-                f"model.path: {source!r} cannot be loaded as a causal language model ({type(error).__name__}: "
-                f"{said[0] if said else 'no message'}); give a folder that save_pretrained wrote, or the name of a "
-                "model on the hub that this machine can reach"
-            ) from error
+        model = load(
+            AutoModelForCausalLM, source, "model.path", "a causal language model",
+            dtype=getattr(torch, dtype), use_safetensors=True,
+        )  # fmt: skip
     check_finite(model, "model.path", source)
     size = model.config.get_text_config().vocab_size
     if renderer.vocab_size > size:
@@ -117,18 +109,7 @@ def add_adapters(
     import torch
     from peft import LoraConfig, get_peft_model
 
-    names: str | list[str] = targets
-    if targets != "all-linear":
-        names = [name.strip() for name in targets.split(",") if name.strip()]
-        linear = {n.rsplit(".", 1)[-1] for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-        faults = [
-            f"lora.targets: got {name!r}, allowed: all-linear, or some of {', '.join(sorted(linear))}."
-            f"{did_you_mean(name, linear)}"
-            for name in names or [targets]
-            if name not in linear
-        ]
-        if faults:
-            raise ConfigError(faults)
+    names = adapted(model, targets)
     config = LoraConfig(
         r=rank,
         lora_alpha=2 * rank if alpha is None else alpha,
@@ -139,6 +120,35 @@ def add_adapters(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(model, config)
+
+
+def adapted(model: Any, targets: str) -> str | list[str]:
+    """Return `targets` as peft takes them; raises ConfigError where the model has no such modules."""
+    import torch
+
+    if targets == "all-linear":
+        return targets
+    names = [name.strip() for name in targets.split(",") if name.strip()]
+    linear = {n.rsplit(".", 1)[-1] for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    faults = [
+        f"lora.targets: got {name!r}, allowed: all-linear, or some of {', '.join(sorted(linear))}."
+        f"{did_you_mean(name, linear)}"
+        for name in names or [targets]
+        if name not in linear
+    ]
+    if faults:
+        raise ConfigError(faults)
+    return names
+
+
+def skeleton(folder: Path, key: str) -> Any:
+    """Return a model of a folder's configuration without memory for weights, for checks; raises ConfigError."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = load(AutoConfig, str(folder), key, "the configuration of a model")
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def save_plain(model: Any, tokenizer: Any, folder: Path) -> str:

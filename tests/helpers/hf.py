@@ -41,7 +41,7 @@ def save(family: str, folder: Path, **changes: Any) -> Path:
         "bos_token_id": None,
     }
     config = AutoConfig.for_model(
-        family, **{**({} if family in OLD else SHAPE), **common, **FAMILIES[family], **changes}
+        family, **{**({} if family in OLD else SHAPE), **common, **FAMILIES.get(family, {}), **changes}
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -22,6 +22,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from offline_agent.errors import PolicyError
+from offline_agent.policies.hf.architecture import Unpackable, check_call
 
 NAME = "offline_agent_slots"
 LENGTH_STEP = 32
@@ -141,11 +142,15 @@ class SlotPlan:
         cache: The slots.
         rows: Decoding slots; their tokens come first, in this order.
         pieces: Pieces of prompts; their tokens follow.
+
+    Attributes:
+        seen: The window that each call of the attention asked for.
     """
 
     def __init__(self, cache: SlotCache, rows: list[DecodingRow], pieces: list[Piece]) -> None:
         self.cache = cache
         self.pieces = pieces
+        self.seen: list[int | None] = []
         self.rows = max((row.slot for row in rows), default=-1) + 1
         self.decoding = sum(row.count for row in rows)
         self._masks: dict[Any, Any] = {}
@@ -293,16 +298,25 @@ def _mask(positions: torch.Tensor, length: int, window: int | None, like: torch.
 
 
 def slot_attention(
-    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float | None = None, **options: Any
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention over slots; called by transformers in place of its own function, with the plan as an option.
 
     Raises:
-        PolicyError: The model needs something other than plain causal attention.
+        Unpackable: The model needs something other than plain causal attention.
     """
-    for option in ("softcap", "s_aux"):
-        if options.get(option) is not None:
-            raise PolicyError(f"the hf policy cannot run this model: its attention uses {option!r}; use policy=server")
-    plan: SlotPlan = options["slot_plan"]
+    plan: SlotPlan | None = options.pop("slot_plan", None)
+    if plan is None:
+        raise Unpackable("the model does not hand its keyword arguments on to its attention")
+    check_call(module, attention_mask, options)
+    plan.seen.append(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return plan.attend(module.layer_idx, query, key, value, scale, options.get("sliding_window")), None
+    return plan.attend(module.layer_idx, query, key, value, scale, sliding_window), None

@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 import torch
 
 from offline_agent.errors import ConfigError, PolicyError
+from offline_agent.policies.hf.architecture import Unpackable, check_layers, distance, length_limit, lowered
 from offline_agent.policies.hf.attention import NAME, ROW_STEP, DecodingRow, Piece, SlotCache, SlotPlan, round_up
 from offline_agent.policies.hf.sampling import sample
 
 T = TypeVar("T")
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # of the largest logit
+_ROOM = 4  # times the rounding allowed to prefix sharing: a model is refused here, there it is only slower
+_REMEDY = "serve it and use policy=server"
 
 
 class ModelRunner:
@@ -45,7 +47,11 @@ class ModelRunner:
         return out.logits[0]
 
     def packed(
-        self, cache: SlotCache, rows: list[tuple[int, int, list[int]]], pieces: list[tuple[int, int, list[int]]]
+        self,
+        cache: SlotCache,
+        rows: list[tuple[int, int, list[int]]],
+        pieces: list[tuple[int, int, list[int]]],
+        seen: list[int | None] | None = None,
     ) -> torch.Tensor:
         """Return the logits after every token of a batch; used by the checks.
 
@@ -53,6 +59,7 @@ class ModelRunner:
             cache: The slots.
             rows: Decoding slots: (slot, first position, ids).
             pieces: Parts of prompts: (slot, first position, ids).
+            seen: Set to the window that each call of the attention asked for.
         """
         ids: list[int] = []
         positions: list[int] = []
@@ -68,40 +75,42 @@ class ModelRunner:
         logits = self.logits(
             torch.tensor([ids + extra], device=device), torch.tensor([positions + extra], device=device), plan, keep
         )
+        if seen is not None:
+            seen[:] = plan.seen
         return logits[: len(ids)]
 
 
-def check_supported(model: Any, runner: ModelRunner, cache: SlotCache) -> None:
-    """Compare the slot attention with the model's own on a random prompt.
+def check_supported(model: Any, runner: ModelRunner, cache: SlotCache, max_context: int) -> None:
+    """Check that slots give what the model's own attention gives: by its architecture, then on random prompts.
+
+    Args:
+        model: The model.
+        runner: Of the model.
+        cache: The slots.
+        max_context: Most ids of a sequence.
 
     Raises:
-        ConfigError: The model does not use causal attention over positions; names the remedy.
+        ConfigError: They do not; names the reason and the remedy.
     """
-    kind = getattr(model.config, "model_type", type(model).__name__)
+    told = f"policy.model: a model of type {getattr(model.config, 'model_type', type(model).__name__)!r}"
     config = model.config.get_text_config()
-    window = getattr(config, "sliding_window", None) or 0
-    length = min(window + 9 if window < 200 else 25, cache.capacity, getattr(config, "max_position_embeddings", 25))
+    limit = length_limit(config)
+    if limit is not None and max_context > limit:
+        raise ConfigError(
+            f"{told} encodes all positions of a history in another way once it is longer than {limit} ids, so "
+            f"histories up to policy.max_context={max_context} cannot be computed side by side; set "
+            f"policy.max_context={limit}, or {_REMEDY}"
+        )
+    length = min(25, cache.capacity, getattr(config, "max_position_embeddings", 25))
     ids = _random_ids(config.vocab_size, length, 1)
-
-    def both() -> tuple[torch.Tensor, torch.Tensor]:
-        runner.packed(cache, [], [(0, 0, ids[:-2])])
-        ours = torch.stack([runner.packed(cache, [(0, at, [ids[at]])], [])[0] for at in (length - 2, length - 1)])
-        try:
-            model.set_attn_implementation("sdpa")
-        except ValueError:
-            model.set_attn_implementation("eager")
-        try:
-            theirs = model(input_ids=torch.tensor([ids], device=cache.data.device), use_cache=False).logits[0, -2:]
-        finally:
-            model.set_attn_implementation(NAME)
-        return ours.float(), theirs.float()
-
     try:
-        ours, theirs = runner.guarded(both)
+        with lowered(model):
+            ours, theirs = runner.guarded(lambda: _both_ways(model, runner, cache, ids))
+    except Unpackable as error:
+        raise ConfigError(f"{told} cannot be run by the hf policy: {error}; {_REMEDY}") from error
     except Exception as error:  # an unsupported architecture may raise errors of any class
         raise ConfigError(
-            f"policy.model: a model of type {kind!r} cannot be run by the hf policy ({type(error).__name__}: {error}); "
-            "serve it and use policy=server"
+            f"{told} cannot be run by the hf policy ({type(error).__name__}: {error}); {_REMEDY}"
         ) from error
     if not bool(torch.isfinite(theirs).all()):
         raise ConfigError(
@@ -109,12 +118,32 @@ def check_supported(model: Any, runner: ModelRunner, cache: SlotCache) -> None:
             f"for {str(model.dtype).removeprefix('torch.')}. Set policy.dtype=float32, or give an earlier checkpoint "
             "of the training that made it"
         )
-    difference, size = (ours - theirs).abs().max().item(), theirs.abs().max().item()
-    if not difference <= TOLERANCE[model.dtype] * max(size, 1.0):
+    far, allowed = distance(model, ours, theirs)
+    if not far <= _ROOM * allowed:
         raise ConfigError(
-            f"policy.model: a model of type {kind!r} gives other logits in slots (by {difference:.3g} of {size:.3g}): "
-            "its attention is not plain causal attention over positions; serve it and use policy=server"
+            f"{told} gives other log-probabilities in slots (by {far:.3g}, allowed: {_ROOM * allowed:.3g}): its "
+            f"attention is not plain causal attention over positions; {_REMEDY}"
         )
+
+
+def _both_ways(model: Any, runner: ModelRunner, cache: SlotCache, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probabilities [n - 1] of a prompt's ids from slots, behind another prompt, and from the model."""
+    beside = [(1, 0, ids[5::-1])] if cache.slots > 1 else []
+    seen: list[int | None] = []
+    parts = [runner.packed(cache, [], [*beside, (0, 0, ids[:-2])], seen)[-len(ids[:-2]) :]]
+    check_layers(model.config.get_text_config(), seen)
+    parts.append(runner.packed(cache, [(0, len(ids) - 2, ids[-2:-1])], []))
+    try:
+        model.set_attn_implementation("sdpa")
+    except ValueError:
+        model.set_attn_implementation("eager")
+    try:
+        theirs = model(input_ids=torch.tensor([ids], device=cache.data.device), use_cache=False).logits[0, :-1]
+    finally:
+        model.set_attn_implementation(NAME)
+    target = torch.tensor(ids[1:], device=cache.data.device)[:, None]
+    ours, theirs = (torch.log_softmax(each.float(), -1).gather(-1, target)[:, 0] for each in (torch.cat(parts), theirs))
+    return ours, theirs
 
 
 def verify_batch_invariance(runner: ModelRunner, cache: SlotCache) -> bool:

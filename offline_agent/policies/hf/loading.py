@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from offline_agent.errors import ConfigError, PolicyError, did_you_mean
 from offline_agent.policies.hf.attention import NAME, CacheShape, slot_attention
-from offline_agent.rendering.hub import only_here
+from offline_agent.rendering.hub import load
 from offline_agent.store import integrity
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -69,19 +69,13 @@ def load_model(path_or_name: str, device: torch.device, dtype: torch.dtype) -> A
             f"policy.model: got {path_or_name!r}, allowed: a folder that exists, or a hub name; there is no such "
             f"folder.{near}"
         )
-    here = only_here(path_or_name, "policy.model")
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # commands have progress bars of their own
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path_or_name, dtype=dtype, use_safetensors=True, attn_implementation=NAME, local_files_only=here
-        )
-    except Exception as error:  # transformers raises errors of many classes
-        raise ConfigError(
-            f"policy.model: {path_or_name!r} cannot be loaded as a causal language model ({type(error).__name__}: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}); give a folder written by "
-            "save_pretrained, or the name of a model on the hub that this machine can reach"
-        ) from error
+        model = load(
+            AutoModelForCausalLM, path_or_name, "policy.model", "a causal language model",
+            dtype=dtype, use_safetensors=True, attn_implementation=NAME,
+        )  # fmt: skip
     finally:
         if shown:
             logging.enable_progress_bar()
@@ -244,14 +238,10 @@ def action_limit_of(path_or_name: str) -> int:
     """
     from transformers import AutoConfig, GenerationConfig
 
-    here = only_here(path_or_name, "model.path")
+    config = load(AutoConfig, path_or_name, "model.path", "the configuration of a model").get_text_config()
     try:
-        config = AutoConfig.from_pretrained(path_or_name, local_files_only=here).get_text_config()
-    except Exception as error:  # transformers raises errors of many classes
-        raise ConfigError(f"model.path: {path_or_name!r} has no configuration that can be read ({error})") from error
-    try:
-        generation = GenerationConfig.from_pretrained(path_or_name, local_files_only=here)
-    except OSError:  # not every model has one
+        generation = load(GenerationConfig, path_or_name, "model.path", "limits of generation")
+    except ConfigError:  # not every model has one
         generation = None
     return action_limit(longest_context(config), generation)
 

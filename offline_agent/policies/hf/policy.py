@@ -120,7 +120,7 @@ class HFPolicy:
             self.renderer.eos_ids,
             draft_tokens=(4 * slots if small else ROW_STEP) if where.type == "cpu" else 0,
         )
-        hf_checks.check_supported(self.model, self._runner, self._core.cache)
+        hf_checks.check_supported(self.model, self._runner, self._core.cache, self.max_context)
         self.batch_invariant = where.type == "cpu" and hf_checks.verify_batch_invariance(self._runner, self._core.cache)
         self.identity: dict[str, object] = {
             "kind": "hf",

@@ -13,18 +13,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from offline_agent.policies.hf.architecture import Unpackable, check_call
 from offline_agent.training.prefix_sharing.layout import Block, blocks, flex_mask, visible
 from offline_agent.training.prefix_sharing.trie import Pack
 
 NAME = "offline_agent_shared_prefixes"
 KEYWORD = "shared_prefixes"
 FLOAT_MASK = 1 << 22  # elements up to which a mask is kept as numbers: SDPA would convert it at every call
-HARMLESS = {"position_ids", "cache_position", "use_cache", "is_causal", "output_attentions", "output_hidden_states",
-            "return_dict", "output_router_logits", "num_items_in_batch", "layer_idx"}  # fmt: skip
-
-
-class Unshareable(Exception):
-    """The model's attention wants something that cannot be computed over a trie."""
 
 
 @dataclass
@@ -65,7 +60,7 @@ def attend(
     """Stand in for one of transformers' attention functions; one packed row [1, heads, N, width] in and out.
 
     Raises:
-        Unshareable: The model asks for what is not plain causal attention over the pack.
+        Unpackable: The model asks for what is not plain causal attention over the pack.
     """
     plan: AttentionPlan | None = options.pop(KEYWORD, None)
     _check(module, plan, query, key, attention_mask, options)
@@ -76,7 +71,7 @@ def attend(
     if key.dtype != query.dtype or value.dtype != query.dtype:
         query, key = query.to(value.dtype), key.to(value.dtype)  # float32 rotary angles under autocast
     if query.shape[1] % key.shape[1]:
-        raise Unshareable(f"{query.shape[1]} query heads are no multiple of {key.shape[1]} key heads")
+        raise Unpackable(f"{query.shape[1]} query heads are no multiple of {key.shape[1]} key heads")
     if plan.way == "blocks":
         out = _by_blocks(plan.pack, query, key, value, scale, dropout, sliding_window)
     elif plan.way == "flex" and not dropout:
@@ -98,16 +93,10 @@ def _check(
     options: dict[str, Any],
 ) -> None:
     if plan is None:
-        raise Unshareable("the model does not hand its keyword arguments on to its attention")
-    odd = sorted(name for name, value in options.items() if value is not None and name not in HARMLESS)
-    if odd:
-        raise Unshareable(f"its attention uses {', '.join(odd)}")
-    if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
-        raise Unshareable("its attention is not causal")
-    if attention_mask is not None:
-        raise Unshareable("it makes an attention mask of its own")
+        raise Unpackable("the model does not hand its keyword arguments on to its attention")
+    check_call(module, attention_mask, options)
     if query.shape[0] != 1 or query.shape[2] != plan.pack.tokens or key.shape[2] != plan.pack.tokens:
-        raise Unshareable(f"its attention sees {tuple(key.shape)} for {plan.pack.tokens} packed tokens")
+        raise Unpackable(f"its attention sees {tuple(key.shape)} for {plan.pack.tokens} packed tokens")
 
 
 def _by_blocks(

@@ -18,15 +18,9 @@ from typing import Any, NamedTuple
 import torch
 
 from offline_agent.errors import ConfigError
-from offline_agent.training.prefix_sharing.attention import KEYWORD, AttentionPlan, Unshareable, switched
-from offline_agent.training.prefix_sharing.check import (
-    alone,
-    depends_on_length,
-    distance,
-    evaluating,
-    forest,
-    odd_layers,
-)
+from offline_agent.policies.hf.architecture import Unpackable, check_layers, distance, length_limit, lowered
+from offline_agent.training.prefix_sharing.attention import KEYWORD, AttentionPlan, switched
+from offline_agent.training.prefix_sharing.check import alone, evaluating, forest
 from offline_agent.training.prefix_sharing.head import after_head, score
 from offline_agent.training.prefix_sharing.packing import plan
 from offline_agent.training.prefix_sharing.trie import Pack, Sequence, pack
@@ -82,7 +76,7 @@ class Scorer:
         self._config = inner.config.get_text_config()
         self._after = after_head(self._config)
         self._limit = limit
-        self._one_by_one = depends_on_length(self._config)
+        self._one_by_one = length_limit(self._config) is not None
         self.shares, self.head, self.way = False, "scored", "blocks"
         self.reason: str | None = None if share else "switched off"
         self._probe(inner, share, way)
@@ -116,7 +110,7 @@ class Scorer:
     def _probe(self, inner: Any, share: bool, way: str | None) -> None:
         sequences = forest(self._config.vocab_size)
         packed = pack(sequences).to(_device(inner))
-        with evaluating(inner), torch.autocast(packed.input_ids.device.type, enabled=False):
+        with evaluating(inner), lowered(inner), torch.autocast(packed.input_ids.device.type, enabled=False):
             known = alone(inner, sequences, packed)
             if not self._agrees(inner, known, lambda: self._separate(inner, packed, _ScoreOptions())):
                 self.head = "all"
@@ -143,11 +137,12 @@ class Scorer:
         seen: list[int | None] = []
         try:
             found = self._shared(inner, packed, _ScoreOptions(), seen).logps
-        except Unshareable as error:
+            check_layers(self._config, seen)
+        except Unpackable as error:
             return str(error)
         except Exception as error:  # whatever a foreign model raises when handed what it does not know
             return f"it cannot be called with a packed row ({_first_line(error)})"
-        odd = odd_layers(self._config, seen) or self._no_backward(inner, packed)
+        odd = self._no_backward(inner, packed)
         if odd is not None:
             return odd
         far, allowed = distance(inner, found, known)

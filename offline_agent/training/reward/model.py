@@ -19,7 +19,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.policies.hf.loading import check_finite, check_whole, model_hash
 from offline_agent.records import Context
-from offline_agent.rendering.hub import only_here
+from offline_agent.rendering.hub import load
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.training.models import positions, quiet
 
@@ -120,23 +120,15 @@ def load_reward_model(
     folder = Path(DEFAULT_MODEL if path is None else path).expanduser()
     source = str(folder) if path is None or folder.exists() else path
     check_whole(Path(source), key)
-    here = only_here(source, key)
     renderer = Renderer.load(source, chat_template)
     options: dict[str, Any] = {} if seed is None else {"num_labels": 1}
     if seed is not None:
         torch.manual_seed(seed)
     with quiet(), _hushed():
-        try:
-            model, loaded = AutoModelForSequenceClassification.from_pretrained(
-                source, dtype=torch.float32, use_safetensors=True, local_files_only=here, output_loading_info=True,
-                **options,
-            )  # fmt: skip
-        except Exception as error:  # transformers raises nearly every class there is
-            said = str(error).strip().splitlines()
-            raise ConfigError(
-                f"{key}: {source!r} cannot be loaded as a sequence classifier ({type(error).__name__}: "
-                f"{said[0] if said else 'no message'}); give a folder that train_reward or save_pretrained wrote"
-            ) from error
+        model, loaded = load(
+            AutoModelForSequenceClassification, source, key, "a sequence classifier",
+            dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options,
+        )  # fmt: skip
     if seed is None and loaded["missing_keys"]:
         raise ConfigError(
             f"{key}: {source!r} has no trained head (missing: {', '.join(sorted(loaded['missing_keys'])[:3])}); train "

@@ -349,6 +349,11 @@ def test_tracking_links_every_stage_with_what_it_consumed(
         (["dpo.loss.loss=sigmiod"], "dpo.loss.loss: got 'sigmiod', allowed: sigmoid"),
         (["dpo.loss.loss=siblings"], "dpo.loss.loss: iterate replays pairs"),
         (["dpo.anchor.runs=[/nowhere]"], "dpo.anchor.runs: /nowhere is no run directory"),
+        (["lora.targets=q_proj,nope"], "lora.targets: got 'nope'"),
+        (["refine.objective.name=http://"], "refine.objective: no objective 'http://'"),
+        (["sft.batch.max_length=99999"], "sft.batch.max_length: got 99999"),
+        (["refine.when=last", "refine.batch.max_length=99999"], "refine.batch.max_length: got 99999"),
+        (["gate.confidence=0.9999999999999999"], "gate.confidence"),
     ],
 )
 def test_a_wrong_request_writes_nothing(

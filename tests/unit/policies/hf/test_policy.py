@@ -3,6 +3,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import GenerationConfig
 
 from offline_agent.errors import ConfigError, ContextFull, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
+from offline_agent.policies.hf.architecture import Unpackable, check_layers
 from offline_agent.policies.hf.attention import SlotCache
 from offline_agent.policies.hf.loading import action_limit, action_limit_of
 from offline_agent.policies.hf.policy import HFPolicy
@@ -451,11 +453,52 @@ def test_a_tokenizer_without_a_template(folder, tmp_path):
         HFPolicy(tmp_path)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "bloom"])
-def test_models_with_another_attention_are_refused(family, tmp_path):
-    kit.save(family, tmp_path)
-    with pytest.raises(ConfigError, match=f"'{family}'.*policy=server"):
+LONGROPE = {
+    "hidden_size": 64, "original_max_position_embeddings": 512, "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512,
+        "short_factor": [1.0] * 8, "long_factor": [8.0] * 8,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("gemma2", {}, "softcap"),
+        ("bloom", {}, ""),
+        ("llama4_text", {"attention_chunk_size": 64}, "chunked_attention"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"], "initializer_range": 0.02}, "conv"),
+        ("phi3", LONGROPE, "policy.max_context=512"),
+    ],
+)
+def test_models_with_another_attention_are_refused(family, changes, reason, tmp_path):
+    kit.save(family, tmp_path, **changes)
+    with pytest.raises(ConfigError, match=f"'{family}'.*{reason}.*policy=server"):
         HFPolicy(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "room"),
+    [("phi3", LONGROPE, 512), ("mistral", {"sliding_window": 200}, None), ("ministral3", {"sliding_window": 90}, None)],
+)
+def test_histories_of_all_lengths_together_are_scored_as_by_plain_passes(family, changes, room, tmp_path):
+    kit.save(family, tmp_path, **changes)
+    policy = HFPolicy(tmp_path, slots=4, max_context=room)
+    config = policy.model.config
+    assert getattr(config, "sliding_window", None) == changes.get("sliding_window")  # lowered for the check alone
+    assert config.rope_parameters.get("original_max_position_embeddings", 512) >= 512
+    contexts = [kit.start(0, "red " * words) for words in (1, 9, 50 if room else 150)]
+    answers = kit.ask(policy, *[ProposeRequest(context, (1,), 1.0, 9) for context in contexts])
+    for context, answer in zip(contexts, answers, strict=True):
+        (action,) = answer.actions
+        wanted = kit.full_logps(tmp_path, policy.renderer.context_ids(context), action.token_ids)
+        assert list(action.logps) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_rotary_angles_that_are_not_known_are_refused():
+    config = SimpleNamespace(num_hidden_layers=1, rope_parameters={"full_attention": {"rope_type": "new"}})
+    with pytest.raises(Unpackable, match="'new'"):
+        check_layers(config, [None])
 
 
 def test_bfloat16_works_and_says_what_it_is(folder):

@@ -8,6 +8,7 @@ import pytest
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.loading import load
+from offline_agent.errors import DataError
 from offline_agent.pipelines.stages.miners import miner_of
 from offline_agent.preferences.dataset.export import trajectory_row
 from offline_agent.preferences.dataset.filters import RejectionFilter
@@ -102,9 +103,15 @@ def test_none_is_made_without_a_success_or_a_failure_that_goes_on(rollouts: list
 def test_only_the_recovering_actions_are_trained_on_and_messages_alone_are_refused(tmp_path: Path) -> None:
     (one,), _ = mine(grow(["A B leave", "look C leave"]))
     row = known(trajectory_row(one, renderer()))
-    masked = [t for t, on in zip(row["input_ids"], row["action_mask"], strict=True) if on]
-    assert '"A"' in renderer().decode(masked) and "look" not in renderer().decode(masked)
+    wanted: list[int] = []
+    for turn, node in enumerate(one.context.lineage()):
+        sampled = len(renderer().action_ids(node.action)) if node.action is not None else 0
+        after = len(renderer().segment(node)) - sampled
+        wanted += [int(turn > one.context.depth - len(one.steps))] * sampled + [0] * after
+    assert row["action_mask"] == wanted[: len(row["input_ids"])] and not any(wanted[len(row["input_ids"]) :])
     assert "look" in renderer().decode(row["input_ids"]) and row["success"] is True and row["steps"] == 3
+    with pytest.raises(DataError, match=r"policy\.tokenizer.*filtered\.origins"):  # the mistakes would be learnt
+        trajectory_row(one, None)
     data = run(tmp_path / "r", filtered=[row, trajectory(1)])
     rows, _ = load_trajectories([data], (), renderer(), max_length=2048)
     assert [learnt.action_mask for learnt in rows] == [tuple(row["action_mask"]), rows[1].action_mask]

@@ -24,6 +24,7 @@ from offline_agent.training.data.rows import load_pairs, load_trajectories
 from tests.helpers import rows as rows_kit
 from tests.helpers.rows import lines, pair, refusal, resealed, run, trajectory
 
+SEAL = ("columns", "digest")
 KINDS = ("step", "trajectory", "hindsight", "minimal")
 
 
@@ -137,6 +138,30 @@ def test_a_pair_whose_worse_side_has_the_higher_value_is_not_written() -> None:
     refusals: list[Refusal] = []
     assert not list(pair_rows([wrong], rows_kit.renderer(), refusals))
     assert "its q_chosen is 0.4 and its q_rejected is 0.6" in refusals[0].reason
+
+
+@pytest.mark.parametrize("row", [pair(1), trajectory(1)], ids=["pair", "trajectory"])
+def test_a_certificate_without_what_it_says_of_columns_is_refused(tmp_path: Path, row: dict[str, Any]) -> None:
+    data = {name: value for name, value in certificate.parse(row["certificate"]).items() if name not in SEAL}
+    file = lines(tmp_path / "a.jsonl", [{**row, "certificate": json.dumps(data)}])
+    with pytest.raises(DataError, match="does not cover its columns"):
+        if "chosen" in row:
+            pairs_of(files=[file])
+        else:
+            load_trajectories((), [file], rows_kit.renderer(), max_length=2048)
+
+
+def test_every_fault_of_a_preference_training_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(config: Any) -> None:
+        raise DataError("the model's files are torn")
+
+    monkeypatch.setattr("offline_agent.runner.training.load", broken)
+    keys = ["data.files=[/nowhere.jsonl]", f"run_dir={tmp_path / 'r'}", "tracking.uri=null"]
+    assert main(train_dpo.COMMAND, keys) == 2
+    said = capsys.readouterr().err
+    assert "2 faults" in said and "torn" in said and "/nowhere.jsonl" in said
 
 
 # -- runs of an earlier version -----------------------------------------------------------------------------------

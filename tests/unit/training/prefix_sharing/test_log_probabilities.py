@@ -81,7 +81,7 @@ def test_a_window_that_the_attention_is_not_told_of_is_noticed() -> None:
     llm = model("gemma3_text", sliding_window=500)  # far longer than the probe
     assert Scorer(llm).shares
     llm.model.layers[0].self_attn.sliding_window = None
-    assert Scorer(llm).reason == "layer 0 has a window of 500, but its attention asks for None"
+    assert Scorer(llm).reason == "layer 0 has a window, but its attention asks for none"
 
 
 def test_a_layer_with_an_attention_of_its_own_is_noticed() -> None:
