@@ -67,6 +67,10 @@ class ContextFull(PolicyError):
     """A history leaves no room for another action in the model's context: a limit of the policy, not an outage."""
 
 
+class PolicyMismatch(PolicyError):
+    """What answers is not the policy that the run began with; the run ends, because no retry can mend it."""
+
+
 class JudgeError(OfflineAgentError):
     """A scorer could not score. The score is None, never 0."""
 

@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from offline_agent.errors import DataError
+from offline_agent.logs import strict_json
 
 
 class CallLog:
@@ -39,14 +38,15 @@ class CallLog:
         except (OSError, ValueError) as error:
             raise DataError(f"log: {str(folder)!r:.80} cannot be written: {error}") from error
 
-    def call(self, session: str | None, request: Mapping[str, Any], response: Mapping[str, Any]) -> None:
-        """Keep a call that was answered; `request` is its body, without headers.
+    def call(self, session: str | None, request: bytes, response: bytes) -> None:
+        """Keep a call that was answered; `request` and `response` are bodies, JSON on one line.
 
         Raises:
             OSError: The disk refused.
         """
         known = {} if session is None else {"session_id": session}
-        self._write({**known, "time": _now(), "request": request, "response": response})
+        head = strict_json.dumps({**known, "time": _now()})[:-1]
+        self._write(head + b',"request":' + request + b',"response":' + response + b"}\n")
         self.calls += 1
 
     def outcome(self, session: str, told: Mapping[str, Any]) -> None:
@@ -55,7 +55,7 @@ class CallLog:
         Raises:
             OSError: The disk refused.
         """
-        self._write({**told, "session_id": session, "time": _now()})
+        self._write(strict_json.dumps({**told, "session_id": session, "time": _now()}) + b"\n")
         self.outcomes += 1
 
     def close(self) -> None:
@@ -63,8 +63,8 @@ class CallLog:
         os.fsync(self._file)
         os.close(self._file)
 
-    def _write(self, record: Mapping[str, Any]) -> None:
-        line = memoryview(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+    def _write(self, record: bytes) -> None:
+        line = memoryview(record)
         while line:  # a nearly full disk takes a part
             line = line[os.write(self._file, line) :]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
+from offline_agent.logs import strict_json
 
 END = b"data: [DONE]\n\n"
 WAITING = b": waiting\n\n"
@@ -43,4 +43,4 @@ def events(answer: Mapping[str, Any], usage: bool) -> Iterator[bytes]:
 
 def event(data: Mapping[str, Any]) -> bytes:
     """Return one server-sent event."""
-    return b"data: " + orjson.dumps(data) + b"\n\n"
+    return b"data: " + strict_json.dumps(data) + b"\n\n"

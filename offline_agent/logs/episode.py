@@ -33,6 +33,7 @@ class LoggedEpisode:
         score: The outcome in [0, 1]; None where it is not known.
         success: Whether the task was achieved; None exactly where `score` is None.
         outcome: Name of the field with the outcome; None where there is none.
+        stated: Name of the record apart from its own that tells its outcome; None = its own tells it.
         cut: The provider ended the last turn at its token limit.
         args: Fields that a judge needs, as arguments of the task.
         tokens: For each of its turns the ids that the log has, or None; empty where it has none at all.
@@ -50,6 +51,7 @@ class LoggedEpisode:
     score: float | None = None
     success: bool | None = None
     outcome: str | None = None
+    stated: str | None = None
     cut: bool = False
     args: Mapping[str, Any] = field(default_factory=dict)
     tokens: tuple[TurnTokens | None, ...] = ()

@@ -281,6 +281,8 @@ class _Builder:
             verdict = cut_verdict("tokens")
         elif judged:
             facts = {"logs": [episode.name for episode in judged[:_SHOWN]], "field": judged[0].outcome}
+            if judged[0].stated is not None:
+                facts["stated_by_caller"] = judged[0].stated
             verdict = Verdict(judged[0].score, judged[0].success, VERIFIER, VERSION, facts)
             node.verdict = verdict
         else:

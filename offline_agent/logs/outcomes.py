@@ -75,10 +75,12 @@ class Outcomes:
         return [self._of(episode) if id(episode) in ends else episode for episode in episodes]
 
     def _of(self, episode: LoggedEpisode) -> LoggedEpisode:
-        told = self._known[episode.session or ""]
+        session = episode.session or ""
+        told, stated = self._known[session], self._places[session]
         if episode.score is not None or told["score"] is None:
             return episode
-        return replace(episode, score=told["score"], success=told["success"], outcome=told["outcome"])
+        known = {key: told[key] for key in ("score", "success", "outcome")}
+        return replace(episode, stated=stated, **known)
 
 
 def _ends(episodes: Sequence[LoggedEpisode]) -> list[LoggedEpisode]:

@@ -30,6 +30,11 @@ def loads(text: str) -> Any:
     return value
 
 
+def dumps(value: Any) -> bytes:
+    """Return a JSON value as UTF-8, with integers of any length as they are."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
 def values(text: str) -> Iterator[Any]:
     """Yield the JSON values that follow one another in a text, with nothing but space between them. Raises as `loads`.
     """

@@ -8,9 +8,10 @@ where the server has them (vLLM), as a log that `import_logs` reads. The agent n
 
 When the episode is over, tell how it ended:
 
-  curl -d '{"success": true, "task_id": "TASK"}' http://127.0.0.1:8100/sessions/NAME/outcome
+  curl --json '{"success": true, "task_id": "TASK"}' http://127.0.0.1:8100/sessions/NAME/outcome
 
-Headers are never kept, so no key is. Ctrl-C ends it; what was kept stays.
+Headers are never kept, so no key is. It answers programs of this machine alone; with host=ADDRESS and
+token=VARIABLE those of others that send that key. Ctrl-C ends it; what was kept stays.
 
 Exit status: 0 ended, 1 it could not listen or write, 2 the request was wrong.
 """
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         show(f"{__doc__}\n{key_table(keys(CaptureConfig))}")
         return 0
     try:
-        config, key = _checked(arguments)
+        config, key, token = _checked(arguments)
         log = CallLog(Path(config.log))
     except ConfigError as error:
         say(f"capture: {error}")
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         say(f"capture: {error}")
         return 1
     try:
-        asyncio.run(_serve(config, key, log))
+        asyncio.run(_serve(config, key, token, log))
     except OSError as error:
         say(f"capture: {config.host}:{config.port} cannot be listened on: {error}. Name another port, port=PORT")
         return 1
@@ -63,38 +64,49 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _checked(arguments: Sequence[str]) -> tuple[CaptureConfig, str | None]:
-    """Return the request and the server's key; raises ConfigError."""
-    config, faults, key = load(CaptureConfig, overrides=arguments), [], None
+def _checked(arguments: Sequence[str]) -> tuple[CaptureConfig, str | None, str | None]:
+    """Return the request, the server's key and the token; raises ConfigError."""
+    from offline_agent.capture.access import local
+
+    config, faults = load(CaptureConfig, overrides=arguments), []
     try:
         address = urlsplit(config.upstream)
         whole = address.scheme in ("http", "https") and bool(address.hostname)
+        whole = whole and not (address.username or address.password or address.query or address.fragment)
     except ValueError:
         whole = False
     if not whole:
         faults.append(
-            f"upstream: got {config.upstream!r}, allowed: the address of a server of OpenAI's API with its version, "
-            "such as upstream=http://localhost:8000/v1"
+            f"upstream: got {masked(config.upstream)!r}, allowed: the address of a server of OpenAI's API with its "
+            "version and nothing else, such as upstream=http://localhost:8000/v1; its key is upstream_key=VARIABLE"
         )
-    if config.upstream_key is not None:
-        key = os.environ.get(config.upstream_key)
-        if not key:
+    secrets: list[str | None] = []
+    for name, variable in (("upstream_key", config.upstream_key), ("token", config.token)):
+        secrets.append(os.environ.get(variable, "").strip() if variable is not None else None)
+        if secrets[-1] == "":
             faults.append(
-                f"upstream_key: got {config.upstream_key!r}, but there is no such environment variable; it names the "
+                f"{name}: got {variable!r}, but there is no such environment variable, or it is empty; it names the "
                 "variable that holds the key"
             )
+    if config.token is None and not local(config.host):
+        faults.append(
+            f"host: got {config.host!r}, which other machines reach, so that anyone could spend the server's key; "
+            "allowed: 127.0.0.1, or token=VARIABLE, the variable with the key that agents must send"
+        )
     if faults:
         raise ConfigError(faults)
-    return config, key
+    return config, secrets[0], secrets[1]
 
 
-async def _serve(config: CaptureConfig, key: str | None, log: CallLog) -> None:
+async def _serve(config: CaptureConfig, key: str | None, token: str | None, log: CallLog) -> None:
     from aiohttp import web
 
+    from offline_agent.capture.access import guard
     from offline_agent.capture.proxy import Proxy
 
-    proxy = Proxy(config.upstream, log, key, config.tokens, config.timeout, lambda text: say(f"capture: {text}"))
-    runner = web.AppRunner(proxy.application(), access_log=None, handler_cancellation=False)
+    sent = "" if key is None and token is not None else key  # the token is not for the server
+    proxy = Proxy(config.upstream, log, sent, config.tokens, config.timeout, lambda text: say(f"capture: {text}"))
+    runner = web.AppRunner(proxy.application(guard(token)), access_log=None, handler_cancellation=False)
     await runner.setup()
     stop = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):

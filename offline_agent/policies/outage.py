@@ -3,14 +3,14 @@
 A failure is reported to its caller only if the policy has answered another request since the failed one was sent. Until
 then it is held back. If no other request is in flight, the held requests are sent again, together with a request that
 the policy has answered before. So an outage either ends without any effect on the results, or it ends the run before
-any failure gets into the results.
+any failure gets into the results. A `PolicyMismatch` is no outage: it ends the run at once.
 """
 
 from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from offline_agent.errors import PolicyError
+from offline_agent.errors import PolicyError, PolicyMismatch
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.seeding import mix
 
@@ -54,8 +54,10 @@ class Outage(Generic[T]):
         """Record a failure.
 
         Raises:
-            PolicyError: The policy failed too often in a row.
+            PolicyError: The policy failed too often in a row, or the failure is a `PolicyMismatch`.
         """
+        if isinstance(fault, PolicyMismatch):
+            raise fault
         self._failures += 1
         if self._failures >= self._most:
             raise PolicyError(

@@ -77,6 +77,9 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     reused = session.get("calls_replayed", 0)
     note = f"+ {reused:,} to restore states, {summary['replayed_calls']:,} in the replays that mine pairs"
     yield "tool calls", f"{summary['tool_calls']:,}", note
+    if failed := session.get("policy_errors"):
+        note = f"of {session['requests']:,} to the policy; summary.json has examples (fault_examples)"
+        yield "requests that failed", f"{failed:,}", note
     if "sandbox" in summary:
         yield "sandbox", summary["sandbox"], "where the policy's code ran (docs/sandbox.md)"
     if "environments_open" in session:

@@ -17,7 +17,7 @@ from typing import Any
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.play import Executed, execute, to_step
 from offline_agent.envs.pool import EnvPool, Lane
-from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
+from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError, PolicyMismatch
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
 from offline_agent.policies.outage import Outage
 from offline_agent.records import Action, Context, Step, Task, Verdict
@@ -365,6 +365,8 @@ def _exploration(attempt: RunningAttempt) -> random.Random:
 
 
 def _failed(attempt: RunningAttempt, fault: object) -> Attempt:
+    if isinstance(fault, PolicyMismatch):
+        raise fault
     return attempt.unscored("fault", f"the policy failed: {fault}")
 
 

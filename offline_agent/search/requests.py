@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from offline_agent.envs.pool import EnvPool
-from offline_agent.errors import ContextFull, JudgeError, PolicyError
+from offline_agent.errors import ContextFull, JudgeError, PolicyError, PolicyMismatch
 from offline_agent.policies.base import Engine, Proposals, ProposeRequest, Usage
 from offline_agent.policies.outage import Outage
 from offline_agent.records import Action, Context
@@ -221,6 +221,8 @@ class RequestQueue:
         while isinstance(cause, BaseException):
             if isinstance(cause, ContextFull):
                 break
+            if isinstance(cause, PolicyMismatch):
+                raise cause
             if isinstance(cause, PolicyError):
                 return None
             cause = cause.__cause__

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -169,6 +171,8 @@ def test_an_agent_is_captured_token_by_token_through_kill_9(
     found, own = [sorted(tuple(row[name] for name in columns) for row in rows(one) if row["terminated"])
                   for one in (Path("r"), run)]  # fmt: skip
     assert found == own and found
+    stated = [json.loads(row["verdict"])["evidence"].get("stated_by_caller") for row in rows(Path("r"))]
+    assert stated and all(name.startswith("captured/calls-") for name in stated)  # nobody verified it
 
 
 def test_a_server_that_knows_no_token_ids_is_asked_once_and_captured_as_text(
@@ -205,7 +209,11 @@ def test_sessions_by_key_faults_of_the_server_and_wrong_outcomes(tmp_path: Path)
         assert post(f"{base}/outcome", {"reward": 0.5}, "session:one")[0] == 200
         assert post(chat, {**ask, "seed": 429}, "session:one") == (429, {"error": {"message": "slow down"}})
         assert post(chat, {**ask, "seed": 1}, "session:one")[0] == 502
-        for body, said in (({}, "wanted success"), ({"success": "yes"}, "wanted success"), ({"reward": 7}, "reward")):
+        for body, said in (
+            ({}, "wanted success"), ({"success": "yes"}, "wanted success"), ({"reward": 7}, "reward"),
+            ({"success": True, "reward": 0}, "wanted success"), ({"success": True, "request": ask}, "request: got"),
+            ({"success": True, "messages": ask["messages"]}, "messages: got"), ([1], "not an object"),
+        ):  # fmt: skip
             status, told = post(f"{base}/sessions/one/outcome", body)
             assert status == 400 and said in told["error"]["message"]
         assert "which session" in post(f"{base}/outcome", {"success": True}, "sk-other")[1]["error"]["message"]
@@ -218,6 +226,151 @@ def test_sessions_by_key_faults_of_the_server_and_wrong_outcomes(tmp_path: Path)
     lines = [json.loads(line) for file in log.iterdir() for line in file.read_text().splitlines()]
     assert [{*line} - {"session_id", "time"} for line in lines] == [{"request", "response"}, {"reward"}]
     assert "sk-own" not in json.dumps(lines)
+
+
+ANSWER = {"id": "c", "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}}]}
+ASK = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
+PLAIN = {"Content-Type": "application/json"}
+
+
+def raw(base: str, method: str, path: str, body: bytes = b"", headers: dict[str, str] = PLAIN) -> tuple[int, bytes]:
+    """Send a request whose path and headers nobody tidies."""
+    connection = http.client.HTTPConnection(base.removeprefix("http://"), timeout=60)
+    connection.putrequest(method, path, skip_host="Host" in headers)
+    for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        connection.putheader(name, value)
+    connection.endheaders(body)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def test_only_named_routes_of_the_server_are_reached_without_its_cookies_and_redirects(tmp_path: Path) -> None:
+    got: list[str] = []
+    server = FakeServer(lambda path, body: ANSWER)
+    server.misbehave = lambda path, body, count: got.append(path)
+    server.extra = {"Set-Cookie": "session=1", "Location": "/v1/embeddings", "X-Ratelimit-Limit": "5"}
+    outside = ["/v1/../admin", "/v1/%2e%2e/admin", "/v1/..%2fadmin", "/v1/models/../../admin", "/v1/completions",
+               "/sessions/a/v1/..%2f..%2fadmin", "/v1/models%2f..%2f..%2fadmin", "/v1//admin", "/admin"]  # fmt: skip
+    with serving(server):
+        upstream = server.url.replace("127.0.0.1", "localhost")  # cookies of bare addresses are not kept anyway
+        with capturing(upstream, f"log={tmp_path / 'log'}", "upstream_key=KEY", KEY="sk-own") as (_, base):
+            for path in outside:
+                for method in ("GET", "POST"):
+                    status, said = raw(base, method, path, b"{}")
+                    assert status in (404, 405) and b"allowed: POST /v1/chat/completions" in said
+            assert got == []
+            sent = {**PLAIN, "Cookie": "a=1", "X-Original-URL": "/admin", "Api-Key": "own", "OpenAI-Project": "p"}
+            for _ in range(2):
+                assert raw(base, "POST", "/v1/chat/completions", json.dumps(ASK).encode(), sent)[0] == 200
+            assert raw(base, "POST", "/v1/embeddings", b"{}")[0] == 200
+            assert not {"cookie", "x-original-url", "api-key"} & {name for one in server.headers for name in one}
+            assert server.headers[0]["openai-project"] == "p"
+            server.misbehave = lambda path, body, count: (307, {})
+            for path in ("chat/completions", "embeddings"):
+                before = len(server.seen)
+                status, said = raw(base, "POST", f"/v1/{path}", json.dumps(ASK).encode())
+                assert (status, len(server.seen)) == (502, before + 1) and b"redirects to '/v1/embeddings'" in said
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({**PLAIN, "Host": "evil.example:80"}, 403),
+        ({**PLAIN, "Origin": "http://evil.example"}, 403),
+        ({**PLAIN, "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({}, 415),
+        ({**PLAIN, "Host": "localhost"}, 200),
+    ],
+)
+def test_a_web_page_neither_spends_the_key_nor_writes(
+    headers: dict[str, str], status: int, local_proxy: tuple[FakeServer, str, Path]
+) -> None:
+    server, base, log = local_proxy
+    before = len(server.seen), log.stat().st_size
+    for path, body in (("/v1/chat/completions", ASK), ("/v1/embeddings", ASK), ("/sessions/a/outcome", {"reward": 1})):
+        assert raw(base, "POST", path, json.dumps(body).encode(), headers)[0] == status
+    assert ((len(server.seen), log.stat().st_size) == before) == (status != 200)
+
+
+@pytest.fixture(scope="module")
+def local_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeServer, str, Path]]:
+    """Return a server, the proxy before it, and its log; no request may end in a traceback."""
+    folder = tmp_path_factory.mktemp("local")
+    code = "import time, offline_agent.capture.exchange as e\n_asked = e.asked\n"
+    code += "e.asked = lambda raw: (time.sleep(2 * (b'slowly' in raw)), _asked(raw))[1]\n"
+    (folder / "sitecustomize.py").write_text(code)
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH"), os.getcwd()])])
+    server = FakeServer(lambda path, body: body.get("told", ANSWER))
+    with serving(server), capturing(server.url, f"log={folder / 'log'}", PYTHONPATH=path) as (process, base):
+        (log,) = (folder / "log").iterdir()
+        yield server, base, log
+        process.terminate()
+        assert process.stderr is not None and "Traceback" not in process.stderr.read()
+
+
+def call(index: int, call: Any) -> dict[str, Any]:
+    return {"choices": [{"index": index, "message": {"content": "", "tool_calls": [call]}}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({**ASK, "stream": True, "stream_options": [1]}, 400, "stream_options: got [1]"),
+        ({**ASK, "stream": "yes"}, 400, "stream: got 'yes'"),
+        ({**ASK, "logprobs": 1}, 400, "logprobs: got 1"),
+        ({**ASK, "messages": [1]}, 400, "messages.0: got 1"),
+        ({**ASK, "messages": []}, 400, "messages: got []"),
+        ({"model": "m"}, 400, "messages"),
+        ([], 400, "a JSON list"),
+        ({**ASK, "told": {"choices": [1, 2]}}, 502, "choices.0: got 1"),
+        ({**ASK, "told": {"choices": []}}, 502, "choices: got []"),
+        ({**ASK, "told": {"choices": [{"message": "hi"}]}}, 502, "choices.0.message: got 'hi'"),
+        ({**ASK, "stream": True, "told": call(0, 5)}, 502, "tool_calls.0: got 5"),
+        ({**ASK, "told": [ANSWER]}, 502, "a JSON list"),
+    ],
+)
+def test_what_is_no_chat_is_answered_in_words(
+    body: Any, status: int, said: str, local_proxy: tuple[FakeServer, str, Path]
+) -> None:
+    server, base, log = local_proxy
+    before = log.stat().st_size
+    got, told = post(f"{base}/v1/chat/completions", body)
+    assert got == status and said in told["error"]["message"] and log.stat().st_size == before
+
+
+def test_long_integers_stay_and_long_bodies_neither_come_in_nor_stop_others(
+    local_proxy: tuple[FakeServer, str, Path],
+) -> None:
+    server, base, log = local_proxy
+    whole = {**ANSWER, "created": 2**70}
+    for more in ({}, {"stream": True}):
+        body = json.dumps({**ASK, **more, "seed": -(2**65), "told": whole}).encode()
+        _, answer = raw(base, "POST", "/v1/chat/completions", body)
+        assert str(2**70).encode() in answer and server.seen[-1][1]["seed"] == -(2**65)
+        line = json.loads(log.read_text().splitlines()[-1])
+        assert (line["request"]["seed"], line["response"]["created"]) == (-(2**65), 2**70)
+    long = {**ASK, "user": "x" * (16 << 20)}
+    assert post(f"{base}/v1/chat/completions", long)[0] == 413
+    slow = threading.Thread(target=post, args=(f"{base}/v1/chat/completions", {**ASK, "user": "slowly"}))
+    slow.start()
+    began = time.monotonic()
+    while time.monotonic() < began + 0.5:
+        assert raw(base, "GET", "/health")[0] == 200
+    assert slow.is_alive() and time.monotonic() < began + 1.5
+    slow.join()
+
+
+def test_other_machines_need_the_token_which_is_not_passed_on(tmp_path: Path) -> None:
+    with serving(FakeServer(lambda path, body: ANSWER)) as server:
+        keys = [f"log={tmp_path / 'log'}", "host=0.0.0.0", "token=TOKEN"]
+        with capturing(server.url, *keys, TOKEN="sk-token") as (_, base):
+            body = json.dumps(ASK).encode()
+            for key in ("", "Bearer wrong", "Bearer session:a", "Bearer \xff"):
+                assert raw(base, "POST", "/v1/chat/completions", body, {**PLAIN, "Authorization": key})[0] == 401
+            own = {**PLAIN, "Host": "of-a-network", "Authorization": "Bearer sk-token"}
+            assert raw(base, "POST", "/sessions/a/v1/chat/completions", body, own)[0] == 200
+            assert len(server.seen) == 1 and "authorization" not in server.headers[-1]
 
 
 def test_a_slow_answer_keeps_a_stream_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +410,8 @@ def test_a_slow_answer_keeps_a_stream_alive(tmp_path: Path, monkeypatch: pytest.
         ([], "upstream: got ''"),
         (["upstream=http://x/v1", "upstream_key=NOT_THERE"], "there is no such environment variable"),
         (["upstream=http://x/v1", "port=70000"], "port"),
+        (["upstream=http://x/v1", "host=0.0.0.0"], "host: got '0.0.0.0', which other machines reach"),
+        (["upstream=http://user:word@x/v1"], "its key is upstream_key=VARIABLE"),
         (["upstream=http://x/v1", "session=a"], "session: unknown key"),
     ],
 )

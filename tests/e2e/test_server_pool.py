@@ -221,3 +221,16 @@ def test_an_evaluation_says_what_each_server_did(
     assert [one["url"] for one in servers] == [fake.url for fake in three] and servers[0]["ejections"] == 1
     assert summary(tmp_path / "run")["modes"]["sampled"]["unscored"] == 0
     assert "servers, this session" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("command", [build_prefs, evaluate])
+def test_answers_of_another_model_end_the_run_and_are_not_asked_for_again(
+    command: Any, pooled: bool, three: list[FakeServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lies, sound = three[0], three[0].complete
+    lies.complete = lambda path, body: {**sound(path, body), "model": "other" if body.get("seed", 0) % 2 else "tiny"}
+    keys = [*KEYS, "tasks.n=4", urls(three[: 1 + pooled]) if pooled else f"policy.url={lies.url}"]
+    assert main(command.COMMAND, [*keys, f"run_dir={tmp_path / 'run'}"]) == 1
+    assert "it serves another model now, or several models" in capsys.readouterr().err
+    assert len(lies.seen) < 100

@@ -24,6 +24,7 @@ class FakeServer:
     Attributes:
         misbehave: From (path, body, how many posts before) to an answer; None = behave.
         seen: (path, body) of every POST.
+        extra: Headers of every answer.
         most: The most POSTs that were in work at once.
         running: What kills it and starts it again, where it is served.
     """
@@ -36,6 +37,7 @@ class FakeServer:
         self.misbehave: Callable[[str, dict, int], Answer] = lambda path, body, count: None
         self.seen: list[tuple[str, dict]] = []
         self.headers: list[dict[str, str]] = []
+        self.extra: dict[str, str] = {}
         self.most = self.now = 0
         self.lock = threading.Lock()
         self.url = ""
@@ -91,6 +93,8 @@ class Running:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
                 self.send_header("Content-Type", "application/json")
+                for name, value in fake.extra.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(data)
 

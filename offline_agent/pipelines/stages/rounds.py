@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from offline_agent.errors import DataError, PolicyError
+from offline_agent.errors import DataError, PolicyError, PolicyMismatch
 from offline_agent.records import Task
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest, Journal, from_record
 from offline_agent.rollouts.episodes import Episodes
@@ -127,7 +127,7 @@ class RoundPlayer:
                     yield attempt
                 return
             except PolicyError as error:
-                if renewed or self.renew is None:
+                if renewed or self.renew is None or isinstance(error, PolicyMismatch):
                     raise
                 try:
                     self.renew()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from offline_agent.config.base import masked
-from offline_agent.errors import PolicyError
+from offline_agent.errors import PolicyError, PolicyMismatch
 from offline_agent.policies.base import Usage
 from offline_agent.policies.server.chat import chat_action
 from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused, ServerTimeout
@@ -90,7 +90,8 @@ class ModelServer:
             with self.weights.answering():
                 answer = self._post(path, body)
             choice, cost = _choice(answer), _usage(answer)
-            self._check_same(body, answer, choice)
+            self._check_same(answer)
+            _check_prompt(body, answer, choice)
             action = chat_action(choice) if self._renderer is None else self._sampled(self._renderer, choice)
         with self._lock:
             self.tally.generated_tokens += cost.generated
@@ -106,7 +107,9 @@ class ModelServer:
     def logps(self, model: str, prompt: list[int], ids: list[int]) -> tuple[float, ...]:
         """Return the log-probs of ids after a prompt, without a check of the server's weights. Raises as `sample`."""
         body = {"model": model, "temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "prompt": prompt + ids}
-        entries = _choice(self.endpoint.post(COMPLETIONS, body)).get("prompt_logprobs")
+        answer = self.endpoint.post(COMPLETIONS, body)
+        self._check_same(answer)
+        entries = _choice(answer).get("prompt_logprobs")
         if not isinstance(entries, list) or len(entries) != len(prompt) + len(ids):
             raise PolicyError("the server gives no log-probs of prompts (vLLM does, for prompt_logprobs)")
         try:
@@ -168,29 +171,17 @@ class ModelServer:
                     raise
                 self._quirks |= new
 
-    def _check_same(self, body: Json, answer: Json, choice: Json) -> None:
-        """Check that the answer is from the same model as earlier answers, and belongs to the prompt that was sent.
-
-        Raises:
-            PolicyError: It does not.
-        """
+    def _check_same(self, answer: Json) -> None:
+        """Check that an answer is from the same model as earlier answers. Raises PolicyMismatch."""
         name = answer.get("model")
         if isinstance(name, str):
             with self._lock:
                 before = self._answers_as = self._answers_as or name
             if name != before:
-                raise PolicyError(
-                    f"the server's answers name the model {name!r}, before they named {before!r}: it serves another "
-                    "model now; serve the model that the run started with, or start a new run"
+                raise PolicyMismatch(
+                    f"{masked(self.url)} answers as the model {name!r:.80}, before as {before!r:.80}: it serves "
+                    "another model now, or several models. This run may mix both: serve one, start a new run"
                 )
-        sent, read = body.get("prompt"), choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
-        if isinstance(sent, list) and isinstance(read, list) and read != sent:
-            at = next((i for i, (ours, its) in enumerate(zip(sent, read, strict=False)) if ours != its), None)
-            at = min(len(sent), len(read)) if at is None else at
-            raise PolicyError(
-                f"the server read another prompt than was sent: {len(read)} ids, sent {len(sent)}, the first that "
-                f"differs is number {at}; a proxy or a template changes prompts on the way: send to vLLM itself"
-            )
 
     def _sampled(self, renderer: Renderer, choice: Json) -> Action:
         ids = choice.get("token_ids")
@@ -246,6 +237,18 @@ class SingleServer:
     def close(self) -> None:
         """Close the connections."""
         self._server.close()
+
+
+def _check_prompt(body: Json, answer: Json, choice: Json) -> None:
+    """Check that an answer belongs to the prompt that was sent. Raises PolicyMismatch."""
+    sent, read = body.get("prompt"), choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
+    if isinstance(sent, list) and isinstance(read, list) and read != sent:
+        at = next((i for i, (ours, its) in enumerate(zip(sent, read, strict=False)) if ours != its), None)
+        at = min(len(sent), len(read)) if at is None else at
+        raise PolicyMismatch(
+            f"the server read another prompt than was sent: {len(read)} ids, sent {len(sent)}, the first that "
+            f"differs is number {at}; a proxy or a template changes prompts on the way: send to vLLM itself"
+        )
 
 
 def _check_sound(renderer: Renderer, text: object, ids: Sequence[int], logps: object, known: bool) -> None:

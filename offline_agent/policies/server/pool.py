@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from offline_agent.config.base import masked
-from offline_agent.errors import ConfigError, DataError, PolicyError
+from offline_agent.errors import ConfigError, DataError, PolicyError, PolicyMismatch
 from offline_agent.policies.server.agreement import Agreement, ProbeScore
 from offline_agent.policies.server.client import ModelServer
 from offline_agent.policies.server.endpoint import RequestRefused, ServerUnreachable, model_name
@@ -92,6 +92,7 @@ class ServerPool:
 
         Raises:
             Refused: A server refuses what every server would.
+            PolicyMismatch: A server's answers are of another model.
             PolicyError: It failed too often, or all servers were out for too long; names each with its last error.
         """
         failures: dict[str, str] = {}
@@ -104,6 +105,8 @@ class ServerPool:
                     if name is not None:
                         try:
                             return self._ask(name, began, job)
+                        except PolicyMismatch:
+                            raise
                         except PolicyError as error:
                             if isinstance(error, RequestRefused) and not error.by_this_server_alone:
                                 raise

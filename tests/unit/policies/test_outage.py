@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from offline_agent.errors import PolicyError
+from offline_agent.errors import PolicyError, PolicyMismatch
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.policies.outage import Outage
 from offline_agent.records import Context, Task
@@ -34,6 +34,8 @@ def test_failures_in_a_row_are_counted_across_what_is_held_and_released() -> Non
         outage.failed("c")
     outage.forget()
     outage.failed("a")
+    with pytest.raises(PolicyMismatch, match="another model"):
+        outage.failed(PolicyMismatch("another model"))
 
 
 def test_what_shows_that_a_policy_is_there_was_answered_before_and_is_never_the_same_question() -> None:

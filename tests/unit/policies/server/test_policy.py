@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from offline_agent.errors import ConfigError, ContextFull, PolicyError
+from offline_agent.errors import ConfigError, ContextFull, PolicyError, PolicyMismatch
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.policies.conformance import check_policy
 from offline_agent.policies.server.chat import chat_action, chat_messages
@@ -362,7 +362,7 @@ def test_a_server_that_changes_its_model_is_noticed(fake):
     choice = {"message": {"content": "hello"}, "finish_reason": "stop"}
     fake.misbehave = lambda path, body, count: (200, {"choices": [choice], "model": next(named)})
     ask(served), ask(served)
-    with pytest.raises(PolicyError, match="'another', before they named 'm'"):
+    with pytest.raises(PolicyMismatch, match="as the model 'another', before as 'm'"):
         raise ask(served)
 
 
@@ -379,5 +379,5 @@ def test_a_prompt_that_is_changed_on_the_way_is_noticed(fake, tokenizer_path, wh
 
     fake.misbehave = changed
     assert not isinstance(ask(served), PolicyError)
-    with pytest.raises(PolicyError, match="another prompt than was sent.*number 3"):
+    with pytest.raises(PolicyMismatch, match="another prompt than was sent.*number 3"):
         raise ask(served)
