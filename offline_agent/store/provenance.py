@@ -22,7 +22,7 @@ from offline_agent.store.files import disk_errors
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SKIPPED = {".git", "__pycache__", ".cache", ".locks"}
-_NAMED = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*|(?:[^:]*:)??(.*\.py)(?::[\w.]+)?")
+_NAMED = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARIES = ("torch", "transformers", "tokenizers", "trl", "peft", "datasets", "numpy", "pyarrow", "networkx")
 
@@ -102,14 +102,13 @@ def changed_sources(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
 
 def _source(text: str) -> dict[str, str]:
     found = _NAMED.fullmatch(text)
-    if found is None:
-        return {}
-    if found[1]:
+    if found is not None:
         names = found[1].split(".")
         root = _root_of(names[0], Path.cwd())
         left = [] if root is None else list(_along(root, names))
     else:
-        left = [Path(word) for word in found[2].split() if word.endswith(".py") and Path(word).is_file()]
+        words = re.split(r"[\s:]", text)  # of `my_env.py:Env`, or a command such as `mcp:python server.py`
+        left = [Path(word).resolve() for word in words if word.endswith(".py") and Path(word).is_file()]
         root = left[0].parent if left else None
     files: dict[str, str] = {}
     while left and root is not None:
