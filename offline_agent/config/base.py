@@ -24,7 +24,7 @@ def key(default: Any, about: str, *, free: bool = False, grows: tuple[str, ...] 
     """
     if limits.keys() & {"ge", "gt"} and not limits.keys() & {"le", "lt"}:
         limits["le"] = MOST
-    extra = ({"free": True} if free else {}) | ({"grows": list(grows)} if grows else {})
+    extra: dict[str, Any] = ({"free": True} if free else {}) | ({"grows": list(grows)} if grows else {})
     return Field(default, description=about, json_schema_extra=extra or None, **limits)
 
 

@@ -167,8 +167,8 @@ def _check(shard: Shard, session: Session[Any]) -> None:
     theirs, ours = manifest.get("hashes", {}), session.run.manifest["hashes"]
     for change in changed_sources(session.run.manifest.get("sources", {}), manifest.get("sources", {})):
         raise DataError(
-            f"--merge: {change} before shard {shard.number} began. Put the earlier source back, remove {shard.path} and "
-            "give the command with launcher=slurm again"
+            f"--merge: {change} before shard {shard.number} began. Put the earlier source back, remove {shard.path}, "
+            "and give the command with launcher=slurm again"
         )
     for name in _SAME:
         if theirs.get(name) != ours.get(name):

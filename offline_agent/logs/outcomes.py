@@ -27,7 +27,7 @@ class Outcomes:
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
         self._known: dict[str, dict[str, Any]] = {}
-        self._places: dict[str, tuple[str, list[str]]] = {}  # the first record of a session, and its fields
+        self._places: dict[str, tuple[str, list[str]]] = {}  # by session: record, fields
 
     def __len__(self) -> int:
         return len(self._known)
@@ -63,7 +63,7 @@ class Outcomes:
         Args:
             sessions: Those of the episodes that were read.
         """
-        why = "it tells an outcome, but no record of its session was read as an episode, nor has it a known shape itself"
+        why = "it tells an outcome, but no record of its session was read as an episode, nor is its own shape known"
         for session, (name, fields) in self._places.items():
             if session not in sessions:
                 yield Refusal("log", name, why, {"session": session, "fields": fields})

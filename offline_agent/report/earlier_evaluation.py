@@ -46,7 +46,7 @@ class Earlier:
         return {**out, "modes_not_compared": dict(self.left_out)} if self.left_out else out
 
     def compare(self, candidate: Mapping[str, Sequence[Attempt]], *how: Any) -> dict[str, Any]:
-        """Return the paired comparison by mode; see `report.compare`."""
+        """Return the paired comparison by mode; see `evaluation.report.compare`."""
         return {
             mode: report.compare_outcomes(
                 (report.successes(candidate[mode]), report.rewards(candidate[mode])), theirs, *how

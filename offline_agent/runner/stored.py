@@ -44,18 +44,14 @@ def stored_config(command: Command[C, Any], overrides: Sequence[str]) -> C | Non
                 f"python -m offline_agent.pipelines.{name} {shlex.quote(overrides[0])}"
             )
         return None
+    secrets = f"run_dir: the configuration in {file} is without its secrets (***): give the keys that hold them again"
     try:
         config = load(command.config, overrides=overrides, stored=data)
     except ConfigError as error:
-        raise ConfigError([
-            *error.faults,
-            f"run_dir: these faults are in the configuration in {file} with the keys that are given; where it is of "
-            "another version of the program, name another run_dir",
-        ]) from error
+        older = f"run_dir: where {file} is of another version of the program, name another run_dir"
+        raise ConfigError([*error.faults, secrets if _masked(data) else older]) from error
     if _masked(config.model_dump(mode="json")):
-        raise ConfigError(
-            f"run_dir: the configuration in {file} is without its secrets (***): give the keys that hold them again"
-        )
+        raise ConfigError(secrets)
     return config
 
 

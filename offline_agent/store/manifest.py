@@ -145,8 +145,8 @@ def _differences(
             yield f"the {key} changed since the run was begun (hash {old[key]} then, {new[key]} now)"
     for change in changed_sources(manifest.get("sources", {}), facts.get("sources", {})):
         yield (
-            f"{change} since the run was begun: what is done was made by the earlier source, what is left would be made "
-            "by the present one. Put the earlier one back"
+            f"{change} since the run was begun: what is done was made by the earlier source, what is left would be "
+            "made by the present one. Put the earlier one back"
         )
     for label, now_served in facts.get("served", {}).items():
         then_served = {**manifest.get(label, {}), **manifest.get("served", {}).get(label, {})}
