@@ -53,7 +53,8 @@ class Outcomes:
         before = self._known.setdefault(session, kept)
         if before != kept:
             self._known[session] = {**kept, "task": before["task"], "score": None, "success": None, "outcome": None}
-            raise DataError(f"session {session} has another outcome or task in {self._places[session][0]}; it gets none")
+            first = self._places[session][0]
+            raise DataError(f"session {session} has another outcome or task in {first}; it gets none")
         self._places.setdefault(session, (name, sorted(map(str, record))))
         return True
 
