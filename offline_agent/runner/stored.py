@@ -30,6 +30,7 @@ def stored_config(command: Command[C, Any], overrides: Sequence[str]) -> C | Non
     alone = len(overrides) == 1 and bool(run_dir)
     if not run_dir or not is_file(file):
         if alone:
+            load(command.config, overrides=overrides)  # says what no run_dir may be
             raise ConfigError(_no_run(command, Path(run_dir)))
         return None
     try:
