@@ -12,7 +12,7 @@ from offline_agent.records import Verdict
 
 
 class Tidy:
-    version = "1"  # stands in every verdict and in the manifest
+    version = "1"  # stands in every verdict
     deterministic = True  # the same trajectory always gets the same verdict
 
     def __init__(self, repeats: int = 0):

@@ -12,18 +12,20 @@ MOST = 10**12
 """Upper bound of a number whose key names none: above it no run can end, and libraries overflow."""
 
 
-def key(default: Any, about: str, *, free: bool = False, **limits: Any) -> Any:
+def key(default: Any, about: str, *, free: bool = False, grows: tuple[str, ...] = (), **limits: Any) -> Any:
     """Declare one key. A number has a lower bound; where no upper one is given it is `MOST`.
 
     Args:
         default: Its default.
         about: Its meaning, for `--help`.
         free: Results do not depend on it, so it may differ when a run is resumed.
+        grows: Commands whose runs may be resumed with more of it: what is done stays as it is.
         limits: pydantic's `ge`, `gt`, `le`, `lt`, `min_length`, `strict`.
     """
     if limits.keys() & {"ge", "gt"} and not limits.keys() & {"le", "lt"}:
         limits["le"] = MOST
-    return Field(default, description=about, json_schema_extra={"free": True} if free else None, **limits)
+    extra: dict[str, Any] = ({"free": True} if free else {}) | ({"grows": list(grows)} if grows else {})
+    return Field(default, description=about, json_schema_extra=extra or None, **limits)
 
 
 def confidence_key(default: float, about: str) -> Any:

@@ -88,7 +88,7 @@ class TasksSection(Section):
     """The choice of tasks."""
 
     split: Literal["train", "validation", "test"] = key("train", "the environment's split")
-    n: int | None = key(24, "number of tasks; null = all", ge=1)
+    n: int | None = key(24, "number of tasks; null = all", ge=1, grows=("build_prefs",))
     offset: int = key(0, "tasks to skip at the beginning of the split", ge=0)
     file: str | None = key(None, "a JSON-lines file of tasks (reset's arguments) instead of the environment's own")
 

@@ -183,7 +183,8 @@ def _link(model: type[BaseModel], places: dict[type[BaseModel], dict[str, list[s
 def _markdown(entries: Iterable[Key]) -> str:
     lines = ["| key | allowed | default | meaning |", "|---|---|---|---|"]
     for entry in entries:
-        cells = (f"`{entry.path}`" + "*" * entry.free, entry.allowed, f"`{entry.default}`", entry.about)
+        more = f"; may grow when a run of {', '.join(entry.grows)} is resumed" if entry.grows else ""
+        cells = (f"`{entry.path}`" + "*" * entry.free, entry.allowed, f"`{entry.default}`", entry.about + more)
         lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
     return "\n".join(lines)
 

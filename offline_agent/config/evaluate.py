@@ -68,7 +68,7 @@ class EvaluateTasks(TasksSection):
     """The choice of tasks."""
 
     split: Literal["train", "validation", "test"] = key("validation", "the environment's split")
-    n: int | None = key(50, "number of tasks; null = all", ge=1)
+    n: int | None = key(50, "number of tasks; null = all", ge=1, grows=("evaluate",))
 
 
 class EvaluateConfig(RunConfig):
@@ -96,7 +96,9 @@ class EvaluateConfig(RunConfig):
     sandbox: SandboxSection = section(SandboxSection, "where code runs that a policy wrote")
     tasks: EvaluateTasks = section(EvaluateTasks, "which tasks")
     policy: PolicySection = section(PolicySection, "the policy that is evaluated")
-    attempts: int = key(4, "sampled attempts of each task at policy.temperature; 0 = none", ge=0, le=10**6)
+    attempts: int = key(
+        4, "sampled attempts of each task at policy.temperature; 0 = none", ge=0, le=10**6, grows=("evaluate",)
+    )
     greedy: bool = key(True, "also one greedy attempt of each task")
     max_steps: int = key(
         0, f"actions in one episode; one that uses them up is a failure of its own kind; {OWN_STEPS}", ge=0, le=10**5

@@ -22,6 +22,7 @@ class Key(NamedTuple):
         about: Its meaning.
         free: It may differ when a run is resumed.
         text: Its values are texts.
+        grows: Commands whose runs may be resumed with more of it.
     """
 
     path: str
@@ -30,6 +31,7 @@ class Key(NamedTuple):
     about: str
     free: bool
     text: bool
+    grows: tuple[str, ...] = ()
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
@@ -40,6 +42,11 @@ def keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
 def free_keys(model: type[BaseModel]) -> tuple[str, ...]:
     """Return the keys that may differ when a run is resumed."""
     return tuple(entry.path for entry in keys(model) if entry.free)
+
+
+def growing_keys(model: type[BaseModel], command: str) -> tuple[str, ...]:
+    """Return the keys of which a run of a command may be resumed with more."""
+    return tuple(entry.path for entry in keys(model) if command in entry.grows)
 
 
 def section_of(field: FieldInfo | None) -> type[BaseModel] | None:
@@ -55,14 +62,15 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
             yield from _keys(inner, f"{prefix}{name}.")
             continue
         plugged = name == "name" and issubclass(model, Plugged)
-        extra = field.json_schema_extra
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         yield Key(
             prefix.rstrip(".") if plugged else prefix + name,
             _allowed(field),
             _typed(field.get_default()),
             field.description or "",
-            isinstance(extra, dict) and bool(extra.get("free")),
+            bool(extra.get("free")),
             str in _options(field.annotation),
+            tuple(extra.get("grows", ())),  # type: ignore[arg-type]
         )
     if model.model_config.get("extra") == "allow":
         yield Key(f"{prefix}<argument>", "any", "", getattr(model, "argument_note", ""), False, False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,20 +19,28 @@ from offline_agent.errors import ConfigError, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
 
-def load(model: type[Model], file: str | Path | None = None, overrides: Sequence[str] = ()) -> Model:
-    """Return the configuration: the model's defaults, then the file, then the overrides.
+
+def load(
+    model: type[Model],
+    file: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    stored: Mapping[str, Any] | None = None,
+) -> Model:
+    """Return the configuration: the model's defaults, then the file, or the stored configuration, then the overrides.
 
     Args:
         model: A pydantic model made of `Section`s.
         file: A YAML file; None = none.
         overrides: `key=value` with dotted keys; values are read as YAML, and as they stand where the key is a text.
+        stored: A resolved configuration of an earlier run; None = none.
 
     Raises:
         ConfigError: With every fault found, not just the first.
     """
     faults: list[str] = []
-    data = _read(Path(file), faults) if file is not None else {}
+    data = _read(Path(file), faults) if file is not None else escaped(stored or {})
     known = {entry.path: entry for entry in keys(model)}
     for override in overrides:
         _override(model, data, override, known, faults)
@@ -57,6 +66,15 @@ def read_value(raw: str) -> Any:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={raw}"]), resolve=False)["value"]  # type: ignore[index, call-overload]
     except (yaml.YAMLError, OmegaConfBaseException, ValueError):
         return raw
+
+
+def escaped(value: Any) -> Any:
+    """Return a JSON value in which OmegaConf finds no interpolation: `${` is written as `\\${`."""
+    if isinstance(value, Mapping):
+        return {name: escaped(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [escaped(inner) for inner in value]
+    return _INTERPOLATION.sub(lambda found: rf"{2 * found[1]}\${{", value) if isinstance(value, str) else value
 
 
 def to_yaml(config: BaseModel) -> str:

@@ -155,7 +155,7 @@ class SamplerSection(Section):
 
 
 class WatchSection(Section):
-    """The collapse watch; `training.collapse.WatchSettings` says what each figure is."""
+    """The collapse watch; `training.collapse.watch.WatchSettings` says what each figure is."""
 
     enabled: bool = key(True, "warn of collapse, and stop where the rules say so; false = keep quiet")
     window: int = key(5, "observations of a window; the latest is compared with the first", ge=2)

@@ -20,6 +20,7 @@ from offline_agent.config.plan import PlanSection
 from offline_agent.errors import DataError
 from offline_agent.launch.slurm.resuming import resume_command
 from offline_agent.runner.pipeline import Session, Shard, Spread
+from offline_agent.store.provenance import changed_sources
 
 FOLDER = "shards"
 _SAME = ("model", "tokenizer", "chat_template", "against_model")
@@ -162,7 +163,13 @@ def listed(numbers: Sequence[int]) -> str:
 
 
 def _check(shard: Shard, session: Session[Any]) -> None:
-    theirs, ours = (manifest_of(shard.path) or {}).get("hashes", {}), session.run.manifest["hashes"]
+    manifest = manifest_of(shard.path) or {}
+    theirs, ours = manifest.get("hashes", {}), session.run.manifest["hashes"]
+    for change in changed_sources(session.run.manifest.get("sources", {}), manifest.get("sources", {})):
+        raise DataError(
+            f"--merge: {change} before shard {shard.number} began. Put the earlier source back, remove {shard.path}, "
+            "and give the command with launcher=slurm again"
+        )
     for name in _SAME:
         if theirs.get(name) != ours.get(name):
             raise DataError(

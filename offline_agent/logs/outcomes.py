@@ -6,12 +6,13 @@ several choices while nobody knows which one the agent took.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from offline_agent.errors import DataError
 from offline_agent.logs.episode import Fields, LoggedEpisode, digest
+from offline_agent.preferences.refusals import Refusal
 
 _CONTENTS = ("messages", "steps", "conversations", "choices", "request", "response", "prompt", "completion")
 
@@ -26,7 +27,7 @@ class Outcomes:
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
         self._known: dict[str, dict[str, Any]] = {}
-        self._places: dict[str, str] = {}
+        self._places: dict[str, tuple[str, list[str]]] = {}  # by session: record, fields
 
     def __len__(self) -> int:
         return len(self._known)
@@ -52,9 +53,21 @@ class Outcomes:
         before = self._known.setdefault(session, kept)
         if before != kept:
             self._known[session] = {**kept, "task": before["task"], "score": None, "success": None, "outcome": None}
-            raise DataError(f"session {session} has another outcome or task in {self._places[session]}; it gets none")
-        self._places.setdefault(session, name)
+            first = self._places[session][0]
+            raise DataError(f"session {session} has another outcome or task in {first}; it gets none")
+        self._places.setdefault(session, (name, sorted(map(str, record))))
         return True
+
+    def unmatched(self, sessions: Container[str | None]) -> Iterator[Refusal]:
+        """Yield the records whose session has no episode.
+
+        Args:
+            sessions: Those of the episodes that were read.
+        """
+        why = "it tells an outcome, but no record of its session was read as an episode, nor is its own shape known"
+        for session, (name, fields) in self._places.items():
+            if session not in sessions:
+                yield Refusal("log", name, why, {"session": session, "fields": fields})
 
     def task(self, session: str | None) -> str | None:
         """Return the task that the record of a session names."""

@@ -23,7 +23,7 @@ from offline_agent.pipelines.stages.search import gather_trees, search, settings
 from offline_agent.report.build_prefs import show
 from offline_agent.report.data_card import write_card
 from offline_agent.report.mining import Figures
-from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, served
+from offline_agent.runner.components import Parts, facts_of, first_tasks, fixed_keys, free_arguments, make_parts, served
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session, Spread
@@ -49,7 +49,7 @@ def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
     facts = facts_of(parts) | {"served": served([("policy", parts.policy)])}
     if config.search.roots is not None:
         facts["hashes"]["roots"] = hash_path(Path(config.search.roots) / "trees")
-    return parts, Facts(facts, tags, free_arguments(parts.policy))
+    return parts, Facts(facts, tags, free_arguments(parts.policy), fixed_keys(config), first_tasks(parts))
 
 
 def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:

@@ -26,7 +26,16 @@ from offline_agent.preferences.refusals import Refusal
 from offline_agent.report.earlier_evaluation import read_earlier
 from offline_agent.report.evaluate import EXTRA, RERANK, show, summary
 from offline_agent.rollouts.attempts import Attempt, Journal, row, schema
-from offline_agent.runner.components import Parts, facts_of, free_arguments, make_parts, make_policy, served
+from offline_agent.runner.components import (
+    Parts,
+    facts_of,
+    first_tasks,
+    fixed_keys,
+    free_arguments,
+    make_parts,
+    make_policy,
+    served,
+)
 from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session, Shard, Spread
@@ -71,7 +80,7 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
         tags["model"] = config.policy.model
     facts["served"] = served([("policy", parts.policy), *([("against", other)] if other is not None else [])])
     inputs = EvaluationInputs(parts, other, earlier, settings, scorer, reference)
-    return inputs, Facts(facts, tags, free_arguments(parts.policy))
+    return inputs, Facts(facts, tags, free_arguments(parts.policy), fixed_keys(config), first_tasks(parts))
 
 
 def _rankers(config: EvaluateConfig, parts: Parts, other: Policy | None) -> tuple[Policy | None, Policy | None]:

@@ -40,6 +40,7 @@ from offline_agent.search.tree import SearchTree
 from offline_agent.store.provenance import hash_json, hash_path
 from offline_agent.store.scratch_files import TextFile
 
+_NAMED = 5  # outcomes of no episode that the closing words name
 _SAMPLE = 20  # records of a file that are looked at before anything is written
 
 
@@ -195,7 +196,12 @@ def _read(
                 _note(episode, inputs, session, figures)
                 kept.add(json.dumps(episode.to_json()))
         session.progress.update(number, episodes=len(kept))
-    figures.read, figures.outcomes = len(kept), len(outcomes)
+    unmatched = list(outcomes.unmatched({session for session, _ in places}))
+    for refusal in unmatched:
+        refused.append(refusal)
+    figures.unmatched = [f"{one.name} ({', '.join(one.facts['fields'])})" for one in unmatched[:_NAMED]]
+    figures.read, figures.outcomes = len(kept), len(outcomes) - len(unmatched)
+    figures.unmatched_outcomes = len(unmatched)
     groups: dict[str, list[int]] = {}
     for number, (name, group) in enumerate(places):
         groups.setdefault(outcomes.task(name) or group, []).append(number)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+_OF_A_MODEL = ("colocated", "hf", "server")
+
+
 def memory_note(held: Mapping[str, int]) -> str:
     """Return what of the memory is keys and values of the policy, and the keys that limit them."""
     return (
@@ -52,15 +55,14 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
 
 def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
     """Yield the lines on how to go on; never more of what gave nothing."""
-    model = [] if summary["model"] is None else [f"model.path={summary['model']}"]
+    model = _trainable(summary)
     data = f"data.runs=[{path}]"
     yield "Next:"
     if summary["trajectories"]:
         yield f"  {command('show', [str(path)])}"
-    if summary["filtered"] and summary["policy"] in ("hf", "random"):
-        new = model if summary["policy"] == "hf" else ["scratch.layers=3", "scratch.hidden_size=96"]
-        yield f"  {command('train_sft', [data, *new])}"
-    if summary["pairs_total"] and summary["policy"] == "hf":
+    if summary["filtered"]:
+        yield f"  {command('train_sft', [data, *model])}"
+    if summary["pairs_total"] and summary["policy"] in _OF_A_MODEL:
         yield f"  {command('train_dpo', [data, *model])}"
     if summary["pairs_total"] or summary["filtered"]:
         after = summary["offset"] + summary["tasks"]
@@ -68,6 +70,15 @@ def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
     if not summary["filtered"]:
         name = summary["typed"]["env"]
         yield f"  {python()} -m offline_agent.envs.conformance {shlex.quote(name)}"
+
+
+def _trainable(summary: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the model that fine-tuning begins with: the policy's own, else a new one."""
+    if summary["policy"] == "server":
+        return ["model.path=MODEL"]  # its server may call it by another name than its folder's
+    if summary["policy"] not in _OF_A_MODEL:
+        return ["scratch.layers=3", "scratch.hidden_size=96"]
+    return [] if summary["model"] is None else [f"model.path={summary['model']}"]
 
 
 def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -14,7 +14,7 @@ from offline_agent.evaluation import report
 from offline_agent.evaluation.statistics import Outcomes
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.runner.components import Parts, facts_of
-from offline_agent.store.provenance import hash_path
+from offline_agent.store.provenance import changed_sources, hash_path, sources
 from offline_agent.store.tables import read_table
 
 SEARCHES = ("best_of_n", "rerank", "mcts")
@@ -46,7 +46,7 @@ class Earlier:
         return {**out, "modes_not_compared": dict(self.left_out)} if self.left_out else out
 
     def compare(self, candidate: Mapping[str, Sequence[Attempt]], *how: Any) -> dict[str, Any]:
-        """Return the paired comparison by mode; see `report.compare`."""
+        """Return the paired comparison by mode; see `evaluation.report.compare`."""
         return {
             mode: report.compare_outcomes(
                 (report.successes(candidate[mode]), report.rewards(candidate[mode])), theirs, *how
@@ -104,6 +104,8 @@ def _differences(
     then, now = manifest["config"], config.resolved()
     if manifest.get("env") != json.loads(json.dumps(parts.spec.identity)):
         yield f"against.run: its environment was {manifest.get('env')}, here it is {parts.spec.identity}; use the same"
+    for change in changed_sources(manifest.get("sources", {}), sources([now["env"], now["judge"]])):
+        yield f"against.run: {change} since then, so that two verifiers would be compared; evaluate that policy again"
     if manifest["hashes"].get("task_set") != facts_of(parts)["hashes"]["task_set"]:
         yield (
             f"against.run: it played other tasks ({then.get('tasks')}), here they are {now['tasks']}; give the same "

@@ -31,6 +31,8 @@ class ImportFigures:
         records: Records of the files, damaged ones included.
         read: Episodes in them.
         outcomes: Sessions whose outcome has a record of its own.
+        unmatched_outcomes: Records of outcomes whose session has no episode.
+        unmatched: The first of them: file, line and fields.
         unread_outcomes: Episodes whose outcome is a text that is not read.
         results_by_place: Results that name no call and are taken by their place.
         formats: Records by format, and why they were taken for it.
@@ -41,6 +43,8 @@ class ImportFigures:
         self.records = 0
         self.read = 0
         self.outcomes = 0
+        self.unmatched_outcomes = 0
+        self.unmatched: list[str] = []
         self.unread_outcomes = 0
         self.results_by_place = 0
         self.formats: Counter[tuple[str, str]] = Counter()
@@ -107,6 +111,7 @@ class ImportFigures:
             "formats": dict(sorted(formats.items())),
             "episodes_read": self.read,
             "outcomes_apart": self.outcomes,
+            "outcomes_of_no_episode": {"count": self.unmatched_outcomes, "first": self.unmatched},
             "unread_outcomes": self.unread_outcomes,
             "results_by_place": self.results_by_place,
             "parts": self._parts,
@@ -191,6 +196,13 @@ def findings(summary: Mapping[str, Any]) -> Iterator[str]:
     lost = summary["quarantined"]["logs"]
     if 2 * lost > summary["records"]:
         yield f"{lost:,} of {summary['records']:,} records are not used{commonest(summary['refusal_reasons'])}"
+    if count := summary["outcomes_of_no_episode"]["count"]:
+        first = summary["outcomes_of_no_episode"]["first"]
+        yield (
+            f"{count:,} outcomes belong to no episode, and are in quarantine: {'; '.join(first)}"
+            f"{'; ...' if count > len(first) else ''}. If these records are the episodes, their shape is none of "
+            "docs/logs.md; else look whether log.session names the same id in both"
+        )
     if not summary["judged"]:
         yield (
             "No episode has an outcome, so nothing says which attempts are right. Name the field that has it "
@@ -219,7 +231,8 @@ def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
         yield f"  {command('train_sft', [data, 'model.path=MODEL', 'run_dir=runs/sft'])}"
     if summary["pairs_total"]:
         kinds = f"data.kinds=[{','.join(summary['pairs'])}]"
-        yield f"  {command('train_dpo', [data, kinds, 'model.path=runs/sft/model'])}"
+        model = "runs/sft/model" if summary["filtered"] else "MODEL"
+        yield f"  {command('train_dpo', [data, kinds, f'model.path={model}'])}"
         if not count_rows(path, PREFERENCES):
             yield f"  export: {single_turn_advice(path, 'TRL (and llama_factory, axolotl, openai)')}"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from offline_agent.config.base import masked
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.config.documentation import main_help, topic_help
+from offline_agent.config.keys import growing_keys
 from offline_agent.errors import ConfigError, did_you_mean
 
 _OPTIONS = ("--config", "--help", "--merge", "--plan", "--print-config", "--shard", "--submit")
@@ -51,8 +52,14 @@ usage: python -m offline_agent.pipelines.{name} [--config FILE] [key=value ...]
 {main_help(name, config, width)}
 
 Exit status: 0 done, 1 failed while running, 2 the request was wrong (nothing was written).
-run_dir=X alone goes on with the run in X, with its configuration; keys that are given must be those of the run.
+run_dir=X goes on with the run in X, with its configuration; keys that are given must be those of the
+run{_growing(name, config)}.
 All keys: docs/configuration.md"""
+
+
+def _growing(name: str, config: type[RunConfig]) -> str:
+    growing = growing_keys(config, name)
+    return f", or more of {', '.join(growing)}" if growing else ""
 
 
 def help_topic(arguments: Sequence[str]) -> str | None:

@@ -244,6 +244,25 @@ def served(policies: Iterable[tuple[str, Policy]]) -> dict[str, Any]:
     return {label: policy.evidence() for label, policy in policies if hasattr(policy, "evidence")}
 
 
+def first_tasks(parts: Parts) -> Callable[[int], str]:
+    """Return the function that gives the hash of the first so many tasks."""
+    return lambda count: hash_tasks(parts.tasks[:count])
+
+
+def fixed_keys(config: Config) -> dict[str, str]:
+    """Return why keys that may grow when a run is resumed cannot in this one."""
+    budget = config.search.budget
+    fixed = {
+        "search.simulations": "a tree is not searched on when it is finished, for its last simulations ran without "
+        "those that would come after them; more tasks (tasks.n) can be added"
+    }
+    if any(limit is not None for limit in (budget.tokens, budget.prefilled, budget.tool_calls)):
+        fixed["tasks.n"] = "search.budget is divided among the tasks, and finished trees had their share of it"
+    if config.launcher == "slurm":
+        fixed |= dict.fromkeys(("tasks.n", "attempts"), "launcher=slurm has cut the run into shards")
+    return fixed
+
+
 def facts_of(parts: Parts) -> dict[str, Any]:
     """Return the manifest entries of the components: identities, hashes, and whether a resume is exact to the byte."""
     renderer = parts.policy.renderer

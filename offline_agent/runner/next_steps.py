@@ -53,8 +53,10 @@ def environment_keys(config: Mapping[str, Any]) -> list[str]:
     """Return the keys that choose the environment, its arguments and the judge.
 
     Args:
-        config: A resolved configuration, as in a manifest; without the section `env` there are no keys.
+        config: A resolved configuration, as in a manifest; without an environment there are no keys of one.
     """
+    if (config.get("env") or {}).get("name") in (None, "none"):  # import_logs says none where nothing is replayed
+        return []
     keys = []
     for section, defaults in _DEFAULTS.items():
         given = dict(config.get(section) or {})
@@ -79,7 +81,7 @@ def evaluation(model: Path, keys: Sequence[str]) -> str:
     if keys:
         return f"Next: {command('evaluate', [*keys, f'policy.model={model}'])}"
     return (
-        f"Next: {command('evaluate', [f'policy.model={model}'])} env=NAME\n"
+        f"Next: {command('evaluate', ['env=NAME', f'policy.model={model}'])}\n"
         "      with the environment that the data are from; their files do not name it"
     )
 

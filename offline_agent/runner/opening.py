@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.base import masked
-from offline_agent.config.keys import free_keys
+from offline_agent.config.keys import free_keys, growing_keys
 from offline_agent.errors import ConfigError
 from offline_agent.runner.pipeline import WRONG, C, Command, Facts, P
 from offline_agent.runner.terminal import say
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDirectory]:
     """Open the run directory; return it with the configuration that names it. Raises as `RunDirectory.open`."""
+    from offline_agent.store.manifest import Growth
+    from offline_agent.store.provenance import sources
     from offline_agent.store.run_directory import RunDirectory
 
     config = config.model_copy(update={"run_dir": str(place(command.name, config.run_dir))})
     run = RunDirectory.open(
         config.run_dir or "",
         config=config.resolved(),
-        facts={"seeds": {"run": config.seed}, **masked(dict(facts.manifest))},
+        facts={"seeds": {"run": config.seed}, "sources": sources(config.resolved()), **masked(dict(facts.manifest))},
         command=command.name,
         free=(*free_keys(command.config), *facts.free),
+        growth=Growth(growing_keys(command.config, command.name), facts.fixed, facts.first_tasks),
     )
     say(f"{command.name}: {'going on with' if run.resumed else 'writing to'} {run.path}")
     for warning in run.warnings:

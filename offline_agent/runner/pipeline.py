@@ -31,11 +31,15 @@ class Facts:
             `policy`, `env` …
         tags: Tags for MLflow, beside commit and run directory.
         free: Dotted keys that may differ on resume, beside those declared free.
+        fixed: Why keys of which there may be more on resume cannot grow in this run.
+        first_tasks: Returns the hash of the first so many tasks; None = no key adds tasks.
     """
 
     manifest: Mapping[str, Any] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     free: tuple[str, ...] = ()
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    first_tasks: Callable[[int], str] | None = None
 
 
 @dataclass(frozen=True)

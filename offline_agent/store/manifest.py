@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,33 @@ import offline_agent
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.records import SCHEMA_VERSION
 from offline_agent.store.files import read_json
-from offline_agent.store.provenance import git_commit, machine
+from offline_agent.store.provenance import changed_sources, git_commit, machine
 
 MANIFEST = "manifest.json"
 ANEW = "Restore it from a copy, or name another run_dir; nothing was changed here."
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Keys of which a run may be resumed with more.
+
+    Attributes:
+        keys: Dotted keys of numbers; null is more than any.
+        fixed: Why some of them cannot grow in this run.
+        task_set: Returns the hash of the first so many tasks, which `tasks.n` adds to.
+    """
+
+    keys: tuple[str, ...] = ()
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    task_set: Callable[[int], str] | None = None
+
+    def grown(self, then: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+        """Return the keys that grew between two flat configurations."""
+        return [
+            key for key in self.keys
+            if key not in self.fixed and then.get(key) is not None
+            and (asked.get(key) is None or asked[key] > then[key])
+        ]  # fmt: skip
 
 
 def begin(config: dict[str, Any], facts: Mapping[str, Any], command: str) -> dict[str, Any]:
@@ -44,6 +68,7 @@ def resume(
     facts: Mapping[str, Any],
     command: str,
     free: tuple[str, ...],
+    growth: Growth,
     warnings: list[str],
 ) -> dict[str, Any]:
     """Return the manifest of a resumed run; notes for the user are appended to `warnings`.
@@ -62,7 +87,13 @@ def resume(
     gone = sorted({"command", "config", "hashes", "logs", "started", "run_id"} - manifest.keys())
     if gone:
         raise DataError(f"{path / MANIFEST}: {', '.join(gone)} missing in it. {ANEW}")
-    faults = list(_differences(manifest, config, facts, command, free))
+    then, asked = dict(_flat(manifest["config"])), dict(_flat(config))
+    grown = growth.grown(then, asked)
+    hashes = dict(facts["hashes"])
+    if "tasks.n" in grown and growth.task_set is not None:
+        hashes["task_set"] = growth.task_set(then["tasks.n"])
+    faults = list(_differences(manifest, config, {**facts, "hashes": hashes}, command, (*free, *grown)))
+    faults += [f"{key} cannot grow here: {why}" for key, why in growth.fixed.items() if then.get(key) != asked.get(key)]
     if faults:
         again = f"python -m offline_agent.pipelines.{manifest['command']} {shlex.quote(f'run_dir={path}')}"
         raise ConfigError([
@@ -83,6 +114,11 @@ def resume(
         "at": now(), "after": manifest.get("status"), "last_ended": manifest.get("ended"),
         "git_commit": git_commit(), "machine": machine(), "code": code,
     }  # fmt: skip
+    if grown:
+        changes = ", ".join(f"{key} from {_show(then, key)} to {_show(asked, key)}" for key in grown)
+        warnings.append(f"more of the same: {changes}; what is done stays as it is")
+        if "task_set" in hashes:
+            manifest["hashes"]["task_set"] = facts["hashes"]["task_set"]
     manifest.pop("error", None)
     manifest.update(status="running", ended=None, config=config)
     manifest["resumed"] = [*manifest.get("resumed", []), session]
@@ -107,6 +143,11 @@ def _differences(
     for key in sorted((old.keys() & new.keys()) - {"code"}):
         if old[key] != new[key]:
             yield f"the {key} changed since the run was begun (hash {old[key]} then, {new[key]} now)"
+    for change in changed_sources(manifest.get("sources", {}), facts.get("sources", {})):
+        yield (
+            f"{change} since the run was begun: what is done was made by the earlier source, what is left would be "
+            "made by the present one. Put the earlier one back"
+        )
     for label, now_served in facts.get("served", {}).items():
         then_served = {**manifest.get(label, {}), **manifest.get("served", {}).get(label, {})}
         yield from _another_model(label, then_served, now_served)

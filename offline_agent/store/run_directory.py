@@ -21,7 +21,7 @@ from offline_agent.errors import ConfigError, DataError
 from offline_agent.records import SCHEMA_VERSION
 from offline_agent.store.events import EventLog
 from offline_agent.store.files import disk_errors, safe_name, write_atomic, write_json
-from offline_agent.store.manifest import ANEW, MANIFEST, begin, now, resume
+from offline_agent.store.manifest import ANEW, MANIFEST, Growth, begin, now, resume
 from offline_agent.store.provenance import code_hash, git_commit, hash_json, hash_path, machine
 from offline_agent.store.quarantine import Quarantine
 from offline_agent.store.tables import read_table, write_table
@@ -67,6 +67,7 @@ class RunDirectory:
         facts: Mapping[str, Any],
         command: str,
         free: Iterable[str] = (),
+        growth: Growth | None = None,
     ) -> RunDirectory:
         """Create a run directory, or resume one of the same configuration; locked until `close`.
 
@@ -78,6 +79,7 @@ class RunDirectory:
                 behind a server, compared by `served`: {label: {`model`, `logps`, `tolerance`}}.
             command: The pipeline's name.
             free: Dotted keys (or whole sections) that may differ on resume, because results do not depend on them.
+            growth: Keys of which a resume may ask for more; None = none.
 
         Raises:
             ConfigError: Another process has it open; it is no run directory; or configuration or hashes differ.
@@ -91,7 +93,7 @@ class RunDirectory:
             facts = {"seeds": {}, **facts, "hashes": {"code": code_hash(), **facts.get("hashes", {})}}
             warnings: list[str] = []
             if known or (path / MANIFEST).exists():
-                manifest = resume(path, dict(config), facts, command, tuple(free), warnings)
+                manifest = resume(path, dict(config), facts, command, tuple(free), growth or Growth(), warnings)
             else:
                 manifest = begin(dict(config), facts, command)
             run = cls(path, lock, manifest, "resumed" in manifest, warnings)

@@ -163,7 +163,7 @@ def save_plain(model: Any, tokenizer: Any, folder: Path) -> str:
         folder: The folder to write.
 
     Returns:
-        `policies.hf_loading.model_hash` of what was written.
+        `policies.hf.loading.model_hash` of what was written.
 
     Raises:
         TrainingError: The disk refused, or something in the model cannot be saved; what was there before is untouched.

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -135,6 +136,18 @@ def test_another_configuration_is_refused_and_names_the_keys(whole: Path) -> Non
     assert done.returncode == 2
     assert "search.c_puct" in done.stderr and "pairs.min_gap" in done.stderr
     assert digests(whole, *ALL, "events") == before
+
+
+def test_more_tasks_are_the_same_run_as_if_it_had_begun_with_them(whole: Path, tmp_path: Path) -> None:
+    more = shutil.copytree(whole, tmp_path / "more")
+    again = [sys.executable, "-m", "offline_agent.pipelines.build_prefs", f"run_dir={more}"]
+    done = subprocess.run([*again, "tasks.n=8"], capture_output=True, text=True, env=ENV, cwd=tmp_path)
+    assert done.returncode == 0 and "tasks.n from 6 to 8" in done.stderr, done.stderr
+    assert digests(more, *ALL) == digests(built(tmp_path / "fresh", "tasks.n=8"), *ALL)
+    for key, says in (("tasks.n=7", "has 8, asked for 7"), ("search.simulations=30", "is not searched on"),
+                      ("tasks.split=test", "asked for \"test\"")):  # fmt: skip
+        refused = subprocess.run([*again, key], capture_output=True, text=True, env=ENV, cwd=tmp_path)
+        assert refused.returncode == 2 and says in refused.stderr
 
 
 def test_all_faults_of_a_request_are_listed_and_nothing_is_written(tmp_path: Path) -> None:

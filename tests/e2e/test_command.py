@@ -150,6 +150,29 @@ def test_run_dir_alone_goes_on_with_the_configuration_of_the_run(tmp_path: Path)
     assert status == 2 and "without its secrets" in err
 
 
+@pytest.mark.parametrize(("run_dir", "says"), [("runs/frist", "Did you mean 'first'"), ("runs/other", "other, not of")])
+def test_run_dir_alone_begins_no_run(tmp_path: Path, run_dir: str, says: str) -> None:
+    for name in ("first", "other"):
+        assert _call(tmp_path, f"run_dir=runs/{name}", "tracking.uri=null")[0] == 0
+    other = tmp_path / "runs" / "other" / "manifest.json"
+    other.write_text(other.read_text().replace('"command": "tiny"', '"command": "other"'))
+    before = _bytes(tmp_path)
+    status, out, err = _call(tmp_path, f"run_dir={run_dir}")
+    assert (status, out) == (2, "") and says in err and _bytes(tmp_path) == before
+
+
+def test_a_run_does_not_go_on_with_another_source(tmp_path: Path) -> None:
+    """Alone catches a run that judges one half of its tasks with one verifier, the other half with the next."""
+    (tmp_path / "my_env.py").write_text("class Env:\n    def get_reward(self):\n        from rules import judge\n")
+    (tmp_path / "rules.py").write_text("def judge(value):\n    return value == 1\n")
+    asked = ("run_dir=r", "env=my_env:Env", "tracking.uri=null")
+    assert _call(tmp_path, *asked)[0] == 0 and _call(tmp_path, *asked)[0] == 0
+    (tmp_path / "rules.py").write_text("def judge(value):\n    return value >= 1\n")
+    for given in (asked, asked[:1]):
+        status, _, err = _call(tmp_path, *given)
+        assert status == 2 and "the source of my_env:Env changed (rules.py) since" in err
+
+
 def test_a_broken_run_directory_is_status_1(tmp_path: Path) -> None:
     assert _call(tmp_path, "run_dir=r", "tracking.uri=null")[0] == 0
     (tmp_path / "r" / "manifest.json").write_text("{")
@@ -202,7 +225,7 @@ def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tmp_path: Path) ->
 
 
 def test_tracking_holds_the_run(tmp_path: Path) -> None:
-    status, _, err = _call(tmp_path, "run_dir=r")
+    status, _, err = _call(tmp_path, "run_dir=r", "count=3")
     assert status == 0 and "does not work" not in err, err
     from mlflow import MlflowClient
 

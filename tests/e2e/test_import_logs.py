@@ -127,6 +127,23 @@ def test_an_outcome_as_text_and_a_result_without_an_id_are_told_by_file_and_line
     assert named["log", "log.jsonl:4"] == "messages: the list is empty"
 
 
+def test_outcomes_of_no_episode_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone catches episodes of an unknown shape that count as the outcomes of others."""
+    monkeypatch.chdir(tmp_path)
+    said = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "done"}]
+    rows: list[dict[str, object]] = [{"id": "a", "messages": said}, {"id": "a", "reward": 1}]
+    rows += [{"id": name, "reward": 1, name: said} for name in ("trajectory", "history", "output")]
+    Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert import_logs.main(import_logs.COMMAND, ["source=log.jsonl", "run_dir=r", OFF]) == 0
+    shown, summary = capsys.readouterr().out, json.loads(Path("r/summary.json").read_text())
+    assert (summary["outcomes_apart"], summary["outcomes_of_no_episode"]["count"], summary["judged"]) == (1, 3, 1)
+    entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
+    assert {entry["name"] for entry in entries} == {f"log.jsonl:{line}" for line in (3, 4, 5)}
+    assert "log.jsonl:3 (id, reward, trajectory)" in shown and "history" in shown and "output" in shown
+
+
 def test_a_judge_gives_outcomes_that_the_logs_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lines = [

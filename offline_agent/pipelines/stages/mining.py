@@ -47,7 +47,7 @@ class RefusalLog:
         self._figures = figures
 
     def append(self, refusal: Refusal) -> None:
-        """Take one; see `export.Refusals`."""
+        """Take one; see `preferences.dataset.export.Refusals`."""
         self._run.quarantine(refusal.kind, refusal.name, refusal.reason, **dict(refusal.facts))
         self._figures.refused((refusal,))
 

@@ -128,7 +128,7 @@ def load_pairs(
         runs: Finished run directories; their `preferences/` and `multiturn_preferences/` are read.
         files: Parquet or JSON-lines files of preference rows, or of `prompt`, `chosen` and `rejected` messages.
         renderer: Of the tokenizer that is trained with.
-        model_hash: Of the reference (`policies.hf_loading.model_hash`); None = unknown.
+        model_hash: Of the reference (`policies.hf.loading.model_hash`); None = unknown.
         kinds: The kinds that are used; foreign rows without a kind always are.
         max_length: Longer rows are left out.
         reference: `auto` = stored log-probabilities where the row's certificate names `model_hash`; `computed` = none.
@@ -263,7 +263,7 @@ def load_trajectories(
         renderer: Of the tokenizer that is trained with.
         max_length: Longer rows are left out.
         per_task: Most rows of one task, first come; None = all. Refusals are not counted.
-        negatives: Use refusals of impossible calls (`preferences.filters.impossible`).
+        negatives: Use refusals of impossible calls (`preferences.dataset.filters.impossible`).
         verified: Use successes alone, beside those refusals; else the outcome is not looked at.
         success: The column of the files with the outcome (`selection.successful`).
         unknown: Rows of the files whose outcome is unknown are refused, left out, or taken as successes are.

@@ -165,6 +165,6 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pyt
         (["--merge", "--shard"], "--merge, --shard: give one of them"),
         (["--submit"], "--submit: got launcher=local; it goes with launcher=slurm"),
     ):
-        assert main(build_prefs.COMMAND, [*options, f"run_dir={tmp_path / 'r'}"]) == 2
+        assert main(build_prefs.COMMAND, [*options, "env=shop", f"run_dir={tmp_path / 'r'}"]) == 2
         assert says in capsys.readouterr().err
     assert not (tmp_path / "r").exists()

@@ -84,7 +84,7 @@ def test_every_process_refuses_it_before_anything_is_written(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", rank)
-    assert main(build_prefs.COMMAND, [f"run_dir={tmp_path / 'run'}"]) == 2
+    assert main(build_prefs.COMMAND, ["env=shop", f"run_dir={tmp_path / 'run'}"]) == 2
     assert "build_prefs runs in one process, but WORLD_SIZE=2" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -12,7 +14,10 @@ from hypothesis import strategies as st
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.config.loading import load
+from offline_agent.report import build_prefs as searched
+from offline_agent.report import import_logs as logged
 from offline_agent.runner.next_steps import (
     another_environment,
     command,
@@ -89,3 +94,36 @@ def test_a_folder_that_was_removed_under_a_command_costs_no_result(tmp_path: Pat
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert command("evaluate", ["env=shop"]).startswith("python -m offline_agent.pipelines.evaluate ")
+
+
+def _parsed(text: str) -> set[str]:
+    """Parse every printed command as its own program would; return their names."""
+    lines = re.findall(r"-m offline_agent\.pipelines\.(\w+) (.*)", text)
+    for name, arguments in lines:
+        module = importlib.import_module(f"offline_agent.pipelines.{name}")
+        if hasattr(module, "COMMAND"):
+            load(module.COMMAND.config, overrides=shlex.split(arguments.replace("env=NAME", "env=shop")))
+    return {name for name, _ in lines}
+
+
+@pytest.mark.parametrize("policy", ["noisy", "oracle", "random", "server", "hf", "my:Policy"])
+@pytest.mark.parametrize("logs", [False, True])
+def test_every_printed_line_is_parsed_and_successes_lead_to_training(tmp_path: Path, policy: str, logs: bool) -> None:
+    """Alone catches the successes of an expert or a server that lead nowhere, and lines that are refused."""
+    summary = {
+        "policy": policy, "model": None, "trajectories": 2, "filtered": 1, "pairs_total": 2, "offset": 0, "tasks": 2,
+        "typed": {"env": "shop"}, "pairs": {"step": 1, "trajectory": 1},
+    }  # fmt: skip
+    path = tmp_path / "a run"
+    steps = logged.next_steps if logs else searched.next_steps
+    assert {"show", "train_sft"} <= _parsed("\n".join(steps(summary, path)))
+    assert "runs/sft" not in "\n".join(steps({**summary, "filtered": 0}, path))
+
+
+def test_a_run_of_logs_names_no_environment(tmp_path: Path) -> None:
+    """Alone catches `env=none` of an import in the line of a training."""
+    config = load(ImportLogsConfig, overrides=["source=log.jsonl", "judge=exact_match"])
+    assert environment_keys(config.resolved()) == []
+    assert _parsed(evaluation(tmp_path, [])) == {"evaluate"}
+    replayed = load(ImportLogsConfig, overrides=["source=log.jsonl", "env=shop"])
+    assert _parsed(evaluation(tmp_path, environment_keys(replayed.resolved()))) == {"evaluate"}

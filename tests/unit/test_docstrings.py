@@ -1,0 +1,59 @@
+"""Docstrings name modules, functions and keys that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.config.iterate import IterateConfig
+from offline_agent.config.keys import keys
+from offline_agent.config.refine_grpo import RefineGrpoConfig
+from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
+
+PACKAGE = Path(__file__).resolve().parents[2] / "offline_agent"
+CONFIGS = (EvaluateConfig, IterateConfig, RefineGrpoConfig, TrainDpoConfig, TrainSftConfig)
+FILES = ("html", "json", "jsonl", "md", "parquet", "txt", "yaml")
+
+
+def _names(tree: ast.AST) -> set[str]:
+    """Return the names that a module, class or function defines or sets."""
+    found = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    found |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return found | {getattr(node, "name", "") for node in ast.walk(tree)}
+
+
+def _exists(name: str) -> bool:
+    """Return whether a dotted name is a module, or a name in one."""
+    parts, place = name.split("."), PACKAGE
+    while parts and (place / parts[0]).is_dir():
+        place /= parts.pop(0)
+    if not parts:
+        return True
+    file = place / f"{parts[0]}.py"
+    rest = parts[1:] if file.is_file() else parts
+    file = file if file.is_file() else place / "__init__.py"
+    return set(rest) <= _names(ast.parse(file.read_text())) if file.is_file() else False
+
+
+def _told() -> Iterator[tuple[str, str]]:
+    """Yield the dotted names in the docstrings that begin with a part of the package: file and name."""
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                for name in re.findall(r"(?<!`)`([a-z_]+(?:\.\w+)+)(?:\(\))?`", ast.get_docstring(node) or ""):
+                    first, last = name.split(".")[0], name.rpartition(".")[2]
+                    ours = (PACKAGE / first).is_dir() or (PACKAGE / f"{first}.py").is_file()
+                    if last not in FILES and (ours or first == PACKAGE.name):
+                        yield str(file.relative_to(PACKAGE)), name.removeprefix("offline_agent.")
+
+
+def test_dotted_names_in_docstrings_exist() -> None:
+    paths = [entry.path for config in CONFIGS for entry in keys(config)]
+    sections = {path[:end] for path in paths for end in [m.start() for m in re.finditer(r"\.", path)]}
+    known = {*paths, *sections}
+    told = list(_told())
+    assert len(told) > 100
+    assert [entry for entry in told if entry[1] not in known and not _exists(entry[1])] == []
