@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 SHORTEST = 6
 """Characters of the shortest secret that is masked in any text; a shorter one is masked as its key's value alone."""
 
-_MASK = "***"
+MASK = "***"
 _WHOLE_WORD = 12  # a shorter secret is masked where it stands alone, not inside a longer word
 _NAME = re.compile(
     r"(^|[\W_])((api|access|private|signing|account|subscription)[\W_]?key|password|passwd|passphrase|passcode|pwd|"
@@ -27,10 +27,11 @@ _NAME = re.compile(
 )  # fmt: skip
 _HARMLESS_HEADERS = ("accept", "content-type", "user-agent")
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_FROM_OUTSIDE = re.compile(r"\$\{oc\.env:[^{}]+\}")
 _SCHEME = re.compile(r"(?:bearer|basic|digest|token|apikey) +(\S+)", re.I)
 _LOGIN = re.compile(r"(?<=://)[^/?#\s'\"<>]*(?=@)")
-_QUERY = re.compile(r"(?<=[?&#;])([\w.-]+)=([^&#;\s'\"<>]+)")
-_QUERY_NAMES = ("key", "sig", "signature", "code")
+_QUERY = re.compile(r"(?<=[?&#])((?:amp;)?[\w.-]+)=([^&#;\s'\"<>]+)")
+_QUERY_NAMES = ("key", "sig", "signature")
 _PUBLIC_VARIABLES = re.compile(r"(HOME|USER|LOGNAME|HOSTNAME|PWD|TMPDIR|SLURM_\w+|CUDA_\w+|RAY_\w+)$")
 _UNUSUAL = re.compile(r"[^\w\x20-\x7e\t\n]")
 
@@ -72,6 +73,16 @@ def _spelled(text: str, spell: Callable[[str], str]) -> str:
     return _UNUSUAL.sub(one, text)
 
 
+def code(text: Any) -> str:
+    """Return foreign text as a code span of Markdown, in which neither HTML nor a link is rendered."""
+    return f"`{' '.join(shown(str(text)).replace('`', chr(39)).split())}`"
+
+
+def without_html(text: str) -> str:
+    """Return Markdown whose `<` are letters, apart from those in code spans, which are letters already."""
+    return re.sub(r"(`[^`\n]*`)|<", lambda found: found[1] or "&lt;", text)
+
+
 def remember(data: Any, name: str = "", *, secret: bool = False) -> None:
     """Remember the secrets in JSON data: values of keys such as `api_key`, and logins and tokens in URLs.
 
@@ -88,7 +99,7 @@ def remember(data: Any, name: str = "", *, secret: bool = False) -> None:
         for value in data:
             remember(value, name, secret=secret)
     elif isinstance(data, str):
-        if secret:
+        if secret and not _FROM_OUTSIDE.fullmatch(data):
             _add(data)
         for login in _LOGIN.findall(data):
             _add(login.partition(":")[2] or (login if len(login) > _WHOLE_WORD else ""))
@@ -131,8 +142,8 @@ def masked(data: Any, name: str = "", *, numbers: bool = False, secret: bool = F
     if isinstance(data, list | tuple):
         return [masked(value, name, numbers=numbers, secret=secret) for value in data]
     if isinstance(data, str):
-        return _MASK if data and secret else _masked_text(data)
-    return _MASK if secret and numbers and isinstance(data, int | float) and not isinstance(data, bool) else data
+        return MASK if data and secret and not _FROM_OUTSIDE.fullmatch(data) else _masked_text(data)
+    return MASK if secret and numbers and isinstance(data, int | float) and not isinstance(data, bool) else data
 
 
 def _is_secret(name: str, inside: bool) -> bool:
@@ -142,15 +153,16 @@ def _is_secret(name: str, inside: bool) -> bool:
 
 
 def _in_query(name: str) -> bool:
-    return name.lower() in _QUERY_NAMES or _is_secret(name, False)
+    name = name.removeprefix("amp;").lower()
+    return name in _QUERY_NAMES or _is_secret(name, False)
 
 
 def _masked_text(text: str) -> str:
     if _find is not None:
-        text = _find.sub(_MASK, text)
+        text = _find.sub(MASK, text)
     if "://" in text:
-        text = _LOGIN.sub(_MASK, text)
-        text = _QUERY.sub(lambda found: f"{found[1]}={_MASK}" if _in_query(found[1]) else found[0], text)
+        text = _LOGIN.sub(MASK, text)
+        text = _QUERY.sub(lambda found: f"{found[1]}={MASK}" if _in_query(found[1]) else found[0], text)
     return text
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from offline_agent.errors import ConfigError
+from offline_agent.outgoing import MASK
 from offline_agent.runner.pipeline import C, Command
 from offline_agent.runner.terminal import is_file
 
@@ -37,7 +38,7 @@ def stored_config(command: Command[C, Any], overrides: Sequence[str]) -> C | Non
         data = {**manifest["config"], "run_dir": run_dir}
     except (OSError, ValueError, TypeError, KeyError):
         return None  # opening the run says what is wrong with it
-    if _masked(data):
+    if MASK in json.dumps(data):
         raise ConfigError(
             f"run_dir: the configuration in {file} is without its secrets (***), so run_dir alone is not enough: give "
             "the keys of the first command again"
@@ -49,12 +50,3 @@ def stored_config(command: Command[C, Any], overrides: Sequence[str]) -> C | Non
             f"run_dir: the configuration in {file} is of another version of the program and cannot be read "
             f"({'; '.join(one['msg'] for one in error.errors())}); give the keys of the first command again"
         ) from error
-
-
-def _masked(value: Any) -> bool:
-    """Return whether a secret was masked anywhere in a configuration: `***` as a whole, or in a URL before the host."""
-    if isinstance(value, dict):
-        return any(map(_masked, value.values()))
-    if isinstance(value, list):
-        return any(map(_masked, value))
-    return isinstance(value, str) and (value == "***" or "://***@" in value)
