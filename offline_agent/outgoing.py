@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, unquote
 
-SHORTEST = 6
+SHORTEST, SHORTEST_NUMBER = 6, 8
 """Characters of the shortest secret that is masked in any text; a shorter one is masked as its key's value alone."""
 
 MASK = "***"
@@ -106,6 +106,8 @@ def remember(data: Any, name: str = "", *, secret: bool = False) -> None:
         for key, value in _QUERY.findall(data):
             if _in_query(key):
                 _add(value)
+    elif secret and isinstance(data, int) and not isinstance(data, bool):
+        _add(str(data))
 
 
 def remember_variable(name: str, value: str) -> None:
@@ -143,7 +145,9 @@ def masked(data: Any, name: str = "", *, numbers: bool = False, secret: bool = F
         return [masked(value, name, numbers=numbers, secret=secret) for value in data]
     if isinstance(data, str):
         return MASK if data and secret and not _FROM_OUTSIDE.fullmatch(data) else _masked_text(data)
-    return MASK if secret and numbers and isinstance(data, int | float) and not isinstance(data, bool) else data
+    if isinstance(data, int | float) and not isinstance(data, bool):
+        return MASK if secret and numbers or str(data) in _known else data
+    return data
 
 
 def _is_secret(name: str, inside: bool) -> bool:
@@ -167,11 +171,11 @@ def _masked_text(text: str) -> str:
 
 
 def _add(value: str) -> None:
-    """Remember one secret, also as it stands in URLs, HTML and JSON; numbers and short texts are in too many texts."""
+    """Remember one secret, also as it stands in URLs, HTML and JSON; a short one stands in too many texts."""
     global _find
     with _lock:
         for text in (value.strip(), *_SCHEME.findall(value), unquote(value)):
-            if len(text) >= SHORTEST and not _is_number(text):
+            if len(text) >= (SHORTEST_NUMBER if _is_number(text) else SHORTEST):
                 _known.update((text, quote(text, safe="", errors="replace"), html.escape(text), json.dumps(text)[1:-1]))
         longest_first = sorted(_known, key=lambda text: (-len(text), text))
         _find = re.compile("|".join(map(_pattern, longest_first))) if longest_first else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -67,6 +68,8 @@ def copyable(text: str) -> Any:
 def show(what: Any) -> None:
     """Print a result: text unchanged, other objects with `rich`."""
     try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: its encoding may lack a character
         if isinstance(what, str):
             print(shown(what), flush=True)
             return
