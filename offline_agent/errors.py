@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from offline_agent.outgoing import masked
+
 
 class OfflineAgentError(Exception):
     """Base of every error this package raises on purpose."""
@@ -106,9 +108,9 @@ def ends_the_run(error: BaseException) -> bool:
 
 
 def in_words(error: BaseException) -> str:
-    """Return class and message of an error; the `__str__` of an error class of user code may itself raise."""
+    """Return class and message of an error, without secrets; the `__str__` of a class of user code may itself raise."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return str(masked(f"{type(error).__name__}: {error}"))
     except Exception as worse:
         return f"{type(error).__name__} (its message raised {type(worse).__name__})"
 

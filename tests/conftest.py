@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from offline_agent.outgoing import forget
 
 # a background job, and whatever it starts, ignores these two; a handler is not passed on to what tests start
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
@@ -22,6 +25,13 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # a shared machine's timings say nothing
 settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets_of_other_tests() -> Iterator[None]:
+    """Forget the secrets that a test's configurations brought: its words would be masked in later tests."""
+    yield
+    forget()
 
 
 SLOW = frozenset(

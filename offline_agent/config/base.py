@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from copy import copy
 from typing import Any, ClassVar, get_args
 
@@ -43,21 +42,6 @@ def other_default(model: type[BaseModel], name: str, default: Any) -> Any:
 def section(model: type[BaseModel], about: str) -> Any:
     """Declare a section with its defaults."""
     return Field(default_factory=model, description=about)
-
-
-_SECRET = re.compile(r"(^|_)(api_?key|password|passwd|secret|credentials?|access_token|auth_token|token)$", re.I)
-_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-
-
-def masked(data: Any, name: str = "") -> Any:
-    """Return JSON data with secrets replaced by `***`: texts of keys such as `api_key`, and logins inside addresses."""
-    if isinstance(data, dict):
-        return {key: masked(value, key) for key, value in data.items()}
-    if isinstance(data, list):
-        return [masked(value, name) for value in data]
-    if isinstance(data, str):
-        return "***" if data and _SECRET.search(name) else _LOGIN.sub("***", data)
-    return data
 
 
 class Section(BaseModel):

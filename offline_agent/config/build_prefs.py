@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, field_validator, model_validator
 
-from offline_agent.config.base import Plugged, Section, confidence_key, key, masked, section
+from offline_agent.config.base import Plugged, Section, confidence_key, key, section
 from offline_agent.config.launch import RaySection, SlurmSection
 from offline_agent.config.plan import PlanSection
 from offline_agent.config.sandbox import SandboxSection
+from offline_agent.outgoing import masked
 
 
 def known_name(kind: Literal["env", "judge", "policy"], name: str) -> str:
@@ -366,7 +367,7 @@ class RunConfig(Section):
 
     def resolved(self) -> dict[str, Any]:
         """Return every key with its value, as JSON, for manifest and tracking; secrets are masked."""
-        return dict(masked(self.model_dump(mode="json")))
+        return dict(masked(self.model_dump(mode="json"), numbers=True))
 
 
 class BuildPrefsConfig(RunConfig):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any, TypeVar
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from offline_agent.config.base import MOST, Plugged
 from offline_agent.config.keys import Key, keys, section_of
 from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.outgoing import remember, remember_variable
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -29,6 +32,8 @@ def load(
     stored: Mapping[str, Any] | None = None,
 ) -> Model:
     """Return the configuration: the model's defaults, then the file, or the stored configuration, then the overrides.
+
+    Its secrets are remembered.
 
     Args:
         model: A pydantic model made of `Section`s.
@@ -44,10 +49,13 @@ def load(
     known = {entry.path: entry for entry in keys(model)}
     for override in overrides:
         _override(model, data, override, known, faults)
+    remember(dict(os.environ))
+    remember(data)
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(data), resolve=True)
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError([*faults, f"configuration: {str(error).splitlines()[0]}"]) from error
+    remember(resolved)
     try:
         config = model.model_validate(resolved)
     except ValidationError as error:
@@ -80,6 +88,16 @@ def escaped(value: Any) -> Any:
 def to_yaml(config: BaseModel) -> str:
     """Return the configuration as YAML that `load` reads back to an equal one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _variable(name: str, *default: Any) -> Any:
+    """Resolve `${oc.env:NAME}`; what the environment gave is remembered as a secret (`outgoing`)."""
+    if name in os.environ:
+        remember_variable(name, os.environ[name])
+    return oc.env(name, *default)
+
+
+OmegaConf.register_resolver("oc.env", _variable, replace=True)
 
 
 def _read(file: Path, faults: list[str]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from offline_agent.envs.census import Census
 from offline_agent.envs.episode import Episode, StepResult, ToolError
 from offline_agent.envs.judged import JudgedEpisode
 from offline_agent.envs.tools import ToolSet
+from offline_agent.envs.validation import clean_text
 from offline_agent.errors import ConfigError, EnvironmentFault, did_you_mean, ends_the_run, in_words
 from offline_agent.records import Task, Verdict
 
@@ -268,6 +269,9 @@ class EnvSpec:
             raise ConfigError(f"{where}: must be a dict of reset's arguments, got {type(entry).__name__}")
         args = dict(entry)
         task_id = str(args.get("task_id", f"{split}-{index}"))
+        if clean_text(task_id) != task_id:
+            raise ConfigError(f"{where}: task_id: got {task_id!r}, allowed: text without halves of characters (lone "
+                              "surrogates), which no table can hold; name the task otherwise")  # fmt: skip
         parameters = inspect.signature(self.cls.reset).parameters  # type: ignore[attr-defined]
         if "task_id" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             args.pop("task_id", None)

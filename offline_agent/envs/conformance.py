@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from offline_agent import outgoing
 from offline_agent.envs.adapters import environment_class
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.checks import NEVER, Checks, NotApplicable
@@ -100,7 +101,7 @@ def check(
     if faults := list(missing_members(spec.cls, judge)):
         raise ConfigError(faults)
     report = check_environment(spec, **limits)
-    print(report)
+    print(outgoing.shown(str(report)))
     return report
 
 
@@ -239,7 +240,7 @@ def main(arguments: Sequence[str]) -> int:
         args, judge, limits = _given([argument for argument in arguments if "=" in argument])
         return int(not all([check(name, args, judge, **limits).passed for name in names]))
     except ConfigError as error:
-        print(f"conformance: {error}", file=sys.stderr)
+        print(outgoing.shown(f"conformance: {error}"), file=sys.stderr)
         return 2
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import offline_agent
-from offline_agent.config.base import masked
 from offline_agent.export.format import Format
 from offline_agent.export.writing import Exported
+from offline_agent.outgoing import code, masked, without_html
 from offline_agent.store.files import read_json
 
 NAME = "README.md"
@@ -50,10 +50,10 @@ def card(name: str, format: Format, run_dir: Path, done: Exported) -> str:
     lines += ["", "## What is not in it", "", f"By the format: {format.lost}"]
     if done.refused:
         lines += ["", "Rows left out, by reason:", ""]
-        lines += [f"- {count:,} of `{file}`: {reason}." for (file, reason), count in done.refused.most_common()]
+        lines += [f"- {count:,} of `{file}`: {code(reason)}" for (file, reason), count in done.refused.most_common()]
     lines += ["", "## Where it is from", "", *origin(manifest)]
     lines += ["", f"Rows are of the split `train` alone: a run that holds others is refused. {LIMITS}", ""]
-    return "\n".join(lines)
+    return without_html("\n".join(lines))
 
 
 def origin(manifest: Mapping[str, Any]) -> list[str]:
@@ -62,7 +62,7 @@ def origin(manifest: Mapping[str, Any]) -> list[str]:
     Args:
         manifest: Manifest of the run; keys (`api_key` …) in its configuration are masked.
     """
-    config = masked(manifest.get("config") or {})
+    config = masked(manifest.get("config") or {})  # of a manifest that an earlier version wrote
     told = {
         "command": manifest.get("command"),
         "run": manifest.get("run_id"),
@@ -77,4 +77,4 @@ def origin(manifest: Mapping[str, Any]) -> list[str]:
         "rules of pairs": config.get("pairs") and json.dumps(config["pairs"]),
         "hashes": manifest.get("hashes") and json.dumps(manifest["hashes"]),
     }
-    return [f"- {name}: {value}" for name, value in told.items() if value not in (None, "")]
+    return [f"- {name}: {code(value)}" for name, value in told.items() if value not in (None, "")]

@@ -82,7 +82,7 @@ def write(format: Format, run_dir: Path, out: Path, renderer: Renderer | None) -
 
 def _lines(file: BinaryIO, rows: Iterator[Mapping[str, Any]]) -> None:
     for row in rows:
-        file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n")
 
 
 def _converted(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -144,7 +145,7 @@ def merge(spread: Spread[Any, Any], prepared: Any, session: Session[Any]) -> dic
     if missing:
         raise DataError(
             f"--merge: {len(missing)} of {len(shards)} shards are not done: {listed(missing)}; nothing was merged.\n"
-            f"  their state:  python -m offline_agent.pipelines.status run_dir={session.run.path}\n"
+            f"  their state:  python -m offline_agent.pipelines.status {shlex.quote(f'run_dir={session.run.path}')}\n"
             f"  to go on:     {resume_command(run_dir, command)}"
         )
     for shard in shards:

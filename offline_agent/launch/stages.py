@@ -9,6 +9,7 @@ import ctypes
 import fcntl
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -24,10 +25,10 @@ from typing import IO, Any
 
 import yaml
 
-from offline_agent.config.base import masked
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.config.keys import free_keys
 from offline_agent.errors import DataError, TrainingError
+from offline_agent.outgoing import masked, shown
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _LAST_LINES = 12
@@ -126,18 +127,20 @@ def portable(config: RunConfig) -> tuple[str, dict[str, str]]:
 
     def walk(plain: Any, shown: Any, path: tuple[str, ...]) -> Any:
         if isinstance(plain, dict):
-            return {name: walk(value, shown[name], (*path, str(name))) for name, value in plain.items()}
+            others = zip(plain.items(), shown.values(), strict=True)
+            return {name: walk(value, other, (*path, str(name))) for (name, value), other in others}
         if isinstance(plain, list):
             pairs = enumerate(zip(plain, shown, strict=True))
             return [walk(value, masked_value, (*path, str(number))) for number, (value, masked_value) in pairs]
-        if isinstance(plain, str) and plain != shown:
-            name = "OFFLINE_AGENT_" + "_".join(path).upper()
-            secrets[name] = plain
-            return f"${{oc.env:{name}}}"
+        if plain != shown:
+            name = "OFFLINE_AGENT_" + re.sub(r"\W", "_", "_".join(path)).upper()
+            secrets[name] = str(plain)
+            return f"${{oc.env:{name}}}" if isinstance(plain, str) else f"${{oc.decode:${{oc.env:{name}}}}}"
         return plain.replace("${", "\\${") if isinstance(plain, str) else plain
 
     data = config.model_dump(mode="json")
-    return yaml.safe_dump(walk(data, masked(data), ()), sort_keys=False, allow_unicode=True, width=120), secrets
+    data = walk(data, masked(data, numbers=True), ())
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120), secrets
 
 
 def _without(data: Mapping[str, Any], free: tuple[str, ...], prefix: str = "") -> dict[str, Any]:
@@ -197,7 +200,7 @@ def _note(line: str, last: deque[str], log: IO[str]) -> None:
     if line.strip():
         last.append(line.rstrip())
     with suppress(OSError, ValueError):  # a full disk must not hide the messages of the stage
-        log.write(line)
+        log.write(shown(line))
 
 
 def _end(process: subprocess.Popen[str]) -> None:

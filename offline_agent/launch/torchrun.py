@@ -8,7 +8,6 @@ appends nothing.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 import traceback
@@ -132,7 +131,7 @@ def follow(command: Command[Any, Any], config: Any, prepared: Any, facts: Facts)
         terminal.say(f"{command.name}, process {rank()}: stopped by {stop}")
         return FAILED
     except Exception:
-        traceback.print_exc(file=sys.stderr)
+        terminal.say(traceback.format_exc())
         return FAILED
     return DONE
 

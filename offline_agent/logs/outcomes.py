@@ -89,7 +89,7 @@ class Outcomes:
 
     def _of(self, episode: LoggedEpisode) -> LoggedEpisode:
         session = episode.session or ""
-        told, stated = self._known[session], self._places[session]
+        told, stated = self._known[session], self._places[session][0]
         if episode.score is not None or told["score"] is None:
             return episode
         known = {key: told[key] for key in ("score", "success", "outcome")}

@@ -93,7 +93,7 @@ def run(inputs: Inputs, session: Session[CalibrateConfig]) -> Mapping[str, Any]:
     pointwise = None if inputs.judge is None else _judged(inputs.judge, inputs.trees, session, rows)
     pairwise = None if inputs.compare is None else _compared(inputs.compare, inputs.trees, session, rows)
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_atomic(session.run.path / ROWS, lines.encode("utf-8", "replace"))
+    write_atomic(session.run.path / ROWS, lines.encode("utf-8", "backslashreplace"))
     result = {
         "source": list(config.source), "judge": config.judge.name, "compare": config.compare.name,
         "length": config.length, "confidence": config.confidence, "pointwise": pointwise, "pairwise": pairwise,

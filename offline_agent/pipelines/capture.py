@@ -27,12 +27,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from offline_agent.capture.call_log import CallLog
-from offline_agent.config.base import masked
 from offline_agent.config.capture import CaptureConfig
 from offline_agent.config.documentation import key_table
 from offline_agent.config.keys import keys
 from offline_agent.config.loading import load
 from offline_agent.errors import ConfigError, DataError
+from offline_agent.outgoing import masked
 from offline_agent.runner.next_steps import command
 from offline_agent.runner.terminal import say, show
 

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from offline_agent.config.base import masked
 from offline_agent.errors import did_you_mean
+from offline_agent.outgoing import masked
 from offline_agent.runner.terminal import say, show
 
 _MARKS = {"ok": "ok   ", "lack": "lack ", "fault": "FAULT"}

@@ -26,7 +26,7 @@ from offline_agent.export.writing import Exported, parts_of, write
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.runner.next_steps import single_turn_advice
 from offline_agent.runner.terminal import is_file, say, show
-from offline_agent.store.files import write_atomic
+from offline_agent.store.files import write_text
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -94,7 +94,7 @@ def _export(config: ExportConfig, out: Path) -> Exported:
             place = Path(made) / "export"
             place.mkdir()
             done = write(format, run_dir, place, renderer)
-            write_atomic(place / card.NAME, card.card(config.format, format, run_dir, done).encode())
+            write_text(place / card.NAME, card.card(config.format, format, run_dir, done))
             os.replace(place, out)  # an empty folder is replaced
     except OSError as error:
         raise DataError(f"out: {out} cannot be written: {error}") from error

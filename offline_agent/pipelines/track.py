@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.runner.terminal import say, show
 
 _KEYS = ("run_dir", "tracking.uri")
 
@@ -30,13 +31,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         run_dir, uri, experiment = _parse(arguments)
         with _locked(run_dir):
-            sent = send(run_dir, uri, experiment, lambda text: print(f"track: {text}", file=sys.stderr))
+            sent = send(run_dir, uri, experiment, lambda text: say(f"track: {text}"))
     except ConfigError as error:
-        print(f"track: {error}\n\n{__doc__}", file=sys.stderr)
+        say(f"track: {error}\n\n{__doc__}")
         return 2
     if sent is None:
         return 1
-    print(f"{run_dir}: {sent} messages sent to {uri}" if sent else f"{run_dir}: there is nothing to send")
+    show(f"{run_dir}: {sent} messages sent to {uri}" if sent else f"{run_dir}: there is nothing to send")
     return 0
 
 

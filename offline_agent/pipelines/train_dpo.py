@@ -5,6 +5,7 @@ Run `python -m offline_agent.pipelines.train_dpo --help` for the keys.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -228,7 +229,7 @@ def _search(session: Session[TrainDpoConfig]) -> Path:
         f"train_dpo: no pairs were named (data.runs, data.files), so {_SMALL_SEARCH['tasks.n']} tasks of the embedded "
         f"shop are searched first, into {stage.path}"
     )
-    run_stage(stage, session.say, f"give the same command with run_dir={session.run.path}")
+    run_stage(stage, session.say, f"give the same command with {shlex.quote(f'run_dir={session.run.path}')}")
     return stage.path
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.export.card import LIMITS, NAME, origin
+from offline_agent.outgoing import code, without_html
 from offline_agent.rendering import certificate, observations
 from offline_agent.store.columns import MULTITURN, PREFERENCES, stored_name
-from offline_agent.store.files import write_atomic
+from offline_agent.store.files import write_text
 from offline_agent.store.run_directory import RunDirectory
 
 _TABLES = {
@@ -39,7 +40,7 @@ def write_card(run: RunDirectory, summary: Mapping[str, Any]) -> Path:
     Raises:
         DataError: The disk refused it.
     """
-    return write_atomic(run.path / NAME, card(run.path, run.manifest, summary).encode("utf-8"))
+    return write_text(run.path / NAME, card(run.path, run.manifest, summary))
 
 
 def card(path: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
@@ -71,7 +72,7 @@ def card(path: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]) ->
     lines += ["", "## Left out", "", *_left_out(summary)]
     limits = _limits(manifest["config"], summary, _bare(path))
     lines += ["", "## Known limits", "", *(f"- {limit}" for limit in limits), ""]
-    return "\n".join(lines)
+    return without_html("\n".join(lines))
 
 
 def _rows(table: Path) -> int:
@@ -116,9 +117,9 @@ def _about(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
             f"{summary['tasks']:,} tasks, {summary['judged']:,} of them with an outcome."
         )
     return (
-        f"Preference pairs and verified trajectories of a tree search: the policy `{summary['policy']}` in the "
-        f"environment `{summary['environment']}`, {summary['tasks']:,} tasks of the split `{summary['split']}`, "
-        f"{summary['simulations']:,} simulations."
+        f"Preference pairs and verified trajectories of a tree search: the policy {code(summary['policy'])} in the "
+        f"environment {code(summary['environment'])}, {summary['tasks']:,} tasks of the split "
+        f"{code(summary['split'])}, {summary['simulations']:,} simulations."
     )
 
 
@@ -155,7 +156,7 @@ def _left_out(summary: Mapping[str, Any]) -> list[str]:
     told = [f"- {name}: {', '.join(f'{what} {count:,}' for what, count in found.items() if count) or 'none'}"
             for name, found in counts.items()]  # fmt: skip
     reasons = {**summary["quarantine_reasons"], **summary["refusal_reasons"]}
-    told += [f"- {count:,} times: {reason}" for reason, count in reasons.items()]
+    told += [f"- {count:,} times: {code(reason)}" for reason, count in reasons.items()]
     return [*told, "", "`quarantine.jsonl` has each with its reason."]
 
 
@@ -163,7 +164,7 @@ def _limits(config: Mapping[str, Any], summary: Mapping[str, Any], bare: int) ->
     """Yield the limits that every run has, and those that this one's figures show; `bare` rows have no token ids."""
     split = summary.get("split") or config.get("split")
     if split != "train":
-        yield f"**The tasks are of the split `{split}`: the training commands refuse these rows.**"
+        yield f"**The tasks are of the split {code(split)}: the training commands refuse these rows.**"
     yield LIMITS
     yield (
         "The share of successes is that of what was kept, and not the policy's success rate. Tasks that nothing solved "
@@ -175,7 +176,7 @@ def _limits(config: Mapping[str, Any], summary: Mapping[str, Any], bare: int) ->
             "nothing proves which tokens were sampled."
         )
     if summary.get("policy") in ("random", "noisy", "oracle"):
-        yield f"The actions are those of the policy `{summary['policy']}`, and not of a language model."
+        yield f"The actions are those of the policy {code(summary['policy'])}, and not of a language model."
     if summary.get("level") in ("ids", "mixed", "tokens"):
         yield f"Tokens: level `{summary['level']}`. What was sampled is what the log says."
     if summary["kept_unmatched"]:

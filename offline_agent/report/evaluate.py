@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -222,7 +223,8 @@ def _where(summary: Summary, path: Path) -> Iterator[str]:
     if any(figures["unscored"] for figures in summary["modes"].values()):
         yield "  quarantine.jsonl  why attempts are unscored"
     if "comparison" not in summary:
-        yield f"Next: another policy on the same tasks: the same command with policy.model=... against.run={path}"
+        against = shlex.quote(f"against.run={path}")
+        yield f"Next: another policy on the same tasks: the same command with policy.model=... {against}"
 
 
 def _interval(estimate: Summary, percent: bool = True) -> str:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offline_agent.config.base import masked
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.config.documentation import main_help, topic_help
 from offline_agent.config.keys import growing_keys
 from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.outgoing import masked
 
 _OPTIONS = ("--config", "--help", "--merge", "--plan", "--print-config", "--shard", "--submit")
 _PARTS = ("--merge", "--shard", "--submit")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent import crash_notes
 from offline_agent.config.loading import load, to_yaml
 from offline_agent.errors import ConfigError, OfflineAgentError, in_words
+from offline_agent.outgoing import masked
 from offline_agent.runner.arguments import asks_help, help_topic, parse, resume_line, usage
 from offline_agent.runner.opening import open_run, refuse
 from offline_agent.runner.pipeline import DONE, FAILED, WRONG, C, Command, Extensions, Facts, P, Session
@@ -139,10 +140,9 @@ def _carry_out(
         say(f"{command.name}: stopped by {stop}. To go on: {line}\n  {saved(run.path)}")
         return FAILED
     except Exception:
-        traceback.print_exc()
         say(
-            f"{command.name}: a fault of the program (above). Results so far are in {run.path}; to go on: {line}\n"
-            f"  {saved(run.path)}"
+            f"{traceback.format_exc()}{command.name}: a fault of the program (above). Results so far are in "
+            f"{run.path}; to go on: {line}\n  {saved(run.path)}"
         )
         return FAILED
     return FAILED if part != "--shard" and command.failed(summary) else DONE
@@ -179,6 +179,7 @@ def _work(
         progress.close()
         if expectation is not None:
             summary = {**summary, "expected": expectation.against(summary)}
+        summary = masked(summary)
         run.write_summary(summary)
         run.finish()
         tracker.metrics(dict(_numbers(summary)))

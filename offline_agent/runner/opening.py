@@ -7,9 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.config.base import masked
 from offline_agent.config.keys import free_keys, growing_keys
 from offline_agent.errors import ConfigError
+from offline_agent.outgoing import masked
 from offline_agent.runner.pipeline import WRONG, C, Command, Facts, P
 from offline_agent.runner.terminal import say
 

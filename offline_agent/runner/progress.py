@@ -7,7 +7,8 @@ import threading
 from time import monotonic
 from typing import Any, TextIO, cast
 
-from offline_agent.runner.terminal import Lasting, plain, say
+from offline_agent.outgoing import shown
+from offline_agent.runner.terminal import Lasting, say
 
 _BAR_SECONDS, _LINE_SECONDS = 0.1, 30.0
 _EARLY = 0.1  # share of a part from which the time left is told though no unit is finished yet
@@ -87,7 +88,7 @@ class Progress:
         """Print a line on stderr, above the bar if there is one."""
         with self._lock:
             if self._bar is not None:
-                self._bar.console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
+                self._bar.console.print(shown(text), markup=False, highlight=False, soft_wrap=True)
             else:
                 say(text)
 

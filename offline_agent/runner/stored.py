@@ -10,6 +10,7 @@ from typing import Any
 
 from offline_agent.config.loading import load
 from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.outgoing import MASK
 from offline_agent.runner.pipeline import C, Command
 from offline_agent.runner.terminal import is_file
 
@@ -67,9 +68,5 @@ def _no_run(command: Command[Any, Any], run_dir: Path) -> str:
 
 
 def _masked(value: Any) -> bool:
-    """Return whether a secret was masked anywhere in a configuration: `***` as a whole, or in a URL before the host."""
-    if isinstance(value, dict):
-        return any(map(_masked, value.values()))
-    if isinstance(value, list):
-        return any(map(_masked, value))
-    return isinstance(value, str) and (value == "***" or "://***@" in value)
+    """Return whether a secret was masked anywhere in a configuration."""
+    return MASK in json.dumps(value)

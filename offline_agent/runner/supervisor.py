@@ -63,7 +63,7 @@ def _work(work: Callable[[], int], notes: crash_notes.Notes) -> int:
     except SystemExit:
         raise
     except BaseException:
-        traceback.print_exc()
+        say(traceback.format_exc())
         status = FAILED
     if os.getpid() == own:  # a process that a tool forked may return here too
         notes.status = status

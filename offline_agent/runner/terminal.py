@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from offline_agent.outgoing import shown
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.segment import Segment
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def plain(text: str) -> str:
-    """Return text with control characters spelled out (`\\x1b`), except tab and newline.
-
-    Otherwise the output of tools and models could move the cursor, change colours or set the title of the terminal.
-    """
-    return _CONTROL.sub(lambda found: f"\\x{ord(found.group()):02x}", text)
-
 
 def is_file(path: Path) -> bool:
     """Return whether a file exists; False for an invalid path (too long, or with a zero byte)."""
@@ -37,7 +28,7 @@ def is_file(path: Path) -> bool:
 def say(text: str) -> None:
     """Print a line for the user; a closed terminal is no error."""
     try:
-        print(plain(text), file=sys.stderr, flush=True)
+        print(shown(text), file=sys.stderr, flush=True)
     except OSError:  # the line is still in the buffer; without this, the flush at exit fails and the status is 120
         _discard(sys.stderr)
 
@@ -77,8 +68,10 @@ def copyable(text: str) -> Any:
 def show(what: Any) -> None:
     """Print a result: text unchanged, other objects with `rich`."""
     try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: its encoding may lack a character
         if isinstance(what, str):
-            print(plain(what), flush=True)
+            print(shown(what), flush=True)
             return
         from rich.console import Console
 
@@ -100,7 +93,7 @@ def _discard(stream: TextIO) -> None:
 
 
 class _Plain:
-    """A renderable whose texts pass through `plain`."""
+    """A renderable whose texts pass through `shown`."""
 
     def __init__(self, drawn: Any) -> None:
         self._drawn = drawn
@@ -109,4 +102,4 @@ class _Plain:
         from rich.segment import Segment
 
         for text, style, control in console.render(self._drawn, options):
-            yield Segment(text if control else plain(text), style, control)
+            yield Segment(text if control else shown(text), style, control)

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from offline_agent.errors import DataError
+from offline_agent.outgoing import masked, shown
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _LONGEST_NAME = 120
@@ -78,10 +79,15 @@ def write_atomic(path: Path, write: bytes | Callable[[BinaryIO], None]) -> Path:
     return path
 
 
+def write_text(path: Path, text: str) -> Path:
+    """Write a text for readers atomically, as it would be printed (`outgoing.shown`). Raises as `write_atomic`."""
+    return write_atomic(path, shown(text).encode())
+
+
 def write_json(path: Path, data: Any) -> Path:
-    """Write JSON atomically, two spaces a level, keys in the order given. Raises as `write_atomic`."""
-    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return write_atomic(path, text.encode("utf-8", "replace"))
+    """Write JSON atomically, two spaces a level, keys in the order given, without secrets. Raises as `write_atomic`."""
+    text = json.dumps(masked(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return write_atomic(path, text.encode("utf-8", "backslashreplace"))  # a lone surrogate becomes JSON's own escape
 
 
 def read_json(path: Path, mend: str) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_agent.errors import DataError
+from offline_agent.outgoing import masked
 from offline_agent.records import SCHEMA_VERSION
 from offline_agent.store.event_files import START
 from offline_agent.store.files import disk_errors
@@ -70,6 +71,7 @@ class Quarantine:
             DataError: The disk refused, or an existing line is broken or of another schema version.
         """
         with self._lock:
+            reason = masked(reason)
             seen, key = self._load(), _key(kind, name, reason)
             if key in seen:
                 return False

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from offline_agent.outgoing import visible
 from offline_agent.tracking.pipe import NAME, UnsentMessages, WorkerPipe
 
 _KILLED_WAITS = 10.0  # seconds; a signal asks for a quick end
@@ -100,7 +101,7 @@ def open_tracker(
     if uri is None:
         return NullTracker()
     start = {
-        "op": "start", "name": name, "key": run_id, "params": dict(flatten(params)), "tags": dict(tags),
+        "op": "start", "name": name, "key": run_id, "params": dict(flatten(params)), "tags": dict(flatten(tags)),
         "parent": parent, "at": _now(),
     }  # fmt: skip
     return _TrackedRun(WorkerPipe(uri, experiment, say, timeout, run_dir), run_id, start, outermost=True)
@@ -132,7 +133,7 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
         if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value)
+            yield f"{prefix}{name}", visible(value) if isinstance(value, str) else json.dumps(value)
 
 
 class _TrackedRun:
@@ -147,7 +148,7 @@ class _TrackedRun:
         )
 
     def tags(self, values: Mapping[str, str]) -> None:
-        self._link.send({"op": "tags", "key": self._key, "tags": dict(values)})
+        self._link.send({"op": "tags", "key": self._key, "tags": dict(flatten(values))})
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
         self._link.send({"op": "artifact", "key": self._key, "path": self._link.place(path), "folder": folder})

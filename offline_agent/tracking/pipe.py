@@ -15,6 +15,8 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
+from offline_agent.outgoing import masked
+
 NAME = "tracking.jsonl"
 _QUIETLY, _AT_MOST = 30.0, 600.0  # seconds of waiting before it is announced; seconds of waiting in all
 _WORKING = 0.05  # seconds of processor time between two looks that show a working process
@@ -111,8 +113,8 @@ class WorkerPipe:
         return str(whole.relative_to(self._root) if whole.is_relative_to(self._root) else whole)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Queue a message for sending."""
-        self._queue.put(json.dumps(message) + "\n")
+        """Queue a message for sending; secrets in it are masked."""
+        self._queue.put(json.dumps(masked(message)) + "\n")
 
     def close(self, at_most: float = _AT_MOST) -> None:
         """Wait until all messages are handled; what is not handled stays in the file.

@@ -8,7 +8,6 @@ answer after the last try.
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,11 +18,11 @@ from pydantic import BaseModel, ValidationError
 from offline_agent import catalog
 from offline_agent.errors import ConfigError, NoAnswer, in_words
 from offline_agent.judges.models.cache import AnswerCache
+from offline_agent.outgoing import remember
+from offline_agent.rendering.parsing import BadJson, load_json
 
 Ask = Callable[[Sequence[Mapping[str, str]], int], str]
 """Returns a model's answer to chat messages; the seed is another one for each try."""
-
-_JSON = re.compile(r"\{.*\}", re.DOTALL)
 
 
 def endpoint(url: str, model: str, temperature: float, max_tokens: int, timeout: float, api_key: str | None) -> Ask:
@@ -42,6 +41,7 @@ def endpoint(url: str, model: str, temperature: float, max_tokens: int, timeout:
     from openai import OpenAI
 
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
+    remember({"api_key": key, "url": url})
     client = OpenAI(base_url=url.rstrip("/"), api_key=key, timeout=timeout, max_retries=2)
 
     def ask(messages: Sequence[Mapping[str, str]], seed: int) -> str:
@@ -149,11 +149,13 @@ class Questions:
 
 def _read(said: str, form: type[BaseModel]) -> BaseModel:
     """Return an answer in its form; text around the JSON object is passed over. Raises NoAnswer."""
-    found = _JSON.search(said)
-    if found is None:
+    begin, end = said.find("{"), said.rfind("}") + 1
+    if not 0 <= begin < end:
         raise NoAnswer(f"it has no JSON object: {said!r:.200}")
     try:
-        return form.model_validate_json(found.group())
+        return form.model_validate(load_json(said[begin:end]))
+    except BadJson as error:
+        raise NoAnswer(f"its JSON cannot be used: {error} ({said!r:.200})") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the object"

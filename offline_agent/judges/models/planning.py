@@ -23,6 +23,7 @@ from offline_agent.judges.models.choosing import Writer
 from offline_agent.judges.models.llm import told
 from offline_agent.judges.models.predicates import Refused, call_of, load_predicates
 from offline_agent.judges.process import ProcessJudge, Subgoal, beginning, process_verdict
+from offline_agent.outgoing import quoted
 from offline_agent.records import Trajectory, Verdict
 
 _RULES = (
@@ -163,7 +164,7 @@ class planned(ProcessJudge):  # noqa: N801  # its name in a configuration, and i
             f"{_RULES}\n\nPredicates:\n{listed}\n\nAnswer with one JSON object of this form, with 1 to {self._most} "
             f"subgoals, and nothing else:\n{form}"
         )
-        tools = json.dumps(list(start.context.tools), ensure_ascii=False)
+        tools = quoted(list(start.context.tools))
         user = f"{as_data(told(start, 1)[0], 'task')}\n\n{as_data(tools, 'tools')}"
         return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shlex
 import signal
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def _launch(
     same = [argument for argument in arguments if not argument.startswith("run_dir=")]
     module = f"offline_agent.pipelines.{command.name}"
     factory = CommandExecutorFactory(("-m", module, *same, f"run_dir={path}"))
-    again = f"run the same command again with run_dir={path} to go on"
+    again = f"run the same command again with {shlex.quote(f'run_dir={path}')} to go on"
     try:
         with _Signals() as signals:
             status = _watch(command.name, config, factory, signals)

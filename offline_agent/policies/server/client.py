@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from offline_agent.config.base import masked
 from offline_agent.errors import PolicyError, PolicyMismatch
+from offline_agent.outgoing import masked
 from offline_agent.policies.base import Usage
 from offline_agent.policies.server.chat import chat_action
 from offline_agent.policies.server.endpoint import Endpoint, Json, RequestRefused, ServerTimeout

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from offline_agent.errors import ConfigError, ContextFull, PolicyError, did_you_mean
+from offline_agent.outgoing import remember
 
 Json = dict[str, Any]
 NO_KEY = "none"
@@ -83,6 +84,7 @@ class Endpoint:
         self._timeout = timeout
         self._tries = retries + 1
         self._api_key = api_key
+        remember({"api_key": api_key, "url": url})
         key = api_key or os.environ.get("OPENAI_API_KEY") or NO_KEY
         self._client = OpenAI(base_url=self.url, api_key=key, timeout=timeout, max_retries=retries)
 

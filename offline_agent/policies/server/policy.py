@@ -48,7 +48,7 @@ class ServerPolicy:
         timeout: Seconds to wait for one answer.
         retries: Number of retries after 429, 5xx, a time-out or a lost connection; with several servers, on another
             server.
-        api_key: None = the environment variable OPENAI_API_KEY (preferred: a configured key is stored with the run).
+        api_key: None = the environment variable OPENAI_API_KEY.
         concurrency: Most requests at one server at once.
         batch_invariant: True where the servers' answers do not depend on their load (vLLM's batch-invariant mode).
         patience: Several servers: seconds that a request waits while all are out.

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from offline_agent.config.base import masked
 from offline_agent.errors import ConfigError, DataError, PolicyError, PolicyMismatch
+from offline_agent.outgoing import masked
 from offline_agent.policies.server.agreement import Agreement, ProbeScore
 from offline_agent.policies.server.client import ModelServer
 from offline_agent.policies.server.endpoint import RequestRefused, ServerUnreachable, model_name

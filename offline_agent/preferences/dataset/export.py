@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from offline_agent.envs.validation import clean_text
 from offline_agent.errors import DataError
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.replay import extend
@@ -213,7 +214,7 @@ def _clean(value: Any, depth: int) -> Any:
             for key, item in value.items()
         }
     if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return clean_text(value)
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import in_words
+from offline_agent.outgoing import visible
 from offline_agent.report.html import (
     checks,
     evaluation,
@@ -26,7 +27,7 @@ from offline_agent.report.html import (
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.samples import Sample
 from offline_agent.runner.next_steps import command
-from offline_agent.store.files import write_atomic
+from offline_agent.store.files import write_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -73,9 +74,8 @@ def write(run_dir: Path, out: Path | None = None, scores: Scores | None = None) 
     run = RunFiles(run_dir)
     run.manifest  # noqa: B018 - raises where this is no run
     html, shown = _render(run, scores)
-    data = html.encode("utf-8", "backslashreplace")
-    path = write_atomic(run_dir / NAME if out is None else out, data)
-    return Written(path, len(data), shown, tuple(dict.fromkeys(run.faults)))
+    path = write_text(run_dir / NAME if out is None else out, html)
+    return Written(path, path.stat().st_size, shown, tuple(dict.fromkeys(run.faults)))
 
 
 def _render(run: RunFiles, scores: Scores | None) -> tuple[str, dict[str, tuple[int, int]]]:
@@ -196,12 +196,12 @@ _SCORED = 64
 
 @cache
 def _templates() -> Environment:
-    """Return the templates, compiled once. Every value is spelled out by `text.visible`, and escaped."""
+    """Return the templates, compiled once. Every value is spelled out by `visible`, and escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
     def safe(value: Any) -> Any:
-        return text.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     made = Environment(
         loader=PackageLoader("offline_agent.report.html"), autoescape=True, finalize=safe, trim_blocks=True,

@@ -3,23 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
-
-from offline_agent.runner.terminal import plain
-
-_HIDDEN = re.compile("[\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]")
-
-
-def visible(text: str) -> str:
-    """Return text with control characters, direction marks and lone surrogates spelled out (`\\x1b`, `\\u202e`).
-
-    Otherwise the output of a tool could reorder the letters around it, or could not be encoded as UTF-8 at all.
-    """
-    if text.isascii() and text.isprintable():  # nearly every text of a page
-        return text
-    return _HIDDEN.sub(lambda found: f"\\u{ord(found.group()):04x}", plain(text))
 
 
 def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:

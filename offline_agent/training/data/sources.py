@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,7 @@ def trees(runs: Sequence[str], key: str = "data") -> list[Path]:
             if status != "done":
                 fault = (
                     f"{key}.runs: {path} is unfinished (status {status!r}); give its command ({command}) again with "
-                    f"run_dir={path}, or leave it out"
+                    f"{shlex.quote(f'run_dir={path}')}, or leave it out"
                 )
             elif not files:
                 fault = f"{key}.runs: {path} is a {command} run without trees/; name a run of build_prefs"
@@ -122,7 +123,7 @@ def _of_run(path: Path, tables: Sequence[str], key: str, faults: list[str]) -> l
     if status != "done":
         faults.append(
             f"{key}: {path} is unfinished (status {status!r}); give its command ({command}) again with "
-            f"run_dir={path}, or leave it out"
+            f"{shlex.quote(f'run_dir={path}')}, or leave it out"
         )
     elif not files:
         there = sorted({file.parent.name for file in path.glob("*/*.parquet")})

@@ -120,6 +120,7 @@ def test_tasks_get_the_constructors_arguments_they_ask_for():
         ([{"goal": float("nan")}], "cannot be written as JSON"),
         ([{1: 2}], "must be a dict"),
         ([{"task_id": "a", "goal": 1}, {"task_id": "a", "goal": 2}], "two tasks are called 'a'"),
+        ([{"task_id": "a\ud800", "goal": 1}], "halves of characters"),
     ],
 )
 def test_unfit_tasks_are_named(listed, told):

@@ -164,10 +164,11 @@ def test_it_waits_for_one_that_still_works_there(tmp_path: Path) -> None:
 
 
 def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = ["env.api_key=very-secret", "tracking.uri=http://me:my-word@host:5000", "env.note='costs \\${5}'"]
+    keys = ["env.api_key=very-secret", "tracking.uri=http://me:my-word@host:5000", "env.note='costs \\${5}'",
+            "env.password=12", "env.headers={X-Key: abc}"]  # fmt: skip
     config = load(BuildPrefsConfig, None, keys)
     text, secrets = portable(config)
-    assert "very-secret" not in text and "my-word" not in text and len(secrets) == 2
+    assert "very-secret" not in text and "my-word" not in text and len(secrets) == 4
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "c.yaml").write_text(text)

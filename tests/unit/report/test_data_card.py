@@ -38,7 +38,7 @@ def test_it_says_what_is_there_by_which_rules_and_what_was_left_out(tmp_path: Pa
     assert "| `preferences/` | 1 |" in text and "| `multiturn_preferences/` | 1 |" in text
     assert "| `filtered/` | 1 |" in text and "| `trajectories/` | 0 |" in text
     assert "at least 3 roll-outs" in text and "at most 15 actions longer" in text and "5 of 9; 1 differed" in text
-    assert "7 pairs were dropped" in text and "trees 1" in text and "3 times: too long" in text
+    assert "7 pairs were dropped" in text and "trees 1" in text and "3 times: `too long`" in text
     assert "sk-secret" not in text and "api_key" in text
 
 

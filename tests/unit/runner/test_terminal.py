@@ -14,12 +14,12 @@ from offline_agent.runner import terminal as _terminal
 from offline_agent.runner.arguments import resume_line
 from offline_agent.runner.progress import Progress
 
-HOSTILE = "red \x1b[31m, title \x1b]0;owned\x07, back \x08\x08, C1 \x9b2J, home \r"
+HOSTILE = "red \x1b[31m, half \ud800, turned \u202e, title \x1b]0;owned\x07, back \x08\x08, C1 \x9b2J, home \r"
 
 
 def steers(text: str) -> bool:
     """Return whether text holds anything but printable characters, tabs and newlines."""
-    return any(ord(letter) < 32 and letter not in "\n\t" or 127 <= ord(letter) < 160 for letter in text)
+    return any(not letter.isprintable() and letter not in "\n\t" for letter in text)
 
 
 def test_foreign_text_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,7 +30,6 @@ def test_foreign_text_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[st
         draw()
         printed = "".join(capsys.readouterr())
         assert "red" in printed and not steers(printed)
-    assert _terminal.plain("a\tb\nä 世") == "a\tb\nä 世"
 
 
 def test_pairs_and_states_of_runs_are_shown_without_their_escapes(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from offline_agent.report.html.text import call_text, number, turn, visible
+from offline_agent.outgoing import visible
+from offline_agent.report.html.text import call_text, number, turn
 from tests.helpers.report import HOSTILE, SHOWN
 
 
