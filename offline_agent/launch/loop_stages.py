@@ -235,11 +235,11 @@ def write_tasks(file: Path, tasks: Iterable[Task]) -> None:
 
 
 def absolute(path_or_name: str | None) -> str | None:
-    """Return the absolute path of a folder; a hub name and None are returned unchanged."""
+    """Return the absolute path of a folder or file; a hub name and None are returned unchanged."""
     if path_or_name is None:
         return None
     folder = Path(path_or_name).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else path_or_name
+    return str(folder.resolve()) if folder.exists() else path_or_name
 
 
 def model_folder(path_or_name: str | None) -> Path:
@@ -252,7 +252,9 @@ def model_folder(path_or_name: str | None) -> Path:
 
     if path_or_name is None:
         return DEFAULT_MODEL
-    folder = Path(path_or_name).expanduser()
+    from offline_agent.policies.hf.gguf import plain_folder
+
+    folder = Path(plain_folder(path_or_name, "policy.model")).expanduser()
     if folder.is_dir():
         return folder
     from huggingface_hub import snapshot_download

@@ -40,13 +40,14 @@ def load_trainable(
     import torch
     from transformers import AutoModelForCausalLM
 
+    from offline_agent.policies.hf.gguf import plain_folder
     from offline_agent.policies.hf.loading import check_finite, check_whole
 
     if path is None:
         source = str(DEFAULT_MODEL)
     else:
         folder = Path(path).expanduser()
-        source = str(folder) if folder.exists() else path
+        source = plain_folder(str(folder) if folder.exists() else path, "model.path")
     _check_source(source)
     check_whole(Path(source), "model.path")
     renderer = Renderer.load(tokenizer or source, chat_template)

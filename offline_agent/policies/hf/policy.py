@@ -86,12 +86,13 @@ class HFPolicy:
         from offline_agent.policies.hf import loading as hf_loading
         from offline_agent.policies.hf.attention import ROW_STEP, SlotCache
         from offline_agent.policies.hf.engine import BatchingEngine
+        from offline_agent.policies.hf.gguf import plain_folder
         from offline_agent.policies.hf.trie import KVTrie
 
         hf_loading.check_arguments(temperature, max_tokens, slots, max_context, cache_bytes, threads)
         if model is None and not DEFAULT_MODEL.is_dir():
             raise ConfigError(f"policy.model: the embedded default model is not installed ({DEFAULT_MODEL} is missing)")
-        source = str(DEFAULT_MODEL if model is None else model)
+        source = plain_folder(str(DEFAULT_MODEL if model is None else model), "policy.model")
         where, number_format = hf_loading.choose_device(device, dtype)
         self.model = hf_loading.load_model(source, where, number_format)
         self.renderer = renderer or Renderer.load(tokenizer or source, chat_template)
