@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -32,7 +32,7 @@ _SCHEME = re.compile(r"(?:bearer|basic|digest|token|apikey) +(\S+)", re.I)
 _LOGIN = re.compile(r"(?<=://)[^/?#\s'\"<>]*(?=@)")
 _QUERY = re.compile(r"(?<=[?&#])((?:amp;)?[\w.-]+)=([^&#;\s'\"<>]+)")
 _QUERY_NAMES = ("key", "sig", "signature")
-_PUBLIC_VARIABLES = re.compile(r"(HOME|USER|LOGNAME|HOSTNAME|PWD|TMPDIR|SLURM_\w+|CUDA_\w+|RAY_\w+)$")
+_PUBLIC_VARIABLES = re.compile(r"(HOME|USER|LOGNAME|HOSTNAME|PWD|OLDPWD|TMPDIR|SLURM_\w+|CUDA_\w+|RAY_\w+)$")
 _UNUSUAL = re.compile(r"[^\w\x20-\x7e\t\n]")
 
 _known: set[str] = set()
@@ -116,6 +116,15 @@ def remember_variable(name: str, value: str) -> None:
     path = os.path.lexists(value) or (value.startswith("/") and top != "/" and os.path.isdir(top))
     if not path and not _PUBLIC_VARIABLES.match(name):
         remember(value, secret=True)
+
+
+def remember_environment(variables: Mapping[str, str]) -> None:
+    """Remember the values of variables that are named as secrets (no paths), and logins in URLs."""
+    for name, value in variables.items():
+        if _is_secret(name, False):
+            remember_variable(name, value)
+        else:
+            remember(value)
 
 
 def forget() -> None:

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from offline_agent.config.base import MOST, Plugged
 from offline_agent.config.keys import Key, keys, section_of
 from offline_agent.errors import ConfigError, did_you_mean
-from offline_agent.outgoing import remember, remember_variable
+from offline_agent.outgoing import remember, remember_environment, remember_variable
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -49,7 +49,7 @@ def load(
     known = {entry.path: entry for entry in keys(model)}
     for override in overrides:
         _override(model, data, override, known, faults)
-    remember(dict(os.environ))
+    remember_environment(os.environ)
     remember(data)
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(data), resolve=True)

@@ -85,7 +85,8 @@ def test_a_judge_of_ones_own_changes_the_verdicts_and_is_in_the_manifest(folder:
     manifest = json.loads((folder / "frugal" / "manifest.json").read_text())
     assert manifest["env"]["judge"] == {"name": "my_judge:frugal", "version": "1", "args": {"most": 5}}
     assert "judge" not in json.loads((folder / "own" / "manifest.json").read_text())["env"]
-    again = run(folder, "offline_agent.pipelines.build_prefs", *keys, "judge=my_judge:frugal", "run_dir=frugal")
+    other = ("judge=my_judge:frugal", "judge.most=6", "run_dir=frugal")
+    again = run(folder, "offline_agent.pipelines.build_prefs", *keys, *other)
     assert again.returncode != 0 and "judge.most" in again.stderr, "a run does not go on with another judge"
 
 

@@ -35,7 +35,7 @@ def test_the_searched_model_judges_itself_and_the_environment_decides_its_promot
     assert main(command("iterate"), keys) == 0
     start = hash_path(model_folder(None))
     searched = manifest(run_dir / "iteration-0" / "build_prefs")
-    assert searched["env"]["judge"]["version"] == f"1+{start[:12]}"
+    assert searched["env"]["judge"]["version"] == f"2+{start[:12]}"
     texts = pq.read_table(run_dir / "iteration-0" / "build_prefs" / "trajectories")["verdict"].to_pylist()
     verdicts = [json.loads(text) for text in texts if text is not None]
     assert verdicts

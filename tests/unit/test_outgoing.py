@@ -16,7 +16,7 @@ import pytest
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.loading import load
 from offline_agent.errors import in_words
-from offline_agent.outgoing import code, masked, remember, visible, without_html
+from offline_agent.outgoing import code, masked, remember, remember_environment, visible, without_html
 from offline_agent.store.files import read_json, write_json
 from offline_agent.tracking.pipe import WorkerPipe
 
@@ -131,3 +131,8 @@ def test_a_tracker_is_sent_no_secret() -> None:
     pipe._queue = queue.SimpleQueue()
     pipe.send({"op": "start", "params": {"env.note": "is topsecret", "env.token": "short"}})
     assert json.loads(str(pipe._queue.get()))["params"] == {"env.note": "is ***", "env.token": "***"}
+
+
+def test_the_working_directory_is_no_secret(tmp_path):
+    remember_environment({"PWD": str(tmp_path), "OLDPWD": "/gone/elsewhere", "AUTH_TOKEN": "abcdef-123456"})
+    assert masked(f"{tmp_path} /gone/elsewhere abcdef-123456") == f"{tmp_path} /gone/elsewhere ***"
