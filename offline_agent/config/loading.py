@@ -19,6 +19,7 @@ from offline_agent.config.base import MOST, Plugged
 from offline_agent.config.keys import Key, keys, section_of
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.outgoing import remember, remember_environment, remember_variable
+from offline_agent.store.foreign_files import open_text
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -102,7 +103,8 @@ OmegaConf.register_resolver("oc.env", _variable, replace=True)
 
 def _read(file: Path, faults: list[str]) -> dict[str, Any]:
     try:
-        data = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        with open_text(file) as stream:
+            data = OmegaConf.to_container(OmegaConf.load(stream), resolve=False)
     except FileNotFoundError:
         near = did_you_mean(file.name, [entry.name for entry in file.parent.glob("*.y*ml")])
         faults.append(f"--config: there is no file {str(file)!r}.{near}")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, DataError
+from offline_agent.store.foreign_files import blocks, read_text, unpacked
 
 Read = Callable[[Mapping[str, Any], str], dict[str, Any]]
 """Turns a row into a task, given its identifier for messages; raises KeyError where a column is missing, ValueError
@@ -29,7 +30,7 @@ def json_file(path: Path, key: str) -> Any:
     if not path.is_file():
         raise ConfigError(f"{key}: there is no file {str(path)!r}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         if path.suffix == ".jsonl":
             return [json.loads(line) for line in text.splitlines() if line.strip()]
         return json.loads(text)
@@ -48,9 +49,9 @@ def rows(path: str, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
         ConfigError: It cannot be read, or is no such file.
     """
     try:
-        data = Path(path).read_bytes()
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
-    except (OSError, EOFError, UnicodeError) as error:
+        with unpacked(Path(path)) as file:
+            text = b"".join(blocks(file, path, Path(path).stat().st_size)).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeError, DataError) as error:
         raise ConfigError(f"{key}: cannot read {path}: {error}") from error
     if text.lstrip().startswith("["):
         listed = _json(text, key, path)

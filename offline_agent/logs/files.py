@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import gzip
-import io
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.logs import strict_json
+from offline_agent.store.foreign_files import LINE, WHOLE, blocks, check_unpacked, unpacked
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz", ".eval",
             ".db", ".sqlite", ".sqlite3")  # fmt: skip
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
           (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))  # fmt: skip
 _SPACE = b" \t\r\n"
-_BLOCK = 1 << 20  # bytes; a multiple of every character's
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,9 @@ def find(sources: Sequence[str]) -> list[Path]:
         elif not path.exists():
             near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
             faults.append(f"source: there is no {path}.{near}")
-        elif not path.name.endswith(SUFFIXES):
-            faults.append(f"source: {path} is of no kind that is read here; allowed: {', '.join(SUFFIXES)}")
+        elif not path.name.endswith(SUFFIXES) or not path.is_file():
+            allowed = ", ".join(SUFFIXES)
+            faults.append(f"source: {path} is of no kind that is read here; allowed: regular files, {allowed}")
         else:
             found.append(path)
     if faults:
@@ -73,14 +73,15 @@ def records(path: Path) -> Iterator[Record]:
     """Yield the records of a file; it is read as a stream, but for a file of one JSON value.
 
     Raises:
-        DataError: The file cannot be opened.
+        DataError: The file cannot be opened, or has more in it, or in one line, than is allowed.
     """
     last = "its start"
     try:
-        with _opened(path) as file:
-            encoding = _encoding(file)
+        with unpacked(path) as file:
+            encoding, size = _encoding(file), path.stat().st_size
             whole = path.name.removesuffix(".gz").endswith(".json")
-            for record in _whole(path, file, encoding) if whole else _lines(path, file, encoding):
+            content = blocks(file, path, size, WHOLE if whole else None)
+            for record in (_whole if whole else _lines)(path, content, encoding):
                 last = record.name
                 yield record
     except (OSError, EOFError, zlib.error) as error:
@@ -90,11 +91,7 @@ def records(path: Path) -> Iterator[Record]:
         raise DataError(f"{path}: not readable ({error})") from error
 
 
-def _opened(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path) if path.name.endswith(".gz") else open(path, "rb"))
-
-
-def _encoding(file: IO[bytes]) -> str:
+def _encoding(file: BufferedIOBase) -> str:
     """Return the encoding that a file's mark says, UTF-8 without one; the mark is passed over."""
     start = file.read(4)
     mark, name = next(((mark, name) for mark, name in _MARKS if start.startswith(mark)), (b"", "utf-8"))
@@ -102,17 +99,17 @@ def _encoding(file: IO[bytes]) -> str:
     return name
 
 
-def _lines(path: Path, file: IO[bytes], encoding: str) -> Iterator[Record]:
-    lines, space = (file, _SPACE) if encoding == "utf-8" else (_split(file, "\n".encode(encoding)), _SPACE + b"\0")
-    for number, line in enumerate(lines, 1):
+def _lines(path: Path, content: Iterable[bytes], encoding: str) -> Iterator[Record]:
+    space = _SPACE if encoding == "utf-8" else _SPACE + b"\0"
+    for number, line in enumerate(_split(path, content, "\n".encode(encoding)), 1):
         if line.strip(space):
             yield from _line(f"{path}:{number}", line, encoding)
 
 
-def _split(file: IO[bytes], end: bytes) -> Iterator[bytes]:
-    """Yield the lines of an encoding whose characters have several bytes each; `end` ends a line."""
-    left, searched = b"", 0
-    while block := file.read(_BLOCK):
+def _split(path: Path, content: Iterable[bytes], end: bytes) -> Iterator[bytes]:
+    """Yield the lines of some blocks; `end` ends a line, and has as many bytes as every character or fewer."""
+    left, searched, number = b"", 0, 1
+    for block in content:
         left += block
         start = 0
         while (at := left.find(end, searched)) >= 0:
@@ -120,16 +117,18 @@ def _split(file: IO[bytes], end: bytes) -> Iterator[bytes]:
             if (at - start) % len(end) == 0:  # else it is parts of two characters
                 yield left[start : at + len(end)]
                 start = searched = at + len(end)
+                number += 1
         left, searched = left[start:], max(0, len(left) - start - len(end) + 1)
+        check_unpacked(f"{path}:{number}", len(left), len(left), LINE)
     if left:
         yield left
 
 
-def _whole(path: Path, file: IO[bytes], encoding: str) -> Iterator[Record]:
-    data = file.read()
+def _whole(path: Path, content: Iterable[bytes], encoding: str) -> Iterator[Record]:
+    data = b"".join(content)
     whole = parsed(str(path), data, encoding)
     if whole.damage is not None and "\n".encode(encoding) in data:  # JSON lines under another name
-        lines = list(_lines(path, io.BytesIO(data), encoding))
+        lines = list(_lines(path, [data], encoding))
         if any(line.damage is None and isinstance(line.value, dict) for line in lines):
             yield from lines
             return

@@ -24,6 +24,7 @@ from offline_agent.policies.base import Policy
 from offline_agent.records import Step, Task
 from offline_agent.runner.task_list import TaskList, hash_tasks
 from offline_agent.sandbox import check_trust, configure
+from offline_agent.store.foreign_files import open_text
 
 if TYPE_CHECKING:
     from offline_agent.training.online.ranked import RankingReward
@@ -201,7 +202,7 @@ def _make_tasks(spec: EnvSpec, section: TasksSection, make: Callable[[Iterable[T
 
 def _from_file(spec: EnvSpec, path: Path, split: str) -> Iterator[Task]:
     try:
-        with open(path, encoding="utf-8") as file:
+        with open_text(path) as file:
             for number, line in enumerate(file):
                 if line.strip():
                     try:

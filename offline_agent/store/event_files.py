@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from offline_agent.errors import DataError
 from offline_agent.records import SCHEMA_VERSION
 from offline_agent.store.files import disk_errors, write_atomic
+from offline_agent.store.integrity import hash_file
 
 START = b'{"crc":"'
 _BODY = len(START) + 9  # 8 hex digits and the closing quote
@@ -137,13 +138,12 @@ class FullFile:
 
     @classmethod
     def load(cls, path: Path) -> FullFile | None:
-        """Return the content of the index; None where there is none that matches the file's size and time of change."""
+        """Return the content of the index; None where there is none that matches the file's size and content."""
         try:
             data = json.loads(_index_path(path).read_bytes())
-            stat = path.stat()
-            if (data["schema_version"], data["bytes"], data["changed"]) != (
-                SCHEMA_VERSION, stat.st_size, stat.st_mtime_ns
-            ):  # fmt: skip
+            if (data["schema_version"], data["bytes"]) != (SCHEMA_VERSION, path.stat().st_size):
+                return None
+            if data["hash"] != hash_file(path):
                 return None
             return cls(int(data["before"], 16), int(data["crc"], 16), frozenset(data["trees"]))
         except (OSError, ValueError, KeyError, TypeError):
@@ -170,9 +170,9 @@ def full_file(path: Path, before: int) -> FullFile:
 
 def write_index(path: Path, before: int, crc: int, trees: Iterable[str]) -> FullFile:
     """Write the index of a full file. Raises DataError where it cannot be written."""
-    stat, names = path.stat(), frozenset(trees)
+    names = frozenset(trees)
     data = {
-        "schema_version": SCHEMA_VERSION, "bytes": stat.st_size, "changed": stat.st_mtime_ns,
+        "schema_version": SCHEMA_VERSION, "bytes": path.stat().st_size, "hash": hash_file(path),
         "before": f"{before:08x}", "crc": f"{crc:08x}", "trees": sorted(names),
     }  # fmt: skip
     write_atomic(_index_path(path), json.dumps(data).encode("ascii"))

@@ -15,7 +15,7 @@ def seal(folder: Path) -> Path:
     """Write the seal of a folder (size in bytes and hash of every file) and return its path. Raises OSError."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / SEAL)
     listed = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, _HASH: _hash(path)} for path in files
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, _HASH: hash_file(path)} for path in files
     }
     (folder / SEAL).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
     return folder / SEAL
@@ -49,7 +49,7 @@ def _fault(path: Path, entry: Any, contents: bool) -> str | None:
         size = path.stat().st_size
         if size != wanted["bytes"]:
             return f"it has {size} bytes, {wanted['bytes']} were written"
-        if contents and wanted[_HASH] is not None and wanted[_HASH] != _hash(path):
+        if contents and wanted[_HASH] is not None and wanted[_HASH] != hash_file(path):
             return "its contents are not those that were written"
     except FileNotFoundError:
         return "missing"
@@ -60,7 +60,8 @@ def _fault(path: Path, entry: Any, contents: bool) -> str | None:
     return None
 
 
-def _hash(path: Path) -> str:
+def hash_file(path: Path) -> str:
+    """Return the hash of a file's bytes. Raises OSError."""
     import xxhash
 
     digest = xxhash.xxh3_128()

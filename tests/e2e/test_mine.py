@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -92,7 +93,11 @@ def test_killed_in_every_phase_it_ends_the_same(whole: Path, tmp_path: Path) -> 
     assert not list(run_dir.rglob(".*.tmp")) and (run_dir / "mined.json").exists()
     assert digests(run_dir, *ALL) == digests(whole, *ALL)
     assert (run_dir / "quarantine.jsonl").read_bytes() == (whole / "quarantine.jsonl").read_bytes()
+    assert (run_dir / "mined.json").read_bytes() == (whole / "mined.json").read_bytes()
     assert killed(run_dir, "mining at all") == 0  # it does not come to that
-    os.utime(next((run_dir / "trees").iterdir()))
+    tree = next((run_dir / "trees").iterdir())
+    os.utime(tree)
+    assert killed(run_dir, "mining at all") == 0  # the content counts, not the time
+    tree.write_bytes(gzip.compress(gzip.decompress(tree.read_bytes()), 1))
     assert killed(run_dir, "mining at all") == -signal.SIGKILL
     assert json.loads((run_dir / "manifest.json").read_text())["resumed"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from offline_agent.errors import ConfigError
+from offline_agent.store.foreign_files import read_text
 
 
 class Criterion(BaseModel):
@@ -73,7 +73,7 @@ def load_rubric(path: str, key: str) -> Rubric:
         ConfigError: It cannot be read, or is no rubric: every fault.
     """
     try:
-        data: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        data: Any = yaml.safe_load(read_text(path))
     except (OSError, UnicodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{key}: {path} cannot be read as a YAML file: {error}") from error
     if not isinstance(data, dict):

@@ -10,20 +10,23 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from offline_agent.errors import DataError
 from offline_agent.logs import strict_json
 from offline_agent.logs.conversation import conversation, schemas
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from offline_agent.logs.files import Record
+from offline_agent.store.foreign_files import WHOLE, blocks, check_unpacked
 
 NAME = "inspect"
 ARCHIVE = ".eval"
 
 _VALUES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 _ZSTANDARD = 93  # of the zip specification; Python 3.11's zipfile cannot read it
+_BY_BLOCKS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others unpack a whole block at once, of any size
 _HEADERS = ("header.json", "_journal/start.json")  # the second is of an evaluation that did not end
 
 
@@ -48,11 +51,12 @@ def archive(path: Path) -> Iterator[Record]:
     """Yield the samples of an `.eval` archive.
 
     Raises:
-        DataError: The archive cannot be opened.
+        DataError: The archive cannot be opened, or unpacks to more than is allowed.
     """
     try:
         with zipfile.ZipFile(path) as file:
             names = file.namelist()
+            check_unpacked(path, sum(entry.file_size for entry in file.infolist()), path.stat().st_size)
             header = next((name for name in _HEADERS if name in names), None)
             if header is None:
                 raise DataError(f"{path}: it has none of {', '.join(_HEADERS)}, so it is no log of Inspect")
@@ -62,7 +66,7 @@ def archive(path: Path) -> Iterator[Record]:
                     continue
                 try:
                     yield _part(str(path), evaluation, strict_json.loads(_content(file, name).decode()))
-                except (ValueError, OSError, EOFError, RecursionError) as error:
+                except (ValueError, OSError, EOFError, RecursionError, zipfile.BadZipFile) as error:
                     yield Record(f"{path}:{name}", None, f"not readable as JSON ({error})")
     except (zipfile.BadZipFile, OSError, ValueError, AttributeError) as error:
         raise DataError(f"{path}: not readable as an archive of Inspect ({error})") from error
@@ -70,8 +74,12 @@ def archive(path: Path) -> Iterator[Record]:
 
 def _content(file: zipfile.ZipFile, name: str) -> bytes:
     entry = file.getinfo(name)
+    check_unpacked(f"{file.filename}:{name}", entry.file_size, entry.compress_size, WHOLE)
+    if entry.compress_type in _BY_BLOCKS:
+        with file.open(entry) as stream:
+            return b"".join(blocks(cast(BufferedIOBase, stream), f"{file.filename}:{name}", entry.compress_size, WHOLE))
     if entry.compress_type != _ZSTANDARD:
-        return file.read(name)
+        raise ValueError(f"got compression method {entry.compress_type}, allowed: stored, deflated, zstandard")
     import pyarrow as pa
 
     assert file.fp is not None  # it is open

@@ -16,9 +16,12 @@ from offline_agent.errors import DataError
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from offline_agent.logs.files import Record, parsed
 from offline_agent.logs.formats import openai
+from offline_agent.store.foreign_files import LINE
 
 NAME = "rllm"
 DATABASES = (".db", ".sqlite", ".sqlite3")
+
+_TICK = 1_000  # instructions between two looks at the limit
 
 
 def recognised(record: Mapping[str, Any]) -> str | None:
@@ -32,19 +35,36 @@ def database(path: Path) -> Iterator[Record]:
     """Yield the traces of a gateway's database in the order in which they were stored, named by `trace_id`.
 
     Raises:
-        DataError: It is no SQLite database, or has no table `traces` with `trace_id` and `data`.
+        DataError: It is no SQLite database, has no table `traces` with `trace_id` and `data`, or reading takes more
+            instructions than any sound database of its size.
     """
     connection, opened = None, False
+    size = sum(file.stat().st_size for file in (path, path.with_name(f"{path.name}-wal")) if file.exists())
+    left = most = 1_000 + size // 100  # a row has eight bytes at least, and takes some six instructions
+
+    def watch() -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0
+
     try:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         connection.text_factory = bytes  # a damaged text is one damaged record
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LINE)
+        connection.set_progress_handler(watch, _TICK)
+        kinds = [row[2] for row in connection.execute("PRAGMA table_list(traces)") if row[0] == b"main"]
         columns = {str(row[1], "utf-8", "replace") for row in connection.execute("PRAGMA table_info(traces)")}
-        if not {"trace_id", "data"} <= columns:
+        if kinds != [b"table"] or not {"trace_id", "data"} <= columns:  # a view or virtual table may have no end
             raise DataError(f"{path}: no table traces(trace_id, data), so it is no database of rLLM's gateway")
         opened = True
         for id, data in connection.execute("SELECT trace_id, data FROM traces ORDER BY rowid"):  # no sort: a stream
             yield _row(f"{path}:{_told(id)}", data)
     except sqlite3.Error as error:
+        if left < 0:
+            raise DataError(
+                f"{path}: reading it took more than {most * _TICK:,} instructions, more than a sound database of "
+                f"{size:,} bytes needs. Dump its table traces into a new database and name that"
+            ) from error
         if not opened:
             raise DataError(f"{path}: not readable as an SQLite database ({error})") from error
         yield Record(str(path), None, f"the database is damaged from here on ({error})")

@@ -7,12 +7,9 @@ tables are as they were.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
@@ -31,7 +28,8 @@ from offline_agent.runner.components import Parts
 from offline_agent.runner.pipeline import Session
 from offline_agent.store import schemas
 from offline_agent.store.columns import MULTITURN, PAIR_TABLES, PREFERENCES, table_of
-from offline_agent.store.files import disk_errors, read_json, write_json
+from offline_agent.store.files import read_json, write_json
+from offline_agent.store.provenance import hash_path
 from offline_agent.store.run_directory import RunDirectory
 from offline_agent.store.scratch_files import PieceFile
 
@@ -159,29 +157,13 @@ def kept_figures(run: RunDirectory) -> Mapping[str, Any] | None:
 
 def keep_figures(run: RunDirectory, figures: Mapping[str, Any]) -> None:
     """Keep the figures of mining that is done, with what they hold for. Raises DataError where the disk refused."""
-    run.quarantined.close()  # what follows notes its time of change
+    run.quarantined.close()  # what follows hashes it
     write_json(run.path / FIGURES_FILE, {"schema_version": SCHEMA_VERSION, "of": _state(run), "figures": figures})
 
 
 def _state(run: RunDirectory) -> dict[str, Any]:
-    """Return the inputs and outputs of mining: the code's hash, and names, sizes and times of change of the files."""
+    """Return the inputs and outputs of mining: the hashes of the code and of the files' content."""
     resumed = run.manifest.get("resumed")
     code = resumed[-1]["code"] if resumed else run.manifest["hashes"]["code"]
-    return {"code": code, "trees": _digest(run.path / "trees"), **{name: _digest(run.path / name) for name in _WRITTEN}}
-
-
-def _digest(path: Path) -> str:
-    """Return a hash of the names, sizes and times of change of a file, or of those in a folder; "" for none."""
-    if not path.exists():
-        return ""
-    with disk_errors(path, "looking at it"):
-        files = [("", path.stat())] if path.is_file() else _files(path)
-    total = hashlib.blake2b(digest_size=16)
-    for name, stat in sorted(files, key=lambda file: file[0]):
-        total.update(f"{name}/{stat.st_size}/{stat.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
-    return total.hexdigest()
-
-
-def _files(folder: Path) -> list[tuple[str, os.stat_result]]:
-    with os.scandir(folder) as entries:
-        return [(entry.name, entry.stat()) for entry in entries]
+    files = {name: run.path / name for name in ("trees", *_WRITTEN)}
+    return {"code": code, **{name: hash_path(path) if path.exists() else "" for name, path in files.items()}}

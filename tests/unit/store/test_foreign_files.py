@@ -1,0 +1,79 @@
+"""Files of others: no device is read, and what is unpacked is bounded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sqlite3
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from offline_agent.errors import ConfigError, DataError
+from offline_agent.logs import files, formats
+from offline_agent.logs.formats import inspect_log
+from offline_agent.runner.components import _from_file
+from offline_agent.store import foreign_files
+
+
+def _gz(folder: Path) -> Path:
+    path = folder / "log.jsonl.gz"
+    path.write_bytes(gzip.compress(b" " * 1_000_000 + b"\n" + b"{}\n" * 100_000))
+    return path
+
+
+def _line(folder: Path) -> Path:
+    path = folder / "log.jsonl"
+    path.write_bytes(b" " * 3_000_000)
+    return path
+
+
+def _archive(folder: Path) -> Path:
+    path = folder / "log.eval"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("header.json", json.dumps({"eval": {}}))
+        file.writestr("samples/1.json", b" " * 3_000_000)
+    return path
+
+
+def _view(folder: Path) -> Path:
+    path = folder / "log.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "CREATE VIEW traces AS WITH RECURSIVE n(trace_id) AS (SELECT 1 UNION ALL SELECT trace_id + 1 FROM n) "
+            "SELECT trace_id, '{}' AS data FROM n LIMIT 300000"
+        )
+    connection.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(_gz, "out of"), (_line, "in one piece"), (_archive, "out of"), (_view, "no table traces")],
+)
+def test_what_unpacks_to_too_much_is_refused(
+    make: object, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(tmp_path)  # type: ignore[operator]
+    monkeypatch.setattr(foreign_files, "FREE", 100_000)
+    monkeypatch.setattr(foreign_files, "RATIO", 100)
+    monkeypatch.setattr(files, "LINE", 2_000_000)
+    with pytest.raises(DataError, match=said):
+        list(formats.records(path))
+
+
+def test_a_member_whose_size_is_a_lie_is_read_no_further(tmp_path: Path) -> None:
+    path = _archive(tmp_path)
+    path.write_bytes(path.read_bytes().replace((3_000_000).to_bytes(4, "little"), (100).to_bytes(4, "little")))
+    assert [record.damage is not None for record in inspect_log.archive(path)] == [True]
+
+
+def test_a_device_or_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log.jsonl")
+    for path in (Path("/dev/zero"), tmp_path / "log.jsonl"):
+        with pytest.raises(ConfigError, match="allowed: a regular file"):
+            list(_from_file(None, path, "train"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="of no kind"):
+        files.find([str(tmp_path / "log.jsonl")])
