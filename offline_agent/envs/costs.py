@@ -15,16 +15,13 @@ from typing import Any, NamedTuple
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.scripted_play import ScriptedPlayer
 from offline_agent.errors import EnvironmentFault
+from offline_agent.memory import free_memory
 from offline_agent.records import Task
 
 MOST = 4096
 """Environments that may be open at once where neither memory nor file handles set a limit."""
 MOST_PROCESSES = 256
 RESERVED_HANDLES = 64  # for tables, logs and connections of the run
-_OF_GROUP = (  # limit and use of the control group's memory, version 2 and 1
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
 _SOME = 4  # instances that are opened to measure one, where opening is quick
 _QUICK = 0.1  # seconds
 
@@ -174,7 +171,7 @@ def _handles() -> int:
 
 def free_now() -> Holding:
     """Return the memory and file handles that are free, and how many processes may be started."""
-    return Holding(_free_memory(), _free_handles(), MOST_PROCESSES)
+    return Holding(free_memory(), _free_handles(), MOST_PROCESSES)
 
 
 def _descendants(root: int) -> list[int]:
@@ -197,18 +194,6 @@ def _memory(process: int) -> int:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
     return 0
-
-
-def _free_memory() -> int:
-    free = [MOST * 2**30]
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free.append(int(line.split()[1]) * 1024)
-    for most, used in _OF_GROUP:
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number
-            free.append(max(0, int(Path(most).read_text()) - int(Path(used).read_text())))
-    return min(free)
 
 
 def _free_handles() -> int:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from offline_agent.memory import free_memory
+
 OLDEST = (3, 11)
 _SECONDS = 20.0
 _DISK = 5e9  # bytes: a run of 1,000 tasks with a small model has about 1 GB
@@ -198,13 +200,7 @@ def disk(folder: Path) -> Finding:
 
 
 def _memory() -> Finding:
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        return Finding("memory", "lack", "not known", "limits.environments is not set by what is free")
+    free = free_memory()
     found = f"{free / 2**30:.1f} GiB available"
     if free < _MEMORY:
         return Finding("memory", "lack", found, "fewer environments are open at once, and only small models fit")

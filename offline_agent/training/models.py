@@ -130,7 +130,9 @@ def adapted(model: Any, targets: str) -> str | list[str]:
     if targets == "all-linear":
         return targets
     names = [name.strip() for name in targets.split(",") if name.strip()]
-    linear = {n.rsplit(".", 1)[-1] for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    head = model.get_output_embeddings()  # training reads its weights, and would pass by an adapter of it
+    layers = [(n, module) for n, module in model.named_modules() if module is not head]
+    linear = {name.rsplit(".", 1)[-1] for name, module in layers if isinstance(module, torch.nn.Linear)}
     faults = [
         f"lora.targets: got {name!r}, allowed: all-linear, or some of {', '.join(sorted(linear))}."
         f"{did_you_mean(name, linear)}"

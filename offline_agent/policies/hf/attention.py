@@ -69,43 +69,59 @@ class CacheShape:
 class SlotCache:
     """Keys and values of the sequences in work, position p at index p.
 
-    The memory starts as zeros: values beyond a sequence's end are always finite and, masked, add exactly 0.
+    As the capacity grows, slots are given up, the last first, so that the whole stays within `limit`; one is always
+    left. The memory starts as zeros: values beyond a sequence's end are always finite and, masked, add exactly 0.
+
+    Args:
+        slots: Most sequences.
+        limit: Most bytes; see above.
 
     Attributes:
         data: [layers, 2, slots, kv_heads, capacity, width].
+        slots: Sequences that there is room for now.
     """
 
-    def __init__(self, slots: int, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
-        self.slots = slots
+    def __init__(self, slots: int, shape: CacheShape, dtype: torch.dtype, device: torch.device, limit: int) -> None:
         self.shape = shape
-        self.capacity = 3 * RUN
-        size = (shape.layers, 2, slots, shape.kv_heads, self.capacity, shape.width)
+        self.limit = limit
+        self.token_bytes = shape.layers * 2 * shape.kv_heads * shape.width * dtype.itemsize
+        self.slots, self.capacity = slots, 3 * RUN
+        self.slots = self._fitting(self.capacity)
+        size = (shape.layers, 2, self.slots, shape.kv_heads, self.capacity, shape.width)
         self.data = torch.zeros(size, dtype=dtype, device=device)
 
-    @property
-    def token_bytes(self) -> int:
-        """Size of the keys and values of one token."""
-        shape = self.shape
-        return shape.layers * 2 * shape.kv_heads * shape.width * self.data.element_size()
+    def _fitting(self, capacity: int) -> int:
+        return max(1, min(self.slots, self.limit // (capacity * self.token_bytes)))
 
-    def reserve(self, length: int) -> None:
-        """Make room for sequences of `length` ids.
+    def reserve(self, length: int, used: int) -> bool:
+        """Make room for sequences of `length` ids; return False where slots in use would have to be given up.
+
+        Args:
+            length: Ids of a sequence.
+            used: The first `used` slots may be in use.
 
         Raises:
             PolicyError: There is not enough memory.
         """
         if length <= self.capacity:
-            return
-        capacity = round_up(max(length, min(2 * self.capacity, self.capacity + 1024)), RUN)
-        layers, two, slots, heads, _, width = self.data.shape
+            return True
+        capacity = round_up(length, RUN)
+        ahead = round_up(max(length, min(2 * self.capacity, self.capacity + 1024)), RUN)
+        if self._fitting(ahead) == self.slots:
+            capacity = ahead
+        slots = self._fitting(capacity)
+        if slots < used:
+            return False
+        layers, two, _, heads, _, width = self.data.shape
         try:
             data = self.data.new_zeros(layers, two, slots, heads, capacity, width)
         except RuntimeError as error:
             raise PolicyError(
                 f"no memory for {slots} slots of {capacity} ids: lower policy.slots or policy.max_context ({error})"
             ) from error
-        data[..., : self.capacity, :] = self.data[..., : self.capacity, :]
-        self.data, self.capacity = data, capacity
+        data[:, :, :used, :, : self.capacity] = self.data[:, :, :used]
+        self.data, self.slots, self.capacity = data, slots, capacity
+        return True
 
     def slot(self, slot: int) -> torch.Tensor:
         """Return the view [layers, 2, kv_heads, capacity, width] of one slot."""

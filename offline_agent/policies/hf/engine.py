@@ -139,17 +139,26 @@ class BatchingEngine:
                 break
             job = self._waiting.popleft()
             try:
+                if not self._reserve(job):  # later ones wait too: they would keep the slots that are to be given up
+                    put_off.append(job)
+                    break
                 if not self._begin(job):
                     put_off.append(job)
             except PolicyError as error:
                 self._drop(job, error)
         self._waiting.extendleft(reversed(put_off))
 
+    def _reserve(self, job: PromptRequest) -> bool:
+        """Make room for a prompt and its actions; return False where it waits for slots in use."""
+        room = max(job.limit, *map(len, job.forced or ((),)))
+        used = max(set(range(self.cache.slots)).difference(self._free), default=-1) + 1
+        enough = self.cache.reserve(len(job.prompt) + room, used)
+        self._free = sorted(slot for slot in self._free if slot < self.cache.slots)  # sorted, so a heap
+        return enough
+
     def _begin(self, job: PromptRequest) -> bool:
         """Start a prompt in a free slot; return False where it waits for another prompt that computes its prefix."""
         size = len(job.prompt)
-        room = max(job.limit, *map(len, job.forced or ((),)))
-        self.cache.reserve(size + room)
         path, known = self.trie.match(job.prompt, *job.anchor)
         if known == size and path[-1][1] == len(path[-1][0].ids) and path[-1][0].logits is not None:
             job.node, job.logits = path[-1][0], path[-1][0].logits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
 from offline_agent.errors import ConfigError, PolicyError, did_you_mean
+from offline_agent.memory import free_memory
 from offline_agent.policies.hf.attention import NAME, CacheShape, slot_attention
 from offline_agent.rendering.hub import load
 from offline_agent.store import integrity
@@ -21,7 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _NAMED = 8  # most weights or files that a message names
 LEAST_ACTION_TOKENS, MOST_ACTION_TOKENS = 64, 1024  # where the model does not say how long an action may be
 _CONTEXT_SHARE = 8  # actions and observations of the longest turns that fit in a context
-KEPT_BYTES = 2 << 30  # of keys and values that are kept, where the machine has eight times as much
+MOST_ON_CPU = 1 << 30  # bytes of keys and values
 HASHED_WHOLE = 1 << 22  # most elements of a tensor that are hashed; larger tensors are sampled evenly
 
 AttentionInterface.register(NAME, slot_attention)
@@ -205,15 +205,15 @@ def shape(model: Any) -> CacheShape:
     return CacheShape(config.num_hidden_layers, heads, kv_heads, width, next(model.parameters()).device.type == "cpu")
 
 
-def share_of_memory() -> int:
-    """Return the default limit, in bytes, of the keys and values that are kept of earlier histories.
+def share_of_memory(device: torch.device) -> int:
+    """Return the limit, in bytes, of keys and values in work, and by default of those kept of earlier histories.
 
-    It is 2 GiB, and at most an eighth of the machine's memory; only what histories need is used."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on every system
-        memory = 8 << 30
-    return min(KEPT_BYTES, memory // 8)
+    It is a sixth of the free memory, so both together take a third; on a CPU, whose memory other programs and the
+    environments need too, at most 1 GiB.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) // 6
+    return min(MOST_ON_CPU, free_memory() // 6)
 
 
 def action_limit(context: int, generation: Any = None) -> int:

@@ -44,15 +44,15 @@ class HFPolicy:
         model: A folder or hub name; None = the embedded default model.
         temperature: Default temperature of requests; 0 = greedy.
         max_tokens: Default limit of the ids of one action; None = the model's own (`loading.action_limit`).
-        slots: Number of samples computed at once.
+        slots: Most samples computed at once; fewer where histories are long for the memory that is free.
         dtype: `float32`, `bfloat16` or `float16`; None = float32 on a CPU, bfloat16 elsewhere.
         device: `auto`, `cpu`, `cuda`, …
         renderer: The renderer; None = loaded from `tokenizer`.
         tokenizer: Folder or hub name; None = the model's own.
         chat_template: Replaces the tokenizer's own; see `Renderer.load`.
         max_context: Most ids of a prompt and its action together; None = the model's limit.
-        cache_bytes: Most bytes of keys and values that are kept of earlier histories; None = 2 GiB, at most an
-            eighth of the machine's memory. `slots` and `max_context` limit those in work.
+        cache_bytes: Most bytes of keys and values that are kept of earlier histories; None = as many as may be in
+            work, see `loading.share_of_memory`.
         threads: Torch's threads while the model runs; None = 1 for a small model on a CPU, else torch's own number.
 
     Attributes:
@@ -107,17 +107,17 @@ class HFPolicy:
         generation = getattr(self.model, "generation_config", None)
         self.temperature = float(temperature)
         self.max_tokens = max_tokens or hf_loading.action_limit(self.max_context, generation)
-        self.slots = slots
         small = sum(weights.numel() for weights in self.model.parameters()) < SMALL and where.type == "cpu"
         self._threads = threads or (1 if small else torch.get_num_threads())
         self._lock = threading.Lock()
         self._closed = False
         self._runner = hf_checks.ModelRunner(self.model, self._threads)
-        cache = SlotCache(slots, hf_loading.shape(self.model), number_format, where)
+        share = hf_loading.share_of_memory(where)
+        cache = SlotCache(slots, hf_loading.shape(self.model), number_format, where, share)
         self._core = BatchingEngine(
             self._runner.logits,
             cache,
-            KVTrie(hf_loading.share_of_memory() if cache_bytes is None else cache_bytes),
+            KVTrie(share if cache_bytes is None else cache_bytes),
             self.renderer.eos_ids,
             draft_tokens=(4 * slots if small else ROW_STEP) if where.type == "cpu" else 0,
         )
@@ -163,7 +163,7 @@ class HFPolicy:
         return {
             "weights": sum(weights.numel() * weights.element_size() for weights in self.model.parameters()),
             "slots": core.cache.data.numel() * core.cache.data.element_size(),
-            "slots_limit": self.slots * self.max_context * core.cache.token_bytes,
+            "slots_limit": core.cache.limit,
             "kept": core.trie.most_bytes,
             "kept_limit": core.trie.budget,
         }

@@ -350,6 +350,7 @@ def test_tracking_links_every_stage_with_what_it_consumed(
         (["dpo.loss.loss=siblings"], "dpo.loss.loss: iterate replays pairs"),
         (["dpo.anchor.runs=[/nowhere]"], "dpo.anchor.runs: /nowhere is no run directory"),
         (["lora.targets=q_proj,nope"], "lora.targets: got 'nope'"),
+        (["lora.targets=q_proj,lm_head"], "lora.targets: got 'lm_head'"),
         (["refine.objective.name=http://"], "refine.objective: no objective 'http://'"),
         (["sft.batch.max_length=99999"], "sft.batch.max_length: got 99999"),
         (["refine.when=last", "refine.batch.max_length=99999"], "refine.batch.max_length: got 99999"),

@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 
 from offline_agent.errors import ConfigError, ContextFull, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
+from offline_agent.policies.hf import loading
 from offline_agent.policies.hf.architecture import Unpackable, check_layers
 from offline_agent.policies.hf.attention import SlotCache
 from offline_agent.policies.hf.loading import action_limit, action_limit_of
@@ -221,6 +222,19 @@ def test_histories_outgrow_the_first_memory(folder, policy):
     assert [action.token_ids] == kit.generated(policy, folder, [context])
 
 
+def test_long_histories_take_slots_away_not_memory(folder, policy, monkeypatch):
+    limit = 6 * 384 * policy._core.cache.token_bytes
+    monkeypatch.setattr(loading, "free_memory", lambda: 6 * limit)
+    poor = HFPolicy(folder, max_tokens=12, slots=64)
+    assert poor._core.cache.slots == 6
+    texts = ["Find", "word " * 120, "Buy", "word " * 140, "Look"]
+    requests = [ProposeRequest(kit.start(i, text), (1, 2, 3)) for i, text in enumerate(texts)]
+    assert ids_of(kit.ask(poor, *requests)) == ids_of(kit.ask(policy, *requests))
+    held = poor.memory()
+    assert 0 < held["slots"] <= held["slots_limit"] == held["kept_limit"] == limit
+    assert poor._core._free == list(range(poor._core.cache.slots)) and len(poor._core._free) < 6
+
+
 def test_no_seeds_is_an_empty_answer(policy):
     assert kit.ask(policy, ProposeRequest(kit.start(), ()))[0].actions == ()
 
@@ -274,7 +288,7 @@ def test_invariance_is_found_out_not_asserted(policy, monkeypatch, fault):
         return attend(self, query, keys, values, mask) * (1 + 1e-6 * wrong)
 
     monkeypatch.setattr(SlotPlan, "_attend", rounding_otherwise)
-    policy._core.cache = SlotCache(24, policy._core.cache.shape, torch.float32, torch.device("cpu"))
+    policy._core.cache = SlotCache(24, policy._core.cache.shape, torch.float32, torch.device("cpu"), 1 << 30)
     assert not policy.verify_batch_invariance()
 
 
