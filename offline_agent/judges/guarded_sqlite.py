@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import Any
 
 Row = tuple[Any, ...]
@@ -40,6 +41,7 @@ class Limits:
         seconds: Processor time of the thread, for what instructions do not bound.
         memory: Bytes that SQLite may hold in the whole process; sorting and temporary tables are kept in memory.
         columns: Most columns of its result.
+        size: Bytes of the result's values in Python, which `memory` does not count.
     """
 
     rows: int = 10_000
@@ -48,6 +50,7 @@ class Limits:
     seconds: float = 10.0
     memory: int = 512 * 2**20
     columns: int = 200
+    size: int = 64 * 2**20
 
 
 class LimitExceeded(Exception):
@@ -125,7 +128,15 @@ def run(
         cursor = connection.execute(statement)
         if cursor.description is not None and len(cursor.description) > limits.columns:
             raise LimitExceeded(f"gave more than {limits.columns} columns")
-        rows = cursor.fetchmany(most + 1)
+        rows: list[Row] = []
+        held = 0
+        for row in cursor:
+            rows.append(row)
+            held += sum(map(getsizeof, row))
+            if held > limits.size:
+                raise LimitExceeded(f"gave more than {limits.size >> 20} MiB")
+            if len(rows) > most:
+                break
         cursor.close()
     except MemoryError as error:
         raise LimitExceeded(f"needed more than {limits.memory >> 20} MiB of memory", timed=True) from error

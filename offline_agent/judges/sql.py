@@ -10,7 +10,7 @@ from offline_agent.judges.guarded_sqlite import LimitExceeded, Limits, Row, guar
 from offline_agent.judges.verifiers import Unscorable, rows, verifier
 
 
-@verifier("2")
+@verifier("3")
 def sql(
     query: str,
     gold: str,
@@ -21,7 +21,8 @@ def sql(
 ) -> tuple[float, bool, dict[str, Any]]:
     """Judge a query by the rows it gives against those of the right query.
 
-    A query that does not run, or tries anything but reading, is wrong; one that runs out of its limits has no score.
+    A query that does not run, tries anything but reading, or runs out of its limits is wrong. There is no score where
+    the right query does not run, before it or after one that ran out of time or memory.
 
     Args:
         query: The query that was answered.
@@ -42,7 +43,12 @@ def sql(
     try:
         got = _rows(path, query, limits)
     except LimitExceeded as error:
-        raise Unscorable(f"the query {error}") from error
+        if error.timed:
+            try:
+                _rows(path, gold, limits)  # else a busy machine may be the cause
+            except (sqlite3.Error, sqlite3.Warning, LimitExceeded) as other:
+                raise Unscorable(f"the query {error}, and then the right one: {other}") from error
+        return 0.0, False, {"query": query, "error": f"the query {error}"}
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
         return 0.0, False, {"query": query, "error": f"{type(error).__name__}: {error}"}
     in_order = ordering(gold) if ordered is None else ordered

@@ -56,6 +56,8 @@ def test_what_takes_too_much_is_stopped_and_the_next_query_runs(path: Path) -> N
 def test_an_endless_answer_is_no_answer(path: Path) -> None:
     episode = _episode(path)
     assert episode.step(call("answer", sql=f"{COUNTED} select x from c")).observation.endswith("10000 rows")
+    large = f"{COUNTED} select hex(zeroblob(49000)) from c"
+    assert episode.step(call("answer", sql=large)).observation.endswith("more than 64 MiB")
     assert not episode.terminated
 
 

@@ -22,6 +22,8 @@ _LOCK = threading.Lock()
 _NO_LOCK = contextlib.nullcontext()
 # Digits; with 10^9 of them the decimal module blocks the whole process for hours.
 _MAX_PRECISION = 1_000
+_DIGITS = {"precision", "decimal_places"}
+_MAX_NUMBER = 10**15
 
 
 class CallFailed(Exception):
@@ -65,11 +67,21 @@ class ToolInstances:
 
 def _bounded(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the arguments with which the function ends in bounded time: large integers can keep it busy."""
-    if not 0 <= arguments.get("precision", 1) <= _MAX_PRECISION:
-        raise ValueError(f"precision must be from 0 to {_MAX_PRECISION}, got {arguments['precision']}")
+    for digits in _DIGITS & arguments.keys():
+        if not 0 <= arguments[digits] <= _MAX_PRECISION:
+            raise ValueError(f"{digits} must be from 0 to {_MAX_PRECISION}, got {arguments[digits]:.6g}")
+    _check_sizes(arguments)
     if name == "power":
         return {key: float(value) for key, value in arguments.items()}
     return copy.deepcopy(dict(arguments))
+
+
+def _check_sizes(value: Any) -> None:
+    if isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            _check_sizes(inner)
+    elif isinstance(value, int | float) and not abs(value) <= _MAX_NUMBER:
+        raise ValueError(f"numbers must be from {-_MAX_NUMBER:.0e} to {_MAX_NUMBER:.0e}")
 
 
 def _text(result: Any) -> str:

@@ -220,6 +220,9 @@ def test_decimal_precision_does_not_leak_between_calls(spec):
         ("square_root", {"number": 2.0, "precision": 10**9}),
         ("logarithm", {"value": 3.0, "base": 2.0, "precision": 10**9}),
         ("power", {"base": 2**60, "exponent": 2**60}),
+        ("round_number", {"number": 5, "decimal_places": -10_000_000}),
+        ("round_number", {"number": 10**4000, "decimal_places": 2}),
+        ("mean", {"numbers": [1, 10**4000]}),
     ],
 )
 def test_no_number_keeps_a_tool_busy_for_good(spec, name, arguments):

@@ -115,13 +115,22 @@ def test_sql_that_does_not_only_read_is_wrong_and_changes_nothing(database: Path
     assert verdict.score == 0.0 and database.read_bytes() == before and not Path("x.sqlite").exists()
 
 
+ENDLESS = "with recursive c(x) as (select 1 union all select x + 1 from c) select count(*) from c"
+
+
+def test_sql_that_alone_runs_out_of_limits_is_wrong(database: Path) -> None:
+    for verdict, word in (
+        (sql(ENDLESS, "select 1", database, seconds=0.2), "longer than"),
+        (sql("select a.id from t a, t b, t c", "select 1", database, max_rows=5), "more than 5 rows"),
+    ):
+        assert verdict.score == 0.0 and word in verdict.evidence["error"]
+
+
 def test_sql_that_cannot_be_judged(database: Path, tmp_path: Path) -> None:
-    endless = "with recursive c(x) as (select 1 union all select x + 1 from c) select count(*) from c"
     for verdict, word in (
         (sql("select 1", "selec", database), "the right query"),
         (sql("select 1", "select 1", tmp_path / "none.sqlite"), "no database"),
-        (sql(endless, "select 1", database, seconds=0.2), "longer than"),
-        (sql("select a.id from t a, t b, t c", "select 1", database, max_rows=5), "more than 5 rows"),
+        (sql("select 1", ENDLESS, database, seconds=0.2), "longer than"),
     ):
         assert verdict.score is None and word in (verdict.error or "")
 
