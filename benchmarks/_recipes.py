@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from offline_agent.policies.hf.gguf import cache
+
 
 @dataclass(frozen=True)
 class Round:
@@ -258,7 +260,39 @@ _COOKING = ("env=textworld", "env.game=cookingworld")
 _COOKING += ("env.params=numLocations=1,numIngredients=1,numDistractorItems=2,includeDoors=0",)
 LAKE = ("env=examples.frozen_lake:FrozenLake",)
 
+SMOLLM2 = str(cache() / "SmolLM2-135M-Instruct")
+"""Where `make model` puts it."""
+
+
+def _countdown(n: int, pretrained: bool) -> Suite:
+    """Return Countdown with n numbers, for SmolLM2-135M or a model from scratch; both learnt from the solver first."""
+    environment = ("env=countdown", f"env.n={n}")
+    rate = "1e-4" if pretrained else "1e-3"
+    plays = 2000 if n == 3 else 4000 if pretrained else 6000  # there are 8,353 train tasks with three numbers
+    learner: tuple[str, ...] = (f"model.path={SMOLLM2}", "model.chat_template=compact")
+    if not pretrained:
+        learner = ("scratch.layers=4", "scratch.hidden_size=128", "scratch.vocabulary=300", "scratch.reading=0")
+    return Suite(
+        environment=environment,
+        collect=(*_COMMON, "search.value=success", "filtered.per_task=6", "policy.temperature=1.0"),
+        tuning=(f"optimizer.learning_rate={rate}", "batch.rows=16"),
+        epochs=4,
+        dpo=(*_GENTLE, "batch.rows=16"),
+        online=(*GRPO, "rounds=20", "rollouts.tasks=8", "rollouts.size=8"),
+        evaluate=("policy.temperature=1.0",),
+        warm=(*environment, *learner, f"tasks.n={plays}", "batch.rows=16",
+              f"optimizer.learning_rate={rate}", f"optimizer.epochs={1 if pretrained else 4}"),
+        tasks=100 if pretrained else 300,
+        first=plays,
+        held_out=400,
+    )  # fmt: skip
+
+
 SUITES = {
+    "countdown": _countdown(4, pretrained=False),
+    "countdown-easy": _countdown(3, pretrained=False),
+    "countdown-smollm2": _countdown(4, pretrained=True),
+    "countdown-easy-smollm2": _countdown(3, pretrained=True),
     "shop": Suite(
         environment=("env=shop",),
         collect=(*_COMMON, "search.value=success", "filtered.per_task=6"),
