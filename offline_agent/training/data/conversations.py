@@ -7,12 +7,23 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from offline_agent.errors import ConfigError, DataError
+from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.rendering.parsing import CLOSE, OPEN, dump
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rendering.styles import TEMPLATES
 from offline_agent.rollouts.demonstrations import signature
 
+_ROLES = {"developer": "system", "function": "tool"}
+"""Other names of roles."""
+_KEYS = {
+    "system": {"name"},
+    "user": {"name"},
+    "assistant": {"name", "tool_calls", "function_call", "reasoning_content", "reasoning", "weight", "loss", "train"},
+    "tool": {"name", "tool_call_id"},
+}
+"""Keys of a message beside `role` and `content`, by role; what others mean for training is not known."""
+_MARKS = ("weight", "loss", "train")
+"""Keys that say whether a turn is trained: 1 or true, 0 or false."""
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -28,7 +39,7 @@ class Encoder:
     """
 
     def __init__(self, renderer: Renderer) -> None:
-        self._tokenizer = renderer.tokenizer
+        self._renderer, self._tokenizer = renderer, renderer.tokenizer
         self._ends = renderer.eos_ids
         tokens = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
         self._controls = sorted({t.content for t in tokens if t.special and t.content.strip()}, key=len, reverse=True)
@@ -86,7 +97,7 @@ class Encoder:
     def _prompt(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]:
         try:
             encoded = self._tokenizer.apply_chat_template(
-                list(messages), tools=tools, add_generation_prompt=True, return_dict=True
+                _plain(messages), tools=tools, add_generation_prompt=True, return_dict=True
             )
         except Exception as error:  # a template raises what it likes
             raise DataError(f"the chat template refuses its prompt ({type(error).__name__}: {error})") from error
@@ -95,16 +106,36 @@ class Encoder:
     def _encode(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> tuple[list[int], list[int]]:
         try:
             encoded = self._tokenizer.apply_chat_template(
-                list(messages), tools=tools, return_dict=True, return_assistant_tokens_mask=True
+                _plain(messages), tools=tools, return_dict=True, return_assistant_tokens_mask=True
             )
         except Exception as error:  # a template raises what it likes
             raise DataError(f"the chat template refuses its messages ({type(error).__name__}: {error})") from error
-        ids, mask = [int(token) for token in encoded["input_ids"]], [int(v) for v in encoded["assistant_masks"]]
-        return ids, self._ended(ids, mask)
+        ids, mask = [int(token) for token in encoded["input_ids"]], [0] * len(encoded["input_ids"])
+        spans = self._ended(ids, [int(v) for v in encoded["assistant_masks"]])
+        turns = [message for message in messages if message["role"] == "assistant"]
+        if len(spans) != len(turns):
+            raise DataError(f"the chat template marks {len(spans)} turns where the conversation has {len(turns)}")
+        for (start, stop), turn in zip(spans, turns, strict=True):
+            if turn.get("trained", True):
+                self._check_turn(ids[start:stop], turn)
+                mask[start:stop] = [1] * (stop - start)
+        return ids, mask
 
-    def _ended(self, ids: Sequence[int], mask: Sequence[int]) -> list[int]:
-        """Return the mask with each turn cut after its end-of-turn token: what follows is the template's."""
-        out = [0] * len(mask)
+    def _check_turn(self, ids: Sequence[int], turn: Mapping[str, Any]) -> None:
+        """Check that what is trained reads back as the message; several calls at once are not read here."""
+        calls = turn.get("tool_calls", ())
+        if len(calls) > 1:
+            return
+        action = self._renderer.parse(list(ids), [0.0] * len(ids))
+        called = None if action.call is None else (action.call.name, dict(action.call.arguments))
+        wanted = (calls[0]["function"]["name"], calls[0]["function"]["arguments"]) if calls else None
+        if action.fault is not None or called != wanted or action.thought.strip() != turn["content"].strip():
+            why = action.detail or f"it reads as {(action.thought, called)!r}"[:300]
+            raise DataError(f"the chat template writes an assistant's turn that is not read back: {why}")
+
+    def _ended(self, ids: Sequence[int], mask: Sequence[int]) -> list[tuple[int, int]]:
+        """Return begin and end of each turn, cut after its end-of-turn token: what follows is the template's."""
+        out = []
         at = 0
         while at < len(mask):
             if not mask[at]:
@@ -120,7 +151,7 @@ class Encoder:
                     "learn to stop. Close {% endgeneration %} right after that token, or name a ready-made template: "
                     f"model.chat_template={' | '.join(TEMPLATES)}"
                 )
-            out[at : end + 1] = [1] * (end + 1 - at)
+            out.append((at, end + 1))
             at = end + 1
             while at < stop and ids[at] not in self._ends and not self._tokenizer.decode([ids[at]]).strip():
                 at += 1  # blanks between two turns that one block of the template writes
@@ -132,6 +163,11 @@ class Encoder:
             found = next((control for control in self._controls if control in text), None)
             if found is not None:
                 raise DataError(f"{name} holds the text {found!r}, which would become a control token")
+
+
+def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages as a chat template takes them."""
+    return [{key: value for key, value in message.items() if key != "trained"} for message in messages]
 
 
 def texts(messages: Any, tools: Any, loose: bool) -> Iterator[str]:
@@ -158,8 +194,20 @@ def _messages(value: Any, loose: bool) -> list[dict[str, Any]]:
 
 
 def _message(message: Mapping[str, Any], loose: bool) -> dict[str, Any]:
-    out = {key: value for key, value in message.items() if value is not None and key != "tool_calls"}
-    content = out.get("content", "")
+    role = _ROLES.get(message["role"], message["role"])
+    if role not in _KEYS:
+        allowed = ", ".join([*_KEYS, *_ROLES])
+        raise DataError(f"a message has the role {message['role']!r}, allowed: {allowed}{did_you_mean(role, _KEYS)}")
+    given = {key: value for key, value in message.items() if value is not None and key not in ("role", "content")}
+    unknown = sorted(str(key) for key in given.keys() - _KEYS[role] if not (loose and given[key] in ("", [], {})))
+    if unknown:
+        raise DataError(
+            f"a message of the role {role} has {', '.join(unknown)}, allowed: role, content, "
+            f"{', '.join(sorted(_KEYS[role]))}; take it out, or put what is to be learnt into content"
+        )
+    out: dict[str, Any] = {"role": role, **{key: given[key] for key in ("name", "tool_call_id") if key in given}}
+    content = message.get("content")
+    content = "" if content is None else content
     if isinstance(content, list):  # parts, as multi-modal formats write them
         texts = [part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
         if len(texts) != len(content):
@@ -167,11 +215,34 @@ def _message(message: Mapping[str, Any], loose: bool) -> dict[str, Any]:
         content = "".join(texts)
     if not isinstance(content, str):
         raise DataError(f"a {message['role']} message has {type(content).__name__} content, not text")
-    out["content"] = content
-    calls = [_parsed(call) for call in _parsed(message.get("tool_calls")) or ()]
+    thoughts = given.get("reasoning_content", given.get("reasoning"))
+    out["content"] = f"<think>\n{_thoughts(thoughts)}\n</think>\n\n{content}" if thoughts else content
+    calls = [_parsed(call) for call in _parsed(given.get("tool_calls")) or ()]
+    if given.get("function_call"):
+        calls.append({"function": given["function_call"]})
     if calls:
         out["tool_calls"] = [_call(call, loose) for call in calls]
+    if role == "assistant":
+        out["trained"] = all(_mark(key, given[key]) for key in _MARKS if key in given)
+        if out["trained"] and not calls and not content.strip():
+            raise DataError(
+                "an assistant's turn has neither content nor a call, and would teach to stop; take it out, or mark it "
+                "with train: false"
+            )
     return out
+
+
+def _thoughts(value: Any) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"an assistant's reasoning is {type(value).__name__}, not text")
+    return value
+
+
+def _mark(key: str, value: Any) -> bool:
+    """Return whether a turn is trained, by one of its marks."""
+    if value not in (0, 1):  # False and True are equal to these
+        raise DataError(f"{key}: got {value!r}, allowed: 1 or true (the turn is trained), 0 or false (it is not)")
+    return bool(value)
 
 
 def _call(call: Any, loose: bool) -> dict[str, Any]:
@@ -182,10 +253,13 @@ def _call(call: Any, loose: bool) -> dict[str, Any]:
     given_as_text = isinstance(arguments, str)
     if given_as_text:
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments) if arguments.strip() else {}
         except ValueError as error:
             raise DataError(f"the arguments of a call of {function['name']} are no JSON ({error})") from error
     arguments = {} if arguments is None else arguments
+    if not isinstance(arguments, Mapping):
+        said = "JSON text in JSON text" if isinstance(arguments, str) else type(arguments).__name__
+        raise DataError(f"the arguments of a call of {function['name']} are {said}, allowed: an object, or its JSON")
     # Text keeps its nulls: only a struct's may be nobody's.
     arguments = _bare(arguments) if loose and not given_as_text else arguments
     return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
