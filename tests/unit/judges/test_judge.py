@@ -111,7 +111,7 @@ def test_what_cannot_judge_is_refused_with_every_fault(name: str, args: dict[str
 def test_verifiers_take_their_parameters_from_trajectory_and_task() -> None:
     judge = made("exact_match")
     judge.check(TASK)
-    assert judge(played(ToolCall("look", {}), "The 42!")).success is True
+    assert judge(played(ToolCall("look", {}), "The 42.")).success is True
     assert judge(played(ToolCall("look", {}))).score == 0.0 == judge(played()).score
     several = made("exact_match", columns={"gold": "solution"})
     assert several(played("Forty-two")).success is True
