@@ -35,7 +35,7 @@ def sql(
     path = Path(database)
     if not path.is_file():
         raise Unscorable(f"there is no database {str(path)!r}")
-    limits = Limits(rows=max_rows, value=1_000_000, instructions=2**31, seconds=seconds)
+    limits = Limits(rows=max_rows, value=250_000, instructions=2**31, seconds=seconds)
     try:
         wanted = _rows(path, gold, limits)
     except (sqlite3.Error, sqlite3.Warning, ValueError, LimitExceeded) as error:

@@ -27,6 +27,7 @@ STOPPED = {
     f"{COUNTED} select group_concat(hex(zeroblob(9000))) from c": "(instructions|bytes)",
     f"{COUNTED} select x, zeroblob(90000) z from c order by z, x desc": "memory",
     "select zeroblob(1000000000)": "bytes",
+    f"{COUNTED} select {', '.join(['zeroblob(90000)'] * 200)} from c": "MiB",
     "select replace(hex(zeroblob(40000)), '0', 'aaaaaaaaaa')": "bytes",
 }
 WRITES = ["insert into Artist values (99, 'x')", "update Artist set Name = 'x'", "delete from Artist"]

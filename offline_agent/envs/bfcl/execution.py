@@ -68,8 +68,9 @@ class ToolInstances:
 def _bounded(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the arguments with which the function ends in bounded time: large integers can keep it busy."""
     for digits in _DIGITS & arguments.keys():
-        if not 0 <= arguments[digits] <= _MAX_PRECISION:
-            raise ValueError(f"{digits} must be from 0 to {_MAX_PRECISION}, got {arguments[digits]:.6g}")
+        if not abs(arguments[digits]) <= _MAX_PRECISION:
+            got = repr(arguments[digits])[:20]
+            raise ValueError(f"{digits} must be from {-_MAX_PRECISION} to {_MAX_PRECISION}, got {got}")
     _check_sizes(arguments)
     if name == "power":
         return {key: float(value) for key, value in arguments.items()}

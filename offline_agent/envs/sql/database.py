@@ -24,6 +24,7 @@ CHANGED_COPIES = 5
 
 _OPEN_PER_THREAD = 64
 _IN_MEMORY = 4 * 2**20  # bytes; a larger changed copy is a temporary file
+_GROWTH = 2 * 2**20  # bytes of a written copy; read into Python, small rows take thirty times as much
 _SHUFFLED = 20_000  # rows; larger tables lose rows and are not shuffled
 
 _local = threading.local()
@@ -99,8 +100,8 @@ class Database:
 
 def guarded_copy(connection: sqlite3.Connection) -> sqlite3.Connection:
     """Restrict a private copy in memory to statements that read or change rows, and bound its growth; return it."""
-    pages = connection.execute("pragma page_count").fetchone()[0]
-    connection.execute(f"pragma max_page_count = {pages + 4096}")
+    pages, size = (connection.execute(f"pragma {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    connection.execute(f"pragma max_page_count = {pages + _GROWTH // size}")
     return guard(connection, LIMITS, writing=True)
 
 

@@ -221,6 +221,7 @@ def test_decimal_precision_does_not_leak_between_calls(spec):
         ("logarithm", {"value": 3.0, "base": 2.0, "precision": 10**9}),
         ("power", {"base": 2**60, "exponent": 2**60}),
         ("round_number", {"number": 5, "decimal_places": -10_000_000}),
+        ("round_number", {"number": 5, "decimal_places": 10**400}),
         ("round_number", {"number": 10**4000, "decimal_places": 2}),
         ("mean", {"numbers": [1, 10**4000]}),
     ],
@@ -230,7 +231,14 @@ def test_no_number_keeps_a_tool_busy_for_good(spec, name, arguments):
     episode = spec.open()
     episode.reset(_task(task_id))
     result = episode.step(_call(name, **arguments))
-    assert result.fault == "tool_error" and result.observation.startswith("Error: ")
+    assert result.fault == "tool_error" and " must be from " in result.observation
+
+
+def test_numbers_are_rounded_to_hundreds_too(spec):
+    task_id = next(e.id for e in data.entries("base").values() if "MathAPI" in e.classes)
+    episode = spec.open()
+    episode.reset(_task(task_id))
+    assert episode.step(_call("round_number", number=1234, decimal_places=-2)).observation == '{"result": 1200.0}'
 
 
 def test_a_turn_that_only_asks_needs_the_answer(spec):

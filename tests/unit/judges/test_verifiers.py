@@ -122,6 +122,7 @@ def test_sql_that_alone_runs_out_of_limits_is_wrong(database: Path) -> None:
     for verdict, word in (
         (sql(ENDLESS, "select 1", database, seconds=0.2), "longer than"),
         (sql("select a.id from t a, t b, t c", "select 1", database, max_rows=5), "more than 5 rows"),
+        (sql("select zeroblob(900000)", "select 1", database), "more than 250,000 bytes"),
     ):
         assert verdict.score == 0.0 and word in verdict.evidence["error"]
 
