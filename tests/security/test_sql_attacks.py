@@ -67,8 +67,9 @@ def test_a_written_copy_cannot_grow_without_bound(path: Path) -> None:
     faults = [episode.step(call("query", sql=doubling)).fault for _ in range(12)]
     assert faults[-1] is not None
     assert episode.step(call("query", sql="select count(*) from Artist")).fault is None
-    for _ in range(3):
-        episode.step(call("query", sql=f"insert into Artist (Name) {COUNTED} select null from c limit 400000"))
+    for _ in range(8):
+        episode.step(call("query", sql=f"insert into Artist (Name) {COUNTED} select null from c limit 100000"))
+        episode = episode.copy()
     shown = episode.step(call("query", sql="select count(*) < 300000 from Artist")).observation
     assert shown.endswith("\n1\n(1 row)")  # all rows are read into Python at each look at the state
 

@@ -74,7 +74,17 @@ class Database:
             raw.backup(own)
         finally:
             raw.close()
-        return guarded_copy(own)
+        return guarded_copy(own, self.most_pages)
+
+    @cached_property
+    def most_pages(self) -> int:
+        """Pages to which a written copy may grow; a copy of a copy may not grow further."""
+        raw = self._open()
+        try:
+            pages, size = (raw.execute(f"pragma {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        finally:
+            raw.close()
+        return int(pages + _GROWTH // size)
 
     def _open(self) -> sqlite3.Connection:
         if self.path is not None:
@@ -98,10 +108,9 @@ class Database:
         return found
 
 
-def guarded_copy(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """Restrict a private copy in memory to statements that read or change rows, and bound its growth; return it."""
-    pages, size = (connection.execute(f"pragma {name}").fetchone()[0] for name in ("page_count", "page_size"))
-    connection.execute(f"pragma max_page_count = {pages + _GROWTH // size}")
+def guarded_copy(connection: sqlite3.Connection, pages: int) -> sqlite3.Connection:
+    """Restrict a private copy in memory to statements that read or change rows, and to so many pages; return it."""
+    connection.execute(f"pragma max_page_count = {pages}")
     return guard(connection, LIMITS, writing=True)
 
 

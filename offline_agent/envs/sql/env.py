@@ -191,7 +191,7 @@ class SQL(Environment):
         if self._own is not None:
             other._own = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
             self._own.backup(other._own)
-            guarded_copy(other._own)
+            guarded_copy(other._own, self._database.most_pages)
         return other
 
     @property
