@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from offline_agent.arguments.foreign import self_contained
 from offline_agent.errors import ConfigError, EnvironmentFault, ends_the_run
 
 SHOWN = "/workspace"
@@ -106,7 +107,7 @@ def listed(server: Server, folder: Path) -> list[dict[str, Any]]:
             raise ConfigError(f"env: mcp:{server.place} does not answer: {_why(error, words)}") from error
     return [
         {"type": "function", "function": {"name": tool.name, "description": tool.description or tool.name,
-                                          "parameters": dict(tool.input_schema)}} for tool in tools
+                                          "parameters": self_contained(tool.input_schema)}} for tool in tools
     ]  # fmt: skip
 
 
