@@ -15,8 +15,8 @@ from offline_agent.errors import ConfigError
 from offline_agent.records import ToolCall
 
 TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
-LINE = {"type": "object", "properties": {"to": {"$ref": "#/$defs/Point"}}, "required": ["to"], "$defs": {
-    "Point": {"type": "object", "properties": {"x": NUMBER}, "required": ["x"], "additionalProperties": False}}}  # fmt: skip
+POINT = {"type": "object", "properties": {"x": NUMBER}, "required": ["x"], "additionalProperties": False}
+LINE = {"properties": {"to": {"$ref": "#/$defs/Point"}}, "required": ["to"], "$defs": {"Point": POINT}}
 Values = list[dict[str, Any]]
 SHAPES: dict[str, tuple[dict[str, Any], Values, Values]] = {  # a schema, what fits it, what does not
     "required is not described": (
@@ -35,7 +35,7 @@ SHAPES: dict[str, tuple[dict[str, Any], Values, Values]] = {  # a schema, what f
         {"allOf": [{"properties": {"a": TEXT}, "required": ["a"]}, {"required": ["b"]}]},
         [{"a": "", "b": 1}], [{"a": ""}]),
     "a reference": (LINE, [{"to": {"x": 1}}], [{"to": {}}, {"to": {"x": 1, "y": 1}}]),
-    "all by reference": ({"$ref": "#/$defs/A", "$defs": {"A": LINE["$defs"]["Point"]}}, [{"x": 1}], [{}, {"y": 1}]),
+    "all by reference": ({"$ref": "#/$defs/A", "$defs": {"A": POINT}}, [{"x": 1}], [{}, {"y": 1}]),
     "a tree": (
         {"properties": {"v": NUMBER, "below": {"type": "array", "items": {"$ref": "#"}}}, "required": ["below"]},
         [{"below": [{"v": 1}]}], [{"v": ""}]),
