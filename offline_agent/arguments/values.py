@@ -166,13 +166,14 @@ class _Draw:
         return text[: schema["maxLength"]] if "maxLength" in schema else text
 
     def _text(self) -> str:
-        """Return words of the conversation, an example, or a text that was answered well before, perhaps changed."""
+        """Return an item of a list, words of the conversation, an example, or a text that was answered well before."""
         rng, own, tool = self._rng, read_description(self._own), read_description(self._tool)
         example, used = self._seen.example(rng), self._seen.used(rng, self._parameter)
         counts = sizes(self._own)
         symbols = letters(self._own) or (self._digits() if "digit" in self._own.lower() else "")
         return str(self._of(
             (4, True, lambda: self._seen.words(rng)),
+            (40, bool(self._seen.options), lambda: rng.choice(self._seen.options)),
             (14, bool(own.examples), lambda: self._perhaps_varied(rng.choice(own.examples))),
             (2, bool(own.ranges), lambda: rng.randint(*rng.choice(own.ranges))),
             (8, bool(symbols and counts), lambda: "".join(rng.choices(symbols, k=rng.choice(counts)))),
