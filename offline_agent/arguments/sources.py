@@ -26,10 +26,14 @@ _RANGES = (
 _QUOTED = re.compile(
     r"\"([^\"\n]{1,60})\"|`([^`\n]{1,60})`|“([^”\n]{1,60})”|(?<!\w)'([^'\n]{1,60})'(?!\w)|(\[[^\[\]{}\"\n]{1,40}\])"
 )
-_NAMED = re.compile(r"(?:\be\.?g\.?,?|\bsuch as|\bfor example:?,?)\s+([^\s,;()\"'`]+)", re.IGNORECASE)
+_NAMED = re.compile(r"(?:\be\.?g\.?,?|\bsuch as|\bfor example:?,?)\s+((?:[^\s;()\"'`]+ ?)+)", re.IGNORECASE)
 _LISTED = re.compile(r"\b(?:one of|either|any of|among)\b(?: the \w+)?\s*:?\s*([^.;()\n]{3,200})", re.IGNORECASE)
 _LISTS_END = re.compile(r"\b(?:for example|e\.g|such as)\b", re.IGNORECASE)
 _BETWEEN = re.compile(r"\s*(?:,|/|\||\bor\b|\band\b)\s*")
+_SENTENCE = re.compile(r"\.(?:\s|$)")
+_BULLET = re.compile(r"\s*(?:[-*•]|\(?\d{1,3}[.):])\s+(.+)")
+_COMMAS = re.compile(r"\s*(?:[,|](?:\s*(?:and|or)\b)?|\bor\b)\s*")
+_LONGEST = 8  # words of an option, and half of that of an example without quotes
 _SLASHED = re.compile(r"(?<![\w/.:])[A-Za-z]+(?:/[A-Za-z]+)+(?![\w/])")
 _LETTERS = re.compile(r"(?<![\w'])([A-Z]{1,8})(?![\w'])")
 _LETTER = re.compile(r"(?<![\w'])[A-Z](?![\w'])")
@@ -99,13 +103,40 @@ def _examples(text: str) -> Iterator[str]:
     for groups in _QUOTED.findall(text):
         yield next(filter(None, groups), "")
     for named in _NAMED.findall(text):
-        yield named.rstrip(".")
+        for item in _BETWEEN.split(_SENTENCE.split(named)[0]):
+            words = item.split()
+            if len(words) > _LONGEST // 2:  # the sentence goes on
+                yield words[0]
+                break
+            yield " ".join(words)
     for listed in _LISTED.findall(text):
         items = [item.strip(" \"'`") for item in _BETWEEN.split(_LISTS_END.split(listed)[0])]
-        if len(items) > 1:
-            yield from (item for item in items if item and len(item.split()) <= 3)
+        if len(items := [item for item in items if item]) > 1:
+            yield from (item for item in items if len(item.split()) <= 3)
     for slashed in _SLASHED.findall(text):
         yield from slashed.split("/")
+
+
+def options(text: str) -> list[str]:
+    """Return the items of a text's lists: bullets, lines below a colon, and what `;`, or commas after a colon, part."""
+    found: list[str] = []
+    below = False  # a line that ends with a colon
+    for line in text.splitlines():
+        _, colon, rest = line.partition(": ")
+        parts = (rest or line).split(";")
+        if len(parts) < (2 if colon else 3):
+            parts = _COMMAS.split(rest) if colon else []
+        if line.count(": ") > 1:
+            parts = []  # names with values, such as those of a state
+        if bullet := _BULLET.match(line):
+            found.append(bullet[1])
+        elif len(parts) > 1:
+            found += parts
+        elif below:
+            found.append(line)
+        below = line.rstrip().endswith(":") or (below and bool(line.strip()))
+    items = (item.strip(" \t\"'`.") for item in found)
+    return list(dict.fromkeys(item for item in items if item and len(item.split()) <= _LONGEST))[:MOST]
 
 
 class SeenText:
@@ -115,15 +146,19 @@ class SeenText:
         text: The text that the context added.
         parent: The conversation before; None at its start.
         used: (parameter, text) for each text of the last call, where it was answered without an error.
+
+    Attributes:
+        options: The items of the lists in the last text that has any.
     """
 
-    __slots__ = ("_counts", "_own", "_parent")
+    __slots__ = ("_counts", "_own", "_parent", "options")
 
     def __init__(self, text: str, parent: SeenText | None, used: Sequence[tuple[str, str]] = ()) -> None:
         self._own: tuple[Sequence[Any], ...] = (*read(text), used)
         before = parent._counts if parent is not None else (0,) * len(self._own)
         self._counts: tuple[int, ...] = tuple(n + len(own) for n, own in zip(before, self._own, strict=True))
         self._parent = parent
+        self.options: Sequence[str] = options(text) or (parent.options if parent is not None else ())
 
     @classmethod
     def of(cls, context: Context) -> SeenText:

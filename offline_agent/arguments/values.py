@@ -12,9 +12,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from offline_agent.arguments.foreign import faults, is_plain
 from offline_agent.arguments.sources import SeenText, letters, read_description, sizes
 
 MAX_DEPTH = 6
+DRAWS = 8  # of arguments for a schema with words that a draw may not fit
 OPTIONAL = 0.5
 SPREAD = 10
 NEGATIVE = 0.1  # share of small integers that are below zero
@@ -35,8 +37,12 @@ def argument_values(
         seen: Source of words, numbers and earlier texts.
         description: The tool's.
     """
-    value = _Draw(rng, seen, description).object({"type": "object", **schema}, 0)
-    return value if isinstance(value, dict) else {}
+    draw, plain = _Draw(rng, seen, description), is_plain(schema)
+    for _ in range(1 if plain else DRAWS):
+        value = draw.object({"type": "object", **schema}, 0)
+        if plain or not faults(schema, value):
+            break
+    return value
 
 
 class _Draw:
@@ -52,18 +58,19 @@ class _Draw:
         rng = self._rng
         if not isinstance(schema, Mapping):
             return self._seen.words(rng)
+        schema = _one_way(schema, rng)
         if "const" in schema:
             return schema["const"]
         if schema.get("enum"):
             return rng.choice(list(schema["enum"]))
-        for key in ("anyOf", "oneOf"):
-            if schema.get(key):
-                return self.value(rng.choice(list(schema[key])), depth)
+        if schema.get("examples") and isinstance(schema["examples"], list) and rng.random() < VARIED:
+            return rng.choice(schema["examples"])
         kind = schema.get("type")
         if isinstance(kind, list):
             kind = rng.choice(kind) if kind else None
         if kind is None:
-            kind = "object" if "properties" in schema else "array" if "items" in schema else "string"
+            named = schema.get("properties") or schema.get("required")
+            kind = "object" if named else "array" if "items" in schema else "string"
         makers: dict[str, Callable[[Mapping[str, Any], int], Any]] = {
             "integer": self._integer, "number": self._number, "array": self._array, "object": self.object,
             "boolean": lambda *_: rng.random() < 0.5, "null": lambda *_: None,
@@ -72,15 +79,17 @@ class _Draw:
 
     def object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
         rng, outer = self._rng, (self._parameter, self._own)
+        schema = _one_way(schema, rng)
         required = schema.get("required") or ()
         out = {}
-        for name, entry in (schema.get("properties") or {}).items():
+        extra = schema.get("additionalProperties")
+        described = schema.get("properties") or {}
+        for name, entry in {**described, **{name: extra for name in required if name not in described}}.items():
             if name in required or (depth < MAX_DEPTH and rng.random() < OPTIONAL):
                 told = entry.get("description") if isinstance(entry, Mapping) else None
                 self._parameter, self._own = name, told if isinstance(told, str) else ""
                 out[name] = self.value(entry, depth + 1)
         self._parameter, self._own = outer
-        extra = schema.get("additionalProperties")
         if isinstance(extra, Mapping) and not out and depth < MAX_DEPTH:
             out = {self._seen.words(rng): self.value(extra, depth + 1) for _ in range(rng.randint(1, 2))}
         return out
@@ -157,13 +166,14 @@ class _Draw:
         return text[: schema["maxLength"]] if "maxLength" in schema else text
 
     def _text(self) -> str:
-        """Return words of the conversation, an example, or a text that was answered well before, perhaps changed."""
+        """Return an item of a list, words of the conversation, an example, or a text that was answered well before."""
         rng, own, tool = self._rng, read_description(self._own), read_description(self._tool)
         example, used = self._seen.example(rng), self._seen.used(rng, self._parameter)
         counts = sizes(self._own)
         symbols = letters(self._own) or (self._digits() if "digit" in self._own.lower() else "")
         return str(self._of(
             (4, True, lambda: self._seen.words(rng)),
+            (40, bool(self._seen.options), lambda: rng.choice(self._seen.options)),
             (14, bool(own.examples), lambda: self._perhaps_varied(rng.choice(own.examples))),
             (2, bool(own.ranges), lambda: rng.randint(*rng.choice(own.ranges))),
             (8, bool(symbols and counts), lambda: "".join(rng.choices(symbols, k=rng.choice(counts)))),
@@ -204,6 +214,23 @@ class _Draw:
         """Return what one of the sources that have something gives, each with a chance of its weight."""
         there = [(weight, draw) for weight, has, draw in sources if has]
         return self._rng.choices([draw for _, draw in there], [weight for weight, _ in there])[0]()
+
+
+def _one_way(schema: Mapping[str, Any], rng: random.Random) -> Mapping[str, Any]:
+    """Return a schema with all of its `allOf`, and one each of its `anyOf` and `oneOf`, put in."""
+    for _ in range(MAX_DEPTH):  # an option may have options
+        parts = [*(schema.get("allOf") or ()), *(rng.choice(schema[key]) for key in _OPTIONS if schema.get(key))]
+        if not parts:
+            break
+        schema = {key: value for key, value in schema.items() if key not in ("allOf", *_OPTIONS)}
+        for part in (part for part in parts if isinstance(part, Mapping)):
+            fields = {**schema.get("properties", {}), **part.get("properties", {})}
+            required = [*schema.get("required", ()), *part.get("required", ())]
+            schema = {**schema, **part, "properties": fields, "required": required}
+    return schema
+
+
+_OPTIONS = ("anyOf", "oneOf")
 
 
 def _bounds(schema: Mapping[str, Any]) -> tuple[float | int | None, float | int | None]:

@@ -203,10 +203,14 @@ class EnvSpec:
         return self._one_thread and not self.isolated
 
     @property
+    def adapted(self) -> bool:
+        """Whether the class is an adapter's, which its user cannot change."""
+        return self.path.partition(":")[0] in catalog.ADAPTERS
+
+    @property
     def identity(self) -> dict[str, Any]:
         """JSON-serialisable facts for the manifest."""
-        adapted = self.path.partition(":")[0] in catalog.ADAPTERS
-        path = self.path if adapted else f"{self.cls.__module__}:{self.cls.__qualname__}"
+        path = self.path if self.adapted else f"{self.cls.__module__}:{self.cls.__qualname__}"
         judge = {} if self.judge is None else {"judge": self.judge.identity}
         sandbox = {} if self.sandbox is None else {"sandbox": self.sandbox}
         python = {} if self.python is None else {"python": self.python}

@@ -20,7 +20,7 @@ from offline_agent.envs.costs import Costs, measured
 from offline_agent.envs.episode_length import EpisodeLength, episode_length
 from offline_agent.envs.play import begin, extend, to_step
 from offline_agent.envs.process_state import ProcessState
-from offline_agent.envs.scripted_play import ScriptedPlayer, drawn_call, facts, faulty
+from offline_agent.envs.scripted_play import ScriptedPlayer, difference, drawn_call, facts, faulty
 from offline_agent.envs.watch import CallWatch
 from offline_agent.errors import EnvironmentFault, ToolError, in_words
 from offline_agent.records import Action, Context, Task, Trajectory
@@ -184,17 +184,20 @@ class Checks:
                 used |= {step.action.call.name for step in steps if step.action.call is not None}
             self.player.walk(task, WALKS, rare)
         refused = self._refused_by_chance(used)
+        show = self._mend(
+            "quote an example in the docstring, or give the class `demonstrate`", "env.demonstrate=module:function"
+        )
         for name in sorted(self._never() - refused):
             yield (
                 f"{name}: all {self.watch.failed[name]} calls of it were answered with an error, the last with "
                 f"{in_words(self.watch.errors[name])}. Mend what raises it; where only rare calls succeed, show one: "
-                "quote an example in the docstring, or give the class `demonstrate`"
+                f"{show}"
             )
 
         if refused and refused == self._never():
             raise NotApplicable(
                 f"nothing tells of {', '.join(sorted(refused))}: the expert calls none of them in these tasks, and all "
-                "random calls were refused; play more tasks, or quote an example in the docstring"
+                "random calls were refused; play more tasks" + self._mend(", or quote an example in the docstring", "")
             )
 
     def _refused_by_chance(self, used: Container[str]) -> set[str]:
@@ -294,8 +297,10 @@ class Checks:
         """The same actions in a new instance are answered alike."""
         for task in self.some():
             script = self.player.script(task)
-            if facts(self.player.run(task, script)) != facts(self.player.run(task, script)):
-                yield f"{task.task_id}: the same actions in a new instance were answered differently; seed all chance"
+            told = difference(self.player.run(task, script), self.player.run(task, script))
+            if told is not None:
+                mend = self._mend("seed all chance", "what is adapted draws by chance, or keeps state elsewhere")
+                yield f"{task.task_id}: the same actions in a new instance were answered differently; {mend}; {told}"
 
     def copies(self) -> Iterator[str]:
         """Copies made at several points continue like the original, and do not touch it."""
@@ -315,23 +320,31 @@ class Checks:
                         second = facts(self.player.run_on(original, task, rest, here), start)
                         third = facts(self.player.run_on(two, task, rest, here), start)
                 if not first == second == third == expected:
-                    yield f"{task.task_id}: copies made after {at} actions share state or lack some; see __deepcopy__"
+                    mend = self._mend("see __deepcopy__", "a search finds this out, and restores states by replay")
+                    yield f"{task.task_id}: copies made after {at} actions share state or lack some; {mend}"
                     break
 
     def threads(self) -> Iterator[str]:
         """An environment whose class says so is opened, stepped, copied and closed by different threads."""
         if self.spec.one_thread:
-            raise NotApplicable("one thread makes all calls of an environment; `one_thread = False` allows any")
+            raise NotApplicable(
+                "one thread makes all calls of an environment" + self._mend("; `one_thread = False` allows any", "")
+            )
+        mend = self._mend("take `one_thread = False` away, then one thread makes all calls", "set env.isolate=process")
         for task in self.some():
             script = self.player.script(task)
-            expected = facts(self.player.run(task, script))
+            expected = self.player.run(task, script)
             try:
-                got = facts(self._by_many_threads(task, script))
+                got = self._by_many_threads(task, script)
             except EnvironmentFault as fault:
-                yield f"{task.task_id}: {fault}; take `one_thread = False` away, then one thread makes all calls"
+                yield f"{task.task_id}: {fault}; {mend}"
                 return
-            if got != expected:
-                yield f"{task.task_id}: by several threads it answers differently; take `one_thread = False` away"
+            if (told := difference(expected, got)) is not None:
+                yield f"{task.task_id}: by several threads it answers differently; {mend}; {told}"
+
+    def _mend(self, author: str, user: str) -> str:
+        """Return what the author of a class can do, or the user of an adapter, who cannot change its class."""
+        return user if self.spec.adapted else author
 
     def _by_many_threads(self, task: Task, actions: Sequence[Action]) -> Trajectory:
         """Play actions, each call in another thread."""

@@ -167,10 +167,9 @@ class Episode:
         except BaseException as error:
             if ends_the_run(error):
                 raise
-            raise EnvironmentFault(
-                f"{self.spec.name}: copy.deepcopy failed ({in_words(error)}); give the class a"
-                " __deepcopy__, or set replay_only = True to have states restored by replay"
-            ) from error
+            mend = "give the class a __deepcopy__, or set replay_only = True to have states restored by replay"
+            mend = "a search finds this out, and restores states by replay" if self.spec.adapted else mend
+            raise EnvironmentFault(f"{self.spec.name}: copy.deepcopy failed ({in_words(error)}); {mend}") from error
         twin.tools, twin._over, twin._task = self.tools, self._over, self._task
         return twin
 

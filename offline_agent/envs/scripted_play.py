@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
@@ -92,6 +93,29 @@ def facts(trajectory: Trajectory, before: Trajectory | None = None) -> tuple[Any
     return first, shown, trajectory.terminated, None if verdict is None else (verdict.score, verdict.success)
 
 
+def difference(one: Trajectory, two: Trajectory) -> str | None:
+    """Return where two runs of the same actions first differ, with both answers, in words; None where they agree."""
+    (start, shown, *end), (other_start, other_shown, *other_end) = facts(one), facts(two)
+    if start != other_start:
+        return f"reset: {_both(start, other_start)}"
+    for number, (first, second) in enumerate(zip(shown, other_shown, strict=False)):
+        if first != second:
+            asked = one.steps[number].action.call
+            told = "an answer" if asked is None else f"{asked.name} {asked.arguments!r:.200}"
+            pairs = zip(first, second, strict=True)
+            return f"call {number + 1}, {told}: {_both(*next(pair for pair in pairs if pair[0] != pair[1]))}"
+    if len(shown) != len(other_shown):
+        return f"after {min(len(shown), len(other_shown))} calls only one of them was over"
+    return None if end == other_end else f"at the end (over, (score, success)): {_both(end, other_end)}"
+
+
+def _both(one: Any, two: Any) -> str:
+    """Return two answers, from shortly before the place where they differ."""
+    first, second = (each if isinstance(each, str) else repr(each) for each in (one, two))
+    at = max(0, len(os.path.commonprefix([first, second])) - 40)
+    return " | ".join(f"{'...' * bool(at)}{each[at : at + 160]!r}" for each in (first, second))
+
+
 def call(name: str, arguments: Mapping[str, Any]) -> Action:
     """Return the action that calls a tool."""
     return Action(name, call=ToolCall(name, arguments))
@@ -103,7 +127,9 @@ def faulty(episode: Episode) -> Iterator[Action]:
     yield call("no_such_tool_here", {})
     for schema in episode.tools.schemas[:5]:
         name = schema["function"]["name"]
-        yield call(name, {"no_such_argument_here": 1})
+        unknown = ToolCall(name, {"no_such_argument_here": 1})
+        if episode.tools.validate(unknown)[1]:  # a foreign schema may allow any name
+            yield Action(name, call=unknown)
         for argument in schema["function"].get("parameters", {}).get("required", ())[:1]:
             yield call(name, {argument: {"not": ["the", object()]}})
 

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from offline_agent.arguments.foreign import broken, is_plain, self_contained
 from offline_agent.envs import schema as reflection
-from offline_agent.envs.validation import check_arguments, clean_text
+from offline_agent.envs.validation import check_arguments, check_foreign, clean_text
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.records import Action, ToolCall
 
@@ -41,6 +42,7 @@ class ToolSet:
         self.schemas: tuple[dict[str, Any], ...] = tuple(dict(s) for s in schemas)
         self.names: tuple[str, ...] = tuple(s["function"]["name"] for s in self.schemas)
         self._known = {s["function"]["name"]: s for s in (*self.schemas, *map(dict, late))}
+        self._foreign = {name for name, s in self._known.items() if not is_plain(s["function"].get("parameters") or {})}
         self._defaults = dict(defaults or {})
         self._answers_differ = answers_differ
 
@@ -63,6 +65,7 @@ class ToolSet:
         """
         own = getattr(environment, "_tool_schemas", None)
         if own is not None:  # an adapter's class: its tools are described where they come from
+            own = _described(environment, own)
             usual = {one["function"]["name"]: _defaults(one["function"].get("parameters") or {}) for one in own}
             return cls(own, usual, answers_differ=getattr(environment, "_answers_differ", True))
         faults: list[str] = []
@@ -97,7 +100,7 @@ class ToolSet:
             shown = call.name if len(call.name) <= 80 else call.name[:80] + "..."
             return None, "unknown_tool", f"Error: there is no tool {clean_text(shown)!r}. Tools: {names}.{near}"
         shape = schema["function"].get("parameters") or {}
-        arguments, faults = check_arguments(shape, call.arguments)
+        arguments, faults = (check_foreign if call.name in self._foreign else check_arguments)(shape, call.arguments)
         if faults:
             detail = f"Error: bad call of {call.name}: {'; '.join(faults)}; usage: {reflection.usage(schema)}"
             return None, "bad_arguments", clean_text(detail)
@@ -119,6 +122,28 @@ class ToolSet:
         usual = self._defaults.get(action.call.name, {})
         told = {k: v for k, v in arguments.items() if k not in usual or not _same(usual[k], v)}
         return action.call.name + json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _described(environment: type, tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the schemas of an adapter's tools, each `self_contained`.
+
+    Raises:
+        ConfigError: One line per tool whose schema is none.
+    """
+    out: list[dict[str, Any]] = []
+    faults: list[str] = []
+    for tool in tools:
+        function = tool["function"]
+        shape = self_contained(function.get("parameters") or {})
+        if (why := broken(shape)) is not None:
+            faults.append(
+                f"environment {environment.__name__}: tool {function['name']!r}: its schema is no JSON Schema: {why}; "
+                "leave the tool out (env.tools), or mend it where it is described"
+            )
+        out.append({**tool, "function": {**function, "parameters": shape}})
+    if faults:
+        raise ConfigError(faults)
+    return out
 
 
 def _defaults(shape: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Validation of JSON arguments against the schemas of `schema`, with error messages for a policy.
 
+Schemas with other words than those of `schema` are checked by the library `jsonschema` (`arguments.foreign`).
 Only coercions that cannot change the meaning are made: an integral float for an integer (3.0 → 3), an integer for
 a number (3 → 3.0), and lone surrogates in text (→ U+FFFD). Quoted numbers and numbers for text are refused: TRL
 would hand them to the tool as they are, so a policy must learn to write the type it is asked for.
@@ -12,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from offline_agent.arguments.foreign import faults as foreign_faults
 from offline_agent.envs.schema import kind
 from offline_agent.errors import did_you_mean
 
@@ -56,6 +58,26 @@ def check_arguments(shape: Mapping[str, Any], arguments: Any) -> tuple[dict[str,
         except BadValue as bad:
             faults.append(str(bad))
     return coerced, faults
+
+
+def check_foreign(shape: Mapping[str, Any], arguments: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return as `check_arguments`, for a schema that is not `arguments.foreign.is_plain`."""
+    if not isinstance(arguments, Mapping):
+        return check_arguments(shape, arguments)
+    try:
+        given = {clean_text(str(name)): _whole(free(value, str(name))) for name, value in arguments.items()}
+    except BadValue as bad:
+        return {}, [str(bad)]
+    return given, foreign_faults(shape, given)
+
+
+def _whole(value: Any) -> Any:
+    """Return a cleaned JSON value with integers for integral floats, which JSON Schema takes for the same."""
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _whole(one) for name, one in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def coerce(schema: Mapping[str, Any], value: Any, where: str, depth: int = 0) -> Any:

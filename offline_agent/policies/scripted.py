@@ -159,8 +159,9 @@ class RandomPolicy(ScriptedPolicy):
     """Random calls for any environment: tools drawn uniformly, arguments from their schemas.
 
     Arguments respect bounds and enumerations. Other numbers are small integers, and those of ranges and numbers that
-    descriptions and the conversation name; other texts are words of the conversation, quoted examples, and texts that a
-    tool answered well before, some of them changed (`arguments.values`).
+    descriptions and the conversation name; other texts are most often items of the lists in the last observation, else
+    words of the conversation, examples, and texts that a tool answered well before, some of them changed
+    (`arguments.values`).
 
     Args:
         answer_probability: Probability that a turn is a final answer (a few words of the conversation) instead of a

@@ -1,6 +1,7 @@
 """MCP servers over stdio that know one era of the protocol alone, written without its library.
 
-python mcp_servers.py old|new: `count` counts in the server, `end` ends it.
+python mcp_servers.py old|new: `count` counts in the server, `end` ends it, `show` shows each kind of content and has
+another tool listed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,16 @@ NONE: dict[str, Any] = {"type": "object", "properties": {}}
 TOOLS = [
     {"name": "count", "description": "Add a number.", "inputSchema": NUMBER},
     {"name": "end", "description": "End the server.", "inputSchema": NONE},
+    {"name": "show", "description": "Show.", "inputSchema": NONE},
 ]
-SERVER = {"capabilities": {"tools": {}}, "serverInfo": {"name": "count", "version": "1"}}
+KINDS: list[dict[str, Any]] = [
+    {"type": "resource", "resource": {"uri": "memo://1", "mimeType": "text/plain", "text": "a memo"}},
+    {"type": "resource", "resource": {"uri": "memo://2", "mimeType": "image/png", "blob": "AAAA"}},
+    {"type": "resource_link", "name": "report", "uri": "memo://3"},
+    {"type": "text", "text": ""},
+    {"type": "image", "data": "AAAA", "mimeType": "image/png"},
+]
+SERVER = {"capabilities": {"tools": {"listChanged": True}}, "serverInfo": {"name": "count", "version": "1"}}
 KEPT = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 
 
@@ -44,6 +53,10 @@ class Count:
         if given["name"] == "end":
             print("the last words", file=sys.stderr, flush=True)
             sys.exit(3)
+        if given["name"] == "show":
+            TOOLS.append({**TOOLS[0], "name": "late"})
+            print(json.dumps({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}), flush=True)
+            return {"content": KINDS, **({"resultType": "complete"} if more else {})}
         self.total += given["arguments"].get("n", 1)
         text = {"type": "text", "text": f"{self.total} so far"}
         return {"content": [text], "isError": self.total < 0, **({"resultType": "complete"} if more else {})}

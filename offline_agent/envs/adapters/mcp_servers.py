@@ -11,17 +11,20 @@ import shlex
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+import warnings
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from offline_agent.arguments.foreign import self_contained
 from offline_agent.errors import ConfigError, EnvironmentFault, ends_the_run
 
 SHOWN = "/workspace"
 """The name that the policy sees for an episode's folder, so that observations do not depend on where it lies."""
 FOLDER, _PYTHON = "{folder}", "{python}"
+_names: dict[Server, set[str]] = {}  # of the tools that a server listed
 _PATIENCE = 5.0  # seconds for a server to end
 _TOLD_TO_THE_POLICY = (-32602, -32601)  # bad parameters, no such tool (JSON-RPC)
 
@@ -47,8 +50,8 @@ class Server:
         """Whether it runs already, and is reached over HTTP."""
         return self.place.startswith(("http://", "https://"))
 
-    def client(self, folder: Path, words: IO[str]) -> Any:
-        """Return a client, not yet connected; what the server says on stderr goes to `words`.
+    def client(self, folder: Path, words: IO[str], hear: Callable[[Any], Awaitable[None]] | None = None) -> Any:
+        """Return a client, not yet connected; stderr of the server goes to `words`, its notifications to `hear`.
 
         Raises:
             ConfigError: Its command cannot be read.
@@ -56,7 +59,8 @@ class Server:
         from mcp import Client
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
-        options = {"read_timeout_seconds": self.timeout, "mode": "legacy" if self.handshake else "auto"}
+        mode = "legacy" if self.handshake else "auto"
+        options: dict[str, Any] = {"read_timeout_seconds": self.timeout, "mode": mode, "message_handler": hear}
         if self.is_address:
             return Client(self.place, **options)
         program, *rest = self._command(folder)
@@ -104,9 +108,10 @@ def listed(server: Server, folder: Path) -> list[dict[str, Any]]:
             if ends_the_run(error):
                 raise
             raise ConfigError(f"env: mcp:{server.place} does not answer: {_why(error, words)}") from error
+    _names[server] = {tool.name for tool in tools}
     return [
         {"type": "function", "function": {"name": tool.name, "description": tool.description or tool.name,
-                                          "parameters": dict(tool.input_schema)}} for tool in tools
+                                          "parameters": self_contained(tool.input_schema)}} for tool in tools
     ]  # fmt: skip
 
 
@@ -137,7 +142,8 @@ class Connection:
         self._loop = _running_loop()
         self._end = asyncio.Event()
         self._client: Future[Any] = Future()
-        client = server.client(folder, self._words)
+        self._tools_changed = False
+        client = server.client(folder, self._words, self._hear)
         self._life = asyncio.run_coroutine_threadsafe(self._live(client), self._loop)
         try:
             self._known = self._client.result(server.timeout)
@@ -145,6 +151,9 @@ class Connection:
             fault = f"mcp:{server.place} does not start: {_why(error, self._words)}"
             self.close()
             raise EnvironmentFault(fault) from error
+
+    async def _hear(self, message: Any) -> None:
+        self._tools_changed |= getattr(message, "method", None) == "notifications/tools/list_changed"
 
     async def _live(self, client: Any) -> None:
         try:
@@ -167,16 +176,32 @@ class Connection:
             seconds = self._server.timeout
             asked = self._known.call_tool(tool, _told(arguments, self._folder), read_timeout_seconds=seconds)
             result = asyncio.run_coroutine_threadsafe(asked, self._loop).result(2 * seconds)
+            self._say_what_changed()
         except MCPError as error:
             if error.code in _TOLD_TO_THE_POLICY:
                 return True, hidden(str(error), self._folder)
             raise EnvironmentFault(f"mcp:{self._server.place}: {tool}: {_why(error, self._words)}") from error
         except Exception as error:
             raise EnvironmentFault(f"mcp:{self._server.place}: {tool}: {_why(error, self._words)}") from error
-        parts = [getattr(part, "text", None) or f"[{part.type}]" for part in result.content]
+        parts = [_shown(part) for part in result.content]
         if not parts and result.structured_content is not None:
             parts = [json.dumps(result.structured_content, ensure_ascii=False)]
         return bool(result.is_error), hidden("\n".join(parts), self._folder)
+
+    def _say_what_changed(self) -> None:
+        """Warn of tools that came and went since the server was listed: those of an environment are fixed."""
+        if not self._tools_changed:
+            return
+        self._tools_changed = False
+        pages = asyncio.run_coroutine_threadsafe(_all_pages(self._known), self._loop)
+        now = {tool.name for tool in pages.result(2 * self._server.timeout)}
+        before = _names.get(self._server, now)
+        if now != before:
+            warnings.warn(
+                f"mcp:{self._server.place} changed its tools in an episode: new {sorted(now - before)}, gone "
+                f"{sorted(before - now)}; the policy is offered those from its start, and calls of others fail",
+                stacklevel=2,
+            )
 
     def close(self) -> None:
         """End the connection, and the server where it was started for it."""
@@ -259,6 +284,17 @@ class Kept:
 def hidden(text: str, place: Path) -> str:
     """Return a text with the folder's path replaced by its shown name."""
     return text.replace(str(place.resolve()), SHOWN).replace(str(place), SHOWN)
+
+
+def _shown(part: Any) -> str:
+    """Return a part of a result as the policy sees it: texts whole, links by name and URI, other kinds named."""
+    inside = getattr(part, "resource", part)
+    if getattr(inside, "text", None) is not None:
+        return str(inside.text)
+    if part.type == "resource_link":
+        return f"{part.name}: {part.uri}"
+    told = (part.type, str(getattr(inside, "uri", "")), getattr(inside, "mime_type", None) or "")
+    return f"[{' '.join(filter(None, told))}]"
 
 
 def _told(value: Any, place: Path) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from offline_agent import catalog
+from offline_agent.arguments.foreign import self_contained
 from offline_agent.envs.adapters import refused_names, seeds
 from offline_agent.envs.adapters.openenv_links import is_address, opened
 from offline_agent.envs.adapters.rewards import Bounds, Rewards
@@ -151,24 +152,9 @@ def _shown(seen: Mapping[str, Any]) -> str:
 
 def _act(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tool that takes the fields of an action."""
-    fields = {
-        name: _resolved(field, schema) for name, field in schema.get("properties", {}).items() if name not in _OWN
-    }
+    known = self_contained(schema).get("properties", {})
+    fields = {name: field for name, field in known.items() if name not in _OWN}
     required = [name for name in schema.get("required", ()) if name in fields]
     shape = {"type": "object", "properties": fields, "required": required}
     about = " ".join(str(schema.get("description") or "Take one action.").split())
     return {"type": "function", "function": {"name": _ACT, "description": about, "parameters": shape}}
-
-
-def _resolved(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Return a part of a schema with its references replaced by what they mean; recursive ones by anything."""
-
-    def put(part: Any, inside: tuple[str, ...]) -> Any:
-        if isinstance(part, Mapping):
-            if isinstance(part.get("$ref"), str):
-                name = part["$ref"].rpartition("/")[2]
-                return {} if name in inside else put(schema.get("$defs", {}).get(name, {}), (*inside, name))
-            return {key: put(one, inside) for key, one in part.items()}
-        return [put(one, inside) for one in part] if isinstance(part, list) else part
-
-    return put(value, ())

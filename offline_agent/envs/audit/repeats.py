@@ -9,7 +9,7 @@ from typing import Any
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.checks import Checks, NotApplicable
 from offline_agent.envs.play import begin, extend, to_step
-from offline_agent.envs.scripted_play import facts, faulty
+from offline_agent.envs.scripted_play import difference, facts, faulty
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Action, Context, Task
 
@@ -67,10 +67,10 @@ class Repeats:
                 there = self.checks.player.run_on(episode, task, script)
             finally:
                 episode.close()
-            if facts(here) != facts(there):
+            if (told := difference(here, there)) is not None:
                 yield (
                     f"{task.task_id}: a new process answers the same actions differently; do not depend on the order "
-                    "of sets, hash(), id(), the time or the working directory"
+                    f"of sets, hash(), id(), the time or the working directory; {told}"
                 )
 
     def isolation(self) -> Iterator[str]:

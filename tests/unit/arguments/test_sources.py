@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from offline_agent.arguments.sources import SeenText, read, sizes
+from offline_agent.arguments.sources import SeenText, options, read, sizes
 from offline_agent.arguments.values import argument_values
 from offline_agent.envs.base import EnvSpec
 from offline_agent.policies.scripted import RandomPolicy
@@ -48,11 +48,35 @@ def test_a_dash_between_numbers_is_no_sign() -> None:
     [
         ('Say "go north" or `wait`.', ["go north", "wait"]), ("A move, e.g. north.", ["north"]),
         ("One of: up, down or left.", ["up", "down", "left"]), ("up/down", ["up", "down"]), ("Write [A C].", ["[A C]"]),
-        ("it's the user's", []),
+        ("it's the user's", []), ("A command, such as go east.", ["go east"]),
+        ("A command, e.g. go east, take key or look.", ["go east", "take key", "look"]),
+        ("One of the commands listed, such as go east", ["go east"]),
+        ("Such as north when no other way is open", ["north"]),
     ],
 )  # fmt: skip
 def test_examples_are_read_as_people_write_them(text: str, examples: list[str]) -> None:
     assert list(read(text).examples) == examples
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A kitchen.\nCommands: go east; take old key; look", "You can: go east, take old key, or look.",
+        "It is dark. Commands:\n go east\n take old key\n look\n\nYou are hungry.",
+        "You can do this.\n- go east\n- `take old key`\n- look", "1. go east\n2) take old key\n3: look",
+        "go east;take old key;look",
+    ],
+)  # fmt: skip
+def test_lists_of_the_last_text_are_the_options(text: str) -> None:
+    listed = ["go east", "take old key", "look"]
+    assert options(text) == listed
+    seen = SeenText("Error: what?", SeenText(text, SeenText("Commands: sing; dance; wait", None)))
+    made = drawn("string", own="One of the commands listed, such as go east", seen=seen)
+    assert sum(made[one] for one in listed) > 260
+
+
+def test_prose_has_no_options() -> None:
+    assert options("You see a door, a key and a lamp; it is late.\nTime: 12\nA: one; B: two, three") == []
 
 
 def test_counts_are_no_ends_of_ranges() -> None:

@@ -53,6 +53,15 @@ def test_each_fault_is_found(cls, check, told):
     assert told in found[check]
 
 
+@pytest.mark.parametrize(("path", "mend"), [("", "seed all chance"), ("gym:Any-v0", "or keeps state elsewhere")])
+def test_what_differs_is_shown_and_how_to_mend_it_is_worded_for_whom_it_reaches(path: str, mend: str) -> None:
+    spec = EnvSpec(hostile.AnswersDifferently)
+    spec.path = path
+    told = str(check_environment(spec, tasks=1))
+    assert f"{mend}; call 1, " in told and told.count("(call ") >= 2, told
+    assert ("one_thread = False" in told) == (not path)
+
+
 def test_a_hanging_environment_does_not_hang_the_suite():
     found = failed(hostile.HangsInReset, seconds=0.3, args={"seconds": 5.0})
     assert "not done after 0.3 s" in found["reset is deterministic"]
