@@ -106,9 +106,9 @@ def broken(schema: Mapping[str, Any]) -> str | None:
 
 def faults(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[str]:
     """Return the faults of arguments by a foreign schema, a line each; none where the schema is broken."""
-    validator, why = _validator(json.dumps(schema, sort_keys=True))
-    if why is not None:
-        return []  # said when the tools were listed
+    validator, _ = _validator(json.dumps(schema, sort_keys=True))
+    if validator is None:
+        return []  # a broken schema is said when the tools are listed
     try:
         return list(_lines(validator, arguments))[:_TOLD]
     except re.error:
@@ -128,8 +128,11 @@ def _lines(validator: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
 @lru_cache(maxsize=512)
 def _validator(schema: str) -> tuple[Any, str | None]:
     """Return the validator of a schema, and why there is none."""
-    from jsonschema import Draft202012Validator, FormatChecker, SchemaError
-    from jsonschema.validators import validator_for
+    try:
+        from jsonschema import Draft202012Validator, FormatChecker, SchemaError
+        from jsonschema.validators import validator_for
+    except ImportError:  # env.python has the environment's library alone, and the environment refuses by itself
+        return None, None
 
     shape = json.loads(schema)
     kind = validator_for(shape, default=Draft202012Validator)
