@@ -17,7 +17,6 @@ Numbers = tuple[int, ...]
 """A state: the numbers that are left, sorted."""
 Move = tuple[int, str, int]
 
-OPERATIONS = ("+", "-", "*", "/")
 SPLITS = {"train": 12_000, "validation": 1_000, "test": 1_000}
 _MOST_DRAWS = 10_000  # in a row without a new task: there are no more of this size
 

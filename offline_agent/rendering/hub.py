@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ def load(kind: Any, source: str, key: str, what: str, **options: Any) -> Any:
     """
     here = only_here(source, key)
     try:
-        return kind.from_pretrained(source, local_files_only=here, trust_remote_code=False, **options)
+        with quiet():
+            return kind.from_pretrained(source, local_files_only=here, trust_remote_code=False, **options)
     except Exception as error:  # transformers raises errors of nearly every class
         said = str(error).strip().splitlines()
         why = f"{type(error).__name__}: {said[0] if said else 'no message'}"
@@ -38,6 +41,20 @@ def load(kind: Any, source: str, key: str, what: str, **options: Any) -> Any:
             f"{key}: {source!r} cannot be loaded as {what} ({why}); give a folder written by save_pretrained, or the "
             "name of one on the hub that this machine can reach"
         ) from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from drawing bars of its own: commands have theirs."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def only_here(source: str, key: str) -> bool:

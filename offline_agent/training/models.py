@@ -7,13 +7,13 @@ import copy
 import ctypes
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import ConfigError, TrainingError, did_you_mean
 from offline_agent.policies.base import DEFAULT_MODEL
-from offline_agent.rendering.hub import load
+from offline_agent.rendering.hub import load, quiet
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store import integrity
 from offline_agent.training.scratch import new_model
@@ -53,11 +53,10 @@ def load_trainable(
     renderer = Renderer.load(tokenizer or source, chat_template)
     for name in ("is_local", "local_files_only"):  # where it was loaded from is no part of what is saved with a model
         renderer.tokenizer.init_kwargs.pop(name, None)
-    with quiet():
-        model = load(
-            AutoModelForCausalLM, source, "model.path", "a causal language model",
-            dtype=getattr(torch, dtype), use_safetensors=True,
-        )  # fmt: skip
+    model = load(
+        AutoModelForCausalLM, source, "model.path", "a causal language model",
+        dtype=getattr(torch, dtype), use_safetensors=True,
+    )  # fmt: skip
     check_finite(model, "model.path", source)
     size = model.config.get_text_config().vocab_size
     if renderer.vocab_size > size:
@@ -285,17 +284,3 @@ def _check_source(source: str) -> None:
             f"model.path: {source!r} has no *.safetensors; model.save_pretrained(folder) writes them, plain "
             "PyTorch files are not loaded"
         )
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep transformers from drawing bars of its own."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

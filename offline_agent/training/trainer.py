@@ -17,10 +17,10 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import align_special_tokens
 
+from offline_agent.rendering.hub import quiet
 from offline_agent.training import checkpoints
 from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, fill
 from offline_agent.training.guard import CheckedWeights, Guard
-from offline_agent.training.models import quiet
 from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
 from offline_agent.training.settings import TrainResult, TrainSettings
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 from pathlib import Path
 
 from offline_agent.errors import ConfigError
-from offline_agent.rendering.hub import load
+from offline_agent.rendering.hub import load, quiet
 from offline_agent.store import integrity
 
 SUFFIX = ".gguf"
@@ -61,9 +62,7 @@ def unpacked(file: Path, key: str) -> Path:
         raise ConfigError(f"{key}: got {str(file)!r}; GGUF files need a package: pip install gguf") from error
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     source, named = str(file.parent), {"gguf_file": file.name}
     tokenizer = load(AutoTokenizer, source, key, "a tokenizer", **named)
     packed = load(AutoModelForCausalLM, source, key, "a causal language model", dtype=torch.float32, **named)
@@ -79,10 +78,21 @@ def unpacked(file: Path, key: str) -> Path:
     for name in ("is_local", "local_files_only"):  # where it was loaded from is no part of it
         tokenizer.init_kwargs.pop(name, None)
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    model.save_pretrained(str(fresh))
-    tokenizer.save_pretrained(str(fresh))
-    integrity.seal(fresh)
-    fresh.rename(folder)
+    try:
+        with quiet():
+            model.save_pretrained(str(fresh))
+        tokenizer.save_pretrained(str(fresh))
+        integrity.seal(fresh)
+        fresh.rename(folder)
+    except Exception as error:  # safetensors, transformers and the disk raise classes of their own
+        if folder.is_dir():  # another process was faster
+            return folder
+        raise ConfigError(
+            f"{key}: {str(file)!r} could not be unpacked into {folder} ({type(error).__name__}: {error}); make room "
+            "there, or name another folder with XDG_CACHE_HOME"
+        ) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
     return folder
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
-from transformers.utils import logging
 
 from offline_agent.errors import ConfigError, PolicyError, did_you_mean
 from offline_agent.memory import free_memory
@@ -69,16 +68,10 @@ def load_model(path_or_name: str, device: torch.device, dtype: torch.dtype) -> A
             f"policy.model: got {path_or_name!r}, allowed: a folder that exists, or a hub name; there is no such "
             f"folder.{near}"
         )
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # commands have progress bars of their own
-    try:
-        model = load(
-            AutoModelForCausalLM, path_or_name, "policy.model", "a causal language model",
-            dtype=dtype, use_safetensors=True, attn_implementation=NAME,
-        )  # fmt: skip
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+    model = load(
+        AutoModelForCausalLM, path_or_name, "policy.model", "a causal language model",
+        dtype=dtype, use_safetensors=True, attn_implementation=NAME,
+    )  # fmt: skip
     check_finite(model, "policy.model", path_or_name)
     return model.eval().requires_grad_(False).to(device)
 

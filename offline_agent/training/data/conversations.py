@@ -76,7 +76,7 @@ class Encoder:
         Raises:
             DataError: As `trajectory`; or the template renders the prompt otherwise once it is continued.
         """
-        prompt = _messages(row.get("prompt"), loose)
+        prompt = _messages(row.get("prompt"), loose, trained=False)
         tools = _tools(row.get("tools"), loose)
         self._check_contents(prompt, tools)
         start = self._prompt(prompt, tools)
@@ -180,7 +180,7 @@ def texts(messages: Any, tools: Any, loose: bool) -> Iterator[str]:
             yield f"{OPEN}\n{dump(call['function'])}\n{CLOSE}"
 
 
-def _messages(value: Any, loose: bool) -> list[dict[str, Any]]:
+def _messages(value: Any, loose: bool, trained: bool = True) -> list[dict[str, Any]]:
     value = _parsed(value)
     if not isinstance(value, list) or not value:
         raise DataError("it has no messages (a list of objects with role and content is wanted)")
@@ -190,10 +190,10 @@ def _messages(value: Any, loose: bool) -> list[dict[str, Any]]:
             raise DataError(f"message {number} has no role")
     # A null beside `content` tells that the row went through Arrow, whatever file it lies in now.
     loose = loose or any(v is None for message in messages for k, v in message.items() if k != "content")
-    return [_message(message, loose) for message in messages]
+    return [_message(message, loose, trained) for message in messages]
 
 
-def _message(message: Mapping[str, Any], loose: bool) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], loose: bool, trained: bool) -> dict[str, Any]:
     role = _ROLES.get(message["role"], message["role"])
     if role not in _KEYS:
         allowed = ", ".join([*_KEYS, *_ROLES])
@@ -223,7 +223,7 @@ def _message(message: Mapping[str, Any], loose: bool) -> dict[str, Any]:
     if calls:
         out["tool_calls"] = [_call(call, loose) for call in calls]
     if role == "assistant":
-        out["trained"] = all(_mark(key, given[key]) for key in _MARKS if key in given)
+        out["trained"] = all([_mark(key, given[key]) for key in _MARKS if key in given]) and trained
         if out["trained"] and not calls and not content.strip():
             raise DataError(
                 "an assistant's turn has neither content nor a call, and would teach to stop; take it out, or mark it "

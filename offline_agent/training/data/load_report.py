@@ -106,8 +106,7 @@ class LoadReport:
         if self.contradictory:
             out.append(f"{self.contradictory} pairs contradict one another (the same two sides both ways) and are out")
         if self.unusable:
-            example = next((f"{name}: {why}" for name, why in self.left_out if why.startswith(UNUSABLE)), "")
-            out.append(f"{self.unusable} rows of messages cannot be used, e.g. {example}")
+            out.append(f"{self.unusable} rows of messages cannot be used, e.g. {self._example()}")
         if self.unknown:
             out.append(
                 f"{self.unknown} rows of unknown outcome are learnt from as if they were successes (data.unknown=take)"
@@ -145,6 +144,12 @@ class LoadReport:
         self.tasks = len(tasks)
         if not self.kept:
             reasons = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in self.dropped().items())
+            example = f"; e.g. {self._example()}" if self.unusable else ""
             raise ConfigError(
-                f"data: no {what} left of {self.read} read from {', '.join(self.files)} ({reasons or 'they are empty'})"
+                f"data: no {what} left of {self.read} read from {', '.join(self.files)} "
+                f"({reasons or 'they are empty'}{example})"
             )
+
+    def _example(self) -> str:
+        """Return one row of messages that cannot be used, and why."""
+        return next((f"{name}: {why}" for name, why in self.left_out if why.startswith(UNUSABLE)), "")

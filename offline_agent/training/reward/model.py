@@ -21,7 +21,7 @@ from offline_agent.policies.hf.loading import check_finite, check_whole, model_h
 from offline_agent.records import Context
 from offline_agent.rendering.hub import load
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.training.models import positions, quiet
+from offline_agent.training.models import positions
 
 
 class RewardModel:
@@ -124,7 +124,7 @@ def load_reward_model(
     options: dict[str, Any] = {} if seed is None else {"num_labels": 1}
     if seed is not None:
         torch.manual_seed(seed)
-    with quiet(), _hushed():
+    with _hushed():
         model, loaded = load(
             AutoModelForSequenceClassification, source, key, "a sequence classifier",
             dtype=torch.float32, use_safetensors=True, output_loading_info=True, **options,

@@ -78,3 +78,11 @@ def test_a_developer_is_the_system() -> None:
     instructed = [{"role": "developer", "content": "Be brief."}, GO, said("Yes.")]
     same = [{**instructed[0], "role": "system"}, *instructed[1:]]
     assert ENCODER.trajectory(instructed, None, False) == ENCODER.trajectory(same, None, False)
+
+
+def test_turns_of_a_pairs_prompt_are_not_trained() -> None:
+    row = {"prompt": [GO, said(""), GO], "chosen": [said("Yes.")], "rejected": [said("No.")]}
+    pair = ENCODER.pair(row, False)
+    assert RENDERER.decode(pair["chosen_ids"]) == "Yes.<|im_end|>" and set(pair["chosen_mask"]) == {1}
+    with pytest.raises(DataError, match="neither content nor a call"):
+        ENCODER.pair({**row, "rejected": [said("")]}, False)
