@@ -30,7 +30,6 @@ _PLAIN_KEYS = {
     "inspect": (
         "tree=", "node=", "pair=", "kind=", "task=", "order=doubtful", "trajectory=", "search=", "n=", "full=true",
     ),
-    "show": ("kind=step", "kind=trajectory", "kind=hindsight", "kind=minimal", "n="),
     "status": ("run_dir=",),
     "track": ("run_dir=", "tracking.uri="),
 }  # fmt: skip

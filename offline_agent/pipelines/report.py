@@ -1,4 +1,4 @@
-"""Report of a run: `python -m offline_agent.pipelines.report run_dir=RUN_DIR [out=FILE] [model=PATH]`.
+"""Report of a run: `python -m offline_agent.pipelines.report run_dir=RUN_DIR [out=FILE]`.
 
 Writes report.html into the run directory: one file with everything in it, for a browser, on a phone too, without a
 network and, for its text, without scripts. Every command writes it at its end unless report=false was given; this one
@@ -33,12 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     try:
         config = _checked(arguments)
-        scores = None
-        if config.model is not None:
-            from offline_agent.training.pair_scores import scorer
-
-            scores = scorer(config.model)
-        done = write(Path(config.run_dir), None if config.out is None else Path(config.out), scores)
+        done = write(Path(config.run_dir), None if config.out is None else Path(config.out))
     except ConfigError as error:
         say(f"report: {error}")
         return 2
@@ -65,8 +60,6 @@ def _checked(arguments: Sequence[str]) -> ReportConfig:
         faults.append(f"run_dir: {config.run_dir} is no run directory: it has no manifest.json")
     if config.out is not None and not (Path(config.out).parent.is_dir() and not Path(config.out).is_dir()):
         faults.append(f"out: got {config.out!r}, allowed: a file in a folder that is there, e.g. out=report.html")
-    if config.model is not None and not Path(config.model).is_dir():
-        faults.append(f"model: {config.model} is no folder; name a trained model, e.g. model=RUN_DIR/model")
     if faults:
         raise ConfigError(faults)
     return config

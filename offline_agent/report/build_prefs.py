@@ -59,7 +59,7 @@ def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
     data = f"data.runs=[{path}]"
     yield "Next:"
     if summary["trajectories"]:
-        yield f"  {command('show', [str(path)])}"
+        yield f"  {command('inspect', [str(path), 'pair=0'])}"
     if summary["filtered"]:
         yield f"  {command('train_sft', [data, *model])}"
     if summary["pairs_total"] and summary["policy"] in _OF_A_MODEL:

@@ -226,7 +226,7 @@ def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
     if summary["pairs_total"] or summary["filtered"]:
         yield "Next:"
     if summary["pairs_total"]:
-        yield f"  {command('show', [str(path)])}"
+        yield f"  {command('inspect', [str(path), 'pair=0'])}"
     if summary["filtered"]:
         yield f"  {command('train_sft', [data, 'model.path=MODEL', 'run_dir=runs/sft'])}"
     if summary["pairs_total"]:

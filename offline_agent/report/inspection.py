@@ -174,7 +174,7 @@ def pair(run: RunFiles, at: int, kind: str | None, task: str | None, doubtful: b
         allowed = f"0 to {len(fitting) - 1}" if fitting else "none: the run has no such pair"
         raise ConfigError(f"pair: got {at}, allowed: {allowed}")
     (row,) = run.whole([fitting[at]["at"]])
-    view = page_pairs.view(row, at, None, None)
+    view = page_pairs.view(row, at, None)
     yield f"pair {at} of {len(fitting):,}: {view['kind']}, task {view['task']}, {view['provenance'][0]}"
     yield (
         f"margin {view['margin']}, P(first action better) {view['confidence']}, P(rest better) {view['rest']}, "

@@ -98,6 +98,6 @@ def _next(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
         yield "No pair: no task has a success and a failure by this judge that differ after common messages"
         return
     yield "Next:"
-    yield f"  {command('show', [str(path)])}"
+    yield f"  {command('inspect', [str(path), 'pair=0'])}"
     kinds = f"data.kinds=[{','.join(summary['pairs'])}]"
     yield f"  {command('train_dpo', [f'data.runs=[{path}]', kinds])}"

@@ -260,11 +260,9 @@ def test_the_readmes_environment_and_the_commands_beside_it(tmp_path: Path) -> N
     assert fit.returncode == 0 and "passed" in fit.stdout, fit.stdout + fit.stderr
     done = build(tmp_path / "run", "env=my_env:Reach", "policy=random", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    show = [sys.executable, "-m", "offline_agent.pipelines.show"]
-    shown = subprocess.run([*show, "run", "n=1"], capture_output=True, text=True, env=ENV, cwd=tmp_path)
-    assert shown.returncode == 0 and ("chosen" in shown.stdout or "no such pairs" in shown.stdout)
-    enough = subprocess.Popen([*show, "run", "n=99"], stdout=-1, stderr=-1, text=True, env=ENV, cwd=tmp_path)
+    inspect = [sys.executable, "-m", "offline_agent.pipelines.inspect", "run"]
+    shown = subprocess.run([*inspect, "pair=0"], capture_output=True, text=True, env=ENV, cwd=tmp_path)
+    assert "chosen: value" in shown.stdout or "the run has no such pair" in shown.stderr
+    enough = subprocess.Popen(inspect, stdout=-1, stderr=-1, text=True, env=ENV, cwd=tmp_path)
     enough.stdout.close()  # as `head` does
     assert enough.stderr.read() == "" and enough.wait() == 0
-    wrong = subprocess.run([*show, "run", "kind=steps", "m=1"], capture_output=True, text=True, env=ENV, cwd=tmp_path)
-    assert wrong.returncode == 2 and "kind" in wrong.stderr and "unknown key" in wrong.stderr

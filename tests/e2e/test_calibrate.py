@@ -58,7 +58,7 @@ def test_the_verifier_itself_agrees_in_all_and_the_right_comparator_is_always_ri
     assert found["pointwise"]["agreement"]["value"] == 1 and found["pointwise"]["kappa"] == 1
     assert found["pairwise"]["accuracy"]["value"] == 1 and found["biases"] == []
     page = page_of(tmp_path / "run")
-    assert "pairs in both orders" in page and "pairs about which the order decided" in page
+    assert "pairs about which the order decided" in page
     rows = [json.loads(line) for line in (tmp_path / "run" / "judged.jsonl").read_text().splitlines()]
     assert len(rows) == found["pointwise"]["judged"] + found["pairwise"]["pairs"]
 

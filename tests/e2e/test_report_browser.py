@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from offline_agent.report.html import page
-from tests.helpers.report import SHOWN, audited, evaluated, searched, trained
+from tests.helpers.report import SHOWN, evaluated, searched, trained
 
 REQUIRED = bool(os.environ.get("OFFLINE_AGENT_REQUIRE_ENGINES"))
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -30,9 +30,7 @@ PLAIN = SHOWN.split("\\x1b")[0]
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     made = {"search": searched(folder / "search"), "against": evaluated(folder / "against", "seed=1", "report=false")}
-    made["evaluation"] = evaluated(folder / "evaluation", f"against.run={made['against']}", "report=false")
-    audited(made["evaluation"])
-    page.write(made["evaluation"])
+    made["evaluation"] = evaluated(folder / "evaluation", f"against.run={made['against']}")
     made["training"] = trained(folder / "training")
     page.write(made["training"])
     return made
@@ -103,8 +101,8 @@ def test_tabs_work_by_keyboard(open_page: Any, runs: dict[str, Path]) -> None:
     opened.wait_for_function("document.activeElement.id === 'tab-trees'")
     assert visible_panels(opened) == ["trees"]
     opened.keyboard.press("End")
-    opened.wait_for_function("document.activeElement.id === 'tab-trajectories'")
-    assert visible_panels(opened) == ["trajectories"]
+    opened.wait_for_function("document.activeElement.id === 'tab-pairs'")
+    assert visible_panels(opened) == ["pairs"]
 
 
 def test_a_node_shows_its_conversation_proposals_verdict_and_pairs(open_page: Any, runs: dict[str, Path]) -> None:
@@ -182,15 +180,6 @@ def test_pairs_are_filtered_by_kind_margin_and_task(open_page: Any, runs: dict[s
     assert visible_panels(opened) == ["trees"]
 
 
-def test_trajectories_are_filtered_and_their_steps_named(open_page: Any, runs: dict[str, Path]) -> None:
-    opened = open_page(runs["search"], "#trajectories")
-    shown = opened.locator("article.trajectory:visible")
-    total = shown.count()
-    opened.locator("#trajectories [name=task]").fill("#0&")
-    assert 0 < shown.count() < total
-    assert shown.first.locator(".strip .sr").first.inner_text().startswith("step 1: ")
-
-
 def test_two_policies_stand_side_by_side_on_one_task(open_page: Any, runs: dict[str, Path]) -> None:
     opened = open_page(runs["evaluation"], "#evaluation")
     sides = opened.locator("#sides > .attempt")
@@ -205,8 +194,6 @@ def test_two_policies_stand_side_by_side_on_one_task(open_page: Any, runs: dict[
     assert sides.nth(1).get_attribute("data-who").endswith("sampled 1")
     groups = opened.locator("#evaluation").inner_text()
     assert "Failures by how they ended" in groups and "ended by itself, judged 0.00" in groups
-    opened.get_by_role("tab", name="Checks").click()
-    assert opened.locator("#checks .chip.bad").inner_text() == "fail"
 
 
 def test_curves_have_the_marks_of_the_watch(open_page: Any, runs: dict[str, Path]) -> None:
@@ -220,7 +207,7 @@ def test_without_scripts_the_whole_text_is_there(browser: Any, runs: dict[str, P
     context = browser.new_context(java_script_enabled=False)
     opened = context.new_page()
     opened.goto(f"file://{runs['search']}/report.html")
-    assert all(opened.locator(f"#{name}").is_visible() for name in ("overview", "trees", "pairs", "trajectories"))
+    assert all(opened.locator(f"#{name}").is_visible() for name in ("overview", "trees", "pairs"))
     assert not opened.locator("form.tools").first.is_visible() and opened.locator("article.tree:visible").count() == 3
     opened.locator("details.outline > summary").first.click()
     opened.locator("details.node > summary").first.click()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from offline_agent.envs.audit.report import AuditReport, Finding
 from offline_agent.pipelines.entry import main
 from offline_agent.store.run_directory import RunDirectory
 from tests.helpers.bandit import QUIET, command
@@ -104,13 +102,3 @@ def trained(folder: Path, updates: int = 40) -> Path:
         })  # fmt: skip
         run.finish()
     return folder
-
-
-def audited(run_dir: Path) -> None:
-    """Add an audit to a run."""
-    findings = (
-        Finding("semantic.oracle_max", "pass", measured={"solved": 3}),
-        Finding("semantic.canary_floor/random", "fail", HOSTILE[:80]),
-    )
-    report = AuditReport({"name": "loud"}, findings)
-    (run_dir / "audit.json").write_text(json.dumps(report.to_json()))

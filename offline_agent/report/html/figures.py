@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offline_agent.report.html.evaluation import figures as modes_of
-from offline_agent.report.html.lineage import interval
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.text import number, percent
 
@@ -130,3 +129,10 @@ def _numbers(summary: Mapping[str, Any], prefix: str = "") -> Iterator[Figure]:
 def _share(name: str, share: float | None, low: float | None, high: float | None, note: str) -> Figure:
     between = "" if low is None or high is None else f" ({percent(low)} to {percent(high)})"
     return name, percent(share) + between, share, low, high, note
+
+
+def interval(share: float | None, n: int) -> tuple[float | None, float | None]:
+    """Return Wilson's 95 % interval of a share among n tasks; (None, None) where there is none."""
+    from offline_agent.evaluation.statistics import wilson
+
+    return (None, None) if share is None or n < 1 else wilson(share, n)

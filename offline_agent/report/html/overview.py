@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from io import StringIO
 from typing import Any
 
@@ -38,6 +38,11 @@ CLOSING: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
     "train_sft": training.show,
 }
 """The closing table of each command."""
+_SOURCES = (
+    ("source", ""), ("policy", "model"), ("model", "path"), ("against", "run"), ("against", "model"), ("data", "runs"),
+    ("anchor", "runs"), ("offline", "runs"), ("tokens", "runs"),
+)  # fmt: skip
+"""Section and key of configurations that name a run, or a model inside one."""
 
 
 def facts(run: RunFiles) -> list[tuple[str, str]]:
@@ -53,7 +58,7 @@ def facts(run: RunFiles) -> list[tuple[str, str]]:
         ("environment", " ".join(str(part) for part in (env.get("name"), version) if part)),
         ("policy", ", ".join(str(part) for part in (policy.get("kind"), policy.get("model")) if part)),
         ("model", str(model.get("path") or "embedded default") if isinstance(model, Mapping) else str(model or "")),
-        ("source", _source(config.get("source"))),
+        ("made from", ", ".join(dict.fromkeys(_sources(config)))),
         ("judge", str(judge.get("name") or "") if isinstance(judge, Mapping) else ""),
         ("tasks", _tasks(config.get("tasks"), run.summary)),
         ("seed", str(config.get("seed"))),
@@ -69,8 +74,12 @@ def _time(stamp: Any) -> str:
     return str(stamp or "").replace("T", " ").replace("+00:00", " UTC")
 
 
-def _source(source: Any) -> str:
-    return ", ".join(map(str, source)) if isinstance(source, list | tuple) else str(source or "")
+def _sources(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the runs, models and logs that a configuration names."""
+    for section, key in _SOURCES:
+        named = config.get(section)
+        value = named.get(key) if isinstance(named, Mapping) else named if not key else None
+        yield from map(str, value if isinstance(value, list | tuple) else [value] if value else [])
 
 
 def _tasks(tasks: Any, summary: Mapping[str, Any]) -> str:

@@ -13,27 +13,23 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.errors import in_words
 from offline_agent.outgoing import visible
 from offline_agent.report.html import (
-    checks,
     evaluation,
     figures,
-    lineage,
     overview,
     pairs,
     text,
     training,
-    trajectories,
     trees,
 )
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.samples import Sample
-from offline_agent.runner.next_steps import command
 from offline_agent.store.files import write_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 NAME = "report.html"
-BUDGET = {"trees": 3_200_000, "pairs": 1_200_000, "trajectories": 500_000, "evaluation": 1_000_000}
+BUDGET = {"trees": 3_200_000, "pairs": 1_200_000, "evaluation": 1_000_000}
 """Bytes that the samples of each tab may have; the rest of the page is small, so that it stays below 10 MB."""
 LINES = 2_000
 """Lines of the tables that list tasks; those of more tasks list the first, and say so."""
@@ -56,29 +52,24 @@ class Written:
     faults: Sequence[str]
 
 
-Scores = Callable[[Sequence[Mapping[str, Any]]], Sequence[pairs.Change | None]]
-"""Returns, for whole rows of pairs, the log-probabilities of both sides after training; None where not known."""
-
-
-def write(run_dir: Path, out: Path | None = None, scores: Scores | None = None) -> Written:
+def write(run_dir: Path, out: Path | None = None) -> Written:
     """Write the page of a run.
 
     Args:
         run_dir: The run directory, of any command; it may be unfinished.
         out: The file; None = report.html in the run directory.
-        scores: Gives the log-probabilities after training of the pairs that are shown; None = they are not shown.
 
     Raises:
         DataError: It is no run directory, or the file cannot be written.
     """
     run = RunFiles(run_dir)
     run.manifest  # noqa: B018 - raises where this is no run
-    html, shown = _render(run, scores)
+    html, shown = _render(run)
     path = write_text(run_dir / NAME if out is None else out, html)
     return Written(path, path.stat().st_size, shown, tuple(dict.fromkeys(run.faults)))
 
 
-def _render(run: RunFiles, scores: Scores | None) -> tuple[str, dict[str, tuple[int, int]]]:
+def _render(run: RunFiles) -> tuple[str, dict[str, tuple[int, int]]]:
     templates = _templates()
 
     def render(name: str) -> Callable[[dict[str, Any]], str]:
@@ -88,14 +79,12 @@ def _render(run: RunFiles, scores: Scores | None) -> tuple[str, dict[str, tuple[
     samples: dict[str, Sample] = {}
     source = _pairs_of(run)
     tabs: list[tuple[str, str]] = [("overview", "Overview")]
-    views: dict[str, Any] = {"pairs": None, "trees": None, "trajectories": None, "evaluation": None}
+    views: dict[str, Any] = {"pairs": None, "trees": None, "evaluation": None}
     if source.pairs:
         others = [run] if source is not run else []
         decode = pairs.decoder(source, others)
-        known = _changes(source, scores)
-        samples["pairs"] = pairs.sample(source, BUDGET["pairs"], render("pair"), decode, known.get)
-        views["pairs"] = {"counts": pairs.counts(source.pairs), "of": None if source is run else source.path,
-                          "changes": bool(known)}  # fmt: skip
+        samples["pairs"] = pairs.sample(source, BUDGET["pairs"], render("pair"), decode)
+        views["pairs"] = {"counts": pairs.counts(source.pairs), "of": None if source is run else source.path}
     if (run.path / "trees").is_dir() and (listed := trees.tasks(run)):
         at: dict[tuple[str, int], list[int]] = {}
         for pair in samples["pairs"].items if source is run and "pairs" in samples else ():
@@ -104,12 +93,6 @@ def _render(run: RunFiles, scores: Scores | None) -> tuple[str, dict[str, tuple[
         samples["trees"] = trees.sample(run, listed, BUDGET["trees"], render("tree"), at)
         numbers = {tree["task"]: tree["number"] for tree in samples["trees"].items}
         views["trees"] = {"tasks": listed[:LINES], "total": len(listed), "numbers": numbers}
-    if run.trajectories:
-        samples["trajectories"] = trajectories.sample(run, BUDGET["trajectories"], render("trajectory"))
-        views["trajectories"] = {
-            "counts": trajectories.counts(run),
-            "measured": any(any(v is not None for v in row["criticality"] or ()) for row in run.trajectories),
-        }
     learnt = {
         "charts": _part(run, "the curves", training.charts, []),
         "iterations": _part(run, "the iterations", training.iterations, []),
@@ -128,12 +111,9 @@ def _render(run: RunFiles, scores: Scores | None) -> tuple[str, dict[str, tuple[
             "failures": evaluation.failures(players), "labels": [player.label for player in players],
             "tasks": by_task[:LINES], "total": len(by_task),
         }  # fmt: skip
-    views["checks"] = checks.checks(run)
-    views["calibration"] = _part(run, "the tables of the calibration", checks.tables, [])
     present = {
-        "trees": views["trees"], "pairs": views["pairs"], "trajectories": views["trajectories"],
+        "trees": views["trees"], "pairs": views["pairs"], 
         "training": learnt["charts"] or learnt["iterations"], "evaluation": views["evaluation"],
-        "checks": views["checks"],
     }  # fmt: skip
     tabs += [(name, name.capitalize()) for name, there in present.items() if there]
     script, style = _asset("page.js"), _asset("page.css")
@@ -141,9 +121,9 @@ def _render(run: RunFiles, scores: Scores | None) -> tuple[str, dict[str, tuple[
         title=f"{run.command} {run.path.resolve().name}", run=run, tabs=tabs, views=views, samples=samples,
         facts=overview.facts(run), figures=_part(run, "the figures", figures.figures, []),
         cost=_part(run, "the cost", overview.cost, []), advice=_part(run, "what to do next", overview.advice, []),
-        closing=_part(run, "the closing table", overview.closing, ""), relatives=lineage.relatives(run),
+        closing=_part(run, "the closing table", overview.closing, ""),
         reasons=run.reasons(), stages=list(training.stages(run)), training=learnt, faults=run.faults,
-        rewrite=command("report", [f"run_dir={run.path}", "model=PATH"]), script=script, style=style,
+        script=script, style=style,
         script_hash=_hash(script),
     )  # fmt: skip
     return html, {name: (len(sample.items), sample.total) for name, sample in samples.items()}
@@ -168,30 +148,6 @@ def _pairs_of(run: RunFiles) -> RunFiles:
     named = (run.config.get("data") or {}).get("runs") or ()
     folders = [Path(str(one)) for one in named] + [run.path / "build_prefs"]
     return next((found for folder in folders if (found := RunFiles(folder)).pairs), run)
-
-
-class _Known(dict[str, "pairs.Change"]):
-    """Changes by certificate of a row; a row without one is not found."""
-
-    def get(self, row: Any, default: Any = None) -> Any:
-        """Return the change of a row."""
-        return super().get(str(row.get("certificate")), default)
-
-
-def _changes(run: RunFiles, scores: Scores | None) -> _Known:
-    """Return the log-probabilities after training of the first pairs in the order of the page."""
-    out = _Known()
-    if scores is None:
-        return out
-    first = [row["at"] for _, row in zip(range(_SCORED), pairs.order(run.pairs), strict=False)]
-    rows = run.whole(first)
-    for row, change in zip(rows, scores(rows), strict=True):
-        if change is not None and row.get("certificate") is not None:
-            out[str(row["certificate"])] = change
-    return out
-
-
-_SCORED = 64
 
 
 @cache

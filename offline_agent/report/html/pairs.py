@@ -18,12 +18,7 @@ RULE = (
 )
 _STEPS = (-0.01, -0.1, -0.5, -1.0, -2.0, -4.0)
 """Log-probabilities (nats) at which the colour of a token changes."""
-_CHANGES = (0.02, 0.1, 0.5)
-"""Changes of a log-probability (nats) at which its colour changes, in both directions."""
-
 Decode = Callable[[int], str]
-Change = tuple[Sequence[float], Sequence[float]]
-"""Log-probabilities after training of the chosen and of the rejected side: float [n] and [m], 0 where the mask is 0."""
 
 
 def order(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -44,7 +39,6 @@ def sample(
     most_bytes: int,
     render: Callable[[dict[str, Any]], str],
     decode: Decode | None,
-    after: Callable[[Mapping[str, Any]], Change | None],
 ) -> Sample:
     """Return the pairs of the page, each with its rendered `html`.
 
@@ -53,25 +47,23 @@ def sample(
         most_bytes: Bytes that they may have.
         render: Renders one pair.
         decode: Returns the text of a token id; None = not known, and tokens are not shown.
-        after: Returns the log-probabilities of a row's sides after training; None where they are not known.
     """
     counter = iter(range(len(run.pairs)))
 
     def make(both: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tuple[dict[str, Any], int]:
         row = both[1]
-        pair = view(row, next(counter), decode, after(row))
+        pair = view(row, next(counter), decode)
         html = render(pair)
         return {**pair, "html": html}, len(html.encode("utf-8", "replace"))
 
     return choose(run.each_whole(order(run.pairs)), len(run.pairs), most_bytes, make, RULE)
 
 
-def view(row: Mapping[str, Any], number_: int, decode: Decode | None, after: Change | None) -> dict[str, Any]:
+def view(row: Mapping[str, Any], number_: int, decode: Decode | None) -> dict[str, Any]:
     """Return what the template of a pair needs, from a whole row by known names."""
     sides = []
-    for at, side in enumerate(("chosen", "rejected")):
+    for side in ("chosen", "rejected"):
         verdict = read(row[f"verdict_{side}"])
-        later = None if after is None else after[at]
         sides.append({
             "name": side,
             "turns": [turn(message) for message in row[side]],
@@ -79,8 +71,8 @@ def view(row: Mapping[str, Any], number_: int, decode: Decode | None, after: Cha
             "visits": row[f"visits_{side}"],
             "verdict": None if verdict is None else f"{verdict['verifier']}: {number(verdict['score'])}",
             "evidence": "" if verdict is None else pretty(verdict.get("evidence") or verdict.get("error") or ""),
-            "tokens": None if decode is None else list(tokens(row, side, decode, later)),
-            "logps": _sums(row, side, later),
+            "tokens": None if decode is None else list(tokens(row, side, decode)),
+            "logps": _sums(row, side),
         })  # fmt: skip
     certificate = read(row["certificate"]) if row.get("certificate") else None
     return {
@@ -97,7 +89,6 @@ def view(row: Mapping[str, Any], number_: int, decode: Decode | None, after: Cha
         "sides": sides,
         "has_tokens": decode is not None and row["chosen_ids"] is not None,
         "has_logps": row["ref_chosen_logps"] is not None,
-        "has_change": after is not None and row["ref_chosen_logps"] is not None,
         "provenance": [
             f"tree {row['tree_id']}, node {row['node_id']}, edges {row['chosen_edge']} and {row['rejected_edge']}"
             if row["tree_id"] is not None else "from no tree",
@@ -107,22 +98,17 @@ def view(row: Mapping[str, Any], number_: int, decode: Decode | None, after: Cha
     }  # fmt: skip
 
 
-def _sums(row: Mapping[str, Any], side: str, after: Sequence[float] | None) -> str:
-    """Return the log-probability of all tokens of a side that the policy sampled, before and after training."""
+def _sums(row: Mapping[str, Any], side: str) -> str:
+    """Return the log-probability of all tokens of a side that the policy sampled."""
     logps, mask = row[f"ref_{side}_logps"], row[f"{side}_mask"]
     if logps is None or mask is None:
         return ""
     before = sum(value for value, sampled in zip(logps, mask, strict=True) if sampled)
-    if after is None:
-        return f"log-probability {before:.2f}"
-    later = sum(value for value, sampled in zip(after, mask, strict=True) if sampled)
-    return f"log-probability {before:.2f} before training, {later:.2f} after ({later - before:+.2f})"
+    return f"log-probability {before:.2f}"
 
 
-def tokens(
-    row: Mapping[str, Any], side: str, decode: Decode, after: Sequence[float] | None
-) -> Iterator[dict[str, Any]]:
-    """Yield the tokens of a side: text, `mask`, the class of its log-probability and of its change, and a title.
+def tokens(row: Mapping[str, Any], side: str, decode: Decode) -> Iterator[dict[str, Any]]:
+    """Yield the tokens of a side: text, `kind` (the class of its mask and log-probability), and a title.
 
     Tokens in a row that the policy did not sample are joined: they have no log-probability.
     """
@@ -141,11 +127,6 @@ def tokens(
         if logps is not None:
             out["kind"] += f" l{sum(logps[at] < step for step in _STEPS)}"
             out["title"] = f"log-probability {logps[at]:.2f}"
-            if after is not None:
-                change = after[at] - logps[at]
-                size = sum(abs(change) >= step for step in _CHANGES)
-                out["kind"] += f" {'u' if change > 0 else 'd'}{size}"
-                out["title"] += f" before, {after[at]:.2f} after ({change:+.2f})"
         yield out
     if waiting:
         yield {"text": waiting, "kind": "n"}

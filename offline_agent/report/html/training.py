@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offline_agent.report.html.charts import line
-from offline_agent.report.html.lineage import relatives
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.text import number, percent
 
@@ -111,17 +110,10 @@ _PHASES = {
 
 
 def online(run: RunFiles) -> list[tuple[str, str, str, str]]:
-    """Return (model, success, where it was measured, environment steps) of `refine_grpo`, before and after.
-
-    The runs that its configuration names (the offline stages) stand first.
-    """
+    """Return (model, success, where it was measured, environment steps) of `refine_grpo`, before and after."""
     if run.command != "refine_grpo":
         return []
     out = []
-    for parent in relatives(run):
-        if parent.role.startswith("parent") and parent.headline is not None and parent.headline.value is not None:
-            said = f"{parent.headline.name}: {parent.headline.words}"
-            out.append((f"offline: {parent.path.name} ({parent.command})", said, "its own run", "–"))
     training, rollouts = run.summary.get("training") or {}, run.summary.get("rollouts") or {}
     ends = (("rounds_first", "the first rounds, offline model", None),
             ("rounds_last", "the last rounds, online model", rollouts.get("env_steps")))  # fmt: skip

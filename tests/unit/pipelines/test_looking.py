@@ -7,13 +7,17 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from offline_agent.pipelines import compare, completion, doctor, inspect
+from offline_agent.envs import conformance
+from offline_agent.pipelines import __main__ as commands
+from offline_agent.pipelines import compare, completion, doctor, inspect, status
 from offline_agent.runner import diagnosis
 from tests.helpers.report import evaluated, searched
 
@@ -186,3 +190,25 @@ def test_completion_scripts_are_sound(shell: str, tmp_path: Path, capsys: pytest
 
 def test_completion_refuses_another_shell(capsys: pytest.CaptureFixture[str]) -> None:
     assert completion.main(["bsh"]) == 2 and "Did you mean 'bash'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [inspect.main, status.main, conformance.main, commands.main])
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_is_no_fault(main: Any, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 0
+    out, err = capsys.readouterr()
+    assert "python -m offline_agent." in out and not err
+
+
+def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main([]) == 0
+    listed = {line.split()[2] for line in capsys.readouterr().out.splitlines() if line.startswith("python -m")}
+    there = {path.stem for path in Path(status.__file__).parent.glob("[a-z]*.py")} - {"entry"}  # shared by the commands
+    assert listed == {f"offline_agent.pipelines.{name}" for name in there} | {"offline_agent.envs.conformance"}
+    assert commands.main(["stauts"]) == 2 and "no such command. Did you mean 'status'?" in capsys.readouterr().err
+
+
+def test_a_command_is_run_by_its_name_as_its_module_is() -> None:
+    program = [sys.executable, "-c", "from offline_agent.pipelines.__main__ import main; raise SystemExit(main())"]
+    done = subprocess.run([*program, "train-sft", "nonsense"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "train_sft: the request is wrong" in done.stderr

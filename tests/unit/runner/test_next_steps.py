@@ -116,7 +116,7 @@ def test_every_printed_line_is_parsed_and_successes_lead_to_training(tmp_path: P
     }  # fmt: skip
     path = tmp_path / "a run"
     steps = logged.next_steps if logs else searched.next_steps
-    assert {"show", "train_sft"} <= _parsed("\n".join(steps(summary, path)))
+    assert {"inspect", "train_sft"} <= _parsed("\n".join(steps(summary, path)))
     assert "runs/sft" not in "\n".join(steps({**summary, "filtered": 0}, path))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from offline_agent.pipelines import show, status
+from offline_agent.pipelines import status
 from offline_agent.runner import terminal as _terminal
 from offline_agent.runner.arguments import resume_line
 from offline_agent.runner.progress import Progress
@@ -32,17 +32,9 @@ def test_foreign_text_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[st
         assert "red" in printed and not steers(printed)
 
 
-def test_pairs_and_states_of_runs_are_shown_without_their_escapes(
+def test_states_of_runs_are_shown_without_their_escapes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    message = {"role": "assistant", "content": HOSTILE}
-    row = {
-        "kind": "step", "task_id": HOSTILE, "tree_id": "t", "node_id": 0, "prompt": [{**message, "role": "user"}],
-        "chosen": [message], "rejected": [message], "q_chosen": 1.0, "q_rejected": 0.0, "visits_chosen": 1,
-        "visits_rejected": 1, "confidence": 1.0, "weight": 1.0, "verdict_chosen": None, "verdict_rejected": None,
-        "chosen_mask": None,
-    }  # fmt: skip
-    _terminal.show(show.describe(row))
     (tmp_path / "manifest.json").write_text('{"command": "build_prefs", "status": "failed", "error": "\\u001b[2J"}')
     assert status.main([f"run_dir={tmp_path}"]) == 0
     printed = "".join(capsys.readouterr())
@@ -60,9 +52,9 @@ def test_the_command_to_go_on_with_shows_no_secret() -> None:
 
 
 @pytest.mark.parametrize("path", ["x" * 300, "/".join(["y" * 200] * 25)])
-@pytest.mark.parametrize("command", ["build_prefs", "status", "show"])
+@pytest.mark.parametrize("command", ["build_prefs", "status", "inspect"])
 def test_a_path_that_no_system_takes_is_told_without_a_traceback(command: str, path: str, tmp_path: Path) -> None:
-    argument = path if command == "show" else f"run_dir={path}"
+    argument = path if command == "inspect" else f"run_dir={path}"
     done = subprocess.run(
         [sys.executable, "-m", f"offline_agent.pipelines.{command}", argument],
         capture_output=True, text=True, cwd=tmp_path, check=False,
