@@ -132,7 +132,7 @@ def _render(run: RunFiles, scores: Scores | None) -> tuple[str, dict[str, tuple[
     views["calibration"] = _part(run, "the tables of the calibration", checks.tables, [])
     present = {
         "trees": views["trees"], "pairs": views["pairs"], "trajectories": views["trajectories"],
-        "training": learnt["charts"] or learnt["iterations"], "evaluation": views["evaluation"],
+        "training": learnt["charts"] or learnt["over_calls"], "evaluation": views["evaluation"],
         "checks": views["checks"],
     }  # fmt: skip
     tabs += [(name, name.capitalize()) for name, there in present.items() if there]

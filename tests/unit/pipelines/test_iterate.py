@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 from collections.abc import Mapping
@@ -175,6 +176,10 @@ def test_a_refused_candidate_is_kept_beside_and_the_loop_goes_on_from_the_incumb
     assert told["model"]["from"] == "start" and (run / "model" / "model.safetensors").stat().st_size > 1_000_000
     needed = [record["candidates"]["train_dpo"]["confidence_needed"] for record in told["iterations"]]
     assert needed == [pytest.approx(1 - 0.1 / 2 / 2), pytest.approx(1 - 0.1 / 6 / 2)]
+    overview = html.unescape((run / "report.html").read_text().partition('<section id="training"')[0])
+    for record in told["iterations"]:
+        for candidate in record["candidates"].values():
+            assert candidate["reason"].partition(": ")[2] in overview
 
 
 def test_every_iteration_is_judged_on_tasks_and_attempts_of_its_own(tmp_path: Path, stages: Stages) -> None:
