@@ -8,7 +8,6 @@ import glob
 import json
 import os
 import re
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,14 +119,14 @@ class MLflowWriter:
         from mlflow.exceptions import MlflowException
 
         name, run_id = re.sub(r"[^\w.-]", "_", name), self._runs[key]
-        source = str(self._root / path)
-        if not self._local:  # a server refuses paths, which would be its own
-            source = f"sftp://{socket.getfqdn()}{source}"
+        folder = str(self._root / path)
+        # a server refuses paths, which would be its own
+        source = folder if self._local else f"runs:/{run_id}/{path.lstrip('/')}"
         with contextlib.suppress(MlflowException):  # it is there, else the next call fails
             self._client.create_registered_model(name)
         known = self._client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
         made = next((one for one in known if one.source == source), None)
-        made = made or self._client.create_model_version(name, source, run_id, tags)
+        made = made or self._client.create_model_version(name, source, run_id, {**tags, "folder": folder})
         self._client.set_registered_model_alias(name, alias, made.version)
 
     def _end(self, key: str, status: str, at: int | None = None) -> None:
