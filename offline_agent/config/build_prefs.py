@@ -327,6 +327,7 @@ class TrackingSection(Section):
     uri: str | None = key("sqlite:///mlflow.db", "MLflow's tracking URI; null = no tracking", free=True)
     experiment: str = key("offline_agent", "MLflow's experiment", min_length=1, free=True)
     parent: str | None = key(None, "run id of the run this one is part of (iterate sets it)", free=True)
+    iteration: int | None = key(None, "the iteration it is a stage of (iterate sets it)", ge=0, le=10_000, free=True)
 
 
 LONGEST_NAME, LONGEST_PATH = 255, 3500

@@ -207,6 +207,10 @@ class EnvSpec:
         """Whether the class is an adapter's, which its user cannot change."""
         return self.path.partition(":")[0] in catalog.ADAPTERS
 
+    def mend(self, author: str, user: str = "") -> str:
+        """Return what the author of a class can do, or the user of an adapter, who cannot change its class."""
+        return user if self.adapted else author
+
     @property
     def identity(self) -> dict[str, Any]:
         """JSON-serialisable facts for the manifest."""

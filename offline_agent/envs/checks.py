@@ -20,10 +20,10 @@ from offline_agent.envs.costs import Costs, measured
 from offline_agent.envs.episode_length import EpisodeLength, episode_length
 from offline_agent.envs.play import begin, extend, to_step
 from offline_agent.envs.process_state import ProcessState
-from offline_agent.envs.scripted_play import ScriptedPlayer, difference, drawn_call, facts, faulty
+from offline_agent.envs.scripted_play import ScriptedPlayer, both, difference, drawn_call, faulty
 from offline_agent.envs.watch import CallWatch
 from offline_agent.errors import EnvironmentFault, ToolError, in_words
-from offline_agent.records import Action, Context, Task, Trajectory
+from offline_agent.records import Action, Task, Trajectory
 
 MAX_LISTED = 2_000
 NEVER = "each tool succeeds"
@@ -112,7 +112,8 @@ class Checks:
             if not self._tasks[split]:
                 yield f"split {split!r} has no tasks"
             if again != self._tasks[split][:20]:
-                yield f"listing split {split!r} twice gave different tasks; seed whatever draws them"
+                mend = self.spec.mend("; seed whatever draws them")
+                yield f"listing split {split!r} twice gave different tasks{mend}"
 
     def splits(self) -> Iterator[str]:
         """No task is in two splits, whatever it is called there."""
@@ -131,11 +132,12 @@ class Checks:
             before = copy.deepcopy(dict(task.args))
             with self.opened() as one, self.opened() as two:
                 first = one.reset(task)
-                if first != two.reset(task):
-                    yield f"{task.task_id}: two instances begin differently"
+                if first != (other := two.reset(task)):
+                    yield f"{task.task_id}: two instances begin differently: {both(first, other)}"
                 self.player.run_on(one, task, self.player.script(task)[:3])
-                if one.reset(task) != first:
-                    yield f"{task.task_id}: a second reset of the same instance differs; TRL uses instances again"
+                if (again := one.reset(task)) != first:
+                    told = f"differs, and TRL uses instances again: {both(first, again)}"
+                    yield f"{task.task_id}: a second reset of the same instance {told}"
             if dict(task.args) != before:
                 yield f"{task.task_id}: reset changed its arguments"
 
@@ -146,7 +148,7 @@ class Checks:
         if expected != set(self.spec.tools.names):
             yield f"TRL lists {sorted(expected)}, this package {sorted(self.spec.tools.names)}"
         if not expected:
-            yield "it has no tools: write a public method with type hints and a docstring"
+            yield "it has no tools" + self.spec.mend(": write a public method with type hints and a docstring")
         for task in self.some():
             with self.opened() as episode:
                 episode.reset(task)
@@ -184,20 +186,20 @@ class Checks:
                 used |= {step.action.call.name for step in steps if step.action.call is not None}
             self.player.walk(task, WALKS, rare)
         refused = self._refused_by_chance(used)
-        show = self._mend(
+        show = self.spec.mend(
             "quote an example in the docstring, or give the class `demonstrate`", "env.demonstrate=module:function"
         )
         for name in sorted(self._never() - refused):
             yield (
                 f"{name}: all {self.watch.failed[name]} calls of it were answered with an error, the last with "
-                f"{in_words(self.watch.errors[name])}. Mend what raises it; where only rare calls succeed, show one: "
-                f"{show}"
+                f"{in_words(self.watch.errors[name])}. {self.spec.mend('Mend what raises it; where', 'Where')} only "
+                f"rare calls succeed, show one: {show}"
             )
 
         if refused and refused == self._never():
             raise NotApplicable(
                 f"nothing tells of {', '.join(sorted(refused))}: the expert calls none of them in these tasks, and all "
-                "random calls were refused; play more tasks" + self._mend(", or quote an example in the docstring", "")
+                "random calls were refused; play more tasks" + self.spec.mend(", or quote an example in the docstring")
             )
 
     def _refused_by_chance(self, used: Container[str]) -> set[str]:
@@ -217,15 +219,14 @@ class Checks:
         for task in self.some():
             script = self.player.script(task)
             with self.opened() as episode:
-                episode.reset(task)
+                here = begin(episode, task)
                 for action in faulty(episode):
                     result = episode.step(action)
                     if not result.fault or not result.observation or result.terminated:
                         yield f"{task.task_id}: {action.text!r} was answered with {result!r}"
-                here = Context(task, episode.system_prompt, episode.tools.schemas, None)
                 disturbed = self.player.run_on(episode, task, script, after=here)
-                if facts(self.player.run(task, script))[1:] != facts(disturbed)[1:]:
-                    yield f"{task.task_id}: after faulty calls the same actions are answered differently"
+                if (told := difference(self.player.run(task, script), disturbed)) is not None:
+                    yield f"{task.task_id}: after faulty calls the same actions are answered differently: {told}"
 
     def oracle(self) -> Iterator[str]:
         """The expert without noise earns 1.0."""
@@ -279,7 +280,8 @@ class Checks:
                 episode.reset(task)
                 if not self.spec.turn_rewards:
                     if episode.undeclared_turn_reward():
-                        yield "instances have a turn_reward, the class has none: write `turn_reward = None` in it"
+                        mend = self.spec.mend(": write `turn_reward = None` in it")
+                        yield f"instances have a turn_reward, the class has none{mend}"
                         return
                     raise NotApplicable("it has no turn_reward")
                 for action in self.player.script(task):
@@ -291,7 +293,8 @@ class Checks:
                         yield f"{task.task_id}: asked twice, turn_reward answered differently"
                         break
         if not given:
-            yield "turn_reward was None after every call; leave it out where there is nothing to say"
+            mend = self.spec.mend("; leave it out where there is nothing to say")
+            yield f"turn_reward was None after every call{mend}"
 
     def replay(self) -> Iterator[str]:
         """The same actions in a new instance are answered alike."""
@@ -299,7 +302,7 @@ class Checks:
             script = self.player.script(task)
             told = difference(self.player.run(task, script), self.player.run(task, script))
             if told is not None:
-                mend = self._mend("seed all chance", "what is adapted draws by chance, or keeps state elsewhere")
+                mend = self.spec.mend("seed all chance", "what is adapted draws by chance, or keeps state elsewhere")
                 yield f"{task.task_id}: the same actions in a new instance were answered differently; {mend}; {told}"
 
     def copies(self) -> Iterator[str]:
@@ -308,29 +311,29 @@ class Checks:
             raise NotApplicable("replay_only: states are restored by replay")
         for task in self.some():
             script = self.player.script(task)
-            expected = facts(self.player.run(task, script))
+            expected = self.player.run(task, script)
             for at in sorted({0, len(script) // 2, max(len(script) - 1, 0)}):
                 with self.opened() as original:
                     start = self.player.run_on(original, task, script[:at])
                     state, here, rest = original.fingerprint(), start.context, script[at:]
                     with contextlib.closing(original.copy()) as one, contextlib.closing(original.copy()) as two:
-                        first = facts(self.player.run_on(one, task, rest, here), start)
+                        first = self.player.run_on(one, task, rest, here)
                         if original.fingerprint() != state:
                             yield f"{task.task_id}: stepping a copy changed the original's fingerprint"
-                        second = facts(self.player.run_on(original, task, rest, here), start)
-                        third = facts(self.player.run_on(two, task, rest, here), start)
-                if not first == second == third == expected:
-                    mend = self._mend("see __deepcopy__", "a search finds this out, and restores states by replay")
-                    yield f"{task.task_id}: copies made after {at} actions share state or lack some; {mend}"
+                        runs = [first, *(self.player.run_on(each, task, rest, here) for each in (original, two))]
+                if told := next(filter(None, (difference(expected, run, start) for run in runs)), None):
+                    mend = self.spec.mend("see __deepcopy__", "a search finds this out, and restores states by replay")
+                    yield f"{task.task_id}: copies made after {at} actions share state or lack some; {mend}; {told}"
                     break
 
     def threads(self) -> Iterator[str]:
         """An environment whose class says so is opened, stepped, copied and closed by different threads."""
         if self.spec.one_thread:
             raise NotApplicable(
-                "one thread makes all calls of an environment" + self._mend("; `one_thread = False` allows any", "")
+                "one thread makes all calls of an environment" + self.spec.mend("; `one_thread = False` allows any")
             )
-        mend = self._mend("take `one_thread = False` away, then one thread makes all calls", "set env.isolate=process")
+        author = "take `one_thread = False` away, then one thread makes all calls"
+        mend = self.spec.mend(author, "set env.isolate=process")
         for task in self.some():
             script = self.player.script(task)
             expected = self.player.run(task, script)
@@ -341,10 +344,6 @@ class Checks:
                 return
             if (told := difference(expected, got)) is not None:
                 yield f"{task.task_id}: by several threads it answers differently; {mend}; {told}"
-
-    def _mend(self, author: str, user: str) -> str:
-        """Return what the author of a class can do, or the user of an adapter, who cannot change its class."""
-        return user if self.spec.adapted else author
 
     def _by_many_threads(self, task: Task, actions: Sequence[Action]) -> Trajectory:
         """Play actions, each call in another thread."""
@@ -385,7 +384,8 @@ class Checks:
         for task in self.some():
             self.player.run(task, self.player.script(task))
         for told in self.surroundings.put_back():
-            yield f"it left the process with {told}; put back what is changed, or set env.isolate=process"
+            mend = self.spec.mend("put back what is changed, or ")
+            yield f"it left the process with {told}; {mend}set env.isolate=process"
 
     def opened(self) -> contextlib.closing[Episode]:
         """Return a new episode, closed at the end of a `with` block."""

@@ -93,14 +93,13 @@ class Episode:
         self._task = task
         observation = self._call("reset", copy.deepcopy(dict(task.args)))
         if observation is None:
-            raise EnvironmentFault(
-                f"{self.spec.name}: reset() returned None (task {task.task_id}); return the first observation as text: "
-                "the policy learns its task from it"
-            )
+            mend = self.spec.mend("; return the first observation as text: the policy learns its task from it")
+            raise EnvironmentFault(f"{self.spec.name}: reset() returned None (task {task.task_id}){mend}")
         if self.terminated:
             raise EnvironmentFault(
                 f"{self.spec.name}: `terminated` is True after reset() (task {task.task_id}), so that no action can be "
-                "played; set it False in reset(), and leave tasks out that are over before they begin"
+                f"played; {self.spec.mend('set it False in reset(), and ')}leave tasks out that are over before "
+                "they begin"
             )
         own = self._read("_tools", None)
         self.tools = own if isinstance(own, ToolSet) else self.spec.tools
@@ -167,8 +166,10 @@ class Episode:
         except BaseException as error:
             if ends_the_run(error):
                 raise
-            mend = "give the class a __deepcopy__, or set replay_only = True to have states restored by replay"
-            mend = "a search finds this out, and restores states by replay" if self.spec.adapted else mend
+            mend = self.spec.mend(
+                "give the class a __deepcopy__, or set replay_only = True to have states restored by replay",
+                "a search finds this out, and restores states by replay",
+            )
             raise EnvironmentFault(f"{self.spec.name}: copy.deepcopy failed ({in_words(error)}); {mend}") from error
         twin.tools, twin._over, twin._task = self.tools, self._over, self._task
         return twin
@@ -306,7 +307,8 @@ class Episode:
         if isinstance(error, EnvironmentFault):
             return error
         task = self._task.task_id if self._task else "-"
-        rule = f"; tools tell the policy of bad input by {BAD_INPUT_NAMES}, any other error is a fault" if tool else ""
+        rule = f"; tools tell the policy of bad input by {BAD_INPUT_NAMES}, any other error is a fault"
+        rule = self.spec.mend(rule) if tool else ""
         return EnvironmentFault(f"{self.spec.name}: {what} raised {in_words(error)} (task {task}){rule}")
 
     @staticmethod

@@ -93,23 +93,28 @@ def facts(trajectory: Trajectory, before: Trajectory | None = None) -> tuple[Any
     return first, shown, trajectory.terminated, None if verdict is None else (verdict.score, verdict.success)
 
 
-def difference(one: Trajectory, two: Trajectory) -> str | None:
-    """Return where two runs of the same actions first differ, with both answers, in words; None where they agree."""
-    (start, shown, *end), (other_start, other_shown, *other_end) = facts(one), facts(two)
+def difference(one: Trajectory, two: Trajectory, before: Trajectory | None = None) -> str | None:
+    """Return where two runs of the same actions first differ, with both answers, in words; None where they agree.
+
+    Args:
+        one, two: The runs.
+        before: The run that `two` continues; None = it is whole.
+    """
+    (start, shown, *end), (other_start, other_shown, *other_end) = facts(one), facts(two, before)
     if start != other_start:
-        return f"reset: {_both(start, other_start)}"
+        return f"reset: {both(start, other_start)}"
     for number, (first, second) in enumerate(zip(shown, other_shown, strict=False)):
         if first != second:
             asked = one.steps[number].action.call
             told = "an answer" if asked is None else f"{asked.name} {asked.arguments!r:.200}"
             pairs = zip(first, second, strict=True)
-            return f"call {number + 1}, {told}: {_both(*next(pair for pair in pairs if pair[0] != pair[1]))}"
+            return f"call {number + 1}, {told}: {both(*next(pair for pair in pairs if pair[0] != pair[1]))}"
     if len(shown) != len(other_shown):
         return f"after {min(len(shown), len(other_shown))} calls only one of them was over"
-    return None if end == other_end else f"at the end (over, (score, success)): {_both(end, other_end)}"
+    return None if end == other_end else f"at the end (over, (score, success)): {both(end, other_end)}"
 
 
-def _both(one: Any, two: Any) -> str:
+def both(one: Any, two: Any) -> str:
     """Return two answers, from shortly before the place where they differ."""
     first, second = (each if isinstance(each, str) else repr(each) for each in (one, two))
     at = max(0, len(os.path.commonprefix([first, second])) - 40)

@@ -205,7 +205,7 @@ class LoopStages:
             "run_dir": str(self.folder(iteration) / name),
             "seed": self.seed(iteration, name) if seed is None else seed,
             "report": self.config.report,
-            "tracking": self.config.tracking.model_copy(update={"parent": self.parent}),
+            "tracking": self.config.tracking.model_copy(update={"parent": self.parent, "iteration": iteration}),
             "launcher": self.config.launcher,
             "ray": self.config.ray,
             "slurm": self.config.slurm,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import resource
 import sys
 from collections import Counter
@@ -15,6 +14,7 @@ from offline_agent.envs.census import Census
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report import cuts
+from offline_agent.report.reasons import Reasons
 from offline_agent.report.servers import Elsewhere, of_servers
 from offline_agent.runner.components import Parts
 from offline_agent.runner.next_steps import environment_keys
@@ -28,11 +28,11 @@ Row = Mapping[str, Any]
 FEW_ROLLOUTS = 8
 """Rollouts of a side below which a step pair rests on little (docs/pairs.md)."""
 
-_COUNTERS = ("rows", "pairs", "refusals", "totals", "stopped", "quarantine_reasons", "refusal_reasons")
+_COUNTERS = ("rows", "pairs", "refusals", "totals", "stopped")
+_REASONED = ("quarantine_reasons", "refusal_reasons")
 _MEANS = ("plain", "greedy", "best", "best_scores")
 _REASONS = 5  # commonest reasons of quarantine and of refusal that the summary has
-_REASON_LENGTH = 160  # characters
-_WORDINGS = 100  # wordings of one rule that are counted
+_QUARANTINED = ("tree", "branch", "row")  # kinds that are no candidates
 
 
 def peak_memory() -> int:
@@ -140,9 +140,7 @@ class Figures:
         self.refusals: Counter[str] = Counter()
         self.totals: Counter[str] = Counter()
         self.stopped: Counter[str] = Counter()
-        self.quarantine_reasons: Counter[str] = Counter()
-        self.refusal_reasons: Counter[str] = Counter()
-        self._wordings: dict[str, Counter[str]] = {}  # by rule: its reasons with their numbers
+        self.quarantine_reasons, self.refusal_reasons = Reasons(), Reasons()
         self.plain, self.greedy, self.best, self.best_scores = Mean(), Mean(), Mean(), Mean()
         self.session: dict[str, Any] = {}
         self.guided: dict[str, int] | None = None
@@ -187,7 +185,8 @@ class Figures:
         self.totals.update(tree.totals)
         self.totals.update(mining)
         self.stopped[tree.stopped] += 1
-        self.quarantine_reasons.update(self._rule(reason) for reason in tree.reasons)
+        for reason in tree.reasons:
+            self.quarantine_reasons.add(reason)
         for greedy, success in tree.rollouts:
             (self.greedy if greedy else self.plain).add(success)
         if tree.best is not None:
@@ -213,27 +212,10 @@ class Figures:
     def refused(self, refusals: Iterable[Refusal]) -> None:
         """Count what was refused."""
         for refusal in refusals:
-            self.refusals[refusal.kind] += 1
-            if refusal.kind not in ("tree", "branch"):  # counted with the trees
-                self.refusal_reasons[self._rule(refusal.reason)] += 1
+            self.refusals[refusal.kind] += refusal.candidates
+            if refusal.kind not in _QUARANTINED[:2]:  # counted with the trees
+                self.refusal_reasons.add(refusal.reason, refusal.candidates)
             self.totals["unmatched"] += refusal.reason.startswith("length matching")
-
-    def _rule(self, reason: str) -> str:
-        """Return a reason without its numbers, so that reasons of one rule are counted together; keep its wording."""
-        line = reason.splitlines()[0] if reason else ""
-        rule = re.sub(r"\d+(\.\d+)?", "#", line)[:_REASON_LENGTH]
-        wordings = self._wordings.setdefault(rule, Counter())
-        if len(wordings) < _WORDINGS or line[:_REASON_LENGTH] in wordings:
-            wordings[line[:_REASON_LENGTH]] += 1
-        return rule
-
-    def most_common(self, reasons: Counter[str]) -> dict[str, int]:
-        """Return the commonest rules of `quarantine_reasons` or `refusal_reasons`, each in its commonest wording."""
-        out: Counter[str] = Counter()
-        for rule, count in reasons.most_common(_REASONS):
-            wordings = self._wordings.get(rule) or {rule: 1}
-            out[max(wordings.items(), key=lambda item: (item[1], item[0]))[0]] += count
-        return dict(out)
 
     def unmatched(self, pairs: int, longer: bool) -> None:
         """Take how many pairs are kept though length matching would drop them, and whether better sides are longer."""
@@ -244,9 +226,8 @@ class Figures:
         """Return the counts of trees and tables as JSON, for `take_over`."""
         return {
             **{name: dict(getattr(self, name)) for name in _COUNTERS},
-            **{name: getattr(self, name).to_json() for name in _MEANS},
+            **{name: getattr(self, name).to_json() for name in (*_MEANS, *_REASONED)},
             "paired_tasks": self.paired_tasks,
-            "wordings": {rule: dict(wordings) for rule, wordings in self._wordings.items()},
         }
 
     def take_over(self, kept: Mapping[str, Any]) -> bool:
@@ -254,12 +235,11 @@ class Figures:
         try:
             counters = {name: Counter(kept[name]) for name in _COUNTERS}
             means = {name: Mean(*kept[name]) for name in _MEANS}
+            reasons = {name: Reasons(kept[name]) for name in _REASONED}
             paired = int(kept["paired_tasks"])
-            wordings = {rule: Counter(counts) for rule, counts in kept["wordings"].items()}
         except (AttributeError, KeyError, TypeError, ValueError):
             return False
-        self._wordings = wordings
-        for name, value in (counters | means | {"paired_tasks": paired}).items():
+        for name, value in (counters | means | reasons | {"paired_tasks": paired}).items():
             setattr(self, name, value)
         return True
 
@@ -281,9 +261,8 @@ class Figures:
             "quarantined": {
                 of: quarantined, "branches": self.totals["quarantined_branches"], "rows": self.refusals["row"],
             },
-            "refused": dict(sorted(self.refusals.items())),
-            "quarantine_reasons": self.most_common(self.quarantine_reasons),
-            "refusal_reasons": self.most_common(self.refusal_reasons),
+            "refused": {kind: count for kind, count in sorted(self.refusals.items()) if kind not in _QUARANTINED},
+            **{name: {text: n for _, text, n in getattr(self, name).most_common(_REASONS)} for name in _REASONED},
         }  # fmt: skip
 
     def summary(self, parts: Parts, config: BuildPrefsConfig) -> dict[str, Any]:

@@ -160,16 +160,17 @@ def _work(
     """Do the work, write and show its summary; return it."""
     from offline_agent.tracking.client import open_tracker
 
-    progress = Progress(command.name)
+    progress, tracking, place = Progress(command.name), config.tracking, run.path.resolve()
+    stage = {} if tracking.iteration is None else {"iteration": str(tracking.iteration)}
     tracker = open_tracker(
-        config.tracking.uri,
-        config.tracking.experiment,
-        f"{command.name} {run.path.name}",
+        tracking.uri,
+        tracking.experiment,
+        f"{place.parent.name}/{place.name}" if tracking.parent else f"{command.name} {place.name}",
         run_id=run.manifest["run_id"],
         params=config.resolved(),
-        tags={"pipeline": command.name, "run_dir": str(run.path.resolve()), **_commit(run), **facts.tags},
+        tags={"pipeline": command.name, "run_dir": str(place), **stage, **_commit(run), **facts.tags},
         say=progress.say,
-        parent=config.tracking.parent,
+        parent=tracking.parent,
         run_dir=run.path,
     )
     try:
@@ -183,6 +184,7 @@ def _work(
         run.write_summary(summary)
         run.finish()
         tracker.metrics(dict(_numbers(summary)))
+        tracker.tags(_made(summary))
         for name in ("manifest.json", "summary.json"):
             tracker.artifact(run.path / name)
         page = _report(command, extensions, session) if config.report and part != "--shard" else None
@@ -193,7 +195,7 @@ def _work(
             show(f"report: {page}")  # no part of the table: the page holds the table, also where it is written anew
     except BaseException as error:
         progress.close()
-        if isinstance(error, Stopped) and config.tracking.uri is not None:
+        if isinstance(error, Stopped) and tracking.uri is not None:
             say(f"{command.name}: {error}: tracking is being told; another Ctrl-C skips that")
         tracker.close("KILLED" if isinstance(error, Stopped) else "FAILED")
         raise
@@ -235,6 +237,16 @@ def _run(
 def _commit(run: RunDirectory) -> dict[str, str]:
     commit = run.manifest.get("git_commit")
     return {"git_commit": commit} if commit else {}
+
+
+def _made(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return the folder and the hash of the model that came out, as tags; none where none did."""
+    made = summary.get("model")
+    made = made if isinstance(made, Mapping) else {"path": made, "hash": summary.get("hash")}
+    if not made.get("hash"):
+        return {}
+    of_weights = {} if "from" in made else {"output_model_hash": made["hash"]}  # `iterate` hashes the files
+    return {"output_model": made["path"], **of_weights}
 
 
 def _numbers(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

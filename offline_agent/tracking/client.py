@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -38,12 +37,12 @@ class Tracker(Protocol):
         """Send a file; it is read when it is sent, so call this when the file is complete."""
         ...
 
-    def child(self, name: str, params: Mapping[str, Any] | None = None) -> Tracker:
-        """Start a run under this one."""
+    def register(self, name: str, model: Path, alias: str, tags: Mapping[str, str]) -> None:
+        """Make a folder the next version of a model of the registry, and give it the alias; nothing is copied."""
         ...
 
     def close(self, status: Status = "FINISHED") -> None:
-        """End the run; the outermost run waits until all messages are sent, while MLflow works, at most 600 s.
+        """End the run; it waits until all messages are sent, while MLflow works, at most 600 s.
 
         A killed run waits 10 s at most. Raises what a signal raises inside the wait.
         """
@@ -62,9 +61,8 @@ class NullTracker:
     def artifact(self, path: Path, folder: str | None = None) -> None:
         """Do nothing."""
 
-    def child(self, name: str, params: Mapping[str, Any] | None = None) -> Tracker:
-        """Return itself."""
-        return self
+    def register(self, name: str, model: Path, alias: str, tags: Mapping[str, str]) -> None:
+        """Do nothing."""
 
     def close(self, status: Status = "FINISHED") -> None:
         """Do nothing."""
@@ -104,7 +102,7 @@ def open_tracker(
         "op": "start", "name": name, "key": run_id, "params": dict(flatten(params)), "tags": dict(flatten(tags)),
         "parent": parent, "at": _now(),
     }  # fmt: skip
-    return _TrackedRun(WorkerPipe(uri, experiment, say, timeout, run_dir), run_id, start, outermost=True)
+    return _TrackedRun(WorkerPipe(uri, experiment, say, timeout, run_dir), run_id, start)
 
 
 def send(run_dir: Path, uri: str, experiment: str, say: Callable[[str], None], timeout: float = 600.0) -> int | None:
@@ -137,8 +135,8 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 
 class _TrackedRun:
-    def __init__(self, link: WorkerPipe, key: str, start: Mapping[str, Any], outermost: bool) -> None:
-        self._link, self._key, self._outermost = link, key, outermost
+    def __init__(self, link: WorkerPipe, key: str, start: Mapping[str, Any]) -> None:
+        self._link, self._key = link, key
         link.send(start)
 
     def metrics(self, values: Mapping[str, float | int | None], step: int = 0) -> None:
@@ -153,17 +151,15 @@ class _TrackedRun:
     def artifact(self, path: Path, folder: str | None = None) -> None:
         self._link.send({"op": "artifact", "key": self._key, "path": self._link.place(path), "folder": folder})
 
-    def child(self, name: str, params: Mapping[str, Any] | None = None) -> Tracker:
-        key = uuid.uuid4().hex
-        start = {
-            "op": "child", "parent": self._key, "key": key, "name": name,
-            "params": dict(flatten(params or {})), "tags": {},
-        }  # fmt: skip
-        return _TrackedRun(self._link, key, start, outermost=False)
+    def register(self, name: str, model: Path, alias: str, tags: Mapping[str, str]) -> None:
+        self._link.send(
+            {"op": "register", "key": self._key, "name": name, "path": self._link.place(model), "alias": alias,
+             "tags": dict(flatten(tags))}
+        )  # fmt: skip
 
     def close(self, status: Status = "FINISHED") -> None:
         self._link.send({"op": "end", "key": self._key, "status": status, "at": _now()})
-        if self._outermost and status == "KILLED":
+        if status == "KILLED":
             self._link.close(_KILLED_WAITS)
-        elif self._outermost:
+        else:
             self._link.close()

@@ -27,6 +27,7 @@ class MLflowWriter:
         self._client: Any = None
         self._root = Path()
         self._file: Path | None = None  # the database file of an SQLite store
+        self._local = True  # whether the store takes paths of this machine
 
     def handle(self, message: dict[str, Any]) -> None:
         """Execute a message; raises whatever MLflow raises."""
@@ -52,6 +53,7 @@ class MLflowWriter:
         if self._file is not None and not (self._file.exists() and self._file.stat().st_size):
             create(self._file)
         self._client = MlflowClient(tracking_uri=uri)
+        self._local = not uri.startswith(("http:", "https:", "databricks"))
         found = self._client.get_experiment_by_name(experiment)
         if found is None:
             where = {} if self._file is None else {"artifact_location": (self._file.parent / "mlruns").as_uri()}
@@ -88,13 +90,6 @@ class MLflowWriter:
     def _known(self, key: str) -> Any:
         return self._client.search_runs([self._experiment], f"tags.`{_KEY}` = '{key}'", max_results=1)
 
-    def _child(self, parent: str, key: str, name: str, params: dict[str, str], tags: dict[str, str]) -> None:
-        known = self._known(key)
-        own = {"mlflow.parentRunId": self._runs[parent], _KEY: key}
-        run = known[0] if known else self._client.create_run(self._experiment, tags=own, run_name=name)
-        self._runs[key] = run.info.run_id
-        self._fill(key, params, tags)
-
     def _fill(self, key: str, params: dict[str, str], tags: dict[str, str]) -> None:
         from mlflow.entities import Param
 
@@ -119,6 +114,20 @@ class MLflowWriter:
 
     def _artifact(self, key: str, path: str, folder: str | None) -> None:
         self._client.log_artifact(self._runs[key], str(self._root / path), folder)
+
+    def _register(self, key: str, name: str, path: str, alias: str, tags: dict[str, str]) -> None:
+        from mlflow.exceptions import MlflowException
+
+        name, run_id = re.sub(r"[^\w.-]", "_", name), self._runs[key]
+        folder = str(self._root / path)
+        # a server refuses paths, which would be its own
+        source = folder if self._local else f"runs:/{run_id}/{path.lstrip('/')}"
+        with contextlib.suppress(MlflowException):  # it is there, else the next call fails
+            self._client.create_registered_model(name)
+        known = self._client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
+        made = next((one for one in known if one.source == source), None)
+        made = made or self._client.create_model_version(name, source, run_id, {**tags, "folder": folder})
+        self._client.set_registered_model_alias(name, alias, made.version)
 
     def _end(self, key: str, status: str, at: int | None = None) -> None:
         self._client.set_terminated(self._runs.pop(key), status=status, end_time=at)

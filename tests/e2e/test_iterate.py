@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -173,3 +174,21 @@ def test_the_online_stage_ends_an_iteration_and_feeds_the_next(
     read = json.loads((tmp_path / "later" / "iteration-0" / "train_sft" / "manifest.json").read_text())["config"]
     assert str(refined) in read["data"]["runs"]
     assert loop(tmp_path / "none", start, f"buffer=[{tmp_path}]", "refine.when=last", "refine.objective.name=x") == 2
+
+
+def test_the_queries_of_the_page_on_tracking_find_curve_stages_and_promoted_model(
+    tmp_path: Path, start: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setattr(_stages, "_run", in_process)
+    uri, run_dir = "sqlite:///mlflow.db", tmp_path / "run"
+    assert loop(run_dir, start, "iterations=1", "dpo.enabled=false", "report=false", f"tracking.uri={uri}") == 0
+    page, found = (ROOT / "docs" / "tracking.md").read_text(encoding="utf-8"), {}
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        exec(block, found)
+    tuned, told = str(run_dir / "iteration-0" / "train_sft" / "model"), summary(run_dir)
+    assert found["curve"] == [(0, told["end"]["mean"])] and told["iterations"][0]["promoted"] == "train_sft"
+    assert found["models"].pop("iteration-0/train_sft") == (str(start), tuned)
+    assert set(found["models"]) == {f"iteration-0/{name}" for name in ("build_prefs", "evaluate", "evaluate_incumbent")}
+    assert found["folder"] == tuned and found["makers"] == ["iteration-0/train_sft"]

@@ -75,7 +75,7 @@ def visible_panels(opened: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["search", "evaluation", "training"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, 800, 390])
 def test_every_tab_opens_and_fits_the_screen(open_page: Any, runs: dict[str, Path], name: str, width: int) -> None:
     opened = open_page(runs[name], viewport={"width": width, "height": 844})
     tabs = opened.get_by_role("tab")
@@ -86,6 +86,7 @@ def test_every_tab_opens_and_fits_the_screen(open_page: Any, runs: dict[str, Pat
         assert visible_panels(opened) == [panel] and tabs.nth(number).get_attribute("aria-selected") == "true"
         assert opened.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, panel
         assert opened.evaluate(_UNNAMED) == [], panel
+        assert opened.evaluate("[...document.querySelectorAll('.detail')].every(e => e.scrollWidth <= e.clientWidth)")
 
 
 _UNNAMED = """() => [...document.querySelectorAll('a, button, select, input, [role=region], [role=img], svg[role]')]

@@ -9,7 +9,7 @@ from typing import Any
 from offline_agent.envs.base import EnvSpec, Episode
 from offline_agent.envs.checks import Checks, NotApplicable
 from offline_agent.envs.play import begin, extend, to_step
-from offline_agent.envs.scripted_play import difference, facts, faulty
+from offline_agent.envs.scripted_play import difference, faulty
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Action, Context, Task
 
@@ -68,27 +68,30 @@ class Repeats:
             finally:
                 episode.close()
             if (told := difference(here, there)) is not None:
-                yield (
-                    f"{task.task_id}: a new process answers the same actions differently; do not depend on the order "
-                    f"of sets, hash(), id(), the time or the working directory; {told}"
+                mend = self.spec.mend(
+                    "do not depend on the order of sets, hash(), id(), the time or the working directory",
+                    "what is adapted depends on chance, the time or the working directory",
                 )
+                yield f"{task.task_id}: a new process answers the same actions differently; {mend}; {told}"
 
     def isolation(self) -> Iterator[str]:
         """After every kind of episode a reset begins anew, and two instances do not disturb one another."""
         for task in self.checks.some():
             script = self.checks.player.script(task)
-            expected = facts(self.checks.player.run(task, script))
+            expected = self.checks.player.run(task, script)
             with self.checks.opened() as episode:
                 for kind, actions in self._kinds(episode, task, script):
                     self._act(episode, begin(episode, task), actions)
-                    if facts(self.checks.player.run_on(episode, task, script)) != expected:
-                        yield f"{task.task_id}: after an episode that was {kind}, reset did not begin anew"
+                    if (told := difference(expected, self.checks.player.run_on(episode, task, script))) is not None:
+                        yield f"{task.task_id}: after an episode that was {kind}, reset did not begin anew: {told}"
                         break
             with self.checks.opened() as one, self.checks.opened() as other:
                 start = begin(one, task)
                 self.checks.player.run_on(other, task, script)
-                if facts(self.checks.player.run_on(one, task, script, after=start)) != expected:
-                    yield f"{task.task_id}: an episode of another instance changed this one; share no state"
+                played = self.checks.player.run_on(one, task, script, after=start)
+                if (told := difference(expected, played)) is not None:
+                    mend = self.spec.mend("share no state", "set env.isolate=process")
+                    yield f"{task.task_id}: an episode of another instance changed this one; {mend}; {told}"
 
     def _kinds(self, episode: Episode, task: Task, script: list[Action]) -> Iterator[tuple[str, list[Action]]]:
         """Yield kinds of episodes with their actions."""
@@ -111,9 +114,10 @@ class Repeats:
         spreads: list[float] = []
         means: list[float] = []
         faults: list[str] = []
-        plays = differing = 0
+        differing: list[str] = []  # where the runs of a task differ
+        plays = 0
         for task in self.checks.some():
-            script, scores, seen = self.checks.player.script(task), [], set()
+            script, scores, first, told = self.checks.player.script(task), [], None, None
             for _ in range(self.times):
                 plays += 1
                 try:
@@ -121,10 +125,11 @@ class Repeats:
                 except EnvironmentFault as fault:
                     faults.append(f"{task.task_id}: {fault}")
                     continue
-                seen.add(str(facts(played)))
+                first = first or played
+                told = told or difference(first, played)
                 if played.verdict is not None and played.verdict.score is not None:
                     scores.append(played.verdict.score)
-            differing += len(seen) > 1
+            differing += [f"{task.task_id}, {told}"] if told else []
             if scores:
                 spreads.append(pstdev(scores))
                 means.append(fmean(scores))
@@ -132,11 +137,12 @@ class Repeats:
         between = pstdev(means) if len(means) > 1 else 0.0
         self.measured |= {
             "plays": plays, "faults": len(faults), "flakiness": round(len(faults) / plays, 4) if plays else None,
-            "tasks_that_differ": differing, "reward_noise": round(noise, 4), "reward_spread": round(between, 4),
+            "tasks_that_differ": len(differing), "reward_noise": round(noise, 4), "reward_spread": round(between, 4),
         }  # fmt: skip
         if faults:
             yield f"{len(faults)} of {plays} plays of actions that worked before broke: {faults[0]}"
         if noise:
-            yield f"repeats of the same actions differ in reward by a standard deviation of {noise:.3g} within a task"
+            told = "repeats of the same actions differ in reward by a standard deviation of"
+            yield f"{told} {noise:.3g} within a task{'; ' * bool(differing)}{''.join(differing[:1])}"
         elif differing:
-            yield f"repeats of the same actions were answered differently in {differing} tasks"
+            yield f"repeats of the same actions were answered differently in {len(differing)} tasks; {differing[0]}"

@@ -201,7 +201,8 @@ class _Suite:
     def oracle(self) -> Iterator[str]:
         """The expert without noise earns 1; an environment without an expert cannot show that anything does."""
         if self.spec.demonstrate is None:
-            yield Doubt("there is no demonstrate hook, so nothing shows that the verifier gives a right solution 1")
+            hook = self.spec.mend("demonstrate hook", "env.demonstrate=module:function")
+            yield Doubt(f"there is no {hook}, so nothing shows that the verifier gives a right solution 1")
             return
         yield from self.checks.oracle()
 

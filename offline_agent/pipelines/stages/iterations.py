@@ -231,15 +231,26 @@ class Iterations:
         why = "" if one.candidates else f"; {record['reason']}"
         verdict = "promoted" if promoted else "kept"
         self.session.say(f"iterate: iteration {one.number}: {verdict} {self.model.name}{why}")
-        if one.number not in self.told:
+        if one.number not in self.told:  # else MLflow has it too
+            self._track(record)
             self.session.run.events().append(record)
-        figures = {"promoted": float(promoted is not None), "pairs": one.built["pairs_total"]}
-        figures["success"] = self.judging.success(self.model)["mean"]
+        record["seconds"] = one.seconds
+
+    def _track(self, record: Mapping[str, Any]) -> None:
+        """Send a point of the curves over iterations, and the promoted model to the registry."""
+        tracker, number, promoted = self.session.tracker, record["iteration"], record["promoted"]
+        success = self.judging.success(self.model)["mean"]
+        figures = {"promoted": float(promoted is not None), "pairs": record["pairs_total"], "success": success}
+        figures["incumbent/success"] = record["incumbent"]["success"]["mean"]
         for name, candidate in record["candidates"].items():
             figures[f"{name}/success"] = candidate["success"]["mean"]
             figures[f"{name}/confidence_not_worse"] = candidate["confidence_not_worse"]
-        self.session.tracker.metrics(figures, step=one.number)
-        record["seconds"] = one.seconds
+        tracker.metrics(figures, step=number)
+        if promoted is not None:
+            made = json.loads((self.run_dir / self.model.name / "summary.json").read_bytes())
+            tags = {"stage": self.model.name, "success": str(success), "hash": made["model"]["hash"]}
+            name = f"{self.config.tracking.experiment}-{self.environment}"
+            tracker.register(name, self._weights(self.model), "promoted", tags)
 
     def _place(self) -> None:
         """Copy the incumbent to `model/`, unless it is there."""

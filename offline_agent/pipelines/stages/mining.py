@@ -21,7 +21,7 @@ from offline_agent.preferences.dataset.balance import Balance, WeightedPairs
 from offline_agent.preferences.dataset.candidates import CandidateStore
 from offline_agent.preferences.dataset.export import Row, accepted, reweighted
 from offline_agent.preferences.dataset.packed_rows import unpack
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.refusals import Refusal, together
 from offline_agent.records import SCHEMA_VERSION
 from offline_agent.report.mining import Figures
 from offline_agent.runner.components import Parts
@@ -103,7 +103,7 @@ def write_mined(session: Session[Any], mined: Iterable[TreeRows], rules: Balance
                 candidates.add(tree.candidates, tree.pairs)
                 if tree.filtered:
                     filtered.add(tree.filtered)
-                for refusal in tree.refusals:
+                for refusal in together(tree.refusals):  # quarantine.jsonl has an entry once
                     refused.append(refusal)
                 yield from tree.trajectories
                 session.progress.update(number, pairs=len(candidates))

@@ -112,8 +112,8 @@ def _render(run: RunFiles) -> tuple[str, dict[str, tuple[int, int]]]:
             "tasks": by_task[:LINES], "total": len(by_task),
         }  # fmt: skip
     present = {
-        "trees": views["trees"], "pairs": views["pairs"], 
-        "training": learnt["charts"] or learnt["iterations"], "evaluation": views["evaluation"],
+        "trees": views["trees"], "pairs": views["pairs"],
+        "training": learnt["charts"] or learnt["over_calls"], "evaluation": views["evaluation"],
     }  # fmt: skip
     tabs += [(name, name.capitalize()) for name, there in present.items() if there]
     script, style = _asset("page.js"), _asset("page.css")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import DataError
+from offline_agent.report.reasons import Reasons
 from offline_agent.store.columns import known_name
 from offline_agent.store.events import EventLog
 from offline_agent.store.files import read_json
@@ -173,13 +173,14 @@ class RunFiles:
         return Counter(str(row["tree_id"]) for row in self.pairs if row["tree_id"] is not None)
 
     def reasons(self) -> list[tuple[str, str, int, str]]:
-        """Return (kind, reason without numbers, count, an example) of what was refused or quarantined, most first."""
-        counts: Counter[tuple[str, str]] = Counter()
-        examples: dict[tuple[str, str], str] = {}
+        """Return (kind, reason, count, an example) of what was refused or quarantined, the commonest first."""
+        kinds: dict[str, Reasons] = {}
+        examples: dict[tuple[str, tuple[str, ...]], str] = {}
         for row in self.quarantine:
-            rule = re.sub(r"\d+(\.\d+)?", "#", str(row["reason"]).splitlines()[0] if row["reason"] else "")
-            key = (str(row["kind"]), rule)
-            counts[key] += int(row.get("candidates") or 1)
-            examples.setdefault(key, json.dumps({k: v for k, v in row.items() if k not in ("crc", "schema_version")},
-                                                ensure_ascii=False))  # fmt: skip
-        return [(kind, rule, count, examples[kind, rule]) for (kind, rule), count in counts.most_common()]
+            kind = str(row["kind"])
+            rule = kinds.setdefault(kind, Reasons()).add(str(row["reason"]), int(row.get("candidates") or 1))
+            examples.setdefault((kind, rule), json.dumps(
+                {k: v for k, v in row.items() if k not in ("crc", "schema_version")}, ensure_ascii=False))  # fmt: skip
+        found = [(kind, *one) for kind, reasons in kinds.items() for one in reasons.most_common()]
+        found.sort(key=lambda one: -one[3])
+        return [(kind, text, count, examples[kind, rule]) for kind, rule, text, count in found]

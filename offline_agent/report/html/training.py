@@ -100,6 +100,8 @@ def iterations(run: RunFiles) -> list[dict[str, Any]]:
             out.append({**shared, "model": _PHASES.get(name, name), **_success(candidate["success"]),
                         "calls": calls, "verdict": verdict,
                         "reason": str(candidate.get("reason", "")).partition(": ")[2]})  # fmt: skip
+        for note in record.get("notes") or ():
+            out.append({**shared, "model": "–", **_success({}), "calls": calls, "verdict": "", "reason": note})
     return out
 
 
@@ -150,4 +152,5 @@ def stages(run: RunFiles) -> Iterator[tuple[str, str, bool]]:
 
 def _success(figures: Mapping[str, Any]) -> dict[str, Any]:
     mean, low, high = (figures.get(name) for name in ("mean", "low", "high"))
-    return {"mean": mean, "low": low, "high": high, "words": f"{percent(mean)} ({percent(low)} to {percent(high)})"}
+    words = f"{percent(mean)} ({percent(low)} to {percent(high)})" if figures else ""
+    return {"mean": mean, "low": low, "high": high, "words": words}

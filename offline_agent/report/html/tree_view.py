@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from offline_agent.report.html.layout import places
-from offline_agent.report.html.text import call_text, number, percent, pretty, turn
+from offline_agent.report.html.text import apart, call_text, number, percent, pretty, turn
 
 COLUMN, ROW, MARGIN = 150, 22, 28
 """Pixels between two depths and between two leaves of a drawing, and at its edges."""
+DRAWN, LISTED = 21, 80
+"""Characters of an action beside a node of a drawing, and in a list."""
 
 
 def view(
@@ -41,8 +43,16 @@ def view(
     for name in nodes:
         if found := of_node.get((tree_id, name)):
             pairs_at[name] = [_pair_line(row) for row in found]
+    labels = {
+        edge["target"]: {most: short[action_label(edge)] for most, short in shorts.items()}
+        for edges in outgoing.values()
+        for shorts in [{most: apart(map(action_label, edges), most) for most in (DRAWN, LISTED)}]
+        for edge in edges
+    }
+    start = dict.fromkeys((DRAWN, LISTED), "start")
     drawn = [
         _drawn(node, incoming.get(name), where[name], most, name in pairs_at)
+        | {"short": labels.get(name, start)[DRAWN]}
         for name, node in nodes.items()
         if name in where
     ]
@@ -55,6 +65,7 @@ def view(
     panels = {
         name: _panel(node, incoming.get(name), outgoing.get(name, ()), nodes, graph if name == 0 else None)
         | {"pairs": pairs_at.get(name, []), "shown_pairs": shown.get((tree_id, name), [])}
+        | {"short": labels.get(name, start)[LISTED]}
         for name, node in nodes.items()
     }
     ends = [node for node in nodes.values() if node["terminated"] or node["cut"]]
@@ -165,7 +176,7 @@ def _panel(
         turns += [turn(message) for message in node["recorded"]]
     elif node["observation"] is not None:
         turns.append(turn({"role": node["role"], "content": node["observation"]}))
-    verdict = node["verdict"]
+    verdict, short = node["verdict"], apart(map(action_label, out), LISTED)
     return {
         "id": node["id"],
         "parent": None if edge is None else edge["source"],
@@ -174,7 +185,7 @@ def _panel(
         "state": end_of(node),
         "ends": STATES[end_of(node)] + (f": {node['cut']}" if node["cut"] else ""),
         "figures": list(_figures(node, edge)),
-        "proposals": [_proposal(one, nodes) for one in sorted(out, key=lambda one: (-one["visits"], one["id"]))],
+        "proposals": [_proposal(one, nodes, short) for one in sorted(out, key=lambda one: (-one["visits"], one["id"]))],
         "verdict": None if verdict is None else _verdict(verdict),
     }
 
@@ -212,14 +223,14 @@ def _figures(node: Mapping[str, Any], edge: Mapping[str, Any] | None) -> Iterato
         yield "closed", "nothing below is left to learn"
 
 
-def _proposal(edge: Mapping[str, Any], nodes: Mapping[int, Any]) -> dict[str, Any]:
+def _proposal(edge: Mapping[str, Any], nodes: Mapping[int, Any], short: Mapping[str, str]) -> dict[str, Any]:
     """Return a line of the table of proposals; the whole text is there where no node has it."""
     child = edge["target"] if edge["target"] in nodes else None
     values = sources(edge)
     others = [action["text"] for action in edge["actions"][1:]]
     return {
         "child": child,
-        "label": action_label(edge),
+        "label": short[action_label(edge)],
         "text": edge["actions"][0]["text"] if child is None and edge["actions"] else None,
         "others": others,
         "prior": percent(edge["prior"]),

@@ -10,7 +10,7 @@ from offline_agent.report.html.samples import Sample, choose, in_turn
 from offline_agent.report.html.tree_view import view
 
 RULE = (
-    "Trees are taken in turn from four groups (in quarantine; no success; successes and failures; successes alone), in "
+    "Trees are taken in turn from four groups (successes and failures; no success; successes alone; in quarantine), in "
     "each those with most pairs first, while they fit."
 )
 
@@ -52,7 +52,7 @@ def sample(
         render: Renders one tree.
         shown_pairs: Numbers of the pairs that the page shows, by tree and node.
     """
-    groups: dict[str, list[Mapping[str, Any]]] = {"quarantined": [], "none": [], "mixed": [], "all": []}
+    groups: dict[str, list[Mapping[str, Any]]] = {"mixed": [], "none": [], "all": [], "quarantined": []}
     for line in listed:
         other = line["failed"] + line["unjudged"]
         mixed = "none" if not line["solved"] else "mixed" if other else "all"

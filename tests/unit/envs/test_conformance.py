@@ -1,5 +1,7 @@
 """The suite finds each fault by its own check, and lets a good environment pass."""
 
+import re
+
 import pytest
 
 from offline_agent.envs.base import EnvSpec
@@ -60,6 +62,22 @@ def test_what_differs_is_shown_and_how_to_mend_it_is_worded_for_whom_it_reaches(
     told = str(check_environment(spec, tasks=1))
     assert f"{mend}; call 1, " in told and told.count("(call ") >= 2, told
     assert ("one_thread = False" in told) == (not path)
+
+
+ADVICE = "seed|write|the class a|demonstrate`|put back|set it|quote|see __|replay_only =|leave it out|tools tell"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["AnswersDifferently", "BeginsDifferently", "EarnsUndeclared", "EarnsUnsaid", "ExitsInTool", "Honest", "Meddles",
+     "StaleReset", "SharesState", "Uncopyable"],
+)  # fmt: skip
+def test_no_message_tells_the_user_of_an_adapter_to_change_its_class(name: str) -> None:
+    own, adapted = EnvSpec(getattr(hostile, name)), EnvSpec(getattr(hostile, name))
+    adapted.path = "gym:Any-v0"
+    one, two = (str(check_environment(spec, tasks=1, max_steps=20)) for spec in (own, adapted))
+    assert re.search(ADVICE, one) or name in ("BeginsDifferently", "Honest"), one
+    assert not re.search(ADVICE, two), two
 
 
 def test_a_hanging_environment_does_not_hang_the_suite():

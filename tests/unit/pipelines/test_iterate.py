@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 from collections.abc import Mapping
@@ -95,7 +96,7 @@ class Stages:
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps({"made by": stage.label, "from": stage.config.model.path}))
         (folder / "model.safetensors").write_text(stage.label)
-        return {}
+        return {"model": {"hash": stage.label}}
 
     train_sft = train_dpo = _train
 
@@ -175,6 +176,10 @@ def test_a_refused_candidate_is_kept_beside_and_the_loop_goes_on_from_the_incumb
     assert told["model"]["from"] == "start" and (run / "model" / "model.safetensors").stat().st_size > 1_000_000
     needed = [record["candidates"]["train_dpo"]["confidence_needed"] for record in told["iterations"]]
     assert needed == [pytest.approx(1 - 0.1 / 2 / 2), pytest.approx(1 - 0.1 / 6 / 2)]
+    overview = html.unescape((run / "report.html").read_text().partition('<section id="training"')[0])
+    for record in told["iterations"]:
+        for candidate in record["candidates"].values():
+            assert candidate["reason"].partition(": ")[2] in overview
 
 
 def test_every_iteration_is_judged_on_tasks_and_attempts_of_its_own(tmp_path: Path, stages: Stages) -> None:
@@ -300,12 +305,16 @@ class Recorder(NullTracker):
     def __init__(self) -> None:
         self.sent_tags: dict[str, str] = {}
         self.sent_metrics: dict[int, dict[str, Any]] = {}
+        self.registered: list[tuple[str, Path, str]] = []
 
     def tags(self, values: Mapping[str, str]) -> None:
         self.sent_tags |= values
 
     def metrics(self, values: Mapping[str, Any], step: int = 0) -> None:
         self.sent_metrics.setdefault(step, {}).update(values)
+
+    def register(self, name: str, model: Path, alias: str, tags: Mapping[str, str]) -> None:
+        self.registered.append((name, model, tags["stage"]))
 
 
 def test_tracking_links_every_stage_with_what_it_consumed(
@@ -314,7 +323,11 @@ def test_tracking_links_every_stage_with_what_it_consumed(
     recorder, run = Recorder(), tmp_path / "run"
     monkeypatch.setattr(tracking, "open_tracker", lambda *_, **__: recorder)
     stages.rates |= {f"iteration-{i}/train_{stage}": 0.7 for i in range(2) for stage in ("sft", "dpo")}
-    assert loop(run, "iterations=2") == 0
+    assert loop(run, "iterations=1") == 0
+    assert recorder.sent_metrics[0]["train_dpo/success"] == 0.7 and recorder.sent_metrics[0]["promoted"] == 1.0
+    recorder.sent_metrics.clear()
+    assert loop(run, "iterations=2") == 0  # gone on with: what is in MLflow is not sent twice
+    assert "success" not in recorder.sent_metrics[0] and recorder.sent_metrics[1]["success"] == 0.7
     tags = recorder.sent_tags
     last, build = run / "iteration-1", run / "iteration-1" / "build_prefs"
     parents = "iteration-1/train_dpo.parent"
@@ -329,9 +342,11 @@ def test_tracking_links_every_stage_with_what_it_consumed(
     assert tags["iteration-1/build_prefs.parent.iteration-0/train_dpo"] == start
     assert tags["iteration-1/evaluate.parent.iteration-1/train_dpo"] == hash_path(last / "train_dpo" / "model")
     assert "iteration-0/build_prefs.parent.start" in tags
-    assert recorder.sent_metrics[0]["train_dpo/success"] == 0.7 and recorder.sent_metrics[0]["promoted"] == 1.0
-    above = {stage.config.tracking.parent for stage in stages.stages.values()}
-    assert above == {json.loads((run / "manifest.json").read_text())["run_id"]}
+    name = "iteration-0/train_dpo"
+    assert recorder.registered == [("offline_agent-shop", run / name / "model", name)]
+    above = {(stage.config.tracking.parent, stage.config.tracking.iteration) for stage in stages.stages.values()}
+    run_id = json.loads((run / "manifest.json").read_text())["run_id"]
+    assert above == {(run_id, 0), (run_id, 1)}
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,33 @@
-"""Reasons of one rule are counted together, and shown in their commonest wording."""
+"""Reasons of one rule are counted together, with the numbers that they share, and as many as quarantine.jsonl has."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from offline_agent.preferences.refusals import Refusal
+from offline_agent.preferences.refusals import Refusal, together
+from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.mining import Figures
+from offline_agent.store.quarantine import Quarantine
+
+REFUSED = [
+    *(Refusal("step", "t", f"gap below 0.2 of {n} rollouts", {"candidates": n}) for n in (3, 40)),
+    *(Refusal("filtered", "t/pruned", "its origin is pruned", {"actions": [n]}) for n in "ab"),
+    Refusal("row", "t/step", "no tokens"),
+]
 
 
-def test_the_commonest_reason_keeps_its_numbers_after_a_resume_too(tmp_path: Path) -> None:
-    figures = Figures(tmp_path, 1, False)
-    figures.refused(Refusal("step", "t", f"fewer than {most} rollouts") for most in (3, 4, 3))
+def test_closing_table_and_page_count_alike_and_keep_numbers_after_a_resume_too(tmp_path: Path) -> None:
+    figures, quarantine = Figures(tmp_path, 1, False), Quarantine(tmp_path / "quarantine.jsonl")
+    figures.refused(found := together(REFUSED))
+    for one in found:
+        quarantine.add(one.kind, one.name, one.reason, **one.facts)
+    quarantine.close()
     again = Figures(tmp_path, 1, True)
     assert again.take_over(json.loads(json.dumps(figures.of_trees())))
     for one in (figures, again):
-        assert one.most_common(one.refusal_reasons) == {"fewer than 3 rollouts": 3}
+        told = one.mined("trees", 0)
+        assert told["refused"] == {"filtered": 2, "step": 43} and told["quarantined"]["rows"] == 1
+        assert list(told["refusal_reasons"]) == ["gap below 0.2 of 3…40 rollouts", "its origin is pruned", "no tokens"]
+    shown = [(kind, reason, count) for kind, reason, count, _ in RunFiles(tmp_path).reasons()]
+    assert shown[:2] == [("step", "gap below 0.2 of 3…40 rollouts", 43), ("filtered", "its origin is pruned", 2)]

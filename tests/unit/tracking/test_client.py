@@ -35,7 +35,7 @@ def test_without_a_uri_nothing_is_tracked() -> None:
     said: list[str] = []
     tracker = _track(None, said)
     assert isinstance(tracker, NullTracker)
-    tracker.child("c").metrics({"x": 1.0})
+    tracker.register("m", Path("model"), "promoted", {})
     tracker.close()
     assert said == []
 
@@ -48,7 +48,7 @@ def test_nested_keys_are_joined() -> None:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[str]]]:
-    """One run with a child, begun, ended, and gone on with; making MLflow's tables takes seconds."""
+    """One run with a run below it, begun, ended, and gone on with; making MLflow's tables takes seconds."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(pipe, "_QUIETLY", 1e9)
         yield _stored(tmp_path_factory)
@@ -64,10 +64,11 @@ def _stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     tracker.metrics({f"m{number}": 1.0 for number in range(1200)}, step=2)
     (folder / "rows.txt").write_text("rows")
     tracker.artifact(folder / "rows.txt", "samples")
-    child = tracker.child("inner", {"k": 1})
-    child.metrics({"reward": 0.5}, step=1)
-    child.close()
     tracker.close("FAILED")
+    inner = _track(uri, said, "r2", parent="r1")
+    for stage in ("one", "two", "one"):
+        inner.register("project-a:b", folder / stage, "promoted", {"stage": stage})
+    inner.close()
     again = _track(uri, said)
     again.metrics({"loss": 1}, step=2)
     again.tags({"late": "yes"})
@@ -87,7 +88,7 @@ def test_a_run_is_in_mlflow_once_though_it_was_resumed(store: tuple[Path, list[s
     client = _client(folder)
     experiment = client.get_experiment_by_name("project")
     runs = client.search_runs([experiment.experiment_id])
-    inner, run = sorted(runs, key=lambda run: run.info.run_name != "inner")
+    inner, run = sorted(runs, key=lambda run: "mlflow.parentRunId" not in run.data.tags)
     assert len(runs) == 2 and run.info.status == "FINISHED"
     assert run.data.params["search.n"] == "3" and len(run.data.params["long"]) == 6000
     assert run.data.tags["env"] == "shop" and run.data.tags["late"] == "yes"
@@ -95,7 +96,11 @@ def test_a_run_is_in_mlflow_once_though_it_was_resumed(store: tuple[Path, list[s
     assert run.data.metrics["reasons/fewer than _ rollouts _50__"] == 3 and run.data.metrics["no/_/path"] == 4
     assert [point.step for point in client.get_metric_history(run.info.run_id, "loss")] == [1, 2]
     assert [file.path for file in client.list_artifacts(run.info.run_id, "samples")] == ["samples/rows.txt"]
-    assert inner.data.tags["mlflow.parentRunId"] == run.info.run_id and inner.data.metrics == {"reward": 0.5}
+    assert inner.data.tags["mlflow.parentRunId"] == run.info.run_id
+    versions = {one.tags["stage"]: one for one in client.search_model_versions("name = 'project-a_b'")}
+    assert {stage: one.source for stage, one in versions.items()} == {n: f"{folder}/{n}" for n in ("one", "two")}
+    promoted = client.get_model_version_by_alias("project-a_b", "promoted")
+    assert promoted.version == versions["one"].version and promoted.run_id == inner.info.run_id
     shown = sorted(entry.name for entry in (folder / "sub").iterdir() if not entry.name.startswith("."))
     assert shown == ["mlflow.db", "mlruns"] and not list((folder / "sub").glob(".*.tmp*"))
 
@@ -126,7 +131,6 @@ def test_unreachable_tracking_is_said_once_and_the_job_goes_on(uri: str) -> None
     tracker = _track(uri, said)
     for step in range(50):
         tracker.metrics({"x": 1.0}, step)
-    tracker.child("c").close()
     tracker.close()
     assert len(said) == 1 and "tracking.uri" in said[0] and "the job goes on" in said[0]
 
@@ -262,12 +266,12 @@ def test_what_could_not_be_sent_is_kept_and_sent_later_once(
     said: list[str] = []
     away = _track("http://nobody:secret@127.0.0.1:9", said, run_id="late", run_dir=run_dir)
     away.metrics({"loss": 3.0}, step=1)
-    away.child("part").close()
+    away.register("late", run_dir / "model", "promoted", {})
     away.artifact(run_dir / "summary.json")
     away.close()
     assert len(said) == 1 and f"pipelines.track run_dir={run_dir}" in said[0]
     kept = (run_dir / "tracking.jsonl").read_text()
-    assert kept.count("\n") == 6 and "secret" not in kept
+    assert kept.count("\n") == 5 and "secret" not in kept
     again = _track("http://127.0.0.1:9", said, run_id="late", run_dir=run_dir)  # gone on with, and still away
     again.metrics({"loss": 2.0}, step=2)
     again.close()
@@ -278,7 +282,7 @@ def test_what_could_not_be_sent_is_kept_and_sent_later_once(
     moved = run_dir.rename(tmp_path / "moved")
     for _ in range(2):  # the second time as if the first one had not come to its end
         assert main([f"run_dir={moved}"]) == 0
-        assert f"9 messages sent to {uri}" in capsys.readouterr().out and not (moved / "tracking.jsonl").exists()
+        assert f"8 messages sent to {uri}" in capsys.readouterr().out and not (moved / "tracking.jsonl").exists()
         client = _client(folder)
         experiment = client.get_experiment_by_name("project").experiment_id
         (run,) = client.search_runs([experiment], "tags.`offline_agent.run_id` = 'late'")
@@ -286,7 +290,8 @@ def test_what_could_not_be_sent_is_kept_and_sent_later_once(
         history = client.get_metric_history(run.info.run_id, "loss")
         assert [(point.step, point.value) for point in history] == [(1, 3.0), (2, 2.0)]
         assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["summary.json"]
-        assert len(client.search_runs([experiment], f"tags.mlflow.parentRunId = '{run.info.run_id}'")) == 1
+        (version,) = client.search_model_versions("name = 'late'")
+        assert version.source == str(moved / "model")
         shutil.copy(tmp_path / "kept", moved / "tracking.jsonl")
     (moved / "tracking.jsonl").unlink()
     assert main([f"run_dir={moved}"]) == 0 and "nothing to send" in capsys.readouterr().out

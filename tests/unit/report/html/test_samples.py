@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from offline_agent.report.html import trees
 from offline_agent.report.html.layout import places
 from offline_agent.report.html.samples import choose, from_both_ends, in_turn
 
@@ -35,3 +41,16 @@ def test_leaves_have_rows_of_their_own_and_parents_stand_between_their_children(
     assert found == {1: (1, 0.0), 3: (2, 1.0), 4: (2, 2.0), 2: (1, 1.5), 5: (1, 3.0), 0: (0, 1.5)}
     deep = {n: [n + 1] for n in range(5000)}  # no recursion
     assert places(deep)[5000] == (5000, 0.0)
+
+
+def test_trees_open_on_a_task_with_successes_and_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees, "view", lambda data, number, *_: {"number": number, "id": data, "words": ""})
+    run: Any = SimpleNamespace(pairs=[], tree=lambda name: name)
+    lines = [
+        {"task": task, "solved": solved, "failed": failed, "unjudged": 0, "pairs": pairs, "quarantined": bad}
+        for task, solved, failed, pairs, bad in (
+            ("bad", 3, 3, 9, "no answer"), ("never", 0, 4, 9, None), ("few", 1, 3, 1, None), ("both", 2, 2, 5, None),
+        )
+    ]  # fmt: skip
+    shown = trees.sample(run, lines, 1000, str, {}).items
+    assert [tree["task"] for tree in shown] == ["both", "never", "bad", "few"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offline_agent.outgoing import visible
-from offline_agent.report.html.text import call_text, number, turn
+from offline_agent.report.html.text import apart, call_text, number, turn
 from tests.helpers.report import HOSTILE, SHOWN
 
 
@@ -26,3 +26,10 @@ def test_a_small_number_is_not_shown_as_zero() -> None:
     assert [number(value) for value in (None, 0, 0.0, 1234, 0.5, 7.3e-12, True)] == [
         "–", "0", "0.00", "1,234", "0.50", "7.3e-12", "yes",
     ]  # fmt: skip
+
+
+def test_labels_of_calls_that_begin_alike_show_where_they_differ() -> None:
+    calls = [f'search(query="waterproof hiking boots, {colour}")' for colour in ("red", "blue")]
+    found = apart([*calls, "look()", "look()"], 21)
+    assert found["look()"] == "look()" and len(found) == 3 and max(map(len, found.values())) <= 21
+    assert "red" in found[calls[0]] and "blue" in found[calls[1]] and found[calls[0]].startswith("…")
