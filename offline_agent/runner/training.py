@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Trainable = tuple[Any, Any, "Renderer"]
 _AT_THE_ENDS = 5  # updates of the means at the beginning and at the end
+_FEW = 20  # updates below which a training is said to be short
+_FAR = 4.0  # nats a token, a probability of 2 %, above which the start is said to be far from the data
 _TOLD_AT_MOST = 200  # rows left out that are listed individually
 _LEVELS = {
     "tokens": "the sampled ids and their log-probabilities",
@@ -137,8 +139,24 @@ def train(
         "data": of_report(report),
         "model": {**save(model, tokenizer, folder), "begun": begun},
         "training": of_result(result, seconds),
-        "warnings": [*report.notes(), *result.warnings],
+        "warnings": [*report.notes(), *result.warnings, *doubts(result, new=bool(getattr(config, "scratch", None) and config.scratch.layers))],
     }
+
+
+def doubts(result: TrainResult, new: bool = False) -> Iterator[str]:
+    """Yield why a training may not have changed the model as was meant; `new` = it began with random weights."""
+    if result.updates < _FEW:
+        yield (
+            f"{result.updates} update{'s' * (result.updates > 1)}: so few change a model little, most of them at a low "
+            "learning rate; raise optimizer.epochs, lower batch.rows, or bring more data"
+        )
+    start = result.first.get("sft", result.first.get("nll", 0.0))
+    if start > _FAR and not new:
+        yield (
+            f"the model began far from the data: {start:.1f} nats a token of the policy's. It does not know these "
+            "turns: see that model.path, its tokenizer and its chat template are those of the policy that made them, "
+            "or fine-tune first (train_sft)"
+        )
 
 
 def _environment(config: Any) -> list[str]:
@@ -230,9 +248,13 @@ def of_report(report: LoadReport) -> dict[str, Any]:
 
 
 def of_result(result: TrainResult, seconds: float) -> dict[str, Any]:
-    """Return the summary of the training; `first` and `last` are means over a few updates at each end."""
+    """Return the summary of the training.
+
+    `first` and `last` are means over a few measurements at each end: the first was made before any update, the last
+    after all of them (`TrainResult.end`).
+    """
     few = max(1, min(_AT_THE_ENDS, len(result.records) // 2))
-    first, last = result.records[:few], result.records[-few:]
+    first, last = result.records[:few], [*result.records, *([result.end] if result.end else ())][-few:]
 
     def means(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
         known = {name: [record[name] for record in records if name in record] for name in _MEANS}
@@ -298,7 +320,8 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
         of_it += "observations"
     yield "loss", f"{first['loss']:.4f} → {last['loss']:.4f}{of_it}"
     if pairs:
-        yield f"accuracy on the {what}", f"{first['accuracy']:.2f} → {last['accuracy']:.2f}"
+        right = ("–" if (share := each.get("accuracy")) is None else f"{share:.2f}" for each in (first, last))
+        yield f"accuracy on the {what}", " → ".join(right)
         sides = "chosen sides" if what == "pairs" else "actions, by their weights"
         yield sides, f"{-first['sft']:.3f} → {-last['sft']:.3f} log-probability a token"
     if observed.get("weight"):
