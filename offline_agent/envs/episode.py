@@ -91,7 +91,8 @@ class Episode:
         """
         self._over = False
         self._task = task
-        observation = self._call("reset", copy.deepcopy(dict(task.args)))
+        with self.spec.census.reset():
+            observation = self._call("reset", copy.deepcopy(dict(task.args)))
         if observation is None:
             raise EnvironmentFault(
                 f"{self.spec.name}: reset() returned None (task {task.task_id}); return the first observation as text: "

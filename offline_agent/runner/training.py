@@ -133,13 +133,14 @@ def train(
     started = time.perf_counter()
     result = trainer(model, tokenizer, rows, chosen, folder, log=Recorder(session), say=session.say)
     seconds = time.perf_counter() - started
+    new = hasattr(config, "scratch") and config.scratch.layers > 0
     return {
         "pipeline": session.run.manifest["command"],
         "environment_keys": _environment(config),
         "data": of_report(report),
         "model": {**save(model, tokenizer, folder), "begun": begun},
         "training": of_result(result, seconds),
-        "warnings": [*report.notes(), *result.warnings, *doubts(result, new=bool(getattr(config, "scratch", None) and config.scratch.layers))],
+        "warnings": [*report.notes(), *result.warnings, *doubts(result, new)],
     }
 
 

@@ -209,8 +209,8 @@ class TrainResult:
         agent_tokens: Agent tokens whose log-probability was asked for, each row's counted.
         tokens: Tokens computed, shared prefixes once.
         raw_tokens: Tokens of all rows one by one.
-        records: One for each update, first to last: `update` (from 1), `loss`, its parts and figures, all measured before
-            the update.
+        records: One for each update, first to last: `update` (from 1), `loss`, its parts and figures, measured before
+            it.
         shares: Whether shared prefixes were computed once.
         reason: Why not; None where they were.
         reference: `stored`, `computed`: pairs whose reference log-probs were stored or computed; `checked`: stored ones

@@ -19,7 +19,7 @@ from transformers.trainer_utils import align_special_tokens
 
 from offline_agent.rendering.hub import quiet
 from offline_agent.training import checkpoints
-from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, fill
+from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, counted, fill
 from offline_agent.training.guard import CheckedWeights, Guard
 from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
 from offline_agent.training.settings import TrainResult, TrainSettings
@@ -137,7 +137,7 @@ class PackedTrainer(CheckedWeights):
         """Run forward and, where gradients are on, backward over this process's packs; return sums, `loss` too."""
         sums: Sums = {name: torch.zeros((), device=self.accelerator.device) for name in (*self.summed, *_COUNTS)}
         learning = torch.is_grad_enabled()
-        for units in mine:
+        for units in counted(mine, f"update {update.number + 1}"):
             pack, scores = self.score(model, units, entropy=True)
             parts = self.parts(update, units, pack, scores)
             if learning:

@@ -13,7 +13,7 @@ from torch import Tensor
 from trl import DPOConfig, DPOTrainer
 
 from offline_agent.errors import ConfigError
-from offline_agent.training.data.updates import Unit, Update, anchored_schedule, pair_units
+from offline_agent.training.data.updates import Unit, Update, anchored_schedule, counted, pair_units
 from offline_agent.training.guard import stalled
 from offline_agent.training.offline.losses import (
     PairSums,
@@ -274,7 +274,7 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
     def _whole(self, model: Any, update: Update, packs: Sequence[Sequence[Unit]]) -> tuple[Tensor, dict[int, Sides]]:
         """Return TRL's loss of the whole update, and its derivative by every token's log-probability."""
         taken: dict[int, Sides] = {}
-        for units in packs:
+        for units in counted(packs, f"update {update.number + 1}, the loss of all pairs"):
             with torch.no_grad():
                 pack, scores = self.score(model, units)
             at = 0
