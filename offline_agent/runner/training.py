@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import BatchSection, TrainableConfig, TrainConfig, TrainDpoConfig
 from offline_agent.errors import ConfigError
-from offline_agent.runner.next_steps import environment_keys, evaluation, keys_of_runs
+from offline_agent.runner.next_steps import environment_keys, evaluation, keys_of_runs, made_by
 from offline_agent.runner.pipeline import Session
 from offline_agent.runner.terminal import copyable
 
@@ -137,6 +137,7 @@ def train(
     return {
         "pipeline": session.run.manifest["command"],
         "environment_keys": _environment(config),
+        "made_by": made_by(config.data.runs),
         "data": of_report(report),
         "model": {**save(model, tokenizer, folder), "begun": begun},
         "training": of_result(result, seconds),
@@ -289,7 +290,7 @@ def show(summary: Mapping[str, Any], path: Path) -> Any:
     table = Table(title=summary["pipeline"], title_justify="left", show_header=False)
     for row in _table_rows(summary, path):
         table.add_row(*row)
-    return Group(table, copyable(evaluation(path / "model", summary["environment_keys"])))
+    return Group(table, copyable(evaluation(path / "model", summary["environment_keys"], summary.get("made_by"))))
 
 
 def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
