@@ -50,6 +50,11 @@ class Notes:
         self._memory[at] = 0
         self._since.pop(at, None)
 
+    def present(self) -> str:
+        """Return the call that this thread noted; "" without one."""
+        at = self._slot()
+        return _text(self._memory[at : at + _WIDTH])
+
     def under_way(self) -> list[str]:
         """Return the calls that have begun and not ended."""
         texts = (_text(self._memory[at : at + _WIDTH]) for at in range(1, _AGAIN, _WIDTH))
@@ -94,15 +99,19 @@ notes: Notes | None = None
 
 @contextlib.contextmanager
 def noted(text: str) -> Iterator[None]:
-    """Note a call of this thread while the block lasts."""
+    """Note a call of this thread while the block lasts; then the one that it is part of."""
     if notes is None:
         yield
         return
+    outer = notes.present()
     notes.begin(text)
     try:
         yield
     finally:
-        notes.end()
+        if outer:
+            notes.begin(outer)
+        else:
+            notes.end()
 
 
 def note(text: str) -> None:

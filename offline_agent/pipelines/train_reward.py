@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.train_reward import TrainRewardConfig
+from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.evaluation.calibration import Judged, agreement
 from offline_agent.evaluation.statistics import mean_over_tasks
@@ -57,7 +58,8 @@ def prepare(config: TrainRewardConfig) -> tuple[Inputs, Facts]:
     trees = find_trees(config.source, faults)
     if faults:
         raise ConfigError(faults)
-    reward = load_reward_model(config.model, "model", config.chat_template, config.max_length, config.seed)
+    with noted(f"loading {config.model}"):
+        reward = load_reward_model(config.model, "model", config.chat_template, config.max_length, config.seed)
     set_threads(config.threads, reward.model)
     examples: list[Example] = []
     refused: Counter[str] = Counter()

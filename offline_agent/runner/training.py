@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import BatchSection, TrainableConfig, TrainConfig, TrainDpoConfig
+from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError
 from offline_agent.runner.next_steps import environment_keys, evaluation, keys_of_runs, made_by
 from offline_agent.runner.pipeline import Session
@@ -35,10 +36,11 @@ _MEANS = ("loss", "preference", "sft", "anchor", "accuracy", "margin", "entropy"
 
 def load(config: TrainableConfig) -> Trainable:
     """Return model, tokenizer and renderer; raises ConfigError."""
-    from offline_agent.training.models import load_trainable
-
     model = config.model
-    return load_trainable(model.path, model.tokenizer, model.chat_template, model.dtype)
+    with noted(f"loading {model.path or 'the embedded model'}"):  # torch takes its time, too
+        from offline_agent.training.models import load_trainable
+
+        return load_trainable(model.path, model.tokenizer, model.chat_template, model.dtype)
 
 
 def max_length(config: TrainConfig | RefineGrpoConfig, model: Any) -> int:
