@@ -17,6 +17,7 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import align_special_tokens
 
+from offline_agent.crash_notes import noted
 from offline_agent.rendering.hub import quiet
 from offline_agent.training import checkpoints
 from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, counted, fill
@@ -137,7 +138,7 @@ class PackedTrainer(CheckedWeights):
         """Run forward and, where gradients are on, backward over this process's packs; return sums, `loss` too."""
         sums: Sums = {name: torch.zeros((), device=self.accelerator.device) for name in (*self.summed, *_COUNTS)}
         learning = torch.is_grad_enabled()
-        for units in counted(mine, f"update {update.number + 1}"):
+        for units in counted(mine, f"update {update.number + 1}{'' if learning else ', measured after it'}"):
             pack, scores = self.score(model, units, entropy=True)
             parts = self.parts(update, units, pack, scores)
             if learning:
@@ -226,7 +227,7 @@ class PackedTrainer(CheckedWeights):
             self.accelerator.wait_for_everyone()
             self._writing = True
             try:
-                with quiet():
+                with quiet(), noted("writing a checkpoint"):
                     super()._save_checkpoint(model, trial)  # type: ignore[misc]
             finally:
                 self._writing = False
