@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
@@ -19,6 +21,8 @@ from offline_agent.config.build_prefs import (
     TasksSection,
 )
 from offline_agent.config.sandbox import SandboxSection
+from offline_agent.errors import ConfigError
+from offline_agent.outgoing import MASK
 
 
 class TestTimeSection(Section):
@@ -60,7 +64,9 @@ class TestTimeSection(Section):
 class AgainstSection(Section):
     """Whom to compare with, on the same tasks."""
 
-    run: str | None = key(None, "an earlier evaluate run directory; null = none")
+    run: str | None = key(
+        None, "an earlier run of evaluate, or a search (build_prefs) whose policy is played in this run; null = none"
+    )
     model: str | None = key(None, "another model for the same kind of policy, evaluated in this run; null = none")
 
 
@@ -110,6 +116,31 @@ class EvaluateConfig(RunConfig):
     against: AgainstSection = section(AgainstSection, "whom to compare with")
     confidence: float = confidence_key(0.95, "of the intervals")
     resamples: int = key(10_000, "bootstrap resamples of the tasks", ge=100, le=10**7)
+
+    def other_policy(self) -> PolicySection | None:
+        """Return the policy that is played beside the one that is evaluated; None where none is.
+
+        Raises:
+            ConfigError: The policy of the search `against.run` cannot be made again from what is stored.
+        """
+        if self.against.model is not None:
+            return self.policy.model_copy(update={"model": self.against.model})
+        if self.against.run is None:
+            return None
+        try:
+            manifest = json.loads((Path(self.against.run) / "manifest.json").read_bytes())
+            if manifest["command"] != "build_prefs":
+                return None
+            stored = json.dumps(manifest["config"]["policy"])
+            found = PolicySection.model_validate_json(stored)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None  # `evaluate` says what is wrong with it
+        if MASK in stored:
+            raise ConfigError(
+                f"against.run: the policy of {self.against.run} had a secret key, which is not stored; evaluate that "
+                "policy with it, and name that run here"
+            )
+        return found
 
     @model_validator(mode="after")
     def _something(self) -> EvaluateConfig:

@@ -96,12 +96,6 @@ class LoopSftOptimizer(OptimizerSection):
     epochs: float = other_default(OptimizerSection, "epochs", 4.0)
 
 
-class LoopDpoOptimizer(DpoOptimizerSection):
-    """AdamW and its schedule."""
-
-    epochs: float = other_default(DpoOptimizerSection, "epochs", 4.0)
-
-
 class LoopDpo(DpoSection):
     """The preference loss."""
 
@@ -130,7 +124,7 @@ class DpoStage(Section):
         "kinds of pairs that are used (docs/pairs.md); others are not built, unless pairs.kinds names them",
         strict=False,
     )
-    optimizer: LoopDpoOptimizer = section(LoopDpoOptimizer, "AdamW and its schedule")
+    optimizer: DpoOptimizerSection = section(DpoOptimizerSection, "AdamW and its schedule")
     batch: BatchSection = section(BatchSection, "what one optimizer update sees")
     loss: LoopDpo = section(LoopDpo, "the preference loss")
     anchor: AnchorSection = section(AnchorSection, "replay of verified successes")

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from offline_agent.config.base import Section, key, section
+from offline_agent.config.base import Section, key, other_default, section
 from offline_agent.config.build_prefs import OWN_STEPS, EnvSection, JudgeSection, PairKinds, RunConfig, TasksSection
 
 Paths = tuple[str, ...]
@@ -76,7 +76,8 @@ class OptimizerSection(AdamWSection):
 class DpoOptimizerSection(OptimizerSection):
     """AdamW and its schedule."""
 
-    learning_rate: float = key(1e-4, "highest learning rate", gt=0, le=1e38)
+    learning_rate: float = other_default(OptimizerSection, "learning_rate", 1e-4)
+    epochs: float = other_default(OptimizerSection, "epochs", 4.0)
 
 
 class PassSection(Section):

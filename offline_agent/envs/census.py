@@ -1,8 +1,16 @@
-"""A count of the environments that are open at once, and its bound."""
+"""Counts of the environments that are open at once, with their bound, and of resets, with their time."""
 
 from __future__ import annotations
 
+import contextlib
+import statistics
 import threading
+from collections import deque
+from collections.abc import Iterator
+from time import perf_counter
+
+_SLOW = 0.5  # seconds of a reset from which resets are told
+_LAST = 1000  # resets whose seconds are kept
 
 
 class Census:
@@ -23,6 +31,7 @@ class Census:
         self.open = self.peak = 0
         self.reserved = 0
         self._lock = threading.Lock()
+        self.expect(0)
 
     @property
     def crowded(self) -> bool:
@@ -34,6 +43,26 @@ class Census:
         with self._lock:
             self.open += more
             self.peak = max(self.peak, self.open)
+
+    def expect(self, resets: int) -> None:
+        """Count resets anew; so many are expected, beside those that replays make."""
+        self._wanted, self._made, self._seconds = resets, 0, deque[float](maxlen=_LAST)
+
+    @contextlib.contextmanager
+    def reset(self) -> Iterator[None]:
+        """Measure a reset."""
+        started = perf_counter()
+        yield
+        with self._lock:
+            self._made += 1
+            self._seconds.append(perf_counter() - started)
+
+    def resets(self) -> str | None:
+        """Return in words how many resets were made and how long they take; None where they take hardly any time."""
+        with self._lock:
+            made, median = self._made, statistics.median(self._seconds) if self._seconds else 0.0
+        of = f" of {self._wanted:,}" if made <= self._wanted else ""
+        return f"{made:,}{of}, median {median:.1f} s" if median >= _SLOW else None
 
     def trees(self, most: int, workers: int, one_thread: bool) -> int:
         """Return how many trees may be searched at once, and reserve what they need at least.

@@ -91,7 +91,8 @@ class Episode:
         """
         self._over = False
         self._task = task
-        observation = self._call("reset", copy.deepcopy(dict(task.args)))
+        with self.spec.census.reset():
+            observation = self._call("reset", copy.deepcopy(dict(task.args)))
         if observation is None:
             mend = self.spec.mend("; return the first observation as text: the policy learns its task from it")
             raise EnvironmentFault(f"{self.spec.name}: reset() returned None (task {task.task_id}){mend}")

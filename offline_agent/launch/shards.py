@@ -89,8 +89,8 @@ def shard_config(config: Any, shard: Shard, total: int) -> Any:
         "tasks": config.tasks.model_copy(update={"offset": config.tasks.offset + shard.start, "n": shard.tasks}),
         "search": config.search.model_copy(update={"budget": budget.model_copy(update=shares)}),
     }
-    if isinstance(config, EvaluateConfig):
-        update["against"] = AgainstSection(model=config.against.model)  # the merge compares with a run
+    if isinstance(config, EvaluateConfig) and config.other_policy() is None:
+        update["against"] = AgainstSection()  # the merge compares with an earlier evaluation
     return config.model_copy(update=update)
 
 

@@ -55,14 +55,16 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
     if faults or parts is None:
         raise ConfigError(faults)
     other = None
-    if config.against.model is not None:
-        section = config.policy.model_copy(update={"model": config.against.model})
+    section = config.other_policy()
+    if section is not None:
         try:
             other = make_policy(section, parts.spec)
         except ConfigError as error:
-            raise ConfigError([f"against.model: {fault}" for fault in error.faults]) from error
+            key = "against.model" if config.against.run is None else "against.run"
+            raise ConfigError([f"{key}: {fault}" for fault in error.faults]) from error
     scorer, reference = _rankers(config, parts, other)
-    earlier = None if config.against.run is None else read_earlier(Path(config.against.run), config, parts)
+    recorded = config.against.run is not None and other is None
+    earlier = read_earlier(Path(config.against.run or ""), config, parts) if recorded else None
     settings = test_time_settings(config, parts) if config.test_time.algorithm == "mcts" else None
     facts = facts_of(parts)
     if other is not None:
@@ -112,11 +114,11 @@ def _conflicts(config: EvaluateConfig) -> Iterator[str]:
     """Yield keys that another key decides, where they are set to something else, and what does not go together."""
     if config.test_time.algorithm == "rerank" and config.policy.name != "hf":
         yield f"test_time.algorithm: rerank scores in this process, policy={config.policy.name} does not; use policy=hf"
-    two = config.against.model is not None
+    two = config.other_policy() is not None
     if config.test_time.algorithm == "rerank" and two and config.test_time.reference is None:
         yield (
-            "test_time.reference: got none, which is the policy that plays; with against.model that would be another "
-            "one for each side. Name the model that test_time.scorer was trained from"
+            "test_time.reference: got none, which is the policy that plays; with a policy to compare that would be "
+            "another one for each side. Name the model that test_time.scorer was trained from"
         )
     if config.test_time.algorithm == "rerank" and config.launcher == "ray":
         yield "test_time.algorithm: rerank is not offered with launcher=ray; use launcher=local or slurm"
@@ -132,7 +134,7 @@ def _conflicts(config: EvaluateConfig) -> Iterator[str]:
 
 def _missing(path: Path) -> Iterator[str]:
     if not (path / "manifest.json").is_file():
-        yield f"against.run: {path} is no run directory (it has no manifest.json); name one that evaluate wrote"
+        yield f"against.run: {path} is no run directory (it has no manifest.json); name one of evaluate or build_prefs"
 
 
 # -- run ---------------------------------------------------------------------------------------------------------

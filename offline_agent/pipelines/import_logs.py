@@ -179,6 +179,7 @@ def _read(
     for number, path in enumerate(inputs.paths, 1):
         for record in _records(path):
             figures.records += 1
+            session.progress.update(number - 1, records=f"{figures.records:,}", episodes=len(kept))
             if record.damage is not None:
                 refused.append(Refusal("log", record.name, record.damage))
                 continue

@@ -138,6 +138,9 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
             temperature=rollouts.temperature, max_tokens=rollouts.max_tokens,
             in_flight=min(rollouts.in_flight, inputs.spec.census.most),
             reset_seconds=config.limits.reset_seconds, states=rollouts.credit == "state",
+            tick=lambda: session.progress.update(
+                session.progress.done, round_episodes=player.standing, resets=inputs.spec.census.resets()
+            ),
         )  # fmt: skip
         player = rounds.RoundPlayer(episodes, log, inputs.groups.size, first)
         groups = RoundSampler(

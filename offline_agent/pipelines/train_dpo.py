@@ -19,7 +19,7 @@ from offline_agent.config.training import TrainDpoConfig
 from offline_agent.errors import ConfigError, collect
 from offline_agent.pipelines.entry import main
 from offline_agent.runner import training
-from offline_agent.runner.next_steps import keys_of_runs, typed
+from offline_agent.runner.next_steps import keys_of_runs, made_by, typed
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.store.provenance import hash_json
@@ -194,7 +194,7 @@ def run(inputs: DpoInputs, session: Session[TrainDpoConfig]) -> Mapping[str, Any
         "reference_reason": inputs.report.reference_reason,
     }
     if searched is not None:
-        summary["environment_keys"] = keys_of_runs([searched])
+        summary |= {"environment_keys": keys_of_runs([searched]), "made_by": made_by([searched])}
     summary["loss"] = config.dpo.model_dump(mode="json")
     if config.dpo.loss == SIBLINGS:
         summary["siblings"] = config.siblings.model_dump(mode="json")

@@ -5,6 +5,7 @@ Run `python -m offline_agent.pipelines.train_reward --help` for the keys. `judge
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.train_reward import TrainRewardConfig
+from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.evaluation.calibration import Judged, agreement
 from offline_agent.evaluation.statistics import mean_over_tasks
@@ -56,7 +58,8 @@ def prepare(config: TrainRewardConfig) -> tuple[Inputs, Facts]:
     trees = find_trees(config.source, faults)
     if faults:
         raise ConfigError(faults)
-    reward = load_reward_model(config.model, "model", config.chat_template, config.max_length, config.seed)
+    with noted(f"loading {config.model}"):
+        reward = load_reward_model(config.model, "model", config.chat_template, config.max_length, config.seed)
     set_threads(config.threads, reward.model)
     examples: list[Example] = []
     refused: Counter[str] = Counter()
@@ -81,6 +84,7 @@ def run(inputs: Inputs, session: Session[TrainRewardConfig]) -> Mapping[str, Any
     from offline_agent.training.reward.train import RewardSettings, train_reward
 
     config, folder = session.config, session.run.path / "model"
+    session.progress.start(None, "measuring the model as it is")
     before = _measured(inputs, inputs.test, config)
     settings = RewardSettings(
         config.epochs, config.learning_rate, config.rows, config.weight_decay, config.clip, config.seed
@@ -88,13 +92,13 @@ def run(inputs: Inputs, session: Session[TrainRewardConfig]) -> Mapping[str, Any
     losses: list[float] = []
 
     def log(update: int, total: int, loss: float) -> None:
-        if update == 1:
-            session.progress.start(total, "training")
         losses.append(loss)
         session.tracker.metrics({"loss": loss}, step=update)
         session.progress.update(update, loss=f"{loss:.3f}")
 
+    session.progress.start(config.epochs * math.ceil(len(inputs.train) / config.rows), "training")
     train_reward(inputs.reward, inputs.train, settings, log)
+    session.progress.start(None, "measuring")
     figures = {
         "train": {"trajectories": len(inputs.train), "tasks": len({one.task_id for one in inputs.train}),
                   **_measured(inputs, inputs.train, config)},

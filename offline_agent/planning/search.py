@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
-from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.config.evaluate import AgainstSection, EvaluateConfig
 from offline_agent.planning.figures import Figure, Forecast, exactly, grown, unknown
 from offline_agent.planning.planner import Planner, ReferenceRun
 from offline_agent.planning.tasks import LACKING, TaskCosts, figures
@@ -153,8 +153,9 @@ class Evaluate(Planner):
     def probe(self, config: EvaluateConfig) -> EvaluateConfig:
         """See `Planner`."""
         small = fewer(config, count_tasks(config), config.plan.probe)
-        # an earlier run to compare with costs nothing, and has other tasks
-        return small.model_copy(update={"against": config.against.model_copy(update={"run": None}), "resamples": 100})
+        # an earlier evaluation to compare with costs nothing, and has other tasks
+        against = config.against if config.other_policy() is not None else AgainstSection()
+        return small.model_copy(update={"against": against, "resamples": 100})
 
     def expected(self, config: EvaluateConfig, seen: ReferenceRun | None) -> list[Figure]:
         """See `Planner`."""
@@ -166,7 +167,7 @@ class Evaluate(Planner):
         sampled = max(config.attempts, searched) if config.test_time.algorithm == "best_of_n" else config.attempts
         ranked = max(config.attempts, 1) if config.test_time.algorithm == "rerank" else 0
         played = int(config.greedy) + sampled + ranked
-        players = 1 if config.against.model is None else 2
+        players = 1 if config.other_policy() is None else 2
         simulated = searched if config.test_time.algorithm == "mcts" else 0
         calls = players * (played + simulated) * config.max_steps
         per_action = config.policy.max_tokens

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from offline_agent.crash_notes import noted
 from offline_agent.errors import PolicyError
 from offline_agent.policies.base import (
     Answer,
@@ -105,7 +106,8 @@ class ThreadEngine:
                 self._running += 1
             answers: Sequence[Answer]
             try:
-                answers = self._policy.propose([request for request, _ in batch])
+                with noted(f"{len(batch)} answers of the policy"):
+                    answers = self._policy.propose([request for request, _ in batch])
                 if len(answers) != len(batch):
                     raise PolicyError(f"{self._policy.name}.propose answered {len(answers)} of {len(batch)} requests")
             except Exception as error:
@@ -168,7 +170,8 @@ class PoolEngine:
         if number not in self._open:
             return  # the engine was closed, or another sample of the request failed
         try:
-            result = self._sample(request, seed)
+            with noted("an answer of the policy's server"):
+                result = self._sample(request, seed)
         except Exception as error:  # it fails this request alone
             self._finish(number, as_policy_error(error))
             return

@@ -30,9 +30,10 @@ class ScriptedPolicy:
         renderer: Writes the turns in its template's format and makes the token columns of stored rows (with
             `"sampled": false` in the certificate); with None these columns are null.
         tokenizer: A folder or hub name to load the renderer from, where none is given.
+        chat_template: Replaces that tokenizer's own; see `Renderer.load`.
 
     Raises:
-        ConfigError: The tokenizer cannot be used for rendering.
+        ConfigError: The tokenizer cannot be used for rendering, or there is a template without one.
     """
 
     name: str = "scripted"
@@ -40,8 +41,14 @@ class ScriptedPolicy:
     batch_invariant = True
     max_tokens = 0
 
-    def __init__(self, renderer: Renderer | None = None, tokenizer: str | None = None) -> None:
-        self.renderer = Renderer.load(tokenizer) if renderer is None and tokenizer is not None else renderer
+    def __init__(
+        self, renderer: Renderer | None = None, tokenizer: str | None = None, chat_template: str | None = None
+    ) -> None:
+        if chat_template is not None and tokenizer is None:
+            raise ConfigError("policy.chat_template: it replaces a tokenizer's; give policy.tokenizer too")
+        if renderer is None and tokenizer is not None:
+            renderer = Renderer.load(tokenizer, chat_template)
+        self.renderer = renderer
         self.identity: dict[str, object] = {"kind": self.name}
 
     def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:
@@ -96,7 +103,7 @@ class NoisyPolicy(ScriptedPolicy):
     Args:
         demonstrate: The environment's hook (`EnvSpec.demonstrate`).
         noise: Level of noise, in [0, 1]: 0 = the oracle, 0.3 = the default, 1 = every decision is noise.
-        renderer, tokenizer: See `ScriptedPolicy`.
+        renderer, tokenizer, chat_template: See `ScriptedPolicy`.
 
     Raises:
         ConfigError: The environment has no demonstrator, or `noise` is not in [0, 1].
@@ -110,8 +117,9 @@ class NoisyPolicy(ScriptedPolicy):
         noise: float = 0.3,
         renderer: Renderer | None = None,
         tokenizer: str | None = None,
+        chat_template: str | None = None,
     ) -> None:
-        super().__init__(renderer, tokenizer)
+        super().__init__(renderer, tokenizer, chat_template)
         if demonstrate is None:
             raise ConfigError(
                 f"policy={self.name}: the environment has no demonstrator; give it a class method "
@@ -140,7 +148,7 @@ class OraclePolicy(NoisyPolicy):
 
     Args:
         demonstrate: The environment's hook (`EnvSpec.demonstrate`).
-        renderer, tokenizer: See `ScriptedPolicy`.
+        renderer, tokenizer, chat_template: See `ScriptedPolicy`.
 
     Raises:
         ConfigError: The environment has no demonstrator.
@@ -149,9 +157,13 @@ class OraclePolicy(NoisyPolicy):
     name = "oracle"
 
     def __init__(
-        self, demonstrate: Demonstrate | None, renderer: Renderer | None = None, tokenizer: str | None = None
+        self,
+        demonstrate: Demonstrate | None,
+        renderer: Renderer | None = None,
+        tokenizer: str | None = None,
+        chat_template: str | None = None,
     ) -> None:
-        super().__init__(demonstrate, 0.0, renderer, tokenizer)
+        super().__init__(demonstrate, 0.0, renderer, tokenizer, chat_template)
         del self.identity["noise"]
 
 
@@ -166,7 +178,7 @@ class RandomPolicy(ScriptedPolicy):
     Args:
         answer_probability: Probability that a turn is a final answer (a few words of the conversation) instead of a
             call. In an environment without tools every turn is an answer.
-        renderer, tokenizer: See `ScriptedPolicy`.
+        renderer, tokenizer, chat_template: See `ScriptedPolicy`.
 
     Raises:
         ConfigError: `answer_probability` is not in [0, 1].
@@ -175,9 +187,13 @@ class RandomPolicy(ScriptedPolicy):
     name = "random"
 
     def __init__(
-        self, answer_probability: float = 0.0, renderer: Renderer | None = None, tokenizer: str | None = None
+        self,
+        answer_probability: float = 0.0,
+        renderer: Renderer | None = None,
+        tokenizer: str | None = None,
+        chat_template: str | None = None,
     ) -> None:
-        super().__init__(renderer, tokenizer)
+        super().__init__(renderer, tokenizer, chat_template)
         if not 0.0 <= answer_probability <= 1.0:
             raise ConfigError(f"policy.answer_probability: got {answer_probability!r}, allowed: a number from 0 to 1")
         self._answer_probability = answer_probability

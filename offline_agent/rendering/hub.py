@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError
 
 SECONDS = 5.0  # wait for the hub's answer; transformers would ask again and again for more than a minute
@@ -30,7 +31,7 @@ def load(kind: Any, source: str, key: str, what: str, **options: Any) -> Any:
     """
     here = only_here(source, key)
     try:
-        with quiet():
+        with quiet(), noted(f"loading {what}, {source}"):
             return kind.from_pretrained(source, local_files_only=here, trust_remote_code=False, **options)
     except Exception as error:  # transformers raises errors of nearly every class
         said = str(error).strip().splitlines()

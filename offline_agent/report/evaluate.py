@@ -16,6 +16,7 @@ from offline_agent.report.earlier_evaluation import SEARCHES, Earlier
 from offline_agent.report.servers import Elsewhere, of_servers, tables
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.runner.components import Parts
+from offline_agent.runner.next_steps import data_policy
 from offline_agent.runner.terminal import copyable
 from offline_agent.store.provenance import hash_json
 
@@ -57,6 +58,7 @@ def summary(
         "policy": parts.policy.name,
         **({} if parts.spec.sandbox is None else {"sandbox": parts.spec.sandbox}),
         "model": parts.policy.identity.get("model"),
+        "made_by": data_policy(config.policy.model),
         "tasks": len(parts.tasks),
         "split": config.tasks.split,
         "seed": config.seed,
@@ -79,7 +81,7 @@ def summary(
     if other is not None:
         theirs = report.by_mode(attempt for attempt in played["against"] if attempt.mode != EXTRA)
         out["against"] = {
-            "model": config.against.model,
+            **({"model": config.against.model} if config.against.run is None else {"made_data": config.against.run}),
             "policy": dict(other.identity),
             "modes": _modes(config, theirs),
         }
@@ -197,7 +199,9 @@ def _cells(compared: Summary) -> tuple[str, ...]:
 def _notes(summary: Summary) -> Iterator[str]:
     against = summary.get("against")
     if against is not None:
-        yield f"Against: {against.get('run') or against.get('model')}"
+        made = f"the policy of {against['made_data']}" if "made_data" in against else ""
+        yield f"Against: {made or against.get('run') or against.get('model')}"
+        yield from below(summary)
         for mode, reason in against.get("modes_not_compared", {}).items():
             yield f"  not compared, {mode}: {reason}"
     for mode, figures in summary["modes"].items():
@@ -217,12 +221,28 @@ def _notes(summary: Summary) -> Iterator[str]:
     yield "What happens on faults and time-outs: protocol.failure_recovery in summary.json."
 
 
+def below(summary: Summary) -> Iterator[str]:
+    """Yield a line for each mode in which the candidate did worse than the policy that it is compared with."""
+    for mode, compared in summary.get("comparison", {}).items():
+        difference = compared["difference"]
+        if difference["mean"] is not None and difference["mean"] < 0:
+            low, high = (100 * difference[side] for side in ("low", "high"))
+            sure = "" if high < 0 else ": not more than chance can do"
+            yield (
+                f"{mode}: the candidate is {-100 * difference['mean']:.1f} points below the other policy "
+                f"(difference {low:+.1f} to {high:+.1f}){sure}"
+            )
+
+
 def _where(summary: Summary, path: Path) -> Iterator[str]:
     yield f"Written to {path}"
     yield "  attempts/     one row an attempt; trajectories/ what was done; summary.json these figures"
     if any(figures["unscored"] for figures in summary["modes"].values()):
         yield "  quarantine.jsonl  why attempts are unscored"
-    if "comparison" not in summary:
+    if "comparison" not in summary and summary.get("made_by"):
+        against = shlex.quote(f"against.run={summary['made_by']}")
+        yield f"Next: the policy that made its data on the same tasks: the same command with {against}"
+    elif "comparison" not in summary:
         against = shlex.quote(f"against.run={path}")
         yield f"Next: another policy on the same tasks: the same command with policy.model=... {against}"
 

@@ -15,6 +15,7 @@ from offline_agent.config.audit import AuditConfig
 from offline_agent.config.build_prefs import BuildPrefsConfig, PolicySection, TasksSection
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
+from offline_agent.crash_notes import noted
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.costs import MOST
 from offline_agent.errors import ConfigError, collect
@@ -82,15 +83,16 @@ def make_environment(config: Config | RefineGrpoConfig | AuditConfig) -> EnvSpec
 
 
 def _load_environment(config: Config | RefineGrpoConfig | AuditConfig, judge: Judge | None) -> EnvSpec:
-    return EnvSpec.load(
-        config.env.name,
-        dict(config.env.model_extra or {}),
-        max_observation_chars=config.limits.max_observation_chars,
-        python=config.env.python,
-        isolated=config.env.isolate == "process",
-        most_open=config.limits.environments or MOST,
-        judge=judge,
-    )
+    with noted(f"loading env={config.env.name}"):
+        return EnvSpec.load(
+            config.env.name,
+            dict(config.env.model_extra or {}),
+            max_observation_chars=config.limits.max_observation_chars,
+            python=config.env.python,
+            isolated=config.env.isolate == "process",
+            most_open=config.limits.environments or MOST,
+            judge=judge,
+        )
 
 
 def check_sandbox(spec: EnvSpec, trusted: bool) -> None:
@@ -220,11 +222,12 @@ def make_policy(section: PolicySection, spec: EnvSpec) -> Policy:
     Raises:
         ConfigError: No such policy, or an argument that its constructor does not take.
     """
-    kind, arguments = _policy_arguments(section)
-    if "demonstrate" in arguments:
-        arguments["demonstrate"] = spec.demonstrate
-    policy: Policy = kind(**arguments)
-    return policy
+    with noted(f"loading policy={section.name} {section.model or ''}".rstrip()):
+        kind, arguments = _policy_arguments(section)
+        if "demonstrate" in arguments:
+            arguments["demonstrate"] = spec.demonstrate
+        policy: Policy = kind(**arguments)
+        return policy
 
 
 def _policy_arguments(section: PolicySection) -> tuple[Any, dict[str, Any]]:

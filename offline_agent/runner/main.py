@@ -56,7 +56,7 @@ def _help(command: Command[C, P], topic: str | None) -> int:
 
 def _main(command: Command[C, P], extensions: Extensions, arguments: list[str]) -> int:
     try:
-        with signals():
+        with signals(), Progress(f"{command.name}: preparing"):
             work = _set_up(command, extensions, arguments)
     except OfflineAgentError as error:
         return _failed(command, error)
@@ -104,8 +104,9 @@ def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]
 def _plan(command: Command[C, P], extensions: Extensions, config: C) -> int:
     """Print the expected cost of the run; no file is left."""
     try:
-        with signals():
-            show(extensions.plan(command.name, config, say))
+        with signals(), Progress(f"{command.name}: measuring"):
+            plan = extensions.plan(command.name, config, say)
+        show(plan)
     except OfflineAgentError as error:
         return _failed(command, error)
     except Stopped as stop:
@@ -160,7 +161,7 @@ def _work(
     """Do the work, write and show its summary; return it."""
     from offline_agent.tracking.client import open_tracker
 
-    progress, tracking, place = Progress(command.name), config.tracking, run.path.resolve()
+    progress, tracking, place = Progress(command.name).begin(), config.tracking, run.path.resolve()
     stage = {} if tracking.iteration is None else {"iteration": str(tracking.iteration)}
     tracker = open_tracker(
         tracking.uri,
@@ -177,7 +178,7 @@ def _work(
         expectation = extensions.expectation(command.name, config, run, progress.say)
         session = Session(config, run, tracker, progress, progress.say)
         summary = _run(command, extensions, prepared, session, part)
-        progress.close()
+        progress.start(None, "writing results")
         if expectation is not None:
             summary = {**summary, "expected": expectation.against(summary)}
         summary = masked(summary)
@@ -188,6 +189,7 @@ def _work(
         for name in ("manifest.json", "summary.json"):
             tracker.artifact(run.path / name)
         page = _report(command, extensions, session) if config.report and part != "--shard" else None
+        progress.close()
         show("shard done" if part == "--shard" else command.show(summary, run.path))  # before the wait for tracking
         if expectation is not None:
             show(expectation.show(summary["expected"]))

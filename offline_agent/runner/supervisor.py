@@ -83,7 +83,7 @@ def _judge(name: str, notes: crash_notes.Notes, code: int) -> int:
              "of a library, out of memory, or a kill)"]  # fmt: skip
     if calls:
         lines.append(f"  under way: {'; '.join(calls)}")
-        lines.append("  with env.isolate=process, tools run in processes of their own, and a crash loses one branch")
+        lines.append("  with env.isolate=process, a tool runs in a process of its own, and its crash loses one branch")
     if notes.again:
         lines.append(f"  finished work is kept; to go on: {notes.again}")
     say("\n".join(lines))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import BatchSection, TrainableConfig, TrainConfig, TrainDpoConfig
+from offline_agent.crash_notes import noted
 from offline_agent.errors import ConfigError
-from offline_agent.runner.next_steps import environment_keys, evaluation, keys_of_runs
+from offline_agent.runner.next_steps import environment_keys, evaluation, keys_of_runs, made_by
 from offline_agent.runner.pipeline import Session
 from offline_agent.runner.terminal import copyable
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 Trainable = tuple[Any, Any, "Renderer"]
 _AT_THE_ENDS = 5  # updates of the means at the beginning and at the end
+_FEW = 20  # updates below which a training is said to be short
+_FAR = 4.0  # nats a token, a probability of 2 %, above which the start is said to be far from the data
 _TOLD_AT_MOST = 200  # rows left out that are listed individually
 _LEVELS = {
     "tokens": "the sampled ids and their log-probabilities",
@@ -33,10 +36,11 @@ _MEANS = ("loss", "preference", "sft", "anchor", "accuracy", "margin", "entropy"
 
 def load(config: TrainableConfig) -> Trainable:
     """Return model, tokenizer and renderer; raises ConfigError."""
-    from offline_agent.training.models import load_trainable
-
     model = config.model
-    return load_trainable(model.path, model.tokenizer, model.chat_template, model.dtype)
+    with noted(f"loading {model.path or 'the embedded model'}"):  # torch takes its time, too
+        from offline_agent.training.models import load_trainable
+
+        return load_trainable(model.path, model.tokenizer, model.chat_template, model.dtype)
 
 
 def max_length(config: TrainConfig | RefineGrpoConfig, model: Any) -> int:
@@ -131,14 +135,32 @@ def train(
     started = time.perf_counter()
     result = trainer(model, tokenizer, rows, chosen, folder, log=Recorder(session), say=session.say)
     seconds = time.perf_counter() - started
+    new = hasattr(config, "scratch") and config.scratch.layers > 0
     return {
         "pipeline": session.run.manifest["command"],
         "environment_keys": _environment(config),
+        "made_by": made_by(config.data.runs),
         "data": of_report(report),
         "model": {**save(model, tokenizer, folder), "begun": begun},
         "training": of_result(result, seconds),
-        "warnings": [*report.notes(), *result.warnings],
+        "warnings": [*report.notes(), *result.warnings, *doubts(result, new)],
     }
+
+
+def doubts(result: TrainResult, new: bool = False) -> Iterator[str]:
+    """Yield why a training may not have changed the model as was meant; `new` = it began with random weights."""
+    if result.updates < _FEW:
+        yield (
+            f"{result.updates} update{'s' * (result.updates > 1)}: so few change a model little, most of them at a low "
+            "learning rate; raise optimizer.epochs, lower batch.rows, or bring more data"
+        )
+    start = result.first.get("sft", result.first.get("nll", 0.0))
+    if start > _FAR and not new:
+        yield (
+            f"the model began far from the data: {start:.1f} nats a token of the policy's. It does not know these "
+            "turns: see that model.path, its tokenizer and its chat template are those of the policy that made them, "
+            "or fine-tune first (train_sft)"
+        )
 
 
 def _environment(config: Any) -> list[str]:
@@ -230,9 +252,13 @@ def of_report(report: LoadReport) -> dict[str, Any]:
 
 
 def of_result(result: TrainResult, seconds: float) -> dict[str, Any]:
-    """Return the summary of the training; `first` and `last` are means over a few updates at each end."""
+    """Return the summary of the training.
+
+    `first` and `last` are means over a few measurements at each end: the first was made before any update, the last
+    after all of them (`TrainResult.end`).
+    """
     few = max(1, min(_AT_THE_ENDS, len(result.records) // 2))
-    first, last = result.records[:few], result.records[-few:]
+    first, last = result.records[:few], [*result.records, *([result.end] if result.end else ())][-few:]
 
     def means(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
         known = {name: [record[name] for record in records if name in record] for name in _MEANS}
@@ -266,7 +292,7 @@ def show(summary: Mapping[str, Any], path: Path) -> Any:
     table = Table(title=summary["pipeline"], title_justify="left", show_header=False)
     for row in _table_rows(summary, path):
         table.add_row(*row)
-    return Group(table, copyable(evaluation(path / "model", summary["environment_keys"])))
+    return Group(table, copyable(evaluation(path / "model", summary["environment_keys"], summary.get("made_by"))))
 
 
 def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
@@ -298,7 +324,8 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
         of_it += "observations"
     yield "loss", f"{first['loss']:.4f} → {last['loss']:.4f}{of_it}"
     if pairs:
-        yield f"accuracy on the {what}", f"{first['accuracy']:.2f} → {last['accuracy']:.2f}"
+        right = ("–" if (share := each.get("accuracy")) is None else f"{share:.2f}" for each in (first, last))
+        yield f"accuracy on the {what}", " → ".join(right)
         sides = "chosen sides" if what == "pairs" else "actions, by their weights"
         yield sides, f"{-first['sft']:.3f} → {-last['sft']:.3f} log-probability a token"
     if observed.get("weight"):

@@ -170,7 +170,8 @@ def stalled(records: Iterable[dict[str, Any]]) -> str | None:
         return None
     tenth = max(1, len(entries) // 10)
     fell = _mean(entries[:tenth], "sft") - _mean(entries[-tenth:], "sft")
-    accuracy = _mean(entries[-tenth:], "accuracy")
+    known = [entry for entry in entries[-tenth:] if "accuracy" in entry]
+    accuracy = _mean(known, "accuracy") if known else 0.0
     if accuracy < _ACCURACY or -fell < _DROP:
         return None
     return (

@@ -209,13 +209,15 @@ class TrainResult:
         agent_tokens: Agent tokens whose log-probability was asked for, each row's counted.
         tokens: Tokens computed, shared prefixes once.
         raw_tokens: Tokens of all rows one by one.
-        records: One for each update, first to last: `update` (from 1), `loss`, its parts and figures.
+        records: One for each update, first to last: `update` (from 1), `loss`, its parts and figures, measured before
+            it.
         shares: Whether shared prefixes were computed once.
         reason: Why not; None where they were.
         reference: `stored`, `computed`: pairs whose reference log-probs were stored or computed; `checked`: stored ones
             computed again; `difference`: their largest difference a token (None where none was checked).
         warnings: Warnings for the user.
         observation_tokens: Tokens of observations whose log-probability was asked for; they are not agent tokens.
+        end: The same figures of the last update's rows, measured after it; {} where they are not known.
     """
 
     updates: int
@@ -230,6 +232,7 @@ class TrainResult:
     reference: dict[str, float | int | None] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     observation_tokens: int = 0
+    end: dict[str, float] = field(default_factory=dict)
 
     @property
     def first(self) -> dict[str, float]:

@@ -17,9 +17,10 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import align_special_tokens
 
+from offline_agent.crash_notes import noted
 from offline_agent.rendering.hub import quiet
 from offline_agent.training import checkpoints
-from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, fill
+from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, counted, fill
 from offline_agent.training.guard import CheckedWeights, Guard
 from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
 from offline_agent.training.settings import TrainResult, TrainSettings
@@ -94,13 +95,8 @@ class PackedTrainer(CheckedWeights):
         update = self._update = inputs["update"]
         model = self.model  # not the wrapper of data parallelism, which wants as many passes of every process
         model.train()
-        packs = fill([*update.rows, *update.anchors], self.settings.tokens, self.scorer.shares)
-        processes = self.accelerator.num_processes
-        sums = self.learn(model, update, packs, packs[self.accelerator.process_index :: processes])
-        if processes > 1:
-            whole = [weights for weights in self.trained() if not hasattr(weights, "full_tensor")]
-            sums = _add_up(sums, whole, self.accelerator.device)
-        figures = dict(zip(sums, torch.stack([value.double() for value in sums.values()]).tolist(), strict=True))
+        sums = self._learnt(model, update)
+        figures = _numbers(sums)
         if update.number and not math.isfinite(figures["loss"]):
             self.check_weights()  # where they are to blame, it is the update before that did it
         self.guard.loss(figures["loss"], update)
@@ -109,21 +105,52 @@ class PackedTrainer(CheckedWeights):
         self._metrics["train"]["seconds"].append(time.perf_counter() - started)
         return sums["loss"].detach().float().clone()
 
+    def _learnt(self, model: Any, update: Update) -> Sums:
+        """Return what `learn` sums up, over all processes."""
+        packs = fill([*update.rows, *update.anchors], self.settings.tokens, self.scorer.shares)
+        processes = self.accelerator.num_processes
+        sums = self.learn(model, update, packs, packs[self.accelerator.process_index :: processes])
+        if processes > 1:
+            whole = [weights for weights in self.trained() if not hasattr(weights, "full_tensor")]
+            sums = _add_up(sums, whole if torch.is_grad_enabled() else (), self.accelerator.device)
+        return sums
+
+    def after(self) -> dict[str, float]:
+        """Return the figures of the last update's rows with the weights that it made; {} where it has no rows.
+
+        Those in its record were measured before it.
+        """
+        update = self.plan[len(self.plan) - 1]
+        if not update.rows:
+            return {}
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                sums = _numbers(self._learnt(self.model, update))
+        finally:
+            self.model.train(training)
+        return {"loss": sums["loss"], **self.figures(update, sums)}
+
     def learn(
         self, model: Any, update: Update, packs: Sequence[Sequence[Unit]], mine: Sequence[Sequence[Unit]]
     ) -> Sums:
-        """Run forward and backward over this process's packs and return sums, `loss` among them."""
+        """Run forward and, where gradients are on, backward over this process's packs; return sums, `loss` too."""
         sums: Sums = {name: torch.zeros((), device=self.accelerator.device) for name in (*self.summed, *_COUNTS)}
-        for units in mine:
+        learning = torch.is_grad_enabled()
+        for units in counted(mine, f"update {update.number + 1}{'' if learning else ', measured after it'}"):
             pack, scores = self.score(model, units, entropy=True)
             parts = self.parts(update, units, pack, scores)
-            self.accelerator.backward(parts["loss"] * self._mean_of)
+            if learning:
+                self.accelerator.backward(parts["loss"] * self._mean_of)
             counts = (sum(unit.agent_tokens for unit in units), pack.tokens, sum(unit.raw_tokens for unit in units))
             parts |= {name: torch.tensor(float(n)) for name, n in zip(_COUNTS, counts, strict=True)}
             for name, value in parts.items():
                 sums[name] = sums[name] + value.detach().to(sums[name].device)
         for units in self.idle(packs, mine):
-            self.accelerator.backward(0.0 * self.score(model, units)[1].logps.sum())
+            nothing = 0.0 * self.score(model, units)[1].logps.sum()
+            if learning:
+                self.accelerator.backward(nothing)
         return sums
 
     @property
@@ -200,7 +227,7 @@ class PackedTrainer(CheckedWeights):
             self.accelerator.wait_for_everyone()
             self._writing = True
             try:
-                with quiet():
+                with quiet(), noted("writing a checkpoint"):
                     super()._save_checkpoint(model, trial)  # type: ignore[misc]
             finally:
                 self._writing = False
@@ -252,6 +279,7 @@ class PackedTrainer(CheckedWeights):
         Raises:
             TrainingError: The weights are not finite.
         """
+        end = self.after()
         self.whole()
         self.check_weights()
         records = self.records()
@@ -265,6 +293,7 @@ class PackedTrainer(CheckedWeights):
             raw_tokens=raw,
             observation_tokens=int(sum(record.get("observation_tokens", 0) for record in records)),
             records=records,
+            end=end,
             shares=self.scorer.shares,
             reason=self.scorer.reason,
             warnings=(*self.notes, *warnings),
@@ -286,6 +315,10 @@ def still(model: Any) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Dropout) and "lora_dropout" not in name:
             module.p = 0.0
+
+
+def _numbers(sums: Sums) -> dict[str, float]:
+    return dict(zip(sums, torch.stack([value.double() for value in sums.values()]).tolist(), strict=True))
 
 
 def _add_up(sums: Sums, parameters: Sequence[Tensor], device: torch.device) -> Sums:

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from offline_agent.pipelines.build_prefs import COMMAND as BUILD_PREFS
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.evaluate import COMMAND
 from offline_agent.rollouts.attempts import COLUMNS
@@ -151,6 +152,25 @@ def test_against_an_earlier_run(noisy: Path, tmp_path: Path, capsys: pytest.Capt
     assert (same["difference"]["mean"], same["p_value"], same["tasks_that_differ"]) == (0.0, 1.0, 0)
 
 
+def test_against_the_policy_of_the_search_that_made_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = ["env=shop", "policy=oracle", "tasks.n=2", "search.simulations=2", f"run_dir={tmp_path / 'search'}"]
+    assert main(BUILD_PREFS, ["tracking.uri=null", *search]) == 0
+    given = ["policy=random", "tasks.n=4", "attempts=2", "greedy=false", f"against.run={tmp_path / 'search'}"]
+    assert evaluate(tmp_path / "run", *given) == 0
+    got, out = summary(tmp_path / "run"), capsys.readouterr().out
+    assert got["comparison"]["sampled"]["difference"]["mean"] == -1.0 and "100.0 points below the other policy" in out
+    assert got["against"]["made_data"] == str(tmp_path / "search")
+    assert {row["policy"] for row in rows(tmp_path / "run")} == {"candidate", "against"}
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "candidate less against, sampled" in page and "against: oracle" in page and "could not be" not in page
+    manifest = json.loads((tmp_path / "search" / "manifest.json").read_text())
+    manifest["config"]["policy"]["api_key"] = "***"
+    (tmp_path / "search" / "manifest.json").write_text(json.dumps(manifest))
+    assert evaluate(tmp_path / "again", *given) == 2 and "had a secret key" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -183,7 +203,7 @@ def test_only_finished_evaluations_can_be_compared_with(
 
     real = json.loads((noisy / "manifest.json").read_text())
     assert "no run directory" in refused(None)
-    assert "is a run of 'build_prefs'" in refused({**real, "command": "build_prefs"})
+    assert "is a run of 'audit'" in refused({**real, "command": "audit"})
     assert "not finished" in refused({**real, "status": "failed"})
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offline_agent import crash_notes
 from offline_agent.envs.episode import Episode, StepResult
 from offline_agent.envs.isolation import waiting
 from offline_agent.envs.isolation.protocol import BadMessage, receive_answer, send_request
@@ -197,7 +198,8 @@ class IsolatedEpisode(Episode):
     def reset(self, task: Task) -> str:
         """See `Episode.reset`."""
         self._task = task
-        value = self._ask("reset", task)
+        with self.spec.census.reset():
+            value = self._ask("reset", task)
         own = value["tools"]
         self.tools = self.spec.tools if own is None else ToolSet.from_json(own)
         self._server.keep_template(self)
@@ -276,8 +278,9 @@ class IsolatedEpisode(Episode):
     # -- talking to the process --------------------------------------------------------------------------------------
 
     def _ask(self, what: str, *arguments: Any) -> Any:
-        self._send(what, *arguments)
-        answer = self._receive(what)
+        with crash_notes.noted(f"{what} of {self.spec.name}, task {self._task.task_id if self._task else '-'}"):
+            self._send(what, *arguments)
+            answer = self._receive(what)
         if "misuse" in answer:
             raise RuntimeError(answer["misuse"])
         try:

@@ -96,11 +96,18 @@ class EvaluationRun:
             "this_session": {"resumed": self.session.run.resumed, **self.measured},
         }
 
-    def tick(self) -> None:
-        """Update the progress."""
+    def tick(self, actions: int | None = None) -> None:
+        """Update the progress.
+
+        Args:
+            actions: Number of those that the policy was asked for; None = not known.
+        """
         done = self.journal.attempts.values()
         # no success rate: successes end sooner than attempts that use up their steps, so it would be too high
-        self.session.progress.update(len(done), successes=sum(attempt.success is True for attempt in done))
+        self.session.progress.update(
+            len(done), successes=sum(attempt.success is True for attempt in done), actions=actions,
+            resets=self.inputs.parts.spec.census.resets(),
+        )  # fmt: skip
 
 
 def asks(config: EvaluateConfig, tasks: Sequence[Task]) -> list[AttemptRequest]:
@@ -125,13 +132,15 @@ def play(one: EvaluationRun, label: str, policy: Policy, engine: Engine, pool: E
     left = [ask for ask in wanted if (label, ask.mode, ask.task.task_id, ask.number) not in done]
     spec = one.inputs.parts.spec
     bound_environments(config.limits, spec, one.inputs.parts.tasks)
+    spec.census.expect(len(left))
     reranker = one.inputs.reranker(policy)
     episodes = Episodes(
         spec, engine, pool, policy=label, seed=config.seed, max_steps=config.max_steps,
         temperature=config.policy.temperature, max_tokens=config.policy.max_tokens,
         in_flight=min(config.in_flight, spec.census.most),
         reset_seconds=config.limits.reset_seconds, segment=None if policy.renderer is None else policy.renderer.segment,
-        answered_before=len(left) < len(wanted), tick=one.tick, choose=None if reranker is None else reranker.choose,
+        answered_before=len(left) < len(wanted), tick=lambda: one.tick(episodes.requests),
+        choose=None if reranker is None else reranker.choose,
     )  # fmt: skip
     for attempt in episodes.play(left):
         one.added(attempt)
@@ -156,6 +165,7 @@ def search(
     if not left:
         return
     trust_copies(one.session, parts.spec, left)
+    parts.spec.census.expect(len(left))
     log, logged = search_log(one.session, label, left)
     counts, search = RestoreCounts(), config.search
     for attempt in test_time.search_trees(

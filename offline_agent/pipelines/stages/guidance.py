@@ -60,11 +60,14 @@ def guide(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, figu
     pool = EnvPool(config.limits.workers, config.limits.step_seconds)
     segment = None if parts.policy.renderer is None else parts.policy.renderer.segment
     session.progress.start(len(parts.tasks), "trying again with hints")
+    progress, census = session.progress, parts.spec.census
+    census.expect(0)
     try:
         episodes = Episodes(
             parts.spec, engine, pool, policy=LOG, seed=config.seed, max_steps=config.search.max_steps,
             temperature=config.policy.temperature, max_tokens=config.policy.max_tokens,
             in_flight=min(64, parts.spec.census.most), reset_seconds=config.limits.reset_seconds, segment=segment,
+            tick=lambda: progress.update(progress.done, actions=episodes.requests, resets=census.resets()),
         )  # fmt: skip
         for attempt in episodes.play(_requests(parts, session, journal)):
             journal.add(attempt)

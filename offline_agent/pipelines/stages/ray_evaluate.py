@@ -191,7 +191,7 @@ def play(one: EvaluationRun, label: str, policy: Policy, wanted: Sequence[Attemp
     if left:
         trust_copies(one.session, parts.spec, left)
     if label != "candidate":
-        config = config.model_copy(update={"policy": config.policy.model_copy(update={"model": config.against.model})})
+        config = config.model_copy(update={"policy": config.other_policy()})
     recipe = components.Recipe.of(config, Parts(parts.spec, parts.tasks, policy, parts.reward))
     factory = EvaluationExecutorFactory(recipe, label, any(key[0] == label for key in known))
     each = max(1, math.ceil(len(wanted) / len(parts.tasks)))

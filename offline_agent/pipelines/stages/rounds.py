@@ -92,12 +92,14 @@ class RoundPlayer:
         renew: Gives the weights of the round to the policy again: a restarted server has lost them. None = no weights
             to give. Raises PolicyError if the policy does not answer.
         seconds: Seconds spent playing.
+        standing: Attempts that are over, of those asked for last, in words.
     """
 
     def __init__(self, episodes: Episodes, log: RoundLog, size: int, first: int) -> None:
         self._episodes, self._log = episodes, log
         self._known = {(a.task.task_id, a.number): a for a in log.read(lambda number: number // size >= first)}
         self.seconds = 0.0
+        self.standing = ""
         self.renew: Callable[[], object] | None = None
 
     def __call__(self, asks: Sequence[AttemptRequest], number: int) -> Iterator[Attempt]:
@@ -110,7 +112,8 @@ class RoundPlayer:
             else:
                 yield known
         started = time.perf_counter()
-        for attempt in self._play(left):
+        for over, attempt in enumerate(self._play(left), len(asks) - len(left)):
+            self.standing = f"{over + 1} of {len(asks)}"
             self._log.add(attempt)
             yield attempt
         self.seconds += time.perf_counter() - started

@@ -9,6 +9,7 @@ from typing import Any
 
 from offline_agent.config.build_prefs import DEFAULT_STEPS, BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.envs.census import Census
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.launch.shards import Shard, listed
@@ -69,8 +70,10 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
 
     def tick(now: RunCounts) -> None:
         look()
-        session.progress.update(done, share=share_of(now, config, len(left)), **progress_figures(now, solved))
+        session.progress.update(done, share=share_of(now, config, len(left)), **progress_figures(now, solved, census))
 
+    census = parts.spec.census
+    census.expect(len(left))
     scheduler = factory.scheduler(pool, config.search.budget.seconds, tick)
     try:
         with undoing_changes(session, parts.spec) as look:
@@ -89,18 +92,20 @@ def share_of(now: RunCounts, config: BuildPrefsConfig, tasks: int) -> float:
     return min(1.0, now.simulations / (config.search.simulations * max(1, tasks)))
 
 
-def progress_figures(now: RunCounts, solved: int) -> dict[str, object]:
+def progress_figures(now: RunCounts, solved: int, census: Census | None = None) -> dict[str, object]:
     """Return the figures that progress shows of a search.
 
     Args:
         now: Its counts.
         solved: Number of tasks searched in this session whose tree has a verified success. No rate: searches that
             succeed may end sooner than others.
+        census: Of the environments, where they are open in this process.
     """
     seconds = now.seconds or 1.0
     busy = f"{min(1.0, now.generation_seconds / seconds):.0%}" if now.generated else None
     return {
         "solved": solved,
+        "resets": None if census is None else census.resets(),
         "simulations": f"{now.simulations:,}",
         "a_second": f"{now.simulations / seconds:.1f}",
         "tokens": f"{now.generated:,}" if now.generated else None,

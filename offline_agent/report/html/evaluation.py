@@ -69,9 +69,9 @@ def players(run: RunFiles) -> list[Player]:
 
 
 def _label(run: RunFiles, policy: str) -> str:
-    section = run.config.get("policy" if policy == "candidate" else "against") or {}
-    model = section.get("model")
-    name = section.get("name") or "hf"
+    section = run.config.get("policy") if policy == "candidate" else (run.summary.get("against") or {}).get("policy")
+    model = (section or {}).get("model")
+    name = (section or {}).get("name") or (section or {}).get("kind") or "hf"
     if model:
         path = Path(str(model))
         model = path.parent.name if path.name == "model" else path.name
@@ -94,10 +94,10 @@ def figures(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     return out
 
 
-def comparisons(run: RunFiles) -> list[tuple[str, str, str, str]]:
+def comparisons(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """Return (mode, difference with interval, p-value, tasks) of the paired comparison."""
     out = []
-    for mode, found in (run.summary.get("comparison") or {}).items():
+    for mode, found in (summary.get("comparison") or {}).items():
         difference, p = found["difference"], found["p_value"]
         if difference["mean"] is None:
             out.append((mode, str(found.get("error")), "–", "0"))

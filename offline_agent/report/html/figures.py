@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from offline_agent.report.html.evaluation import comparisons
 from offline_agent.report.html.evaluation import figures as modes_of
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.text import number, percent
@@ -49,6 +50,9 @@ def _of_evaluation(summary: Mapping[str, Any]) -> Iterator[Figure]:
     for one in modes_of(summary):
         note = f"{one['attempts']} attempts, {one['steps']} steps each"
         yield f"success, {one['policy']}, {one['mode']}", one["words"], one["mean"], one["low"], one["high"], note
+    for mode, difference, p_value, tasks in comparisons(summary):
+        note = f"paired over tasks: {tasks}; p {p_value}"
+        yield f"candidate less against, {mode}", difference, None, None, None, note
 
 
 def _of_logs(summary: Mapping[str, Any]) -> Iterator[Figure]:

@@ -107,7 +107,7 @@ def _render(run: RunFiles) -> tuple[str, dict[str, tuple[int, int]]]:
         by_task = evaluation.by_task(players)
         views["evaluation"] = {
             "figures": _part(run, "success by policy", lambda one: evaluation.figures(one.summary), []),
-            "comparisons": _part(run, "the comparison", evaluation.comparisons, []),
+            "comparisons": _part(run, "the comparison", lambda one: evaluation.comparisons(one.summary), []),
             "failures": evaluation.failures(players), "labels": [player.label for player in players],
             "tasks": by_task[:LINES], "total": len(by_task),
         }  # fmt: skip

@@ -14,7 +14,7 @@ _ABOUT = {
     "preference": "the preference loss alone; log 2 = 0.693 where the model does not differ from its reference",
     "sft": "negative log-probability of the chosen sides, a token",
     "anchor": "negative log-probability of the replayed successes, a token",
-    "accuracy": "share of the pairs whose chosen side gained more than the rejected one",
+    "accuracy": "share of the pairs whose chosen side gained more than the rejected one, of those where they differ",
     "margin": "how much more the chosen side gained, times beta",
     "rewards_chosen": "gain of the chosen side over the reference, times beta",
     "rewards_rejected": "gain of the rejected side over the reference, times beta",

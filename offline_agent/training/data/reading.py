@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from offline_agent.crash_notes import note, noted
 from offline_agent.errors import DataError
 from offline_agent.rendering import certificate
 from offline_agent.rendering.columns import check_columns
@@ -98,7 +99,7 @@ def read_rows(
         report.hashes[str(source.path)] = hash_path(source.path)
         if source.rows == 0:
             report.left_out.append((str(source.path), "it is empty"))
-        for number, row, loose in sources.read(source, shape.columns):
+        for number, row, loose in _counted(source, shape.columns):
             report.read += 1
             name = _name(source, number, row)
             split = row.get("split")
@@ -112,6 +113,14 @@ def read_rows(
             except DataError as error:
                 raise DataError(f"{name}: {error}") from error
             yield SourceRow(name, row, source, loose)
+
+
+def _counted(source: Source, columns: Sequence[str]) -> Iterator[tuple[int, Any, Any]]:
+    """Yield the rows of a source as `sources.read`, and note how many there were."""
+    with noted(f"reading {source.path}"):
+        for count, found in enumerate(sources.read(source, columns), 1):
+            note(f"reading {source.path}: row {count:,}")
+            yield found
 
 
 class TokenReader:

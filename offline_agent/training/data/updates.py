@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from offline_agent import crash_notes
 from offline_agent.seeding import derive_seed
 from offline_agent.training.prefix_sharing import log_probabilities as prefix_sharing
 
@@ -258,6 +259,16 @@ def fill(units: Sequence[Unit], tokens: int, share: bool = True) -> list[list[Un
             packs.append([unit])
             used = unit.raw_tokens
     return packs
+
+
+def counted(packs: Sequence[Sequence[Unit]], what: str) -> Iterator[Sequence[Unit]]:
+    """Yield the packs, and note how many of their tokens are computed."""
+    total, done = sum(unit.raw_tokens for units in packs for unit in units), 0
+    with crash_notes.noted(what):
+        for units in packs:
+            crash_notes.note(f"{what}: {done:,} of {total:,} tokens")
+            yield units
+            done += sum(unit.raw_tokens for unit in units)
 
 
 def anchored_schedule(

@@ -13,7 +13,7 @@ from torch import Tensor
 from trl import DPOConfig, DPOTrainer
 
 from offline_agent.errors import ConfigError
-from offline_agent.training.data.updates import Unit, Update, anchored_schedule, pair_units
+from offline_agent.training.data.updates import Unit, Update, anchored_schedule, counted, pair_units
 from offline_agent.training.guard import stalled
 from offline_agent.training.offline.losses import (
     PairSums,
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from offline_agent.training.data.rows import PairRow, TrajectoryRow
 
 _SUMMED = (
-    "loss", "preference", "sft", "anchor", "accuracy", "margin", "rewards_chosen", "rewards_rejected", "logps_chosen",
-    "logps_rejected", "entropy",
+    "loss", "preference", "sft", "anchor", "accuracy", "decided", "margin", "rewards_chosen", "rewards_rejected",
+    "logps_chosen", "logps_rejected", "entropy",
 )  # fmt: skip
+_EQUAL = {torch.float32: 1e-5, torch.float64: 1e-5}  # log-probability a token by which two passes of one model differ
+_LOOSE = 1e-2
 
 
 def train_dpo(
@@ -229,10 +231,19 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
             won = self.dpo.beta * (seen.chosen - seen.ref_chosen)
             lost = self.dpo.beta * (seen.rejected - seen.ref_rejected)
             figures = {
-                "accuracy": (won > lost).float(), "margin": won - lost, "rewards_chosen": won,
-                "rewards_rejected": lost, "logps_chosen": chosen, "logps_rejected": rejected,
+                "margin": won - lost, "rewards_chosen": won, "rewards_rejected": lost, "logps_chosen": chosen,
+                "logps_rejected": rejected,
             }  # fmt: skip
-            return parts | {name: value.sum() / count for name, value in figures.items()}
+            parts |= {name: value.sum() / count for name, value in figures.items()}
+            equal = _EQUAL.get(self.model.dtype, _LOOSE) * (seen.chosen_tokens + seen.rejected_tokens).sqrt()
+            decided = (won - lost).abs() > self.dpo.beta * equal
+            return parts | {"accuracy": ((won > lost) & decided).float().sum(), "decided": decided.float().sum()}
+
+    def figures(self, update: Update, sums: dict[str, float]) -> dict[str, float]:
+        """See `PackedTrainer.figures`; `accuracy` is of the pairs by which policy and reference differ, if any do."""
+        found = super().figures(update, sums)
+        right, decided = found.pop("accuracy"), found.pop("decided")
+        return {**found, "accuracy": right / decided} if decided else found
 
     def _seen(self, units: Sequence[Unit], sides: Sequence[Sides], chosen: Tensor, rejected: Tensor) -> PairSums:
         """Return the sums of the pairs that a loss needs; for dmpo every token is multiplied by its turn's weight."""
@@ -263,7 +274,7 @@ class SharedDPOTrainer(PackedTrainer, DPOTrainer):  # type: ignore[misc]
     def _whole(self, model: Any, update: Update, packs: Sequence[Sequence[Unit]]) -> tuple[Tensor, dict[int, Sides]]:
         """Return TRL's loss of the whole update, and its derivative by every token's log-probability."""
         taken: dict[int, Sides] = {}
-        for units in packs:
+        for units in counted(packs, f"update {update.number + 1}, the loss of all pairs"):
             with torch.no_grad():
                 pack, scores = self.score(model, units)
             at = 0

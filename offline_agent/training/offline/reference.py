@@ -15,7 +15,7 @@ import torch
 
 from offline_agent.errors import DataError, TrainingError
 from offline_agent.store.files import write_atomic
-from offline_agent.training.data.updates import Unit, fill
+from offline_agent.training.data.updates import Unit, counted, fill
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import PairRow
@@ -98,7 +98,7 @@ def reference(
 def compute(units: Sequence[Unit], score: Scored, tokens: int, share: bool) -> dict[int, Sides]:
     """Return the log-probabilities of both sides' agent tokens by the index of a unit; see `reference`."""
     out: dict[int, Sides] = {}
-    for pack in fill(units, tokens, share):
+    for pack in counted(fill(units, tokens, share), "log-probabilities of the start model"):
         for unit, (chosen, rejected) in zip(pack, score(pack), strict=True):
             out[unit.index] = (chosen.detach().float().cpu(), rejected.detach().float().cpu())
     return out

@@ -20,7 +20,15 @@ from trl import GRPOConfig, GRPOTrainer
 
 from offline_agent.seeding import derive_seed
 from offline_agent.training import checkpoints, sharding
-from offline_agent.training.data.updates import RoundSchedule, Unit, Update, UpdateSchedule, fill, trajectory_units
+from offline_agent.training.data.updates import (
+    RoundSchedule,
+    Unit,
+    Update,
+    UpdateSchedule,
+    counted,
+    fill,
+    trajectory_units,
+)
 from offline_agent.training.online.critic import Critic, CriticTrainer
 from offline_agent.training.online.objectives import Objective
 from offline_agent.training.online.round_batch import PlayedRound, RoundBatch, unit_of
@@ -212,7 +220,7 @@ class OnlineTrainer(CriticTrainer, GRPOTrainer):  # type: ignore[misc]
         packs = fill(units, self.settings.tokens, self.scorer.shares)
         try:
             with torch.no_grad():
-                for pack in packs[place::processes]:
+                for pack in counted(packs[place::processes], "log-probabilities of the round"):
                     packed, scores = self.score(model, pack)
                     guessed = self.critic(scores.hidden) if values and self.critic is not None else None
                     for unit, row in zip(pack, packed.rows, strict=True):

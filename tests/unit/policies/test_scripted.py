@@ -68,6 +68,16 @@ def test_configuration_faults():
         RandomPolicy(answer_probability=-1)
     with pytest.raises(ConfigError, match="no tokenizer"):
         RandomPolicy(tokenizer="/there/is/no/such/folder")
+    with pytest.raises(ConfigError, match="give policy.tokenizer too"):
+        NoisyPolicy(demonstrate, chat_template="qwen")
+
+
+@pytest.mark.parametrize("kind", [OraclePolicy, NoisyPolicy, RandomPolicy])
+def test_a_chat_template_replaces_that_of_the_tokenizer(kind, tmp_path):
+    kit.qwen().save_pretrained(tmp_path)
+    first = () if kind is RandomPolicy else (demonstrate,)
+    own, other = (kind(*first, tokenizer=str(tmp_path), chat_template=name) for name in (None, "plain"))
+    assert other.renderer.template_hash != own.renderer.template_hash
 
 
 @pytest.mark.parametrize(

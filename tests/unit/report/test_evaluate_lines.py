@@ -12,3 +12,5 @@ def test_the_next_command_can_be_copied_whatever_the_run_directory_is_called() -
     path = Path("runs/a b; touch x $(id)")
     line = list(_where({"modes": {}}, path))[-1]
     assert shlex.split(line.partition("policy.model=... ")[2]) == [f"against.run={path}"]
+    line = list(_where({"modes": {}, "made_by": "runs/my search"}, path))[-1]
+    assert shlex.split(line.partition("command with ")[2]) == ["against.run=runs/my search"]

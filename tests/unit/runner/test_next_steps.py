@@ -21,9 +21,11 @@ from offline_agent.report import import_logs as logged
 from offline_agent.runner.next_steps import (
     another_environment,
     command,
+    data_policy,
     environment_keys,
     evaluation,
     keys_of_runs,
+    made_by,
     typed,
 )
 
@@ -74,6 +76,21 @@ def test_the_evaluation_of_a_trained_model_names_its_environment(tmp_path: Path)
     assert words[1:3] == ["-m", "offline_agent.pipelines.evaluate"]
     assert words[3:] == ["env=my:Env", 'env.words=["a", "b"]', f"policy.model={tmp_path}/a model"]
     assert "their files do not name it" in evaluation(tmp_path, [])
+    assert shlex.split(evaluation(tmp_path, ["env=my:Env"], "runs/a b"))[-1] == "against.run=runs/a b"
+
+
+def test_the_search_whose_policy_made_the_data_is_found_behind_a_second_judge(tmp_path: Path) -> None:
+    search, logs, judged = (str(tmp_path / name) for name in ("search", "logs", "judged"))
+    for path, manifest in (
+        (search, {"command": "build_prefs", "config": {"policy": {"name": "random"}}}),
+        (logs, {"command": "import_logs", "config": {}}),
+        (judged, {"command": "rejudge", "config": {"source": search}}),
+    ):
+        Path(path).mkdir()
+        (Path(path) / "manifest.json").write_text(json.dumps(manifest))
+    assert made_by([logs, judged]) == search and made_by([logs, "nowhere"]) is None
+    (tmp_path / "summary.json").write_text(json.dumps({"made_by": search}))
+    assert data_policy(str(tmp_path / "search")) == search and data_policy("my/model") is data_policy(None) is None
 
 
 def test_a_model_of_another_environment_is_told(tmp_path: Path) -> None:

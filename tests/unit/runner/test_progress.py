@@ -1,12 +1,27 @@
 from __future__ import annotations
 
 import io
+import itertools
+import re
 import sys
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from offline_agent import crash_notes
+from offline_agent.envs import census as census_module
+from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.census import Census
+from offline_agent.pipelines.stages.search import progress_figures
+from offline_agent.records import Task
 from offline_agent.runner import progress as _progress
 from offline_agent.runner.progress import Progress
+from offline_agent.search.requests import RunCounts
+from offline_agent.search.restore import Restorer
+from offline_agent.training.settings import DpoSettings
+from tests.helpers.training import dpo_trainer, pairs, step
 
 
 @pytest.fixture
@@ -94,3 +109,68 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     progress.close()
     for text in ("searching", "mining", "1/3", "pairs 7", "a [word] for the user"):
         assert text in screen.getvalue()
+
+
+class _Slow:
+    """An environment whose reset lasts until it is told that it is waited for."""
+
+    said = threading.Event()
+
+    def reset(self, n: int) -> str:
+        """Begin."""
+        assert self.said.wait(60)
+        return "begun"
+
+
+def _slow_reset(tmp_path: Path, said: threading.Event) -> None:
+    _Slow.said = said
+    Restorer(EnvSpec(_Slow), Task("task 3", "train", {"n": 3})).open()
+
+
+def _slow_update(tmp_path: Path, said: threading.Event) -> None:
+    trainer = dpo_trainer(tmp_path, pairs(6), DpoSettings(), tokens=64)
+    score, calls = trainer.score, itertools.count()
+
+    def slow(*given: Any, **more: Any) -> Any:
+        assert next(calls) != 1 or said.wait(60)  # in the second pack
+        return score(*given, **more)
+
+    trainer.score = slow
+    step(trainer)
+
+
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        (_slow_reset, r"build_prefs: \d+ s  under way: reset of _Slow, task task 3 \(\d+ s\)"),
+        (_slow_update, r"build_prefs: \d+ s  under way: update 1: [1-9]\d* of \d+ tokens \(\d+ s\)"),
+    ],
+)
+def test_what_is_waited_for_is_said_though_nothing_is_finished(
+    work: Any, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, lines = threading.Event(), []
+
+    def hear(text: str) -> None:
+        if re.fullmatch(told, text):
+            lines.append(text)
+            said.set()
+
+    monkeypatch.setattr(_progress, "say", hear)
+    for name, seconds in (("_LOOK_SECONDS", 0.001), ("_LINE_SECONDS", 0.0), ("_LATE", 0.0)):
+        monkeypatch.setattr(_progress, name, seconds)
+    monkeypatch.setattr(crash_notes, "notes", crash_notes.Notes())
+    with Progress("build_prefs"):
+        work(tmp_path, said)
+    assert lines and crash_notes.notes is not None and not crash_notes.notes.waiting()
+
+
+def test_resets_are_told_with_their_median_where_they_take_time(now: list[float], monkeypatch: Any) -> None:
+    monkeypatch.setattr(census_module, "perf_counter", lambda: now[0])
+    census, told = Census(10), []
+    census.expect(2)
+    for seconds in (0.1, 30.0, 20.0):
+        with census.reset():
+            now[0] += seconds
+        told.append(progress_figures(RunCounts(), 0, census)["resets"])
+    assert told == [None, "2 of 2, median 15.1 s", "3, median 20.0 s"]

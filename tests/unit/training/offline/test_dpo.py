@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from offline_agent.errors import ConfigError, TrainingError
+from offline_agent.runner.training import doubts, of_result
 from offline_agent.training.data.rows import PairRow, TrajectoryRow
 from offline_agent.training.models import add_adapters
 from offline_agent.training.offline.dpo import train_dpo
@@ -329,11 +330,26 @@ def test_training_learns_the_preference(tmp_path: Path) -> None:
         log=records.append, say=print,
     )  # fmt: skip
     assert [record["update"] for record in records] == list(range(1, 13)) == [r["update"] for r in result.records]
-    assert result.first["accuracy"] < 0.6 < 0.9 < result.last["accuracy"]
+    assert "accuracy" not in result.first and result.last["accuracy"] > 0.9  # policy and reference are one model
     assert result.first["preference"] == pytest.approx(0.6931, abs=1e-3)
     assert result.last["preference"] < 0.6
     assert result.last["anchor"] < result.first["anchor"]
+    assert result.end["loss"] < result.last["loss"] and result.end["accuracy"] == 1.0
     assert result.shares and result.tokens < result.raw_tokens
     agent = sum(sum(row.chosen_mask) + sum(row.rejected_mask) for row in rows)
     assert result.agent_tokens == 12 * (agent + sum(sum(row.action_mask) for row in trajectories(2)))
     assert trained.config.use_cache and "forward" not in trained.__dict__
+
+
+def test_one_update_is_measured_before_and_after(tmp_path: Path) -> None:
+    given = settings(rows=6, epochs=1, learning_rate=1e-3)
+    for number, changes in enumerate(({}, {"loss": "apo_zero", **HARD})):  # TRL's own losses, too
+        chosen = DpoSettings(anchor_rows=0, **changes)
+        result = train_dpo(
+            model(), qwen(), pairs(6), [], given, chosen, tmp_path / str(number), log=print, say=print
+        )  # fmt: skip
+        told = of_result(result, 1.0)
+        assert told["loss_last"] == result.end["loss"] < told["loss_first"] == result.first["loss"]
+        assert "accuracy" in told["last"] and "accuracy" not in told["first"]
+        short, far_away = doubts(result)
+        assert short.startswith("1 update: ") and "far from the data" in far_away and len([*doubts(result, True)]) == 1
