@@ -111,10 +111,13 @@ class Encoder:
 
     def _history(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> _History | None:
         """Return messages as a history; None where no search has such ones."""
-        context = _context(messages, tools, self._renderer)
-        if context is None:
+        try:
+            context = _context(messages, tools, self._renderer)
+            if context is None:
+                return None
+            ids = self._renderer.context_ids(context)
+        except ConfigError:  # the template refuses such turns as a search writes them
             return None
-        ids = self._renderer.context_ids(context)
         text = self._renderer.decode(ids)
         rendered = self._render(messages, tools, add_generation_prompt=context.observation is not None, tokenize=False)
         if rendered != text and not (context.observation is None and rendered.startswith(text)):

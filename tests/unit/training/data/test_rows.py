@@ -12,6 +12,7 @@ import pytest
 
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.rendering.renderer import Renderer
+from offline_agent.rendering.styles import template_text
 from offline_agent.training.data.rows import LoadReport, PairRow, TrajectoryRow, load_pairs, load_trajectories
 from tests.helpers import rendering as rendering_kit
 from tests.helpers import rows as rows_kit
@@ -514,6 +515,17 @@ def test_a_template_needs_generation_markers_for_what_no_search_has(tmp_path: Pa
     file = lines(tmp_path / "b.jsonl", [{"messages": without_search()}])
     with pytest.raises(ConfigError, match=r"no {% generation %} markers.*model.chat_template="):
         trajectories_of(files=[file], renderer=renderer)
+
+
+def test_the_report_says_which_rows_a_server_of_chat_completions_tokenises_otherwise(tmp_path: Path) -> None:
+    controls = rendering_kit.CONTROLS[:3]
+    renderer = Renderer(rendering_kit.byte_level(controls, template_text("qwen"), split=rendering_kit.QWEN_SPLIT))
+    rows = [{"system": "Shop.", "messages": messages, "tools": rows_kit.schemas()}
+            for messages in (conversation({"query": "tea"}), without_search())]  # fmt: skip
+    kept, report = trajectories_of(files=[lines(tmp_path / "a.jsonl", rows)], renderer=renderer)
+    assert all(renderer.decode(row.input_ids).startswith("<|im_start|>system\nShop.\n\n# Tools") for row in kept)
+    assert (report.foreign, report.differing, report.one_text) == (2, 1, 1)
+    assert sum("chat completions" in note for note in report.notes()) == 2
 
 
 def marked(end: str) -> Renderer:
