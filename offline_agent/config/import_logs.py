@@ -26,7 +26,10 @@ class LogSection(Section):
     )  # fmt: skip
     session: str | None = key(None, "the episode's id; null = session_id, trajectory_id, id and the like")
     args: tuple[str, ...] = key((), "fields that judge= needs, such as [gold]: arguments of the task", strict=False)
-
+    ignore: tuple[str, ...] = key(
+        (), "keys of records and messages that are passed over, such as [thoughts]; a message with another key that is "
+        "not known is refused", strict=False,
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _ordered(self) -> LogSection:

@@ -39,7 +39,6 @@ class LoggedEpisode:
         tokens: For each of its turns the ids that the log has, or None; empty where it has none at all.
         choice: Its number among the choices of one record.
         unread: Field and value of an outcome that is a text, which is not read; None where there is none.
-        by_place: Number of its results that name no call though calls have ids: each is taken for the first open call.
     """
 
     name: str
@@ -57,7 +56,6 @@ class LoggedEpisode:
     tokens: tuple[TurnTokens | None, ...] = ()
     choice: int = 0
     unread: str | None = None
-    by_place: int = 0
 
     def __post_init__(self) -> None:
         first = next((n for n, message in enumerate(self.messages) if message["role"] == "assistant"), None)
@@ -65,6 +63,11 @@ class LoggedEpisode:
             raise DataError("no message is the assistant's, so there is nothing to learn")
         if first == 0:
             raise DataError("it begins with the assistant's turn: the request before it is missing")
+
+    @property
+    def by_place(self) -> int:
+        """The number of its results that were taken for a call by their place (`conversation.Conversation`)."""
+        return getattr(self.messages, "by_place", 0)
 
     @property
     def turns(self) -> int:
@@ -105,6 +108,7 @@ class Fields:
         outcome: Field of the outcome; None = the first of `OUTCOMES` that is there.
         threshold: An outcome of at least so much is a success; None = `most`.
         least, most: The range of outcomes; scores are their place in it.
+        ignored: Keys of records and messages that are passed over.
         task: Field of the task; None = the first of `TASKS`.
         session: Field of the id; None = the first of `SESSIONS`.
         split: The split of episodes whose log does not say.
@@ -119,6 +123,7 @@ class Fields:
     args: tuple[str, ...] = ()
     least: float = 0.0
     most: float = 1.0
+    ignored: tuple[str, ...] = ()
 
     def read(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return `task`, `session`, `split`, `score`, `success`, `outcome`, `args` and `unread` of a record.
@@ -143,7 +148,6 @@ class Fields:
             "args": {name: value for name in self.args if (value := _at(record, name)) is not None},
             "unread": None if number is not None or self.outcome else _text_outcome(record),
         }
-
 
     def _number(self, name: str | None, value: Any) -> float:
         if isinstance(value, Mapping):  # several rewards by name, as Harbor's verifiers write them: the main one

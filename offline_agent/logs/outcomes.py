@@ -27,7 +27,7 @@ class Outcomes:
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
         self._known: dict[str, dict[str, Any]] = {}
-        self._places: dict[str, tuple[str, list[str]]] = {}  # by session: record, fields
+        self._places: dict[str, list[tuple[str, list[str]]]] = {}  # by session: record, fields
 
     def __len__(self) -> int:
         return len(self._known)
@@ -53,9 +53,9 @@ class Outcomes:
         before = self._known.setdefault(session, kept)
         if before != kept:
             self._known[session] = {**kept, "task": before["task"], "score": None, "success": None, "outcome": None}
-            first = self._places[session][0]
+            first = self._places[session][0][0]
             raise DataError(f"session {session} has another outcome or task in {first}; it gets none")
-        self._places.setdefault(session, (name, sorted(map(str, record))))
+        self._places.setdefault(session, []).append((name, sorted(map(str, record))))
         return True
 
     def unmatched(self, sessions: Container[str | None]) -> Iterator[Refusal]:
@@ -65,8 +65,8 @@ class Outcomes:
             sessions: Those of the episodes that were read.
         """
         why = "it tells an outcome, but no record of its session was read as an episode, nor is its own shape known"
-        for session, (name, fields) in self._places.items():
-            if session not in sessions:
+        for session, records in self._places.items():
+            for name, fields in records if session not in sessions else ():
                 yield Refusal("log", name, why, {"session": session, "fields": fields})
 
     def task(self, session: str | None) -> str | None:
@@ -89,7 +89,7 @@ class Outcomes:
 
     def _of(self, episode: LoggedEpisode) -> LoggedEpisode:
         session = episode.session or ""
-        told, stated = self._known[session], self._places[session][0]
+        told, stated = self._known[session], self._places[session][0][0]
         if episode.score is not None or told["score"] is None:
             return episode
         known = {key: told[key] for key in ("score", "success", "outcome")}

@@ -74,7 +74,7 @@ def prepare(config: ImportLogsConfig) -> tuple[Inputs, Facts]:
     judge = make_judge(config.judge.name, dict(config.judge.model_extra or {}))
     _check_format(paths, config.format)
     log = config.log
-    fields = Fields(log.outcome, log.threshold, log.task, log.session, config.split, log.args, *log.range)
+    fields = Fields(log.outcome, log.threshold, log.task, log.session, config.split, log.args, *log.range, log.ignore)
     replays = _replays(config, judge)
     hashes = {"logs": hash_json({str(path): hash_path(path) for path in paths})}
     renderer = None
@@ -201,7 +201,8 @@ def _read(
     for refusal in unmatched:
         refused.append(refusal)
     figures.unmatched = [f"{one.name} ({', '.join(one.facts['fields'])})" for one in unmatched[:_NAMED]]
-    figures.read, figures.outcomes = len(kept), len(outcomes) - len(unmatched)
+    figures.read = len(kept)
+    figures.outcomes = len(outcomes) - len({one.facts["session"] for one in unmatched})
     figures.unmatched_outcomes = len(unmatched)
     groups: dict[str, list[int]] = {}
     for number, (name, group) in enumerate(places):
@@ -215,6 +216,8 @@ def _note(episode: LoggedEpisode, inputs: Inputs, session: Session[ImportLogsCon
         figures.unread_outcomes += 1
         why = "no number and no truth value; the episode is kept without an outcome"
         session.run.quarantine("outcome", episode.name, f"{episode.unread}, {why}")
+    called = any(message.get("tool_calls") for message in episode.messages)
+    figures.without_tools += called and not episode.tools
     if episode.by_place:
         figures.results_by_place += episode.by_place
         why = "results have no tool_call_id: each is taken for the first open call; the episode is kept"

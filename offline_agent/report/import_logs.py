@@ -35,6 +35,7 @@ class ImportFigures:
         unmatched: The first of them: file, line and fields.
         unread_outcomes: Episodes whose outcome is a text that is not read.
         results_by_place: Results that name no call and are taken by their place.
+        without_tools: Episodes that call tools of which the log has no schema.
         formats: Records by format, and why they were taken for it.
     """
 
@@ -46,7 +47,7 @@ class ImportFigures:
         self.unmatched_outcomes = 0
         self.unmatched: list[str] = []
         self.unread_outcomes = 0
-        self.results_by_place = 0
+        self.results_by_place = self.without_tools = 0
         self.formats: Counter[tuple[str, str]] = Counter()
         self._tasks = self._trees = self._parts = self._episodes = self._judged = self._exact = 0
         self._with_ids = self._with_logps = 0
@@ -114,6 +115,7 @@ class ImportFigures:
             "outcomes_of_no_episode": {"count": self.unmatched_outcomes, "first": self.unmatched},
             "unread_outcomes": self.unread_outcomes,
             "results_by_place": self.results_by_place,
+            "without_tools": self.without_tools,
             "parts": self._parts,
             "episodes": self._episodes,
             "judged": self._judged,
@@ -156,6 +158,9 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if summary["results_by_place"]:
         note = "each is taken for the first open call; quarantine.jsonl has file and line of each"
         yield "results without tool_call_id", f"{summary['results_by_place']:,}", note
+    if summary["without_tools"]:
+        note = "they call tools, and the log has no schema of them: they are learnt without one"
+        yield "episodes without schemas", f"{summary['without_tools']:,}", note
     if replays := summary["replays"]:
         lost = "".join(f"; {count:,} not replayed: {why}" for why, count in replays["not_replayed"].items())
         note = f"ends of trees; {replays['disagreed']:,} differ and are in quarantine{lost}"

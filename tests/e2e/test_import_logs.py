@@ -118,6 +118,7 @@ def test_an_outcome_as_text_and_a_result_without_an_id_are_told_by_file_and_line
     Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": [], "success": 1}]))
     assert import_logs.main(import_logs.COMMAND, ["source=log.jsonl", "run_dir=r", OFF]) == 0
     shown, summary = capsys.readouterr().out, json.loads(Path("r/summary.json").read_text())
+    assert summary["without_tools"] == 3 and "episodes without schemas" in shown
     assert "outcomes that could not be read" in shown and "results without tool_call_id" in shown
     assert (summary["unread_outcomes"], summary["results_by_place"], summary["judged"]) == (2, 3, 1)
     entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
@@ -134,13 +135,13 @@ def test_outcomes_of_no_episode_are_named(
     monkeypatch.chdir(tmp_path)
     said = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "done"}]
     rows: list[dict[str, object]] = [{"id": "a", "messages": said}, {"id": "a", "reward": 1}]
-    rows += [{"id": name, "reward": 1, name: said} for name in ("trajectory", "history", "output")]
+    rows += [{"id": name, "reward": 1, name: said} for name in ("trajectory", "history", "output", "trajectory")]
     Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert import_logs.main(import_logs.COMMAND, ["source=log.jsonl", "run_dir=r", OFF]) == 0
     shown, summary = capsys.readouterr().out, json.loads(Path("r/summary.json").read_text())
-    assert (summary["outcomes_apart"], summary["outcomes_of_no_episode"]["count"], summary["judged"]) == (1, 3, 1)
+    assert (summary["outcomes_apart"], summary["outcomes_of_no_episode"]["count"], summary["judged"]) == (1, 4, 1)
     entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
-    assert {entry["name"] for entry in entries} == {f"log.jsonl:{line}" for line in (3, 4, 5)}
+    assert {entry["name"] for entry in entries} == {f"log.jsonl:{line}" for line in (3, 4, 5, 6)}
     assert "log.jsonl:3 (id, reward, trajectory)" in shown and "history" in shown and "output" in shown
 
 

@@ -116,20 +116,31 @@ TOOLS = (
 )
 
 
-def byte_level(controls: list[str], template: str, normalizer: Any = None, plain: tuple[str, ...] = ()) -> Any:
-    """Return a byte-level BPE tokenizer; `plain` names the added tokens that are not special."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+QWEN_SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def byte_level(
+    controls: list[str], template: str, normalizer: Any = None, plain: tuple[str, ...] = (), split: str | None = None
+) -> Any:
+    """Return a byte-level BPE tokenizer; `plain` names the added tokens that are not special.
+
+    `split` is a pattern of words, such as Qwen's, which takes line breaks to the punctuation before them.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if split is not None:
+        words = pre_tokenizers.Split(Regex(split), "isolated")
+        backend.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(False, use_regex=False)])
     backend.decoder = decoders.ByteLevel()
     if normalizer is not None:
         backend.normalizer = normalizer
     trainer = trainers.BpeTrainer(
         vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    backend.train_from_iterator(CORPUS, trainer)
+    backend.train_from_iterator([*CORPUS, *([".\n\n"] * 9 if split else [])], trainer)
     backend.add_tokens([AddedToken(text, special=text not in plain, normalized=False) for text in controls])
     end = next(text for text in controls if text in ("<|im_end|>", "<|eot_id|>"))
     begin = controls[0] if end == "<|eot_id|>" else None

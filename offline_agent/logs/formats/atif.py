@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offline_agent.errors import DataError
-from offline_agent.logs.conversation import conversation, schemas
+from offline_agent.logs.conversation import conversation
 from offline_agent.logs.episode import Fields, LoggedEpisode
+from offline_agent.logs.messages import schemas
 from offline_agent.logs.tokens import TurnTokens, turn_tokens
 
 NAME = "atif"

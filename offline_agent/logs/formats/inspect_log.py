@@ -16,9 +16,10 @@ from typing import Any, cast
 
 from offline_agent.errors import DataError
 from offline_agent.logs import strict_json
-from offline_agent.logs.conversation import conversation, schemas
+from offline_agent.logs.conversation import conversation
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from offline_agent.logs.files import Record
+from offline_agent.logs.messages import schemas
 from offline_agent.store.foreign_files import WHOLE, blocks, check_unpacked
 
 NAME = "inspect"
@@ -127,20 +128,19 @@ def _score(scores: Mapping[str, Any], wanted: str | None) -> dict[str, Any] | No
 
 
 def _message(message: Any) -> Any:
-    """Return a message in OpenAI's form: Inspect's calls have the function's name where OpenAI's have the function."""
+    """Return a message in OpenAI's form: Inspect's calls have the function's name where OpenAI's have the function, and
+    of a tool that failed the model reads the error.
+    """
     if not isinstance(message, Mapping):
         return message
-    out = dict(message)
+    out = {key: message[key] for key in ("role", "content", "tool_call_id") if key in message}
     if isinstance(message.get("tool_calls"), list):
         out["tool_calls"] = [
             {"id": call.get("id"), "function": {"name": call.get("function"), "arguments": call.get("arguments")}}
             for call in message["tool_calls"]
         ]
-    if isinstance(message.get("content"), list):  # reasoning is a part of the content
-        reasoning = [part for part in message["content"] if isinstance(part, Mapping) and "reasoning" in part]
-        out["content"] = [part for part in message["content"] if part not in reasoning]
-        if reasoning:
-            out["reasoning_content"] = "".join(str(part["reasoning"]) for part in reasoning)
+    if isinstance(message.get("error"), Mapping):
+        out["content"] = f"Error: {message['error'].get('message')}"
     return out
 
 

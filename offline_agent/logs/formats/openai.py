@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from offline_agent.errors import DataError
-from offline_agent.logs.conversation import conversation, results_by_place, schemas
+from offline_agent.logs.conversation import conversation, told_tools, with_system
 from offline_agent.logs.episode import Fields, LoggedEpisode
+from offline_agent.logs.messages import arrow, brief
 from offline_agent.logs.tokens import TurnTokens, turn_tokens
 
 NAME = "openai"
@@ -33,14 +34,11 @@ def recognised(record: Mapping[str, Any]) -> str | None:
 def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     """See `formats.Format`."""
     request, choices = _request(record), _choices(record)
-    tools = request.get("tools", record.get("tools"))
-    if tools is None and request.get("functions"):
-        tools = request["functions"]
-    known = {"tools": schemas(tools), **fields.read(record)}
-    messages = conversation(request["messages"]) if choices is None else ()
-    known["by_place"] = results_by_place(request["messages"])
+    known = {"tools": told_tools(arrow(request["messages"]), request, record), **fields.read(record)}
+    messages = with_system(request["messages"], fields.ignored, request, record)
     if choices is None:
-        yield LoggedEpisode(name, messages, **known)
+        _check_answer(record, messages[-1], fields)
+        yield LoggedEpisode(name, conversation(messages, fields.ignored), **known)
         return
     if not isinstance(choices, list) or not choices:
         raise DataError("choices: wanted a list with at least one choice")
@@ -52,7 +50,8 @@ def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[L
             raise DataError(f"choice {number}: role: got {message['role']!r:.60}, wanted assistant")
         tokens = _tokens(record, choice)
         place = name if len(choices) == 1 else f"{name}/{number}"
-        episode = LoggedEpisode(place, conversation([*request["messages"], {**message, "role": "assistant"}]), **known)
+        said = conversation([*messages, {**message, "role": "assistant"}], fields.ignored)
+        episode = LoggedEpisode(place, said, **known)
         turns = (*(None for _ in range(episode.turns - 1)), tokens) if tokens is not None else ()
         yield replace(episode, cut=choice.get("finish_reason") == "length", tokens=turns, choice=number)
 
@@ -60,6 +59,16 @@ def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[L
 def _request(record: Mapping[str, Any]) -> Mapping[str, Any]:
     request = record.get("request")
     return request if isinstance(request, Mapping) else record
+
+
+def _check_answer(record: Mapping[str, Any], last: Any, fields: Fields) -> None:
+    """Raise DataError where the turn that follows the messages may be in the record, in a form that is not read."""
+    for name in ("response", "output", "completion"):
+        if record.get(name) and name not in fields.ignored and last.get("role") != "assistant":
+            raise DataError(
+                f"{name}: got {brief(record[name])}, wanted an object with choices; it may be the turn that follows "
+                f"the messages. Put it there, or pass it over with log.ignore=[{name}]"
+            )
 
 
 def _tokens(record: Mapping[str, Any], choice: Mapping[str, Any]) -> TurnTokens | None:

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from offline_agent.errors import DataError
-from offline_agent.logs.conversation import conversation, schemas
+from offline_agent.logs.conversation import conversation
 from offline_agent.logs.episode import Fields, LoggedEpisode
+from offline_agent.logs.messages import schemas
 from offline_agent.logs.tokens import TurnTokens, turn_tokens
 
 NAME = "openenv"
@@ -42,14 +43,15 @@ def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[L
     calls = {turn.get("node_id"): turn for turn in turns}
     for number, sequence in enumerate(record["sequences"]):
         try:
-            episode = _episode(sequence, calls, name if len(record["sequences"]) == 1 else f"{name}/{number}", known)
+            place = name if len(record["sequences"]) == 1 else f"{name}/{number}"
+            episode = _episode(sequence, calls, place, known, fields.ignored)
         except DataError as error:
             raise DataError(f"sequence {number}: {error}") from error
         yield episode
 
 
 def _episode(
-    sequence: Any, calls: Mapping[Any, Mapping[str, Any]], name: str, known: Mapping[str, Any]
+    sequence: Any, calls: Mapping[Any, Mapping[str, Any]], name: str, known: Mapping[str, Any], ignored: tuple[str, ...]
 ) -> LoggedEpisode:
     role, nodes = sequence.get("role"), sequence.get("node_ids")
     if role not in _ROLES:
@@ -65,7 +67,7 @@ def _episode(
     answer = last["response_message"]
     if answer.get("role") not in (None, "assistant"):
         raise DataError(f"response_message: role: got {answer['role']!r:.60}, wanted assistant")
-    messages = conversation([*last["request_messages"], {**answer, "role": "assistant"}])
+    messages = conversation([*last["request_messages"], {**answer, "role": "assistant"}], ignored)
     episode = LoggedEpisode(name, messages, schemas(last.get("request_tools")), **known)
     if role != "agent":
         episode = replace(episode, score=None, success=None, outcome=None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from offline_agent.errors import DataError
 from offline_agent.logs import strict_json
-from offline_agent.logs.conversation import conversation, schemas
+from offline_agent.logs.conversation import conversation, told_tools, with_system
 from offline_agent.logs.episode import Fields, LoggedEpisode
 
 NAME = "sharegpt"
@@ -29,14 +29,13 @@ def recognised(record: Mapping[str, Any]) -> str | None:
 def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     """See `formats.Format`."""
     messages: list[dict[str, Any]] = []
-    if record.get("system"):
-        messages.append({"role": "system", "content": record["system"]})
     for number, turn in enumerate(record["conversations"]):
         try:
             messages.append(_message(turn))
         except DataError as error:
             raise DataError(f"turn {number}: {error}") from error
-    yield LoggedEpisode(name, conversation(messages), schemas(record.get("tools")), **fields.read(record))
+    said = conversation(with_system(messages, fields.ignored, record))
+    yield LoggedEpisode(name, said, told_tools(False, record), **fields.read(record))
 
 
 def _message(turn: Any) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import DataError
-from offline_agent.logs.conversation import conversation, results_by_place, schemas
+from offline_agent.logs.conversation import conversation, told_tools, with_system
 from offline_agent.logs.episode import Fields, LoggedEpisode
+from offline_agent.logs.messages import arrow, schemas
 from offline_agent.logs.tokens import TurnTokens, turn_tokens
 
 NAME = "verifiers"
@@ -37,11 +38,9 @@ def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[L
         return
     if not record["completion"]:
         raise DataError("completion: it is empty")
-    messages = conversation([*record["prompt"], *record["completion"]])
-    info = record.get("info")
-    tools = record.get("tools", info.get("tools", info.get("oai_tools")) if isinstance(info, Mapping) else None)
-    places = results_by_place([*record["prompt"], *record["completion"]])
-    yield LoggedEpisode(name, messages, schemas(tools), **fields.read(record), by_place=places)
+    messages = [*record["prompt"], *record["completion"]]
+    said = conversation(with_system(messages, fields.ignored, record), fields.ignored)
+    yield LoggedEpisode(name, said, told_tools(arrow(messages), record), **fields.read(record))
 
 
 def _is_messages(value: Any) -> bool:
@@ -63,8 +62,8 @@ def _trace(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Log
     paths = [_path(nodes, leaf) for leaf in range(len(nodes)) if leaf not in inside]
     spoken = [path for path in paths if any(node["message"].get("role") == "assistant" for node in path)]
     for number, path in enumerate(spoken or paths[:1]):  # the others are prompts that nobody answered
-        messages = conversation([node["message"] for node in path])
-        tools = schemas([_without_nulls(tool) for tool in path[0].get("tools") or record.get("tools") or ()])
+        messages = conversation([node["message"] for node in path], fields.ignored)
+        tools = schemas(path[0].get("tools") or record.get("tools"), loose=True)
         place = name if len(spoken) < 2 else f"{name}/{number}"
         yield LoggedEpisode(place, messages, tools, **known, cut=id(path[-1]) in cut, tokens=_tokens(path))
 
@@ -95,10 +94,6 @@ def _reward(record: Mapping[str, Any]) -> Any:
         return sum(float(one["score"]) * float(one.get("weight", 1.0)) for one in known) if known else None
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise DataError(f"rewards: got {rewards!r:.60}, wanted a score and a weight by name") from error
-
-
-def _without_nulls(tool: Any) -> Any:
-    return {name: value for name, value in tool.items() if value is not None} if isinstance(tool, Mapping) else tool
 
 
 def _tokens(path: Sequence[Mapping[str, Any]]) -> tuple[TurnTokens | None, ...]:

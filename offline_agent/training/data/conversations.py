@@ -1,41 +1,49 @@
-"""Foreign conversations as token rows, through the tokenizer's own chat template and its generation markers."""
+"""Foreign conversations as token rows: with the ids that a search would have of them."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from offline_agent.errors import ConfigError, DataError, did_you_mean
+from offline_agent.errors import ConfigError, DataError
+from offline_agent.logs.messages import arrow, parsed, read, schemas
+from offline_agent.records import Action, Context, Role, Task, ToolCall
 from offline_agent.rendering.parsing import CLOSE, OPEN, dump
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rendering.styles import TEMPLATES
 from offline_agent.rollouts.demonstrations import signature
 
-_ROLES = {"developer": "system", "function": "tool"}
-"""Other names of roles."""
-_KEYS = {
-    "system": {"name"},
-    "user": {"name"},
-    "assistant": {"name", "tool_calls", "function_call", "reasoning_content", "reasoning", "weight", "loss", "train"},
-    "tool": {"name", "tool_call_id"},
-}
-"""Keys of a message beside `role` and `content`, by role; what others mean for training is not known."""
-_MARKS = ("weight", "loss", "train")
-"""Keys that say whether a turn is trained: 1 or true, 0 or false."""
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+class _History(NamedTuple):
+    """Messages as the history that a search has of them.
+
+    Attributes:
+        context: Its last context.
+        differs: Whether the whole text, tokenised at once, has other ids.
+    """
+
+    context: Context
+    differs: bool
 
 
 class Encoder:
     """Encodes messages where nobody kept the ids; what a policy sampled is never encoded here.
 
+    A conversation that a search could have is encoded as a search does it, contents apart from the template's text.
+    Any other (several calls in a turn, several messages in a row) is one text, which the chat template renders and
+    whose generation markers say which tokens are the assistant's.
+
     Args:
         renderer: Holds the tokenizer.
 
-    Raises:
-        ConfigError: The chat template has no generation markers, or they leave the end of a turn out, so that a model
-            would never learn to stop.
+    Attributes:
+        one_text: Whether the last row was encoded as one text.
+        differs: Whether it was not, and its whole text, tokenised at once as servers of chat completions do, has other
+            ids.
     """
 
     def __init__(self, renderer: Renderer) -> None:
@@ -43,13 +51,8 @@ class Encoder:
         self._ends = renderer.eos_ids
         tokens = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
         self._controls = sorted({t.content for t in tokens if t.special and t.content.strip()}, key=len, reverse=True)
-        template = str(self._tokenizer.get_chat_template())
-        if not _MARKER.search(template):
-            raise ConfigError(
-                "the chat template has no {% generation %} markers, so nothing says which tokens of messages are the "
-                "assistant's. Put {% generation %} … {% endgeneration %} around the assistant's turns, end-of-turn "
-                f"token included, or name a ready-made template: model.chat_template={' | '.join(TEMPLATES)}"
-            )
+        self._known_tools: dict[str, list[Any]] = {}  # one object for equal tools: the renderer knows them by `id`
+        self.differs = self.one_text = False
 
     def trajectory(self, messages: Any, tools: Any, loose: bool) -> tuple[list[int], list[int]]:
         """Return ids int [n] and mask int [n], 1 = the assistant's, up to and with the last turn's end.
@@ -61,10 +64,14 @@ class Encoder:
 
         Raises:
             DataError: The messages are no conversation, hold control tokens' texts, or have no assistant turn.
+            ConfigError: They must be encoded as one text, and the chat template has no generation markers, or these
+                leave the end of a turn out, so that a model would never learn to stop.
         """
-        turns, schemas = _messages(messages, loose), _tools(tools, loose)
-        self._check_contents(turns, schemas)
-        ids, mask = self._encode(turns, schemas)
+        turns, functions = _messages(messages, loose), self._tools(tools, loose)
+        self._check_contents(turns, functions)
+        history = self._history(turns, functions)
+        ids, mask = self._encode(turns, functions, history)
+        self._note(history)
         last = max((at for at, value in enumerate(mask) if value), default=-1)
         if last < 0:
             raise DataError("it has no assistant turn")
@@ -75,16 +82,19 @@ class Encoder:
 
         Raises:
             DataError: As `trajectory`; or the template renders the prompt otherwise once it is continued.
+            ConfigError: As `trajectory`.
         """
         prompt = _messages(row.get("prompt"), loose, trained=False)
-        tools = _tools(row.get("tools"), loose)
-        self._check_contents(prompt, tools)
-        start = self._prompt(prompt, tools)
+        tools = self._tools(row.get("tools"), loose)
+        sides = {side: [*prompt, *_messages(row.get(side), loose)] for side in ("chosen", "rejected")}
+        for turns in sides.values():
+            self._check_contents(turns, tools)
+        found = [self._history(turns, tools) for turns in (prompt, *sides.values())]
+        start_of, *histories = found if None not in found else [None] * len(found)
+        start = self._prompt(prompt, tools) if start_of is None else self._renderer.context_ids(start_of.context)
         out = {"prompt_ids": start}
-        for side in ("chosen", "rejected"):
-            turns = _messages(row.get(side), loose)
-            self._check_contents(turns, None)
-            ids, mask = self._encode([*prompt, *turns], tools)
+        for (side, turns), history in zip(sides.items(), histories, strict=True):
+            ids, mask = self._encode(turns, tools, history)
             if ids[: len(start)] != start:
                 raise DataError(f"the chat template renders its prompt otherwise once its {side} side follows")
             mask = mask[len(start) :]
@@ -92,34 +102,75 @@ class Encoder:
             if last < 0:
                 raise DataError(f"its {side} side has no assistant turn")
             out[f"{side}_ids"], out[f"{side}_mask"] = ids[len(start) :][: last + 1], mask[: last + 1]
+        self._note(*histories)
         return out
 
-    def _prompt(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]:
-        try:
-            encoded = self._tokenizer.apply_chat_template(
-                _plain(messages), tools=tools, add_generation_prompt=True, return_dict=True
-            )
-        except Exception as error:  # a template raises what it likes
-            raise DataError(f"the chat template refuses its prompt ({type(error).__name__}: {error})") from error
-        return [int(token) for token in encoded["input_ids"]]
+    def _note(self, *histories: _History | None) -> None:
+        self.one_text = None in histories
+        self.differs = any(one is not None and one.differs for one in histories)
 
-    def _encode(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> tuple[list[int], list[int]]:
+    def _history(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> _History | None:
+        """Return messages as a history; None where no search has such ones."""
         try:
-            encoded = self._tokenizer.apply_chat_template(
-                _plain(messages), tools=tools, return_dict=True, return_assistant_tokens_mask=True
-            )
+            context = _context(messages, tools, self._renderer)
+            if context is None:
+                return None
+            ids = self._renderer.context_ids(context)
+        except ConfigError:  # the template refuses such turns as a search writes them
+            return None
+        text = self._renderer.decode(ids)
+        rendered = self._render(messages, tools, add_generation_prompt=context.observation is not None, tokenize=False)
+        if rendered != text and not (context.observation is None and rendered.startswith(text)):
+            return None  # the template writes something that no context has, such as the ids of calls
+        whole = self._tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        return _History(context, list(whole[: len(ids)]) != ids)
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, **how: bool) -> Any:
+        plain = [{key: value for key, value in message.items() if key != "trained"} for message in messages]
+        try:
+            return self._tokenizer.apply_chat_template(plain, tools=tools, **how)
         except Exception as error:  # a template raises what it likes
             raise DataError(f"the chat template refuses its messages ({type(error).__name__}: {error})") from error
-        ids, mask = [int(token) for token in encoded["input_ids"]], [0] * len(encoded["input_ids"])
-        spans = self._ended(ids, [int(v) for v in encoded["assistant_masks"]])
+
+    def _prompt(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[int]:
+        encoded = self._render(messages, tools, add_generation_prompt=True, return_dict=True)
+        return [int(token) for token in encoded["input_ids"]]
+
+    def _encode(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any, history: _History | None
+    ) -> tuple[list[int], list[int]]:
+        ids, spans = self._one_text(messages, tools) if history is None else self._apart(history.context)
+        mask = [0] * len(ids)
         turns = [message for message in messages if message["role"] == "assistant"]
         if len(spans) != len(turns):
             raise DataError(f"the chat template marks {len(spans)} turns where the conversation has {len(turns)}")
         for (start, stop), turn in zip(spans, turns, strict=True):
-            if turn.get("trained", True):
+            if turn["trained"]:
                 self._check_turn(ids[start:stop], turn)
                 mask[start:stop] = [1] * (stop - start)
         return ids, mask
+
+    def _apart(self, context: Context) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a history, and begin and end of each turn."""
+        ids: list[int] = []
+        spans = []
+        for node in context.lineage():
+            if node.action is not None:
+                spans.append((len(ids), len(ids) + len(self._renderer.action_ids(node.action))))
+            ids += self._renderer.segment(node)
+        return ids, spans
+
+    def _one_text(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the same of messages that the chat template renders and marks."""
+        if not _MARKER.search(str(self._tokenizer.get_chat_template())):
+            raise ConfigError(
+                "the chat template has no {% generation %} markers, so nothing says which tokens of messages are the "
+                "assistant's. Put {% generation %} … {% endgeneration %} around the assistant's turns, end-of-turn "
+                f"token included, or name a ready-made template: model.chat_template={' | '.join(TEMPLATES)}"
+            )
+        encoded = self._render(messages, tools, return_dict=True, return_assistant_tokens_mask=True)
+        ids = [int(token) for token in encoded["input_ids"]]
+        return ids, self._ended(ids, [int(value) for value in encoded["assistant_masks"]])
 
     def _check_turn(self, ids: Sequence[int], turn: Mapping[str, Any]) -> None:
         """Check that what is trained reads back as the message; several calls at once are not read here."""
@@ -164,15 +215,14 @@ class Encoder:
             if found is not None:
                 raise DataError(f"{name} holds the text {found!r}, which would become a control token")
 
-
-def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages as a chat template takes them."""
-    return [{key: value for key, value in message.items() if key != "trained"} for message in messages]
+    def _tools(self, value: Any, loose: bool) -> list[Any] | None:
+        found = list(schemas(value, loose))
+        return self._known_tools.setdefault(json.dumps(found), found) or None
 
 
 def texts(messages: Any, tools: Any, loose: bool) -> Iterator[str]:
     """Yield the texts of a conversation, to learn a tokenizer from; arguments and errors as `Encoder.trajectory`."""
-    for schema in _tools(tools, loose) or ():
+    for schema in schemas(parsed(tools, "tools"), loose):
         yield signature(schema)
     for message in _messages(messages, loose):
         yield message["content"]
@@ -181,111 +231,52 @@ def texts(messages: Any, tools: Any, loose: bool) -> Iterator[str]:
 
 
 def _messages(value: Any, loose: bool, trained: bool = True) -> list[dict[str, Any]]:
-    value = _parsed(value)
+    value = parsed(value, "messages")
     if not isinstance(value, list) or not value:
         raise DataError("it has no messages (a list of objects with role and content is wanted)")
-    messages = [_parsed(message) for message in value]
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise DataError(f"message {number} has no role")
-    # A null beside `content` tells that the row went through Arrow, whatever file it lies in now.
-    loose = loose or any(v is None for message in messages for k, v in message.items() if k != "content")
-    return [_message(message, loose, trained) for message in messages]
-
-
-def _message(message: Mapping[str, Any], loose: bool, trained: bool) -> dict[str, Any]:
-    role = _ROLES.get(message["role"], message["role"])
-    if role not in _KEYS:
-        allowed = ", ".join([*_KEYS, *_ROLES])
-        raise DataError(f"a message has the role {message['role']!r}, allowed: {allowed}{did_you_mean(role, _KEYS)}")
-    given = {key: value for key, value in message.items() if value is not None and key not in ("role", "content")}
-    unknown = sorted(str(key) for key in given.keys() - _KEYS[role] if not (loose and given[key] in ("", [], {})))
-    if unknown:
-        raise DataError(
-            f"a message of the role {role} has {', '.join(unknown)}, allowed: role, content, "
-            f"{', '.join(sorted(_KEYS[role]))}; take it out, or put what is to be learnt into content"
-        )
-    out: dict[str, Any] = {"role": role, **{key: given[key] for key in ("name", "tool_call_id") if key in given}}
-    content = message.get("content")
-    content = "" if content is None else content
-    if isinstance(content, list):  # parts, as multi-modal formats write them
-        texts = [part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
-        if len(texts) != len(content):
-            raise DataError(f"a {message['role']} message has content that is not text")
-        content = "".join(texts)
-    if not isinstance(content, str):
-        raise DataError(f"a {message['role']} message has {type(content).__name__} content, not text")
-    thoughts = given.get("reasoning_content", given.get("reasoning"))
-    out["content"] = f"<think>\n{_thoughts(thoughts)}\n</think>\n\n{content}" if thoughts else content
-    calls = [_parsed(call) for call in _parsed(given.get("tool_calls")) or ()]
-    if given.get("function_call"):
-        calls.append({"function": given["function_call"]})
-    if calls:
-        out["tool_calls"] = [_call(call, loose) for call in calls]
-    if role == "assistant":
-        out["trained"] = all([_mark(key, given[key]) for key in _MARKS if key in given]) and trained
-        if out["trained"] and not calls and not content.strip():
-            raise DataError(
-                "an assistant's turn has neither content nor a call, and would teach to stop; take it out, or mark it "
-                "with train: false"
-            )
+    given = [parsed(message, f"message {number}") for number, message in enumerate(value)]
+    loose = loose or arrow(given)
+    out = []
+    for number, message in enumerate(given):
+        try:
+            out.append(_message(read(message, loose), trained))
+        except DataError as error:
+            raise DataError(f"message {number}: {error}") from error
     return out
 
 
-def _thoughts(value: Any) -> str:
-    if not isinstance(value, str):
-        raise DataError(f"an assistant's reasoning is {type(value).__name__}, not text")
-    return value
+def _message(message: dict[str, Any], trained: bool) -> dict[str, Any]:
+    """Return a message with its reasoning in its content, and whether it is trained."""
+    if message["role"] != "assistant":
+        return message
+    thoughts = message.pop("reasoning_content", "")
+    message["trained"] = message.get("trained", True) and trained
+    if message["trained"] and "tool_calls" not in message and not message["content"].strip():
+        raise DataError(
+            "an assistant's turn has neither content nor a call, and would teach to stop; take it out, or mark it "
+            "with train: false"
+        )
+    if thoughts:
+        message["content"] = f"<think>\n{thoughts}\n</think>\n\n{message['content']}"
+    return message
 
 
-def _mark(key: str, value: Any) -> bool:
-    """Return whether a turn is trained, by one of its marks."""
-    if value not in (0, 1):  # False and True are equal to these
-        raise DataError(f"{key}: got {value!r}, allowed: 1 or true (the turn is trained), 0 or false (it is not)")
-    return bool(value)
-
-
-def _call(call: Any, loose: bool) -> dict[str, Any]:
-    function = _parsed(call.get("function") or call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise DataError("a tool call has no function with a name")
-    arguments: Any = function.get("arguments")
-    given_as_text = isinstance(arguments, str)
-    if given_as_text:
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError as error:
-            raise DataError(f"the arguments of a call of {function['name']} are no JSON ({error})") from error
-    arguments = {} if arguments is None else arguments
-    if not isinstance(arguments, Mapping):
-        said = "JSON text in JSON text" if isinstance(arguments, str) else type(arguments).__name__
-        raise DataError(f"the arguments of a call of {function['name']} are {said}, allowed: an object, or its JSON")
-    # Text keeps its nulls: only a struct's may be nobody's.
-    arguments = _bare(arguments) if loose and not given_as_text else arguments
-    return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-
-
-def _tools(value: Any, loose: bool) -> list[Any] | None:
-    value = _parsed(value)
-    if value is None:
+def _context(messages: Sequence[Mapping[str, Any]], tools: Any, renderer: Renderer) -> Context | None:
+    """Return the last context of messages: perhaps a system's, a user's, then turns of one call at most, each with one
+    reply but perhaps the last; None where they are others.
+    """
+    rest = list(messages)
+    system = rest.pop(0)["content"] if rest[0]["role"] == "system" else ""
+    if not rest or rest[0]["role"] != "user":
         return None
-    if not isinstance(value, list):
-        raise DataError(f"its tools are {type(value).__name__}, not a list of schemas")
-    tools = [_parsed(tool) for tool in value]
-    return [_bare(tool) if loose else tool for tool in tools] or None
-
-
-def _parsed(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise DataError(f"a text where a message, call or schema is wanted is no JSON ({error})") from error
-
-
-def _bare(value: Any) -> Any:
-    """Return a value without its null members."""
-    if isinstance(value, Mapping):
-        return {key: _bare(item) for key, item in value.items() if item is not None}
-    return [_bare(item) for item in value] if isinstance(value, list) else value
+    at = Context(Task("row", "train", {}), system, tools or (), rest.pop(0)["content"])
+    while rest:
+        turn = rest.pop(0)
+        calls = turn.get("tool_calls", ())
+        if turn["role"] != "assistant" or len(calls) > 1 or at.observation is None:
+            return None
+        call = ToolCall(**calls[0]["function"]) if calls else None
+        role: Role = "tool" if rest and rest[0]["role"] == "tool" else "user"
+        reply = rest.pop(0)["content"] if rest and rest[0]["role"] == role else None
+        at = at.child(Action(renderer.write(turn["content"], call), turn["content"], call), reply, role)
+    return at

@@ -32,6 +32,8 @@ class LoadReport:
         no_contrast: Nodes left out because their values are too alike, or the best is of a malformed call.
         ranked_right: Pairs left out because the start model ranks them rightly; only wrong ones were asked for.
         foreign: Rows read whose ids were made here from messages.
+        differing: Of these, those that as one text, as servers of chat completions tokenise, have other ids.
+        one_text: Of these, those that no search has, so that they are tokenised as one text.
         with_ids: Rows read that have ids; of these `with_logps` have the log-probabilities of all their tokens.
         uncertified: Rows kept with ids of their own and no certificate: nothing proves that they are this tokenizer's.
         older: Rows kept whose certificates are of an earlier version, which covers ids and masks alone.
@@ -60,6 +62,8 @@ class LoadReport:
     no_contrast: int = 0
     ranked_right: int = 0
     foreign: int = 0
+    differing: int = 0
+    one_text: int = 0
     with_ids: int = 0
     with_logps: int = 0
     uncertified: int = 0
@@ -115,6 +119,16 @@ class LoadReport:
             out.append(
                 f"{self.foreign} rows have messages and no token ids (level: text): they are rendered with this "
                 "model's chat template, and nothing proves that the policy sampled just these tokens"
+            )
+        if self.differing:
+            out.append(
+                f"{self.differing} of these have the ids that search and evaluation have of them, and other ids where "
+                "a server of chat completions tokenises the whole text at once"
+            )
+        if self.one_text:
+            out.append(
+                f"{self.one_text} of these are conversations that no search has (several calls in a turn, several "
+                "messages in a row): the whole text is tokenised at once, as a server of chat completions does it"
             )
         if self.uncertified:
             out.append(f"{self.uncertified} rows have ids and no certificate: their tokenizer is taken on trust")

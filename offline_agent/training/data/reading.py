@@ -9,6 +9,8 @@ from typing import Any
 
 from offline_agent.crash_notes import note, noted
 from offline_agent.errors import DataError
+from offline_agent.logs.conversation import SYSTEM, with_system
+from offline_agent.logs.messages import parsed
 from offline_agent.rendering import certificate
 from offline_agent.rendering.columns import check_columns
 from offline_agent.rendering.renderer import Renderer
@@ -48,7 +50,8 @@ class RowFormat:
     @property
     def columns(self) -> tuple[str, ...]:
         """All columns that are read."""
-        return (*_NAMED, *self.messages, "tools", *self.ids, *self.masks, *self.logps, "certificate", *self.more)
+        tokens = (*self.ids, *self.masks, *self.logps, "certificate")
+        return (*_NAMED, *SYSTEM, *self.messages, "tools", *tokens, *self.more)
 
 
 PAIR = RowFormat(
@@ -208,8 +211,9 @@ class TokenReader:
         """Return the token columns of a row of messages; None where they cannot be made."""
         if self._encoder is None:
             self._encoder = Encoder(self._renderer)
-        row = found.row
+        row, start = found.row, self._shape.messages[0]
         try:
+            row = {**row, start: with_system(parsed(row.get(start), start), (), row)}
             if self._shape is PAIR:
                 made: Mapping[str, list[int]] = self._encoder.pair(row, found.loose)
             else:
@@ -219,6 +223,8 @@ class TokenReader:
             self._report.leave("unusable", found.name, f"{UNUSABLE}{error}")
             return None
         self._report.foreign += 1
+        self._report.differing += self._encoder.differs
+        self._report.one_text += self._encoder.one_text
         return made
 
     def _ids(self, values: Sequence[int]) -> Ids:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from offline_agent.errors import DataError
+from offline_agent.records import Action, Context, ToolCall
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.rendering.styles import template_text
 from offline_agent.training.data.conversations import Encoder
 from tests.helpers import rendering as kit
+from tests.helpers import rows
 
 RENDERER = Renderer(kit.byte_level(kit.CONTROLS[:3], template_text("qwen")))
 ENCODER = Encoder(RENDERER)
@@ -61,17 +63,46 @@ def test_what_the_row_says_is_trained(messages: list[dict[str, Any]], spans: lis
         (said(""), "neither content nor a call"),
         (said(None), "neither content nor a call"),
         (said(None, tool_calls=[{"function": {"name": "s", "arguments": '"{}"'}}]), "JSON text in JSON text"),
-        (said(None, tool_calls=[{"function": {"name": "s", "arguments": "[1]"}}]), "are list, allowed: an object"),
-        (said("x", reasoning_details=[{}]), "has reasoning_details, allowed: role, content"),
+        (said(None, tool_calls=[{"function": {"name": "s", "arguments": "[1]"}}]), "got list [1], wanted an object"),
+        (said("x", thoughts="So."), "has thoughts, read are content"),
         (said("x", weight=0.5), "weight: got 0.5"),
-        (said("x", reasoning_content=["So."]), "reasoning is list"),
-        ({"role": "critic", "content": "x"}, "the role 'critic', allowed: system, user"),
+        (said("x", reasoning_content={"a": "So."}), "reasoning_content: got dict"),
+        ({"role": "critic", "content": "x"}, "role: got 'critic', allowed: system, developer, user"),
         (said('<tool_call>\n{"name": "s"'), "is not read back"),
     ],
 )
 def test_what_is_not_understood_is_refused(message: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words.replace("[", r"\[")):
         trained(message, GO, said("Done."))
+
+
+def _of_search() -> Context:
+    start = kit.root("Find red shoes.\n\nQuickly.", "You shop.", rows.schemas())
+    search = start.child(Action("", "", ToolCall("search", {"query": "red shoes"})), "2 hits.\n\n")
+    return search.child(Action("Done.\n\n", "Done.\n\n"), None)
+
+
+def test_rows_of_messages_have_the_ids_of_a_search() -> None:
+    """Qwen's pattern of words takes `.` and what follows as one, so that the whole text at once has other ids."""
+    renderer = Renderer(kit.byte_level(kit.CONTROLS[:3], template_text("qwen"), split=kit.QWEN_SPLIT))
+    encoder, context = Encoder(renderer), _of_search()
+    row = renderer.trajectory_columns(context)
+    messages, tools = context.messages(), list(context.tools)
+    assert encoder.trajectory(messages, tools, False) == (row["input_ids"], row["action_mask"])
+    assert (encoder.differs, encoder.one_text) == (True, False)
+    side = {"role": "assistant", "content": "No."}
+    pair = encoder.pair({"prompt": messages[:4], "chosen": messages[4:], "rejected": [side], "tools": tools}, False)
+    given = renderer.context_ids(context.lineage()[1])
+    assert pair["prompt_ids"] == given and given + pair["chosen_ids"] == row["input_ids"]
+    encoder.trajectory([*messages[:2], messages[1], *messages[2:]], tools, False)
+    assert (encoder.differs, encoder.one_text) == (False, True)
+
+
+def test_parallel_results_are_one_turn_of_the_user() -> None:
+    turn = said(None, tool_calls=[{**CALL, "id": "c1"}, {**CALL, "id": "c2"}])
+    ids, _ = ENCODER.trajectory([GO, turn, RESULT, {**RESULT, "tool_call_id": "c2"}, said("Done.")], None, False)
+    responses = "\n".join(["<tool_response>\nr\n</tool_response>"] * 2)
+    assert f"<|im_start|>user\n{responses}<|im_end|>\n<|im_start|>assistant\nDone." in RENDERER.decode(ids)
 
 
 def test_a_developer_is_the_system() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.rendering.renderer import Renderer
+from offline_agent.rendering.styles import template_text
 from offline_agent.training.data.rows import LoadReport, PairRow, TrajectoryRow, load_pairs, load_trajectories
 from tests.helpers import rendering as rendering_kit
 from tests.helpers import rows as rows_kit
@@ -502,10 +503,29 @@ def test_json_lines_that_went_through_arrow_lose_its_nulls(tmp_path: Path) -> No
     assert spans(kept[0]) == TEA
 
 
-def test_a_template_without_generation_markers_is_refused(tmp_path: Path) -> None:
+def without_search() -> list[dict[str, Any]]:
+    """Return messages that no search has: a user speaks twice."""
+    return [*conversation({"query": "tea"}), {"role": "user", "content": "Bye."}]
+
+
+def test_a_template_needs_generation_markers_for_what_no_search_has(tmp_path: Path) -> None:
+    renderer = Renderer(rendering_kit.qwen())
     file = lines(tmp_path / "a.jsonl", [{"messages": conversation({"query": "tea"})}])
+    assert spans(trajectories_of(files=[file], renderer=renderer)[0][0], renderer) == TEA
+    file = lines(tmp_path / "b.jsonl", [{"messages": without_search()}])
     with pytest.raises(ConfigError, match=r"no {% generation %} markers.*model.chat_template="):
-        trajectories_of(files=[file], renderer=Renderer(rendering_kit.qwen()))
+        trajectories_of(files=[file], renderer=renderer)
+
+
+def test_the_report_says_which_rows_a_server_of_chat_completions_tokenises_otherwise(tmp_path: Path) -> None:
+    controls = rendering_kit.CONTROLS[:3]
+    renderer = Renderer(rendering_kit.byte_level(controls, template_text("qwen"), split=rendering_kit.QWEN_SPLIT))
+    rows = [{"system": "Shop.", "messages": messages, "tools": rows_kit.schemas()}
+            for messages in (conversation({"query": "tea"}), without_search())]  # fmt: skip
+    kept, report = trajectories_of(files=[lines(tmp_path / "a.jsonl", rows)], renderer=renderer)
+    assert all(renderer.decode(row.input_ids).startswith("<|im_start|>system\nShop.\n\n# Tools") for row in kept)
+    assert (report.foreign, report.differing, report.one_text) == (2, 1, 1)
+    assert sum("chat completions" in note for note in report.notes()) == 2
 
 
 def marked(end: str) -> Renderer:
@@ -533,14 +553,14 @@ def marked(end: str) -> Renderer:
 
 
 def test_markers_that_leave_the_end_of_the_turn_out_are_refused(tmp_path: Path) -> None:
-    file = lines(tmp_path / "a.jsonl", [{"messages": conversation({"query": "tea"})}])
+    file = lines(tmp_path / "a.jsonl", [{"messages": without_search()}])
     with pytest.raises(ConfigError, match="leave the end-of-turn token out"):
         trajectories_of(files=[file], renderer=marked("inside"))
 
 
 @pytest.mark.parametrize("end", ["after", "newline"])
 def test_a_turn_ends_with_its_end_of_turn_token_whatever_the_markers_hold(tmp_path: Path, end: str) -> None:
-    file = lines(tmp_path / "a.jsonl", [{"messages": conversation({"query": "tea"})}])
+    file = lines(tmp_path / "a.jsonl", [{"messages": without_search()}])
     renderer = marked(end)
     (row,), _ = trajectories_of(files=[file], renderer=renderer)
     assert [text.endswith("<|im_end|>") for text in spans(row, renderer)] == [True, True]
@@ -554,7 +574,7 @@ def test_foreign_rows_that_cannot_be_encoded_are_left_out_with_a_reason(tmp_path
     kept, report = trajectories_of(files=[lines(tmp_path / "a.jsonl", [{"messages": m} for m in rows])])
     assert len(kept) == 1 and report.unusable == 4
     reasons = [reason for _, reason in report.left_out]
-    for reason, words in zip(reasons, ("control token", "no assistant turn", "no role", "no JSON"), strict=True):
+    for reason, words in zip(reasons, ("control token", "no assistant turn", "role: got None", "no JSON"), strict=True):
         assert words in reason
     assert any("4 rows of messages" in note and "control token" in note for note in report.notes())
 
