@@ -17,7 +17,6 @@ from typing import Any
 
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import AgainstSection, EvaluateConfig
-from offline_agent.config.plan import PlanSection
 from offline_agent.errors import DataError
 from offline_agent.launch.slurm.resuming import resume_command
 from offline_agent.runner.pipeline import Session, Shard, Spread
@@ -84,7 +83,6 @@ def shard_config(config: Any, shard: Shard, total: int) -> Any:
     update: dict[str, Any] = {
         "run_dir": str(shard.path),
         "launcher": "local",
-        "plan": PlanSection(),
         "tracking": config.tracking.model_copy(update={"uri": None}),  # the merge tracks
         "tasks": config.tasks.model_copy(update={"offset": config.tasks.offset + shard.start, "n": shard.tasks}),
         "search": config.search.model_copy(update={"budget": budget.model_copy(update=shares)}),

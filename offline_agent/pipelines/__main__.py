@@ -19,7 +19,6 @@ python -m offline_agent.pipelines.compare       compare evaluations: paired test
 python -m offline_agent.pipelines.status        what has become of a run
 python -m offline_agent.pipelines.track         send to MLflow what a run could not send
 python -m offline_agent.pipelines.doctor        what of this machine the commands can use, and what each lack costs
-python -m offline_agent.pipelines.completion    print the completion of offline-agent for bash, zsh or fish
 python -m offline_agent.envs.conformance        is this environment fit to be searched?
 
 Those that search, train or evaluate run without a key too: on the embedded shop and its model, on this machine.

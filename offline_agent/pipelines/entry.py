@@ -12,8 +12,6 @@ from offline_agent.runner.pipeline import C, Command, P, Session, Spread
 
 if TYPE_CHECKING:
     from offline_agent.config.build_prefs import RunConfig
-    from offline_agent.runner.pipeline import Expectation
-    from offline_agent.store.run_directory import RunDirectory
 
 
 def main(command: Command[C, P], argv: Sequence[str] | None = None) -> int:
@@ -60,21 +58,7 @@ class _Extensions:
 
         return write(run_dir).path
 
-    def check_plan(self, config: RunConfig, planned: bool) -> None:
-        from offline_agent.planning.plan import check
-
-        check(config, planned)
-
     def plan(self, name: str, config: RunConfig, say: Callable[[str], None]) -> Any:
-        from offline_agent.planning.plan import plan
+        from offline_agent.launch.plan import plan
 
         return plan(name, config, say)
-
-    def expectation(
-        self, name: str, config: RunConfig, run: RunDirectory, say: Callable[[str], None]
-    ) -> Expectation | None:
-        from offline_agent.planning.plan import KEPT, CostComparison
-
-        if config.plan.expect or (run.path / KEPT).is_file():
-            return CostComparison(name, config, run, say)
-        return None

@@ -89,8 +89,6 @@ def _set_up(command: Command[C, P], extensions: Extensions, arguments: list[str]
         show(to_yaml(config).rstrip())
         return lambda: DONE
     config = command.complete(config)
-    if asked.plan or config.plan.expect:
-        extensions.check_plan(config, asked.plan)
     launched = None if asked.plan else extensions.launcher(command, config, asked.part, arguments)
     prepared, facts = command.prepare(config)
     if asked.plan:
@@ -175,12 +173,9 @@ def _work(
         run_dir=run.path,
     )
     try:
-        expectation = extensions.expectation(command.name, config, run, progress.say)
         session = Session(config, run, tracker, progress, progress.say)
         summary = _run(command, extensions, prepared, session, part)
         progress.start(None, "writing results")
-        if expectation is not None:
-            summary = {**summary, "expected": expectation.against(summary)}
         summary = masked(summary)
         run.write_summary(summary)
         run.finish()
@@ -191,8 +186,6 @@ def _work(
         page = _report(command, extensions, session) if config.report and part != "--shard" else None
         progress.close()
         show("shard done" if part == "--shard" else command.show(summary, run.path))  # before the wait for tracking
-        if expectation is not None:
-            show(expectation.show(summary["expected"]))
         if page is not None:
             show(f"report: {page}")  # no part of the table: the page holds the table, also where it is written anew
     except BaseException as error:

@@ -129,16 +129,6 @@ class Command(Generic[C, P]):
     failed: Callable[[Mapping[str, Any]], bool] = lambda summary: False
 
 
-class Expectation(Protocol):
-    """The expected cost of a run, compared with the actual cost in its summary."""
-
-    def against(self, summary: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return expected and actual values."""
-
-    def show(self, figures: Mapping[str, Any]) -> Any:
-        """Return the table of these values."""
-
-
 class Extensions(Protocol):
     """The launchers and the planner. They are passed to the runner, which does not import them."""
 
@@ -167,13 +157,5 @@ class Extensions(Protocol):
             OfflineAgentError: A file cannot be read or written.
         """
 
-    def check_plan(self, config: RunConfig, planned: bool) -> None:
-        """Raise ConfigError where no plan can be made."""
-
     def plan(self, name: str, config: RunConfig, say: Callable[[str], None]) -> Any:
         """Return the table of the expected cost of a command."""
-
-    def expectation(
-        self, name: str, config: RunConfig, run: RunDirectory, say: Callable[[str], None]
-    ) -> Expectation | None:
-        """Return the expected cost of the run; None where it was begun without a plan."""

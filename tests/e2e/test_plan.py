@@ -1,4 +1,4 @@
-"""`--plan` on every pipeline, and expected beside actual after a run that was begun with one."""
+"""`--plan` on every pipeline, beside what the run then costs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
-from offline_agent.launch import stages
+from offline_agent.config.build_prefs import BuildPrefsConfig
+from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.config.loading import load
+from offline_agent.config.training import TrainSftConfig
+from offline_agent.errors import ConfigError
+from offline_agent.launch import plan, stages
+from offline_agent.launch.probes import COMMANDS, Figure
 from offline_agent.pipelines import entry
 from offline_agent.pipelines.entry import main
-from offline_agent.planning import plan
-from offline_agent.store.columns import PAIR_TABLES
-from offline_agent.store.events import EventLog
+from offline_agent.pipelines.stages.search import settings_of
 from tests.helpers.bandit import ENV, QUIET, command, in_process, warm_started
 
 ROOT = Path(__file__).parents[2]
@@ -46,13 +51,13 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def planned(monkeypatch: pytest.MonkeyPatch, pipeline: str, *keys: str) -> dict[str, Any]:
+def planned(monkeypatch: pytest.MonkeyPatch, pipeline: str, *keys: str) -> dict[str, float]:
     """Return the figures that --plan prints, by name; nothing may be left behind."""
-    told: dict[str, Any] = {}
+    told: dict[str, float] = {}
     show = plan.show
 
     def keep(figures: Any, *more: Any) -> Any:
-        told.update(figures)
+        told.update({name: figure.amount for name, figure in figures.items()})
         return show(figures, *more)
 
     monkeypatch.setattr(plan, "show", keep)
@@ -84,126 +89,79 @@ def test_as_a_user_types_it(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not [path for path in tmp_path.iterdir() if path.name != "temporary"]
-    assert "expected on 1 generator, from a probe of 4 tasks" in done.stdout
+    assert "expected, from a probe of 4 tasks" in done.stdout
     lines = {line.split("│")[1].strip(): line for line in done.stdout.splitlines() if line.count("│") > 3}
-    assert {"tool calls", "prompt tokens without cache", "seconds working", "pairs", "disk"} <= lines.keys()
-    assert " 12 " in lines["trees"] and "no spread" in lines["trees"]
+    assert {"tool calls", "prompt tokens", "seconds", "memory", "pairs", "disk"} <= lines.keys()
+    assert " 12 " in lines["trees"]
 
 
 def test_a_search_comes_to_what_was_expected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told = planned(monkeypatch, "build_prefs", *SEARCH)
-    for name in ("tool_calls", "pairs", "disk", "seconds_working"):
-        assert told[name]["low"] <= told[name]["expected"] <= told[name]["high"], name
-    assert told["trees"]["expected"] == 12 and told["tokens_sampled"]["expected"] == 0
-    run_dir, plain = tmp_path / "run", tmp_path / "plain"
-    assert main(command("build_prefs"), [*SEARCH, "plan.expect=true", f"run_dir={run_dir}"]) == 0
-    assert main(command("build_prefs"), [*SEARCH, f"run_dir={plain}"]) == 0
-    summary = json.loads((run_dir / "summary.json").read_text())
-    assert "expected" not in json.loads((plain / "summary.json").read_text())
-    found = summary["expected"]
-    assert found["tool_calls"]["expected"] == told["tool_calls"]["expected"]  # the same probe
-    assert found["tool_calls"]["actual"] == summary["tool_calls"]
-    assert found["pairs"]["actual"] == summary["pairs_total"] and found["trees"]["ratio"] == 1
-    assert found["pairs"]["ratio"] == round(summary["pairs_total"] / found["pairs"]["expected"], 4)
-    for name in ("seconds_working", "seconds_mining", "disk"):
-        assert found[name]["actual"] > 0, name
-    for table in ("trees", *PAIR_TABLES, "filtered", "trajectories"):  # the plan changes nothing
-        ours, theirs = ({p.name: p.read_bytes() for p in (r / table).iterdir()} for r in (run_dir, plain))
-        assert ours == theirs, table
-    logs = [[str(record) for record in EventLog(r / "events" / "0000.jsonl").read()] for r in (run_dir, plain)]
-    assert sorted(logs[0]) == sorted(logs[1])
+    assert told["trees"] == 12 and told["tokens_sampled"] == 0
+    whole = planned(monkeypatch, "build_prefs", *SEARCH, "plan.probe=12")
+    assert main(command("build_prefs"), [*SEARCH, f"run_dir={tmp_path}/run"]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    for name, key in (("tool_calls", "tool_calls"), ("pairs", "pairs_total"), ("trajectories", "trajectories")):
+        assert whole[name] == summary[key], name  # a probe of all tasks is the run
+        assert 0.4 < told[name] / summary[key] < 2.5, name
+    assert told["seconds"] > 0 and told["disk"] > 0
 
 
-def test_what_the_probe_searched_is_not_searched_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from offline_agent.pipelines import build_prefs
-
-    searched: list[int] = []
-    search = build_prefs.search
-
-    def count(parts: Any, session: Any, *more: Any) -> None:
-        searched.append(len(parts.tasks) - len(session.run.tree_ids()))
-        search(parts, session, *more)
-
-    monkeypatch.setattr(build_prefs, "search", count)
-    keys = [*SEARCH, "plan.expect=true", f"run_dir={tmp_path}/run"]
-    assert main(command("build_prefs"), keys) == 0
-    assert searched == [4, 8]
-    assert main(command("build_prefs"), keys) == 0  # a finished run is only shown again: no second probe
-    assert searched == [4, 8, 0]
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())["expected"]
-    assert found["pairs"]["actual"] and found["seconds_working"]["actual"] is None  # that session searched nothing
+def test_a_task_of_the_probe_has_the_budget_it_has_in_the_run() -> None:
+    keys = ["env=shop", "policy=noisy", "tasks.n=70", "search.budget.tokens=100003", "search.budget.tool_calls=9001"]
+    whole = load(BuildPrefsConfig, None, keys)
+    small = COMMANDS["build_prefs"][0](whole)
+    ours, theirs = settings_of(small, 20, 8), settings_of(whole, 70, 8)
+    for name in ("budget_tokens", "budget_tool_calls", "budget_prefilled"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.budget_tokens and small.tasks.n == 20
+    assert small.model_copy(update={"tasks": whole.tasks, "search": whole.search}) == whole
 
 
 def test_an_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     keys = [*PLAY, "attempts=2", "tasks.n=10"]
+    assert COMMANDS["evaluate"][0](load(EvaluateConfig, None, ["against.run=x"])).against.run is None
     told = planned(monkeypatch, "evaluate", *keys)
-    assert told["attempts"]["expected"] == 30 and "pairs" not in told
-    assert main(command("evaluate"), [*keys, "plan.expect=true", f"run_dir={tmp_path}/run"]) == 0
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())["expected"]
-    assert found["attempts"]["ratio"] == 1 and found["tool_calls"]["actual"] > 0
-    assert found["tool_calls"]["expected"] == told["tool_calls"]["expected"]
-
-
-def test_given_figures_need_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "run_stage", None, raising=False)
-    monkeypatch.setattr(stages, "_run", None)  # nothing is run
-    told = planned(
-        monkeypatch, "build_prefs", *SEARCH, "plan.probe=0", "plan.tokens=500", "plan.tokens_per_second=100",
-        "plan.tool_calls=10", "plan.tool_seconds=3", "plan.pairs=2.5", "plan.generators=4",
-    )  # fmt: skip
-    assert told["tokens_sampled"]["expected"] == 6000 and told["pairs"]["expected"] == 30
-    assert told["seconds_working"]["expected"] == pytest.approx(12 * 10 * 3 / 2)  # 2 workers
-    assert told["prompt_tokens_computed"]["expected"] is None and "plan.probe" in told["disk"]["note"]
-
-
-def test_a_finished_run_serves_as_a_probe(monkeypatch: pytest.MonkeyPatch, built: Path, start: Path) -> None:
-    keys = [ENV, QUIET, f"policy.model={start}", "tasks.n=32", "search.simulations=8", "search.max_steps=1"]
-    told = planned(monkeypatch, "build_prefs", *keys, f"plan.rates={built}", "plan.tokens_per_second=10")
-    summary = json.loads((built / "summary.json").read_text())
-    assert told["tokens_sampled"]["expected"] == pytest.approx(2 * summary["generated"])
-    assert told["pairs"]["expected"] == pytest.approx(2 * summary["pairs_total"])
-    once, computed, whole = (
-        told[f"prompt_tokens_{name}"]["expected"] for name in ("once", "computed", "without_cache")
-    )
-    assert 0 < once <= whole and 0 < computed <= whole  # a cache shares across trees too
-    assert told["seconds_working"]["expected"] >= told["tokens_sampled"]["expected"] / 10
+    whole = planned(monkeypatch, "evaluate", *keys, "plan.probe=10")
+    assert told["attempts"] == 30 and "pairs" not in told
+    assert main(command("evaluate"), [*keys, f"run_dir={tmp_path}/run"]) == 0
+    rows = pq.read_table(tmp_path / "run" / "attempts", columns=["tool_calls"])
+    assert whole["tool_calls"] == sum(rows["tool_calls"].to_pylist())
+    assert 0.5 < told["tool_calls"] / whole["tool_calls"] < 2
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "keys", "words"),
+    ("keys", "words"),
     [
-        ("build_prefs", ("plan.prob=3",), "Did you mean 'plan.probe'?"),
-        ("build_prefs", ("plan.generators=0", "plan.cached=2"), "plan.cached: got 2, allowed"),
-        ("build_prefs", ("--pln",), "Did you mean '--plan'?"),
-        ("build_prefs", ("plan.rates=nowhere",), "plan.rates: nowhere is no finished run"),
-        ("evaluate", ("plan.rates={built}",), "is a run of build_prefs"),
-        ("build_prefs", ("policy=nosy",), "Did you mean 'noisy'?"),
+        (("plan.prob=3",), "Did you mean 'plan.probe'?"),
+        (("plan.probe=0",), "plan.probe: got 0, allowed"),
+        (("--pln",), "Did you mean '--plan'?"),
+        (("policy=nosy",), "Did you mean 'noisy'?"),
     ],
 )
-def test_faults(
-    pipeline: str, keys: tuple[str, ...], words: str, built: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [key.format(built=built) for key in keys]
-    assert main(command(pipeline), ["--plan", *(PLAY if pipeline == "evaluate" else SEARCH), *given]) == 2
+def test_faults(keys: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command("build_prefs"), ["--plan", *SEARCH, *keys]) == 2
     told = capsys.readouterr()
     assert words in told.err and not told.out
     assert [path.name for path in Path.cwd().iterdir()] == ["temporary"]
 
 
-def test_who_cannot_probe_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command("build_prefs"), [*SEARCH, "plan.expect=true", "launcher=slurm"]) == 2
-    assert "plan.expect: got true, but with launcher=slurm" in capsys.readouterr().err
+def test_a_command_without_a_plan_says_which_have_one() -> None:
+    with pytest.raises(ConfigError, match="known: build_prefs, evaluate"):
+        plan.plan("audit", load(BuildPrefsConfig), print)
+
+
+def test_who_cannot_probe_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(command("train_sft"), [*TRAIN, ENV, "--plan"]) == 2
-    assert "give --plan without torchrun" in capsys.readouterr().err
-    assert [path.name for path in Path.cwd().iterdir()] == ["temporary"]
+    with pytest.raises(ConfigError, match="give --plan without torchrun"):
+        plan.plan("train_sft", load(TrainSftConfig), print)
 
 
 def test_a_cluster_need_not_be_there_to_plan_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(entry._Extensions, "launcher", lambda _, command, config, *more: asked.append(config.launcher))
-    told = planned(monkeypatch, "build_prefs", *SEARCH, "launcher=slurm", "plan.generators=8", "plan.probe=2")
-    assert told["trees"]["expected"] == 12 and told["tool_calls"]["expected"] > 0
+    told = planned(monkeypatch, "build_prefs", *SEARCH, "launcher=slurm", "plan.probe=2")
+    assert told["trees"] == 12 and told["tool_calls"] > 0
     assert asked == ["local"]  # the probe's own
 
 
@@ -234,68 +192,40 @@ def test_fine_tuning(monkeypatch: pytest.MonkeyPatch, built: Path, start: Path, 
     keys = [*TRAIN, f"model.path={start}", f"data.runs=[{built}]", "optimizer.epochs=2", "plan.updates=2"]
     told = planned(monkeypatch, "train_sft", *keys)
     kept = json.loads((built / "summary.json").read_text())["filtered"]
-    assert told["rows"]["expected"] == told["rows"]["high"] == kept
-    assert told["updates"]["expected"] == 2 * -(-kept // 4)
-    assert 0 < told["tokens_a_step"]["low"] <= told["tokens_a_step"]["expected"] < told["tokens_computed"]["expected"]
-    assert told["checkpoint"]["expected"] > 100_000
-    assert main(command("train_sft"), [*keys, "plan.expect=true", f"run_dir={tmp_path}/run"]) == 0
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())["expected"]
-    assert found["updates"]["ratio"] == 1 and found["rows"]["ratio"] == 1
-    assert 0.7 < found["tokens_computed"]["ratio"] < 1.4 and 0.9 < found["disk"]["ratio"] < 1.1
-    assert found["seconds_training"]["actual"] > 0
+    assert told["rows"] == kept and told["updates"] == 2 * -(-kept // 4)
+    assert 0 < told["tokens_a_step"] < told["tokens_computed"] and told["checkpoint"] > 100_000
+    assert main(command("train_sft"), [*keys, f"run_dir={tmp_path}/run"]) == 0
+    trained = json.loads((tmp_path / "run" / "summary.json").read_text())["training"]
+    size = sum(file.stat().st_size for file in (tmp_path / "run").rglob("*") if file.is_file())
+    assert told["updates"] == trained["updates"] and told["seconds"] > 0
+    assert 0.7 < told["tokens_computed"] / trained["tokens"] < 1.4 and 0.9 < told["disk"] / size < 1.1
 
 
 def test_demonstrations_and_a_new_model(monkeypatch: pytest.MonkeyPatch) -> None:
     told = planned(
         monkeypatch, "train_sft", *TRAIN, ENV, "tasks.n=64", "scratch.layers=1", "scratch.hidden_size=32",
         "scratch.heads=2", "scratch.key_value_heads=2", "scratch.vocabulary=320", "scratch.max_positions=512",
-        "scratch.reading=1", "plan.probe=8", "plan.updates=2", "plan.update_seconds=3",
+        "scratch.reading=1", "plan.probe=8", "plan.updates=2",
     )  # fmt: skip
-    assert told["rows"]["expected"] == pytest.approx(64)
-    assert told["updates"]["expected"] == 16 and told["seconds_training"]["expected"] == 48
-    assert told["seconds_reading"]["expected"] > 0
-
-
-def test_training_without_a_probe(monkeypatch: pytest.MonkeyPatch, built: Path, start: Path) -> None:
-    keys = [*TRAIN, f"model.path={start}", f"data.runs=[{built}]", "plan.probe=0"]
-    told = planned(monkeypatch, "train_sft", *keys)
-    kept = json.loads((built / "summary.json").read_text())["filtered"]
-    assert told["rows"]["expected"] is None and told["rows"]["high"] == kept
-    assert told["updates"]["high"] == -(-kept // 4)
-    for name in ("seconds_training", "memory", "tokens_a_step"):
-        assert told[name]["expected"] is None and told[name]["note"], name
+    assert told["rows"] == 64 and told["updates"] == 16
+    assert 0 < told["seconds_reading"] < told["seconds"]
 
 
 def test_preference_training(monkeypatch: pytest.MonkeyPatch, built: Path, start: Path) -> None:
     data = [f"data.runs=[{built}]", "data.kinds=[step,trajectory]"]
-    keys = [*TRAIN, f"model.path={start}", *data, "plan.updates=2", "anchor.rows=2"]
-    told = planned(monkeypatch, "train_dpo", *keys)
+    told = planned(monkeypatch, "train_dpo", *TRAIN, f"model.path={start}", *data, "plan.updates=2", "anchor.rows=2")
     pairs = json.loads((built / "summary.json").read_text())["pairs_total"]
-    assert told["rows"]["expected"] == pairs and told["updates"]["expected"] == -(-pairs // 4)
-    assert told["tokens_of_rows"]["expected"] > told["tokens_computed"]["expected"] > 0
+    assert told["rows"] == pairs and told["updates"] == -(-pairs // 4)
+    assert told["tokens_of_rows"] > told["tokens_computed"] > 0
 
 
-def test_the_online_stage(monkeypatch: pytest.MonkeyPatch, start: Path, tmp_path: Path) -> None:
-    keys = [
-        ENV, QUIET, f"model.path={start}", "threads=1", "rollouts.max_steps=1", "rollouts.size=4", "rollouts.tasks=4",
-        "tasks.n=32", "rounds=5", "plan.updates=2",
-    ]  # fmt: skip
-    told = planned(monkeypatch, "refine_grpo", *keys)
-    assert told["episodes"]["expected"] == told["tool_calls"]["high"] == 80 or told["episodes"]["expected"] >= 80
-    assert told["updates"]["expected"] == 5 and told["tokens_sampled"]["expected"] > 80
-    assert main(command("refine_grpo"), [*keys, "plan.expect=true", f"run_dir={tmp_path}/run"]) == 0
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())["expected"]
-    assert found["episodes"]["actual"] >= 80 and 0.5 < found["tokens_sampled"]["ratio"] < 2
-    told = planned_without_looking(monkeypatch, "refine_grpo", *keys, "plan.probe=0", "plan.update_seconds=2")
-    assert told["episodes"]["expected"] == 80 and told["tool_calls"]["high"] == 80
-    assert told["seconds_training"]["expected"] == 10 and told["memory"]["expected"] is None
-
-
-def planned_without_looking(monkeypatch: pytest.MonkeyPatch, pipeline: str, *keys: str) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    monkeypatch.setattr(plan, "show", lambda figures, *more: told.update(figures) or "")
-    assert main(command(pipeline), [*keys, "--plan"]) == 0
-    return told
+def test_the_online_stage(monkeypatch: pytest.MonkeyPatch, start: Path) -> None:
+    told = planned(
+        monkeypatch, "refine_grpo", ENV, QUIET, f"model.path={start}", "threads=1", "rollouts.max_steps=1",
+        "rollouts.size=4", "rollouts.tasks=4", "tasks.n=32", "rounds=5", "plan.updates=2",
+    )  # fmt: skip
+    assert told["episodes"] == 80 and told["updates"] == 5 and told["tokens_sampled"] > 80
+    assert 0 < told["seconds_playing"] < told["seconds"] and told["memory"] > 0
 
 
 def test_the_loop(monkeypatch: pytest.MonkeyPatch, start: Path, tmp_path: Path) -> None:
@@ -305,12 +235,17 @@ def test_the_loop(monkeypatch: pytest.MonkeyPatch, start: Path, tmp_path: Path) 
         "dpo.batch.rows=8", "dpo.anchor.rows=4", "plan.probe=6", "plan.updates=1",
     ]  # fmt: skip
     told = planned(monkeypatch, "iterate", *keys)
-    assert told["trees"]["expected"] == 32 and told["attempts"]["expected"] == 6 * 20 * 2  # sampled and greedy
-    assert told["pairs"]["low"] <= told["pairs"]["expected"] <= told["pairs"]["high"]
+    assert told["trees"] == 32 and told["attempts"] == 6 * 20 * 2  # sampled and greedy
+    assert told["pairs"] > 0 and told["updates"] >= 4
     parts = ("build_prefs", "evaluate", "train_sft", "train_dpo")
-    assert told["seconds"]["expected"] == pytest.approx(sum(told[f"seconds_{name}"]["expected"] for name in parts))
-    assert main(command("iterate"), [*keys, "plan.expect=true", f"run_dir={tmp_path}/run"]) == 0
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())["expected"]
-    assert found["trees"]["ratio"] == 1 and found["attempts"]["ratio"] == 1
-    assert 0.5 < found["tokens_sampled"]["ratio"] < 2 and found["updates"]["actual"] >= 4
-    assert found["seconds"]["actual"] == pytest.approx(sum(found[f"seconds_{name}"]["actual"] for name in parts))
+    assert told["seconds"] == pytest.approx(sum(told[f"seconds_{name}"] for name in parts))
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(None, "rows", "not known"), (1234.6, "rows", "1,235 rows"), (61.0, "seconds", "61.0 s"),
+     (600.0, "seconds", "10.0 min"), (10800.0, "seconds", "3.0 h"), (100, "bytes", "0.1 KiB"),
+     (3 * 2**20, "bytes", "3.0 MiB"), (12, "", "12")],
+)  # fmt: skip
+def test_amounts_in_words(value: float | None, unit: str, text: str) -> None:
+    assert str(Figure(value, unit)) == text

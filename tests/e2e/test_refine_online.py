@@ -74,7 +74,7 @@ def test_a_collapse_is_caught_before_its_reward_falls(
     caught = len(seen)
     assert caught < 26 and all(record["reward_mean"] > 0.4 for record in seen)
     (stopped,) = [finding for finding in done["findings"] if finding[0] == "echo_trap"]
-    assert stopped[1] == caught and f"stopping: update {caught}: entropy a token" in told
+    assert stopped[1] == caught and f"stopping: update {caught}: entropy " in told
     for name, line in done["checklist"]:  # told at once, with the figures of then
         assert f"  {name}: {line}" in told
     assert any("the weights are those of checkpoint-" in warning for warning in done["warnings"])

@@ -1,165 +1,246 @@
-"""The rules of the collapse watch: what each needs, and what to do about it."""
+"""The rules of the collapse watch, one table: figure, comparison, threshold, what else must be so, what to do."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
-from offline_agent.training.collapse import conditions
-from offline_agent.training.collapse.conditions import Condition, Stays
+from offline_agent.training.collapse.history import History, arrow, span
+
+Keys = Mapping[str, Any]
+"""The settings of the watch by name."""
+
+Condition = Callable[[History, Keys], bool]
+
+_RISEN = 1.2  # a reward this many times its start has risen
+_IMPROVES = 1.02  # a reward this many times its best so far still improves
+_SHIFT = 3.0  # odds of a token being trained on; longer episodes change them slowly
+_TOOLS_LEFT = 0.5  # of the start's entropy of the tool histogram
+_LONG = 10  # windows of history a gradient is compared with
+
+
+def _moved(name: str, key: str, inverse: bool = False) -> Condition:
+    """A figure is below a share, or above a multiple, of its start; see `History.moved`."""
+    return lambda history, keys: history.moved(name, 1 / keys[key] if inverse else keys[key])
+
+
+def _above(name: str, key: str) -> Condition:
+    """The median of a figure's latest window is above a ceiling."""
+    return lambda history, keys: bool(recent := history.recent(name)) and median(recent) > keys[key]
+
+
+def _all(*conditions: Condition) -> Condition:
+    return lambda history, keys: all(holds(history, keys) for holds in conditions)
+
+
+def _not(condition: Condition) -> Condition:
+    return lambda history, keys: not condition(history, keys)
+
+
+def _always(history: History, keys: Keys) -> bool:
+    return True
+
+
+def _success(history: History) -> float | None:
+    recent = history.recent("success_mean") or history.recent("reward_mean")
+    return median(recent) if recent else None
+
+
+def _solved(history: History, keys: Keys) -> bool:
+    return (success := _success(history)) is not None and success >= keys["solved"]
+
+
+def _unsolved(history: History, keys: Keys) -> bool:
+    """It is known that not all is solved."""
+    return (success := _success(history)) is not None and success < keys["solved"]
+
+
+def _not_risen(history: History, keys: Keys) -> bool:
+    """It is known that the reward did not rise."""
+    both = history.apart("reward_mean")
+    if both is None:
+        return False
+    return not history.moved("reward_mean", _RISEN) and not median(both[0]) <= 0 < min(both[1])
+
+
+def _improves(history: History, keys: Keys) -> bool:
+    return history.best is not None and median(history.recent("reward_mean")) > _IMPROVES * history.best[0]
+
+
+def _reward_fell(history: History, keys: Keys) -> bool:
+    if history.best is None:
+        return False
+    (best, least), recent = history.best, history.recent("reward_mean")
+    # no recent value may reach the best window's least: the best of many windows is partly luck
+    return best > 0 and max(recent) < least and median(recent) < (1 - keys["reward_drop"]) * best
+
+
+def _little_for_the_reward(history: History, keys: Keys) -> bool:
+    """The spread is also small beside what the mean reward allows, where rewards are in [0, 1]."""
+    name = "relative_spread"
+    return history.apart(name) is None or history.moved(name, keys["spread_floor"])
+
+
+def _spikes(history: History, keys: Keys) -> bool:
+    values, window = history.values("gradient"), history.window
+    if len(values) < 2 * window:
+        return False
+    # later history counts too: a run whose first groups had no spread starts with hardly any gradient
+    usual = max(median(values[:window]), median(values[:-window][-_LONG * window :]))
+    spikes = [value for value in values[-window:] if usual > 0 and value > keys["gradient_factor"] * usual]
+    return len(spikes) >= keys["patience"]
+
+
+def _mask_shift(history: History, keys: Keys) -> bool:
+    values, window = history.values("trained_share"), history.window
+    before = values[: -keys["patience"]][-window:]
+    if len(before) < window or not (0 < (usual := median(before)) < 1 and 0 < values[-1] < 1):
+        return False
+    factor = (values[-1] / (1 - values[-1])) / (usual / (1 - usual))
+    return not 1 / _SHIFT <= factor <= _SHIFT
+
+
+def _one_tool(history: History, keys: Keys) -> bool:
+    return bool(recent := history.recent("tool_top")) and median(recent) >= keys["tool_ceiling"]
+
+
+def _more_tools_before(history: History, keys: Keys) -> bool:
+    both = history.apart("tool_top")
+    return both is not None and median(both[0]) < keys["tool_ceiling"] and history.moved("tool_entropy", _TOOLS_LEFT)
+
+
+_ENTROPY_FELL, _ENTROPY_ROSE = _moved("entropy", "entropy_floor"), _moved("entropy", "entropy_factor")
+_SPREAD_FELL, _KL_HIGH = _moved("group_spread", "spread_floor"), _above("kl", "kl_ceiling")
+_EQUAL, _COMPARABLE = _above("zero_spread", "zero_spread_ceiling"), _all(_unsolved, _little_for_the_reward)
+_SIGNS = (_ENTROPY_FELL, _ENTROPY_ROSE, _all(_SPREAD_FELL, _COMPARABLE), _spikes, _KL_HIGH)
+
+
+def _another_sign(history: History, keys: Keys) -> bool:
+    return any(sign(history, keys) for sign in _SIGNS)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule.
+    """One rule; it holds where there is a fault that nothing excuses.
 
     Attributes:
         name: Its name in settings and findings.
-        needs: Figures that must be new for it to be looked at.
-        holds: The condition.
-        meaning: Its meaning, the figures to look at, the key to change.
-        at_once: Its condition needs no patience.
-        stays: Where it no longer holds: whether its own figure is still as bad (the run is merely excused, say by a
-            reward that rose), so that it is not over; None = it is over when it no longer holds.
+        needs: Figures that must be new for it to be looked at, and that a finding tells.
+        fault: Whether its own figure is bad. The rule is not over while it is, whatever excuses it.
+        keys: Thresholds that a finding tells.
+        advice: What it means, which figures to look at, which key to change.
+        given: What else must be so, else the run is excused, say by a reward that rose.
+        at_once: It needs no patience.
+        latest: It is about the latest value, not about a window.
+        tells: More figures that a finding tells.
     """
 
     name: str
     needs: tuple[str, ...]
-    holds: Condition
-    meaning: str
+    fault: Condition
+    keys: tuple[str, ...]
+    advice: str
+    given: Condition = _always
     at_once: bool = False
-    stays: Stays | None = None
+    latest: bool = False
+    tells: tuple[str, ...] = ()
+
+    def text(self, history: History, keys: Keys) -> str:
+        """Return this run's figures, start -> now, the thresholds, and the advice."""
+        names = dict.fromkeys((*self.needs, *self.tells, "reward_mean"))
+        spans = {name: span(history.values(name), history.window) for name in names}
+        if self.latest:
+            spans = {name: both and (both[0], history.values(name)[-1]) for name, both in spans.items()}
+        said = [f"not finite {name}" for name in history.broken] + [f"{k} {arrow(both)}" for k, both in spans.items()]
+        if self.fault is _reward_fell and history.best is not None:
+            said.append(f"in its best window {history.best[0]:.3g}")
+        allowed = [f"watch.{key}={keys[key]:g}" for key in self.keys]
+        return f"{', '.join(said)}{' (' * bool(allowed)}{', '.join(allowed)}{')' * bool(allowed)}: {self.advice}"
 
 
 RULES = (
-    Rule(
-        "mask", ("trained_share",), conditions.mask,
-        "0 = nothing is learnt, 1 = the environment's tokens are learnt too: the action mask is wrong; look at one "
-        "batch token by token, and at the chat template",
-        at_once=True,
-    ),
-    Rule(
-        "mask_shift", ("trained_share",), conditions.mask_shift,
-        "so sudden a change is rarely the policy's: look at the action mask of one batch, at the chat template and at "
-        "how long the environment's observations are",
-    ),
-    Rule(
-        "not_finite", (), conditions.not_finite,
-        "look at the rows of this update; lower optimizer.learning_rate",
-        at_once=True,
-    ),
-    Rule(
-        "nothing_scored", ("unscored",), conditions.nothing_scored,
-        "there is nothing to learn from; look at the errors beside the missing scores, the judge's server and "
-        "limits.step_seconds",
-    ),
-    Rule(
-        "unscored", ("unscored",),
-        conditions.above("unscored", "unscored_ceiling", "{} of the trajectories were not scored"),
-        "what is learnt is biased to what could be judged; look at the errors beside the missing scores, the judge's "
-        "server, limits.step_seconds and rollouts.max_tokens",
-    ),
-    Rule(
-        "echo_trap", ("entropy", "group_spread"), conditions.echo_trap,
-        "the policy repeats what was rewarded once and its groups have nothing left to compare; the reward falls next "
-        "(RAGEN, 2504.20073); go back to the last good checkpoint with a lower optimizer.learning_rate, a higher "
-        "objective.kl, objective.clip_high or rollouts.temperature, or a lower objective.keep_spread",
-        stays=conditions.both_fell,
-    ),
-    Rule(
-        "collapse", ("reward_mean",), conditions.collapse,
-        "the policy is losing what it could do; go back to the last good checkpoint with a lower "
-        "optimizer.learning_rate and a higher objective.kl, and look at its latest trajectories beside the best ones",
-        stays=conditions.less_reward,
-    ),
-    Rule(
-        "reward", ("reward_mean",), conditions.reward_fell,
-        "harder tasks from the curriculum do this too; compare the success on the same tasks, and read the latest "
-        "trajectories with their verdicts",
-    ),
-    Rule(
-        "entropy", ("entropy",), conditions.entropy,
-        "the policy hardly varies what it tries and stops exploring; raise objective.clip_high, objective.kl or "
-        "rollouts.temperature, or lower optimizer.learning_rate",
-        stays=conditions.fell("entropy", "entropy_floor"),
-    ),
-    Rule(
-        "entropy_rise", ("entropy", "reward_mean"), conditions.entropy_rise,
-        "the policy drifts into noise; read a few trajectories; lower optimizer.learning_rate or objective.clip_high, "
-        "or raise objective.kl",
-        stays=conditions.entropy_rose,
-    ),
-    Rule(
-        "spread", ("group_spread",), conditions.spread,
-        "the roll-outs of a task end alike, so that little is left to compare; set objective.dynamic=true, lower "
-        "objective.keep_spread, raise rollouts.temperature, or take tasks of success near one half "
-        "(rollouts.choice=learnability)",
-        stays=conditions.fell("group_spread", "spread_floor"),
-    ),
-    Rule(
-        "zero_spread", ("zero_spread",), conditions.zero_spread,
-        "such groups teach nothing; where all fail, the tasks are too hard or the reward rule is wrong; set "
-        "objective.dynamic=true, raise rollouts.size, or take tasks of success near one half "
-        "(rollouts.choice=learnability)",
-        stays=conditions.exceeds("zero_spread", "zero_spread_ceiling"),
-    ),
-    Rule(
-        "solved", ("zero_spread",), conditions.all_solved,
-        "this is no collapse: these tasks have nothing left to teach; end the run or take harder tasks",
-        stays=conditions.exceeds("zero_spread", "zero_spread_ceiling"),
-    ),
-    Rule(
-        "gradient", ("gradient",), conditions.gradient,
-        "spikes that come again mark a collapse that does not heal (RAGEN, 2504.20073); lower "
-        "optimizer.learning_rate or optimizer.clip, and look at KL and mismatch",
-        at_once=True,
-    ),
-    Rule(
-        "kl", ("kl",), conditions.KL_ABOVE,
-        "the policy is far from the offline checkpoint; raise objective.kl or lower optimizer.learning_rate, and check "
-        "that KL counts agent tokens only",
-    ),
-    Rule(
-        "mismatch", ("mismatch",),
-        conditions.above(
-            "mismatch", "mismatch_ceiling", "sampler and trainer differ by {} nats of log-probability a token", ".3g"
-        ),
-        "the updates are off-policy; check that the sampler has the newest weights, the same number format, template "
-        "and temperature, and set sampler.correction",
-    ),
-    Rule(
-        "length", ("length",), conditions.length,
-        "a reward that grows with length invites this; look whether the longer trajectories succeed more; set "
-        "objective.overlong_soft, or lower rollouts.max_steps",
-    ),
-    Rule(
-        "short", ("length", "reward_mean"), conditions.short,
-        "the policy gives up early or answers without trying; read a few trajectories with their verdicts",
-        stays=conditions.shorter,
-    ),
-    Rule(
-        "truncated", ("truncated",),
-        conditions.above("truncated", "truncation_ceiling", "{} of the trajectories were cut off"),
-        "the policy cannot finish within its limits; look for loops, or raise rollouts.max_steps or "
-        "rollouts.max_tokens",
-    ),
-    Rule(
-        "invalid_calls", ("invalid_calls",),
-        conditions.above("invalid_calls", "invalid_ceiling", "{} of the calls are invalid"),
-        "the policy calls tools that are not there, or with wrong arguments; train on refusals first "
-        "(data.negatives of train_sft), and let an invalid call cost reward",
-    ),
-    Rule(
-        "repeated_calls", ("repeated_calls",),
-        conditions.above("repeated_calls", "repeat_ceiling", "{} of the calls repeat an earlier one of the trajectory"),
-        "the policy runs in circles; let a repeated call cost reward, raise rollouts.temperature, or choose some tools "
-        "at random",
-    ),
-    Rule(
-        "tools", ("tool_top",), conditions.tools,
-        "the policy relies on one tool; look whether the reward can be had by it alone; choose some tools at random, "
-        "or raise rollouts.temperature",
-        stays=conditions.exceeds("tool_top", "tool_ceiling"),
-    ),
+    Rule("mask", ("trained_share",), lambda history, keys: not 0 < history.values("trained_share")[-1] < 1, (),
+         "none of all tokens are trained on (nothing is learnt) or all (the environment's too): the action mask is "
+         "wrong; look at one batch token by token, and at the chat template",
+         at_once=True, latest=True),
+    Rule("mask_shift", ("trained_share",), _mask_shift, (),
+         "so sudden a change is rarely the policy's: look at the action mask of one batch, at the chat template and at "
+         "how long the environment's observations are",
+         latest=True),
+    Rule("not_finite", (), lambda history, keys: bool(history.broken), (),
+         "look at the rows of this update; lower optimizer.learning_rate",
+         at_once=True, latest=True),
+    Rule("nothing_scored", ("unscored",), lambda history, keys: history.values("unscored")[-1] >= 1, (),
+         "no trajectory was scored, there is nothing to learn from; look at the errors beside the missing scores, the "
+         "judge's server and limits.step_seconds",
+         latest=True),
+    Rule("unscored", ("unscored",), _above("unscored", "unscored_ceiling"), ("unscored_ceiling",),
+         "what is learnt is biased to what could be judged; look at the errors beside the missing scores, the judge's "
+         "server, limits.step_seconds and rollouts.max_tokens"),
+    Rule("echo_trap", ("entropy", "group_spread"), _all(_ENTROPY_FELL, _SPREAD_FELL), ("entropy_floor", "spread_floor"),
+         "the policy repeats what was rewarded once and its groups have nothing left to compare; the reward falls next "
+         "(RAGEN, 2504.20073); go back to the last good checkpoint with a lower optimizer.learning_rate, a higher "
+         "objective.kl, objective.clip_high or rollouts.temperature, or a lower objective.keep_spread",
+         given=_all(_COMPARABLE, _not(_improves))),
+    Rule("collapse", ("reward_mean",), _reward_fell, ("reward_drop",),
+         "the policy is losing what it could do; go back to the last good checkpoint with a lower "
+         "optimizer.learning_rate and a higher objective.kl, and look at its latest trajectories beside the best ones",
+         given=_another_sign, tells=("entropy", "group_spread", "gradient", "kl")),
+    Rule("reward", ("reward_mean",), _reward_fell, ("reward_drop",),
+         "harder tasks from the curriculum do this too; compare the success on the same tasks, and read the latest "
+         "trajectories with their verdicts"),
+    Rule("entropy", ("entropy",), _ENTROPY_FELL, ("entropy_floor",),
+         "the policy hardly varies what it tries and stops exploring; raise objective.clip_high, objective.kl or "
+         "rollouts.temperature, or lower optimizer.learning_rate",
+         given=_not(_solved)),
+    Rule("entropy_rise", ("entropy", "reward_mean"), _ENTROPY_ROSE, ("entropy_factor",),
+         "the policy drifts into noise; read a few trajectories; lower optimizer.learning_rate or objective.clip_high, "
+         "or raise objective.kl",
+         given=_not_risen),
+    Rule("spread", ("group_spread",), _SPREAD_FELL, ("spread_floor",),
+         "the roll-outs of a task end alike, so that little is left to compare; set objective.dynamic=true, lower "
+         "objective.keep_spread, raise rollouts.temperature, or take tasks of success near one half "
+         "(rollouts.choice=learnability)",
+         given=_COMPARABLE),
+    Rule("zero_spread", ("zero_spread",), _EQUAL, ("zero_spread_ceiling",),
+         "such groups teach nothing; where all fail, the tasks are too hard or the reward rule is wrong; set "
+         "objective.dynamic=true, raise rollouts.size, or take tasks of success near one half "
+         "(rollouts.choice=learnability)",
+         given=_unsolved),
+    Rule("solved", ("zero_spread",), _EQUAL, ("zero_spread_ceiling", "solved"),
+         "this is no collapse: these tasks have nothing left to teach; end the run or take harder tasks",
+         given=_solved),
+    Rule("gradient", ("gradient",), _spikes, ("gradient_factor",),
+         "spikes that come again mark a collapse that does not heal (RAGEN, 2504.20073); lower "
+         "optimizer.learning_rate or optimizer.clip, and look at KL and mismatch",
+         at_once=True),
+    Rule("kl", ("kl",), _KL_HIGH, ("kl_ceiling",),
+         "the policy is far from the offline checkpoint; raise objective.kl or lower optimizer.learning_rate, and "
+         "check that KL counts agent tokens only"),
+    Rule("mismatch", ("mismatch",), _above("mismatch", "mismatch_ceiling"), ("mismatch_ceiling",),
+         "the updates are off-policy; check that the sampler has the newest weights, the same number format, template "
+         "and temperature, and set sampler.correction"),
+    Rule("length", ("length",), _moved("length", "length_factor"), ("length_factor",),
+         "a reward that grows with length invites this; look whether the longer trajectories succeed more; set "
+         "objective.overlong_soft, or lower rollouts.max_steps"),
+    Rule("short", ("length", "reward_mean"), _moved("length", "length_factor", inverse=True), ("length_factor",),
+         "the policy gives up early or answers without trying; read a few trajectories with their verdicts",
+         given=_not_risen),
+    Rule("truncated", ("truncated",), _above("truncated", "truncation_ceiling"), ("truncation_ceiling",),
+         "the policy cannot finish within its limits; look for loops, or raise rollouts.max_steps or "
+         "rollouts.max_tokens"),
+    Rule("invalid_calls", ("invalid_calls",), _above("invalid_calls", "invalid_ceiling"), ("invalid_ceiling",),
+         "the policy calls tools that are not there, or with wrong arguments; train on refusals first "
+         "(data.negatives of train_sft), and let an invalid call cost reward"),
+    Rule("repeated_calls", ("repeated_calls",), _above("repeated_calls", "repeat_ceiling"), ("repeat_ceiling",),
+         "the policy runs in circles; let a repeated call cost reward, raise rollouts.temperature, or choose some "
+         "tools at random"),
+    Rule("tools", ("tool_top",), _one_tool, ("tool_ceiling",),
+         "the policy relies on one tool; look whether the reward can be had by it alone; choose some tools at random, "
+         "or raise rollouts.temperature",
+         given=_all(_more_tools_before, _not(_solved)), tells=("tool_entropy",)),
 )  # fmt: skip
 """In the order findings of one update are told: what makes the rest meaningless first."""
 

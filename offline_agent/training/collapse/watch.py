@@ -14,11 +14,8 @@ from typing import Any
 
 from offline_agent.config.refine_grpo import WatchSection
 from offline_agent.errors import ConfigError, did_you_mean
-from offline_agent.training.collapse.checklist import checklist
 from offline_agent.training.collapse.history import History
 from offline_agent.training.collapse.rules import NAMES, RULES, Rule
-
-__all__ = ["RULE_NAMES", "Finding", "Watch", "WatchSettings", "checklist"]
 
 RULE_NAMES = NAMES
 """Every rule a finding can be of, and `WatchSettings.stop` can name."""
@@ -181,23 +178,21 @@ class Watch:
         update = figures.get("update")
         number = int(update) if isinstance(update, (int, float)) else self._updates
         self._history.add(figures)
-        said = ((rule, self._look(rule, number)) for rule in RULES)
-        return [self._finding(rule, number, facts) for rule, facts in said if facts is not None]
+        return [found for rule in RULES if (found := self._look(rule, number)) is not None]
 
     @property
     def standing(self) -> tuple[str, ...]:
         """Rules that were said and are not over."""
         return tuple(name for name, standing in self._standings.items() if standing.said)
 
-    def _look(self, rule: Rule, update: int) -> str | None:
-        """Return the figures where a rule is to be said now."""
+    def _look(self, rule: Rule, update: int) -> Finding | None:
+        """Return a finding where a rule is to be said now."""
         if not self._history.fresh.issuperset(rule.needs):
             return None
-        standing = self._standings[rule.name]
-        facts = rule.holds(self._history, self.settings)
-        if facts is None:
-            excused = rule.stays is not None and rule.stays(self._history, self.settings)
-            standing.held, standing.free = 0, 0 if excused else standing.free + 1
+        standing, keys = self._standings[rule.name], vars(self.settings)
+        fault = rule.fault(self._history, keys)
+        if not fault or not rule.given(self._history, keys):
+            standing.held, standing.free = 0, 0 if fault else standing.free + 1
             standing.said = standing.said and standing.free < self.settings.window
             return None
         standing.since = standing.since if standing.held else update
@@ -205,8 +200,5 @@ class Watch:
         if standing.said or standing.held < (1 if rule.at_once else self.settings.patience):
             return None
         standing.said = True
-        return facts
-
-    def _finding(self, rule: Rule, update: int, facts: str) -> Finding:
         stops = rule.name in self.settings.stop
-        return Finding(rule.name, update, f"{facts}: {rule.meaning}", stops, self._standings[rule.name].since)
+        return Finding(rule.name, update, rule.text(self._history, keys), stops, standing.since)

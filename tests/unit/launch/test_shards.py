@@ -80,14 +80,14 @@ def test_a_run_is_cut_once_and_evenly(tmp_path: Path) -> None:
 def test_a_shard_is_asked_for_its_tasks_with_the_same_budget_for_each(tmp_path: Path) -> None:
     config = load(
         BuildPrefsConfig, None,
-        ["tasks.offset=5", "tasks.n=null", "search.budget.tokens=1003", "launcher=slurm", "plan.expect=true"],
+        ["tasks.offset=5", "tasks.n=null", "search.budget.tokens=1003", "launcher=slurm"],
     )  # fmt: skip
     shard = cut(tmp_path, 10, 4)[1]
     asked = shard_config(config, shard, 10)
     assert (asked.tasks.offset, asked.tasks.n) == (7, 3)
     assert asked.search.budget.tokens // 3 == 1003 // 10 and asked.search.budget.tool_calls is None
     assert (asked.launcher, asked.tracking.uri, asked.run_dir) == ("local", None, str(shard.path))
-    assert not asked.plan.expect and asked.search.simulations == config.search.simulations
+    assert asked.search.simulations == config.search.simulations
     compared = load(EvaluateConfig, None, ["against.run=runs/x"])
     assert shard_config(compared, shard, 10).against.run is None  # the merge compares
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 
 from offline_agent.envs import conformance
 from offline_agent.pipelines import __main__ as commands
-from offline_agent.pipelines import compare, completion, doctor, inspect, status
+from offline_agent.pipelines import compare, doctor, inspect, status
 from offline_agent.runner import diagnosis
 from tests.helpers.report import evaluated, searched
 
@@ -149,47 +148,6 @@ def test_doctor_asks_servers_and_says_what_a_lack_costs(
     out = capsys.readouterr().out
     assert "answers with status 404" in out and "write http://HOST:PORT/v1" in out and "2 faults" in out
     assert doctor.main(["port=3"]) == 2 and "allowed: url=URL" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("offline-agent tra", {"train_sft", "train_dpo", "train_reward", "track"}),
-        ("offline-agent build_prefs tasks.sp",
-         {"tasks.split=", "tasks.split=train", "tasks.split=validation", "tasks.split=test"}),
-        ("offline-agent build_prefs search.selection=", {"puct", "uct", "uncertainty"}),
-        ("offline-agent completion f", {"fish"}),
-        ("offline-agent status run_dir=te", {"tests"}),
-    ],
-)
-def test_bash_completes_commands_keys_words_and_files(
-    line: str, offered: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("needs bash")
-    assert completion.main(["bash"]) == 0
-    (tmp_path / "script").write_text(capsys.readouterr().out)
-    (tmp_path / "tests").mkdir()
-    program = f"source ./script; COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _offline_agent; "
-    program += 'printf "%s\\n" "${COMPREPLY[@]}"'
-    done = subprocess.run([bash, "--norc", "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert offered == {word.strip() for word in done.stdout.split("\n")} - {""}
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts_are_sound(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert completion.main([shell]) == 0
-    script = capsys.readouterr().out
-    assert "search.c_puct=" in script and "doctor" in script
-    if (program := shutil.which(shell)) is None:
-        pytest.skip(f"needs {shell} to check the script")
-    (tmp_path / "script").write_text(script)
-    subprocess.run([program, "-n", tmp_path / "script"], check=True, env=os.environ)
-
-
-def test_completion_refuses_another_shell(capsys: pytest.CaptureFixture[str]) -> None:
-    assert completion.main(["bsh"]) == 2 and "Did you mean 'bash'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("main", [inspect.main, status.main, conformance.main, commands.main])
