@@ -65,8 +65,6 @@ _BOTH = ("data.kinds=[step,trajectory]",)
 _LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
 _TWICE = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=8", "dpo.sft=0.3")
 _MISRANKED = (*_BOTH, "data.misranked=true", "optimizer.learning_rate=1e-4", "dpo.sft=0.3")
-_SIBLINGS = ("dpo.loss=siblings", "siblings.tau=0.1", "optimizer.learning_rate=1e-4", "optimizer.epochs=7")
-_SIBLINGS += ("optimizer.max_updates=1088", "dpo.sft=0.3")  # as tried.py found on validation maps
 
 ROUNDS: dict[str, Round] = {
     "attempts": Round("attempts"),
@@ -93,7 +91,6 @@ ROUNDS: dict[str, Round] = {
     "states+updates+misranked often, all data": Round(
         "states", times=2, again=True, dpo=(*_MISRANKED, "optimizer.epochs=16")
     ),
-    "states+updates+siblings, all data": Round("states", times=2, again=True, dpo=_SIBLINGS),
     "states+updates+rerank, all data": Round("states", times=2, again=True, dpo=_LONG, rerank=4),
     "states+updates+observations, all data": Round(
         "states", times=2, again=True, observe=0.1, against="states+updates, all data"
@@ -162,7 +159,6 @@ ARMS: dict[str, tuple[str, ...]] = {
     "two rounds, thrice the updates": ("states+thrice, all data", "states+thrice, all data"),
     "states, then misranked": ("states", "states, all data", "states+updates+misranked, all data"),
     "states, then misranked often": ("states", "states, all data", "states+updates+misranked often, all data"),
-    "states, then siblings": ("states", "states, all data", "states+updates+siblings, all data"),
     "states, then rerank": ("states", "states, all data", "states+updates+rerank, all data"),
     "states, then dpo, again": ("states", "states, all data", *("states+updates+dpo, all data",) * 2),
     "states, then dpo, again, then rerank": (

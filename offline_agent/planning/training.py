@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
-from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
+from offline_agent.config.training import TrainSftConfig
 from offline_agent.planning.figures import Figure, Forecast, exactly, grown, total, unknown
 from offline_agent.planning.planner import Planner, ReferenceRun
 from offline_agent.planning.search import records, rows_by, size_of
 from offline_agent.planning.tasks import LACKING
 from offline_agent.runner import training
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
-from offline_agent.training.settings import SIBLINGS
 
 _LACKING = LACKING.replace("plan.probe=20", "plan.probe=1")
 _ROUND_ATTEMPTS = "rollouts"
@@ -78,10 +77,6 @@ class TrainDpo(_Offline):
     """The cost of `train_dpo`."""
 
     tables = PAIR_TABLES
-
-    def stored(self, config: TrainDpoConfig) -> Forecast:
-        """See `_Offline.stored`; of siblings no file states a number."""
-        return Forecast() if config.dpo.loss == SIBLINGS else super().stored(config)
 
 
 class TrainSft(_Offline):

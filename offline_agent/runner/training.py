@@ -273,7 +273,7 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
     data, model, training = summary["data"], summary["model"], summary["training"]
     pairs = summary["pipeline"] == "train_dpo"
     kinds = ", ".join(f"{kind} {count}" for kind, count in data["kinds"].items())
-    what = "nodes" if "siblings" in data["kinds"] else "pairs" if pairs else "trajectories"
+    what = "pairs" if pairs else "trajectories"
     yield "learnt from", f"{data['kept']} {what} of {data['tasks']} tasks ({kinds})"
     left = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in data["left_out"].items())
     if left:
@@ -298,9 +298,8 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
         of_it += "observations"
     yield "loss", f"{first['loss']:.4f} → {last['loss']:.4f}{of_it}"
     if pairs:
-        yield f"accuracy on the {what}", f"{first['accuracy']:.2f} → {last['accuracy']:.2f}"
-        sides = "chosen sides" if what == "pairs" else "actions, by their weights"
-        yield sides, f"{-first['sft']:.3f} → {-last['sft']:.3f} log-probability a token"
+        yield "accuracy on the pairs", f"{first['accuracy']:.2f} → {last['accuracy']:.2f}"
+        yield "chosen sides", f"{-first['sft']:.3f} → {-last['sft']:.3f} log-probability a token"
     if observed.get("weight"):
         told = data["observations"]
         yield (

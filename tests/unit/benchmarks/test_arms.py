@@ -87,12 +87,6 @@ def test_three_seeds_of_three_rounds_find_their_train_tasks(arms: Any, tmp_path:
     assert last == sum(1 for _ in itertools.islice(tasks, last))
 
 
-def test_other_preference_training_is_not_shared(plan: Any) -> None:
-    trained = [stage for stage in plan("states, then dpo", "states, then siblings") if stage.pipeline == "train_dpo"]
-    assert len({stage.name for stage in trained}) == 2
-    assert [any(key == "dpo.loss=siblings" for key in stage.keys) for stage in trained] == [False, True]
-
-
 def test_all_calls_of_a_chain_are_counted_and_an_interrupted_search_is_refused(arms: Any, tmp_path: Path) -> None:
     def summary(name: str, **content: Any) -> None:
         (tmp_path / name).mkdir()
