@@ -156,10 +156,7 @@ class SearchSection(Section):
     saturation: int = key(
         8, "proposals in a row, beyond a node's first search.proposals, that add nothing until no more are drawn", ge=1
     )
-    selection: Literal["puct", "uct", "uncertainty"] = key(
-        "puct",
-        "how a child is chosen; uct needs no log-probabilities; uncertainty = the likeliest untried action of the tree",
-    )
+    selection: Literal["puct", "uct"] = key("puct", "how a child is chosen; uct needs no log-probabilities")
     c_puct: float = key(1.25, "exploration constant of puct", ge=0)
     c_uct: float = key(1.0, "exploration constant of uct", ge=0)
     fpu_reduction: float = key(0.2, "an unvisited child counts as its parent minus this * sqrt(visited prior)", ge=0)

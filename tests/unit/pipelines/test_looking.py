@@ -157,7 +157,7 @@ def test_doctor_asks_servers_and_says_what_a_lack_costs(
         ("offline-agent tra", {"train_sft", "train_dpo", "train_reward", "track"}),
         ("offline-agent build_prefs tasks.sp",
          {"tasks.split=", "tasks.split=train", "tasks.split=validation", "tasks.split=test"}),
-        ("offline-agent build_prefs search.selection=", {"puct", "uct", "uncertainty"}),
+        ("offline-agent build_prefs search.selection=", {"puct", "uct"}),
         ("offline-agent completion f", {"fish"}),
         ("offline-agent status run_dir=te", {"tests"}),
     ],
