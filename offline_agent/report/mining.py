@@ -145,7 +145,6 @@ class Figures:
         self._wordings: dict[str, Counter[str]] = {}  # by rule: its reasons with their numbers
         self.plain, self.greedy, self.best, self.best_scores = Mean(), Mean(), Mean(), Mean()
         self.session: dict[str, Any] = {}
-        self.guided: dict[str, int] | None = None
         self.servers_elsewhere: Elsewhere = {}
 
     def searched(
@@ -317,7 +316,6 @@ class Figures:
                 "best_of_search": self.best.value,
                 "best_score_of_search": self.best_scores.value,
             },
-            **({} if self.guided is None else {"guided": self.guided}),
             "cuts": cuts.counts(
                 self.totals["ends"], self.totals,
                 config.search.max_steps, config.policy.max_tokens or parts.policy.max_tokens,

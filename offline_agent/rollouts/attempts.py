@@ -37,7 +37,6 @@ class AttemptRequest(NamedTuple):
         explored: Turns of the prefix whose tool was drawn.
         source: Number of the attempt that the prefix is from, where this one branches from it; None = it begins at the
             start, or with turns of no attempt.
-        hint: Text that the first observation ends with, for the policy; "" = none.
         proposals: Actions sampled at each turn, of which `Episodes.choose` takes one; the first is the one that an
             attempt of the same number would take without.
     """
@@ -50,7 +49,6 @@ class AttemptRequest(NamedTuple):
     epsilon: float = 0.0
     explored: tuple[int, ...] = ()
     source: int | None = None
-    hint: str = ""
     proposals: int = 1
 
 

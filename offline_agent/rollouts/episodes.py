@@ -159,7 +159,7 @@ class Episodes:
         attempt = RunningAttempt(request, self._policy, seed, lane)
         self._running.add(attempt)
         job = partial(
-            open_episode, self._spec, spare, request.task, request.prefix, request.hint, fingerprint=self._states
+            open_episode, self._spec, spare, request.task, request.prefix, fingerprint=self._states
         )
         self._submit(attempt, job, self._opened, self._pool.limit_of(self._reset_seconds, len(request.prefix)))
 

@@ -129,30 +129,22 @@ def open_episode(
     spare: Episode | None,
     task: Task,
     prefix: Sequence[Step] = (),
-    hint: str = "",
     *,
     fingerprint: bool = False,
 ) -> Opened:
     """Open an environment, or take the spare one, and begin the task (see `play.begin`).
 
-    With a `hint` the first observation ends with it, and there can be no prefix. With `fingerprint` the present state's
-    is read.
+    With `fingerprint` the present state's is read.
     """
     episode = spec.open() if spare is None else spare
     try:
         context = begin(episode, task, prefix)
         state = episode.fingerprint() if fingerprint else None
-        return Opened(episode, _hinted(context, hint) if hint else context, state)
+        return Opened(episode, context, state)
     except EnvironmentFault:
         with contextlib.suppress(EnvironmentFault):
             episode.close()
         raise
-
-
-def _hinted(context: Context, hint: str) -> Context:
-    if context.parent is not None:
-        raise ValueError("a hint belongs to the first observation, and the history has turns already")
-    return Context(context.task, context.system, context.tools, f"{context.observation}\n\n{hint}")
 
 
 def state_of(episode: Episode) -> tuple[Verdict, str | None]:

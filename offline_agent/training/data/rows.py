@@ -66,7 +66,7 @@ class TrajectoryRow:
         name: For messages: `<file>:<row> task/origin`.
         task_id: The task; the row's name where the file does not say.
         origin: `search`, `rollout`, `demonstration`, `hindsight`, `pruned`,
-            `guided`, `recovery`; `foreign` where the file does not say.
+            `recovery`; `foreign` where the file does not say.
         input_ids: int [L].
         action_mask: int [L]; 1 = sampled by the policy (or written by the demonstrator).
         weight: Of its loss; observations have none of their own.
