@@ -64,7 +64,6 @@ _STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
 _LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
 _TWICE = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=8", "dpo.sft=0.3")
-_MISRANKED = (*_BOTH, "data.misranked=true", "optimizer.learning_rate=1e-4", "dpo.sft=0.3")
 
 ROUNDS: dict[str, Round] = {
     "attempts": Round("attempts"),
@@ -85,12 +84,6 @@ ROUNDS: dict[str, Round] = {
     "states+thrice+dpo, all data": Round("states", times=3, again=True, dpo=_LONG),
     "states+thrice+dpo twice, all data": Round("states", times=3, again=True, dpo=_TWICE, longer=2),
     "states+updates+dpo+agree, all data": Round("states", times=2, again=True, dpo=_LONG, agree=4),
-    "states+updates+misranked, all data": Round(
-        "states", times=2, again=True, dpo=(*_MISRANKED, "optimizer.epochs=4")
-    ),
-    "states+updates+misranked often, all data": Round(
-        "states", times=2, again=True, dpo=(*_MISRANKED, "optimizer.epochs=16")
-    ),
     "states+updates+rerank, all data": Round("states", times=2, again=True, dpo=_LONG, rerank=4),
     "states+updates+observations, all data": Round(
         "states", times=2, again=True, observe=0.1, against="states+updates, all data"
@@ -157,8 +150,6 @@ ARMS: dict[str, tuple[str, ...]] = {
     "one round, recovery": ("recovery+updates, all data",),
     "one round, then searched again": ("states+thrice, all data", "states, pairs alone"),
     "two rounds, thrice the updates": ("states+thrice, all data", "states+thrice, all data"),
-    "states, then misranked": ("states", "states, all data", "states+updates+misranked, all data"),
-    "states, then misranked often": ("states", "states, all data", "states+updates+misranked often, all data"),
     "states, then rerank": ("states", "states, all data", "states+updates+rerank, all data"),
     "states, then dpo, again": ("states", "states, all data", *("states+updates+dpo, all data",) * 2),
     "states, then dpo, again, then rerank": (

@@ -219,9 +219,6 @@ class DpoDataSection(Section):
         "kinds of pairs that are used: step, trajectory, hindsight, minimal (docs/pairs.md)",
         strict=False,
     )
-    misranked: bool = key(
-        False, "use only pairs whose rejected side the start model finds at least as likely as the chosen one"
-    )
 
 
 class DpoSection(Section):
@@ -260,7 +257,7 @@ class TrainDpoConfig(TrainConfig):
         "Train on preference pairs; every loss and log-probability is over the policy's own tokens alone."
     )
     main_keys: ClassVar[tuple[str, ...]] = (
-        "model.path", "data.runs", "data.files", "data.kinds", "data.misranked", "dpo.loss", "dpo.beta", "dpo.sft",
+        "model.path", "data.runs", "data.files", "data.kinds", "dpo.loss", "dpo.beta", "dpo.sft",
         "dpo.reference", "anchor.rows", "anchor.weight", "optimizer.learning_rate",
         "optimizer.epochs", "optimizer.max_updates", "batch.rows", "batch.tokens", "batch.max_length", "lora.rank",
         "checkpoints.every", "launcher", "seed", "run_dir", "tracking.uri",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,17 +106,9 @@ def _read(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str]) -> Non
         kinds=config.data.kinds,
         max_length=longest,
         reference=config.dpo.reference,
-        misranked=_misranked(model, config) if config.data.misranked else None,
     )
     if config.anchor.rows and config.anchor.weight:
         _read_anchors(inputs, config, runs, longest)
-
-
-def _misranked(model: Any, config: TrainDpoConfig) -> Callable[[Sequence[PairRow]], list[bool]]:
-    from offline_agent.training.offline.misranked import misranked
-
-    share = config.batch.share_prefixes == "auto"
-    return lambda rows: misranked(model, rows, tokens=config.batch.tokens, share=share)
 
 
 def _read_anchors(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str], longest: int) -> None:

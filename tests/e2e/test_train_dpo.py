@@ -144,16 +144,3 @@ def test_what_is_replayed_is_accounted_for_and_part_of_the_run(tmp_path: Path, c
     run(tmp_path / "prefs", rows, [trajectory(2)])
     capsys.readouterr()
     assert train(tmp_path / "run", f"data.runs=[{data}]") == 2 and "data" in capsys.readouterr().err
-
-
-def test_pairs_that_the_start_model_ranks_rightly_are_left_out_by_name_where_that_is_asked(
-    tmp_path: Path, capsys: Any
-) -> None:
-    """Alone catches a key that does not reach the data, or pairs that are left out without a word."""
-    rows = [pair(n, "tea pot", "cup") for n in range(4)] + [pair(4 + n, "cup", "tea pot") for n in range(4)]
-    data = run(tmp_path / "prefs", rows, [trajectory()])
-    assert train(tmp_path / "run", f"data.runs=[{data}]", "data.misranked=true") == 0
-    told = json.loads((tmp_path / "run" / "summary.json").read_text())["data"]
-    out = told["left_out"]["ranked_right"]
-    assert 0 < out < 8 == out + told["kept"]
-    assert (tmp_path / "run" / "quarantine.jsonl").read_text().count("likelier than its rejected one") == out

@@ -29,7 +29,6 @@ class LoadReport:
         unknown: Trajectories of unknown outcome that are learnt from, as was asked for.
         unusable: Foreign rows left out that cannot be encoded.
         other_kinds: Pairs left out because their kind was not asked for.
-        ranked_right: Pairs left out because the start model ranks them rightly; only wrong ones were asked for.
         foreign: Rows read whose ids were made here from messages.
         with_ids: Rows read that have ids; of these `with_logps` have the log-probabilities of all their tokens.
         uncertified: Rows kept with ids of their own and no certificate: nothing proves that they are this tokenizer's.
@@ -56,7 +55,6 @@ class LoadReport:
     unknown: int = 0
     unusable: int = 0
     other_kinds: int = 0
-    ranked_right: int = 0
     foreign: int = 0
     with_ids: int = 0
     with_logps: int = 0
@@ -72,7 +70,7 @@ class LoadReport:
 
     COUNTS: ClassVar[tuple[str, ...]] = (
         "too_long", "duplicates", "contradictory", "no_agent_tokens", "capped", "negatives", "unverified", "unusable",
-        "other_kinds", "ranked_right",
+        "other_kinds",
     )  # fmt: skip
 
     def leave(self, count: str, name: str, reason: str) -> None:
