@@ -60,7 +60,6 @@ WEIGHTS = ("0", "0.1", "0.3", "1")
 _LAKE_ROWS: dict[str, tuple[str, str, str]] = {
     "fine-tuned": ("alone", "sampled", ""),
     "… best of four by agreement": ("agreement", "best_of_n", "fine-tuned"),
-    "… rerank of four by the preference model": ("rerank", "rerank", "fine-tuned"),
     "… then step and trajectory DPO": ("dpo", "sampled", "fine-tuned"),
     **{
         f"fine-tuned for 524 updates, observations {weight}": (f"observations-{weight}", "sampled",
@@ -120,7 +119,6 @@ def _learnt_from_trees(seed: int, folder: Path, warm: str, test: Callable[..., S
     yield test("alone", tuned)
     four = "test_time.simulations=4"
     yield test("agreement", tuned, "test_time.algorithm=best_of_n", "test_time.judge=agreement", four)
-    yield test("rerank", tuned, "test_time.algorithm=rerank", f"test_time.scorer={preferred}", four)
     yield test("dpo", preferred)
     for weight in WEIGHTS:
         name = f"observations-{weight}"

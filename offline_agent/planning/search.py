@@ -164,13 +164,12 @@ class Evaluate(Planner):
         """Return the figures of so many tasks."""
         searched = config.test_time.simulations if config.test_time.algorithm != "none" else 0
         sampled = max(config.attempts, searched) if config.test_time.algorithm == "best_of_n" else config.attempts
-        ranked = max(config.attempts, 1) if config.test_time.algorithm == "rerank" else 0
-        played = int(config.greedy) + sampled + ranked
+        played = int(config.greedy) + sampled
         players = 1 if config.against.model is None else 2
         simulated = searched if config.test_time.algorithm == "mcts" else 0
         calls = players * (played + simulated) * config.max_steps
         per_action = config.policy.max_tokens
-        extra = players * simulated * config.search.proposals + players * ranked * (searched - 1) * config.max_steps
+        extra = players * simulated * config.search.proposals
         tokens = None if per_action is None else (calls + extra) * per_action
         return [one for one in figures(config, tasks, None if seen is None else self._found(seen), calls, tokens)
                 if one.name != "pairs"]  # fmt: skip

@@ -37,7 +37,6 @@ class RunningAttempt:
         explored: Turns whose tool was drawn.
         states: Fingerprints of the states that were reached, where they are read; the last is the present one.
         generated, prefilled, tool_calls: See `Attempt`.
-        samples: Actions sampled where several are at each turn; 0 elsewhere.
         busy: The pool is working on the episode: no other thread may touch it.
         failures: Number of times that the policy failed the present request.
     """
@@ -55,7 +54,6 @@ class RunningAttempt:
     generated: int = 0
     prefilled: int = 0
     tool_calls: int = 0
-    samples: int = 0
     busy: bool = False
     failures: int = 0
 
@@ -80,7 +78,7 @@ class RunningAttempt:
         return Attempt(
             self.policy, request.mode, request.task, request.number, self.context, tuple(self.steps), verdict,
             terminated, cut_by is not None, cut_by, end_score, fingerprint, self.generated, self.prefilled,
-            self.tool_calls, self.samples or None, explored=tuple(self.explored),
+            self.tool_calls, explored=tuple(self.explored),
             branch=None if request.source is None else (request.source, len(request.prefix)),
             states=tuple(self.states[: len(self.steps)]),
         )  # fmt: skip

@@ -34,20 +34,6 @@ def plan(arms: Any, tmp_path: Path) -> Any:
     return made
 
 
-def test_an_arm_that_reranks_shares_all_training_and_plays_the_fine_tuned_model(plan: Any) -> None:
-    alone = plan("states, then dpo")
-    both = plan("states, then dpo", "states, then rerank")
-    added = [stage for stage in both if stage not in alone]
-    assert [stage.pipeline for stage in added] == ["evaluate"]
-    (preferred,) = [stage for stage in both if stage.pipeline == "train_dpo"]
-    keys = dict(key.split("=", 1) for key in added[0].keys)
-    assert f"model.path={keys['policy.model']}" in preferred.keys
-    assert keys["test_time.scorer"].endswith(f"{preferred.name}/model") and keys["test_time.algorithm"] == "rerank"
-    assert preferred.name in added[0].after
-    names = [stage.name for stage in both]
-    assert len(names) == len(set(names)) and all(name in names for stage in both for name in stage.after)
-
-
 def test_what_is_done_at_test_time_alone_is_compared_with_the_same_model_without_it(arms: Any, plan: Any) -> None:
     """Alone catches an arm that is trained again for what it does at test time, or is compared with another model."""
     names = ["states, then dpo", "states, then dpo, then agreement"]
