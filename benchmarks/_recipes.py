@@ -17,8 +17,6 @@ class Round:
         dpo: Keys of `train_dpo` on the pairs, after the fine-tuning; None = none.
         longer: How much `times` of the control with longer fine-tuning is greater, where there is `dpo`; on FrozenLake
             the control takes about as many updates as fine-tuning and `dpo` together.
-        rerank: Proposals of the fine-tuned model at each turn of a held-out task, of which the preference model chooses
-            one; 0 = the preference model plays.
         agree: Attempts at a held-out task, of which the one with the commonest end counts; 0 = each attempt counts.
         observe: Weight of the cross-entropy on observations in the fine-tuning; 0 = none.
         again: Whether the warm start is fine-tuned anew on the successes of all rounds so far, in place of the model
@@ -31,7 +29,6 @@ class Round:
     times: int = 1
     dpo: tuple[str, ...] | None = None
     longer: int = 1
-    rerank: int = 0
     agree: int = 0
     observe: float = 0.0
     again: bool = False
@@ -64,9 +61,6 @@ _STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
 _LONG = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=4", "dpo.sft=0.3")
 _TWICE = (*_BOTH, "optimizer.learning_rate=1e-4", "optimizer.epochs=8", "dpo.sft=0.3")
-_MISRANKED = (*_BOTH, "data.misranked=true", "optimizer.learning_rate=1e-4", "dpo.sft=0.3")
-_SIBLINGS = ("dpo.loss=siblings", "siblings.tau=0.1", "optimizer.learning_rate=1e-4", "optimizer.epochs=7")
-_SIBLINGS += ("optimizer.max_updates=1088", "dpo.sft=0.3")  # as tried.py found on validation maps
 
 ROUNDS: dict[str, Round] = {
     "attempts": Round("attempts"),
@@ -87,14 +81,6 @@ ROUNDS: dict[str, Round] = {
     "states+thrice+dpo, all data": Round("states", times=3, again=True, dpo=_LONG),
     "states+thrice+dpo twice, all data": Round("states", times=3, again=True, dpo=_TWICE, longer=2),
     "states+updates+dpo+agree, all data": Round("states", times=2, again=True, dpo=_LONG, agree=4),
-    "states+updates+misranked, all data": Round(
-        "states", times=2, again=True, dpo=(*_MISRANKED, "optimizer.epochs=4")
-    ),
-    "states+updates+misranked often, all data": Round(
-        "states", times=2, again=True, dpo=(*_MISRANKED, "optimizer.epochs=16")
-    ),
-    "states+updates+siblings, all data": Round("states", times=2, again=True, dpo=_SIBLINGS),
-    "states+updates+rerank, all data": Round("states", times=2, again=True, dpo=_LONG, rerank=4),
     "states+updates+observations, all data": Round(
         "states", times=2, again=True, observe=0.1, against="states+updates, all data"
     ),
@@ -160,14 +146,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "one round, recovery": ("recovery+updates, all data",),
     "one round, then searched again": ("states+thrice, all data", "states, pairs alone"),
     "two rounds, thrice the updates": ("states+thrice, all data", "states+thrice, all data"),
-    "states, then misranked": ("states", "states, all data", "states+updates+misranked, all data"),
-    "states, then misranked often": ("states", "states, all data", "states+updates+misranked often, all data"),
-    "states, then siblings": ("states", "states, all data", "states+updates+siblings, all data"),
-    "states, then rerank": ("states", "states, all data", "states+updates+rerank, all data"),
     "states, then dpo, again": ("states", "states, all data", *("states+updates+dpo, all data",) * 2),
-    "states, then dpo, again, then rerank": (
-        "states", "states, all data", "states+updates+dpo, all data", "states+updates+rerank, all data"
-    ),
     "retries, four rounds": ("retries", "retries, all data", "retries, all data", "retries+thrice, all data"),
     "recovery, thrice the updates": ("recovery", "recovery, all data", "recovery+thrice, all data"),
     "recovery, then dpo": ("recovery", "recovery, all data", "recovery+updates+dpo, all data"),

@@ -99,11 +99,7 @@ def stages(suite: Suite, seed: int, folder: Path, options: argparse.Namespace) -
                     keys = (f"seed={seed}", f"model.path={model}", runs, *suite.dpo, *last.dpo)
                     yield Stage(place, "train_dpo", keys, after)
                 after = (place, *after)
-                if last.rerank:
-                    play = ("test_time.algorithm=rerank", f"test_time.simulations={last.rerank}")
-                    play += (f"test_time.scorer={folder / place / 'model'}",)
-                else:
-                    model = str(folder / place / "model")
+                model = str(folder / place / "model")
             if last.agree:
                 play = ("test_time.algorithm=best_of_n", "test_time.judge=agreement")
                 play += (f"test_time.simulations={last.agree}",)
@@ -129,7 +125,7 @@ def _test(
 
 def _trained(name: str) -> str:
     """Return the name of the round that is trained as this one is, and where the trained model plays alone."""
-    return next(other for other, one in ROUNDS.items() if one == replace(ROUNDS[name], rerank=0, agree=0))
+    return next(other for other, one in ROUNDS.items() if one == replace(ROUNDS[name], agree=0))
 
 
 def _policy(model: str | None) -> tuple[str, ...]:
@@ -178,7 +174,7 @@ def calls(seed: Seed, chain: Sequence[str]) -> int:
 def measured(seeds: Sequence[Seed], split: str, chain: Sequence[str]) -> Any:
     """Return the success [seed, task] of a chain's model."""
     last = ROUNDS[chain[-1]] if chain else Round("")
-    mode = "rerank" if last.rerank else "best_of_n" if last.agree else "sampled"
+    mode = "best_of_n" if last.agree else "sampled"
     return matrix(seeds, f"{split}-{name_of(chain or ('warm',), 'test')}", mode)
 
 
@@ -201,7 +197,7 @@ def alike(chain: Sequence[str], options: argparse.Namespace) -> Iterator[tuple[s
     for title, times in more:
         for name, one in ROUNDS.items():
             other = (*chain[:-1], name)
-            wanted = replace(last, dpo=None, longer=1, rerank=0, agree=0, times=times, against="")
+            wanted = replace(last, dpo=None, longer=1, agree=0, times=times, against="")
             if other in there and replace(one, against="") == wanted:
                 yield title, other
     alone = (*chain[:-1], _trained(chain[-1]))

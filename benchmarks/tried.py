@@ -60,9 +60,7 @@ WEIGHTS = ("0", "0.1", "0.3", "1")
 _LAKE_ROWS: dict[str, tuple[str, str, str]] = {
     "fine-tuned": ("alone", "sampled", ""),
     "… best of four by agreement": ("agreement", "best_of_n", "fine-tuned"),
-    "… rerank of four by the preference model": ("rerank", "rerank", "fine-tuned"),
     "… then step and trajectory DPO": ("dpo", "sampled", "fine-tuned"),
-    "… then all siblings at once, as many updates": ("siblings", "sampled", "… then step and trajectory DPO"),
     **{
         f"fine-tuned for 524 updates, observations {weight}": (f"observations-{weight}", "sampled",
         "fine-tuned for 524 updates, observations 0" if weight != "0" else "")
@@ -121,12 +119,7 @@ def _learnt_from_trees(seed: int, folder: Path, warm: str, test: Callable[..., S
     yield test("alone", tuned)
     four = "test_time.simulations=4"
     yield test("agreement", tuned, "test_time.algorithm=best_of_n", "test_time.judge=agreement", four)
-    yield test("rerank", tuned, "test_time.algorithm=rerank", f"test_time.scorer={preferred}", four)
     yield test("dpo", preferred)
-    keys = ("dpo.loss=siblings", "siblings.tau=0.1", "optimizer.learning_rate=1e-4", "optimizer.epochs=7")
-    keys += ("optimizer.max_updates=1088", "batch.rows=8", "dpo.sft=0.3", "anchor.weight=0.5")
-    yield Stage(folder_of("siblings"), "train_dpo", (f"seed={seed}", f"model.path={tuned}", runs, *keys))
-    yield test("siblings", str(folder / folder_of("siblings") / "model"), after=(folder_of("siblings"),))
     for weight in WEIGHTS:
         name = f"observations-{weight}"
         keys = ("observations.source=executed", "observations.per_update=4") if weight != "0" else ()

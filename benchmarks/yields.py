@@ -37,7 +37,6 @@ from offline_agent.store.run_directory import read_tree
 _BEST = "search.algorithm=best_of_n"
 _FOUR = (_BEST, "search.simulations=4")
 _ONE = "search.proposals=1"
-_UNSURE = "search.selection=uncertainty"
 _STATES = "search.repeated_states=close"
 METHODS: dict[str, tuple[str, ...]] = {
     **{f"{n} plain attempts": (_BEST, f"search.simulations={n}") for n in (16, 32, 64)},
@@ -47,8 +46,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "PUCT, one proposal": ("search.simulations=16", _ONE),
     "PUCT over states": ("search.simulations=16", _STATES),
     "PUCT over states, one proposal": ("search.simulations=16", _STATES, _ONE),
-    "uncertainty": ("search.simulations=16", _UNSURE),
-    "uncertainty over states": ("search.simulations=16", _UNSURE, _STATES),
 }
 """Keys of `build_prefs` by the name of a row."""
 ATTEMPTS = tuple(name for name, keys in METHODS.items() if _BEST in keys)
@@ -56,7 +53,7 @@ ATTEMPTS = tuple(name for name, keys in METHODS.items() if _BEST in keys)
 INDEPENDENT = "16 independent attempts"
 SORTED = "sorting"
 THEN = "4 attempts, then "
-NEED = (*ATTEMPTS, "PUCT", "PUCT over states", "uncertainty")
+NEED = (*ATTEMPTS, "PUCT", "PUCT over states")
 """Methods with a row of their own after four attempts that failed."""
 PARTS = ("easy", "middle", "hard", "all")
 COUNTS = {

@@ -35,7 +35,7 @@ class Recorded(tuple[Message, ...]):
 
 
 Role = Literal["tool", "user"]
-Origin = Literal["search", "rollout", "demonstration", "hindsight", "pruned", "guided", "recovery"]
+Origin = Literal["search", "rollout", "demonstration", "hindsight", "pruned", "recovery"]
 PairKind = Literal["step", "trajectory", "hindsight", "minimal"]
 
 

@@ -156,10 +156,7 @@ class SearchSection(Section):
     saturation: int = key(
         8, "proposals in a row, beyond a node's first search.proposals, that add nothing until no more are drawn", ge=1
     )
-    selection: Literal["puct", "uct", "uncertainty"] = key(
-        "puct",
-        "how a child is chosen; uct needs no log-probabilities; uncertainty = the likeliest untried action of the tree",
-    )
+    selection: Literal["puct", "uct"] = key("puct", "how a child is chosen; uct needs no log-probabilities")
     c_puct: float = key(1.25, "exploration constant of puct", ge=0)
     c_uct: float = key(1.0, "exploration constant of uct", ge=0)
     fpu_reduction: float = key(0.2, "an unvisited child counts as its parent minus this * sqrt(visited prior)", ge=0)
@@ -297,17 +294,8 @@ class PairsSection(PairRules):
     )  # fmt: skip
 
 
-Origins = tuple[Literal["search", "rollout", "hindsight", "pruned", "guided", "recovery"], ...]
-DEFAULT_ORIGINS: Origins = ("search", "rollout", "hindsight", "guided")
-
-
-class GuidanceSection(Section):
-    """A second round with the environment's hints, at the tasks that the search did not solve (Agent-RLVR)."""
-
-    attempts: int = key(
-        0, "attempts at each such task with its hint in the prompt; successes are kept without the hint, origin guided",
-        ge=0, le=1024,
-    )  # fmt: skip
+Origins = tuple[Literal["search", "rollout", "hindsight", "pruned", "recovery"], ...]
+DEFAULT_ORIGINS: Origins = ("search", "rollout", "hindsight")
 
 
 class FilteredSection(Section):
@@ -395,7 +383,6 @@ class BuildPrefsConfig(RunConfig):
     tasks: TasksSection = section(TasksSection, "which tasks")
     policy: PolicySection = section(PolicySection, "the policy that proposes actions")
     search: SearchSection = section(SearchSection, "the search")
-    guidance: GuidanceSection = section(GuidanceSection, "a second round with hints at the tasks that were not solved")
     reward: RewardSection = section(RewardSection, "weights of the composite reward that the search backs up")
     pairs: PairsSection = section(PairsSection, "which preference pairs are built")
     filtered: FilteredSection = section(FilteredSection, "trajectories for rejection fine-tuning")

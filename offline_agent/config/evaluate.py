@@ -30,34 +30,16 @@ class TestTimeSection(Section):
 
     __test__ = False  # not a test case of pytest's
 
-    algorithm: Literal["none", "best_of_n", "rerank", "mcts"] = key(
-        "none",
-        "none = the policy alone; rerank = at each turn the best of several proposals by a preference model, without "
-        "verifier and calls",
-    )
-    simulations: int = key(16, "samples of best_of_n, proposals of each turn of rerank, simulations of mcts", ge=1)
+    algorithm: Literal["none", "best_of_n", "mcts"] = key("none", "none = the policy alone")
+    simulations: int = key(16, "samples of best_of_n, simulations of mcts", ge=1)
     judge: Literal["verifier", "agreement"] = key(
         "verifier", "who chooses: verifier = it may be asked at test time; agreement = most common end (best_of_n)"
-    )
-
-    scorer: str | None = key(
-        None, "rerank: the preference model; a proposal's score is its log-probability less that of the reference"
-    )
-    reference: str | None = key(
-        None, "rerank: the model that the scorer was trained from; null = the policy that plays"
     )
 
     @model_validator(mode="after")
     def _possible(self) -> TestTimeSection:
         if self.algorithm == "mcts" and self.judge != "verifier":
             raise ValueError("test_time.judge: mcts backs up what the verifier says; use test_time.judge=verifier")
-        if self.algorithm == "rerank" and (self.scorer is None or self.simulations < 2):
-            raise ValueError(
-                "test_time.scorer: rerank needs the preference model that ranks, test_time.scorer=FOLDER, and at least "
-                "two proposals, test_time.simulations=4"
-            )
-        if self.algorithm != "rerank" and (self.scorer is not None or self.reference is not None):
-            raise ValueError("test_time.scorer: only rerank asks it; set test_time.algorithm=rerank")
         return self
 
 
@@ -86,7 +68,7 @@ class EvaluateConfig(RunConfig):
     main_keys: ClassVar[tuple[str, ...]] = (
         "env", "tasks.split", "tasks.n", "tasks.offset", "tasks.file", "policy", "policy.model", "policy.url",
         "policy.temperature", "attempts", "greedy", "max_steps", "in_flight", "test_time.algorithm",
-        "test_time.simulations", "test_time.judge", "test_time.scorer", "test_time.reference", "against.run",
+        "test_time.simulations", "test_time.judge", "against.run",
         "against.model", "confidence", "limits.workers",
         "launcher", "seed", "run_dir", "tracking.uri",
     )  # fmt: skip

@@ -129,15 +129,6 @@ class DpoStage(Section):
     loss: LoopDpo = section(LoopDpo, "the preference loss")
     anchor: AnchorSection = section(AnchorSection, "replay of verified successes")
 
-    @model_validator(mode="after")
-    def _learns_from_pairs(self) -> DpoStage:
-        if self.loss.loss == "siblings":
-            raise ValueError(
-                "dpo.loss.loss: iterate replays pairs of earlier iterations, siblings has none; use train_dpo "
-                "dpo.loss=siblings, or another loss"
-            )
-        return self
-
 
 class RefineStage(Section):
     """The online stage at the end of iterations."""

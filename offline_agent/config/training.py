@@ -220,9 +220,6 @@ class DpoDataSection(Section):
         "kinds of pairs that are used: step, trajectory, hindsight, minimal (docs/pairs.md)",
         strict=False,
     )
-    misranked: bool = key(
-        False, "use only pairs whose rejected side the start model finds at least as likely as the chosen one"
-    )
 
 
 class DpoSection(Section):
@@ -230,8 +227,7 @@ class DpoSection(Section):
 
     loss: str = key(
         "sigmoid",
-        "sigmoid, ipo, hinge, sigmoid_norm, dmpo, any other of TRL's loss types; or siblings: all executed actions of "
-        "a node at once, from the trees of data.runs in place of pairs (docs/pairs.md)",
+        "sigmoid, ipo, hinge, sigmoid_norm, dmpo, or any other of TRL's loss types",
     )
     beta: float = key(0.1, "strength of the pull towards the reference", gt=0)
     soft_labels: bool = key(True, "1 - confidence of a pair is its label noise (sigmoid, dmpo; docs/pairs.md)")
@@ -245,17 +241,6 @@ class DpoSection(Section):
     reference: Literal["auto", "computed"] = key(
         "auto", "auto = stored log-probs where the hashes match, else computed"
     )
-
-
-class SiblingsSection(Section):
-    """The weights of siblings (dpo.loss=siblings; docs/objectives.md)."""
-
-    tau: float = key(0.2, "temperature: an action's target probability is softmax(A / tau) over its node's", gt=0)
-    pool: Literal["none", "tree", "task"] = key(
-        "task", "equal states (fingerprint) share their values: of one tree, of all trees of one task, or none"
-    )
-    min_gap: float = key(0.2, "nodes whose values differ by less are left out", ge=0, le=1)
-    exact: bool = key(True, "one verdict settles an action that ends the episode; false where the verifier is noisy")
 
 
 class AnchorSection(Section):
@@ -273,8 +258,8 @@ class TrainDpoConfig(TrainConfig):
         "Train on preference pairs; every loss and log-probability is over the policy's own tokens alone."
     )
     main_keys: ClassVar[tuple[str, ...]] = (
-        "model.path", "data.runs", "data.files", "data.kinds", "data.misranked", "dpo.loss", "dpo.beta", "dpo.sft",
-        "dpo.reference", "siblings.tau", "siblings.pool", "anchor.rows", "anchor.weight", "optimizer.learning_rate",
+        "model.path", "data.runs", "data.files", "data.kinds", "dpo.loss", "dpo.beta", "dpo.sft",
+        "dpo.reference", "anchor.rows", "anchor.weight", "optimizer.learning_rate",
         "optimizer.epochs", "optimizer.max_updates", "batch.rows", "batch.tokens", "batch.max_length", "lora.rank",
         "checkpoints.every", "launcher", "seed", "run_dir", "tracking.uri",
     )  # fmt: skip
@@ -286,6 +271,5 @@ class TrainDpoConfig(TrainConfig):
 
     data: DpoDataSection = section(DpoDataSection, "the preference pairs")
     dpo: DpoSection = section(DpoSection, "the preference loss")
-    siblings: SiblingsSection = section(SiblingsSection, "weights of siblings, for dpo.loss=siblings")
     anchor: AnchorSection = section(AnchorSection, "replay of verified successes")
     optimizer: DpoOptimizerSection = section(DpoOptimizerSection, "AdamW and its schedule")

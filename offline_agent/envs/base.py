@@ -10,8 +10,7 @@ Optional: attributes `system_prompt`, `name`, `version`, `irreversible`, `replay
 `deterministic_verifier`;
 `turn_reward` (class attribute or property: the reward of the last call alone, in [0, 1], or None); properties
 `fingerprint`, `achieved_goal`; `__deepcopy__`, `__enter__`, `__exit__`; the class method
-`demonstrate(task, messages, rng, noise)` (a scripted expert); the class method `hint(**task)` (help in words for a task
-that a policy fails); `_reply(text)` (the scripted user's next turn after an
+`demonstrate(task, messages, rng, noise)` (a scripted expert); `_reply(text)` (the scripted user's next turn after an
 answer without a call); `_tools` (a `ToolSet`, where each task has its own); `_answers_differ = False` (the text of a
 final answer has no effect). `tasks` is given the constructor's arguments that it has parameters for. See
 docs/environments.md for an example.
@@ -85,7 +84,6 @@ class EnvSpec:
         tools: The class's tools. A live episode may have fewer: the policy is shown `Episode.tools`.
         max_steps: The class's own longest episode in actions; None = it names none (`envs.episode_length`).
         demonstrate: The scripted expert `(task args, messages, rng, noise) -> message`; None where there is none.
-        hint: The class's `hint(**task args) -> str | None`: help for a policy that failed; None where there is none.
         deterministic_verifier: The same end state always gets the same verdict.
         turn_rewards: The class has a `turn_reward`: a reward of each single call.
         runs_code: The class says, by `runs_code = True`, that it runs what a policy wrote.
@@ -145,10 +143,6 @@ class EnvSpec:
         self.fingerprints = inspect.getattr_static(cls, "fingerprint", None) is not None
         self.watch: CallWatch | None = None
         self.demonstrate: Callable[..., Any] | None = getattr(cls, "demonstrate", None)
-        helper = inspect.getattr_static(cls, "hint", None)
-        self.hint: Callable[..., str | None] | None = None
-        if isinstance(helper, classmethod):  # a plain method of that name is a tool
-            self.hint = cls.hint  # type: ignore[attr-defined]
         for tool in sorted(self.irreversible - set(self.tools.names)):
             near = did_you_mean(tool, self.tools.names)
             faults.append(f"environment {self.name}: irreversible names {tool!r}, which is no tool.{near}")

@@ -170,8 +170,8 @@ def spent(attempts: Sequence[Attempt], judge: str) -> dict[str, Any]:
     """Return the costs of search at test time, and a sentence that says who chose the best attempt.
 
     Args:
-        attempts: Of one policy, with mode `best_of_n`, `rerank` or `mcts`.
-        judge: `verifier`, `agreement`, or `scorer` for a preference model.
+        attempts: Of one policy, with mode `best_of_n` or `mcts`.
+        judge: `verifier` or `agreement`.
     """
     simulations = sum(attempt.simulations or 0 for attempt in attempts)
     generated = sum(attempt.generated for attempt in attempts)
@@ -181,12 +181,9 @@ def spent(attempts: Sequence[Attempt], judge: str) -> dict[str, Any]:
         "The verifier that scores the tasks was asked at test time which of them is best: this is what policy, search "
         "and verifier reach together, not what the policy does alone."
         if judge == "verifier"
-        else "A preference model chose each action among several proposals; the verifier was not asked at test time."
-        if judge == "scorer"
         else "The most common outcome was chosen; the verifier was not asked at test time."
     )
-    each = "attempts" if judge == "scorer" else "tasks"
-    words = f"{simulations:,} {what}, {generated:,} tokens sampled and {calls:,} tool calls for {len(attempts)} {each}."
+    words = f"{simulations:,} {what}, {generated:,} tokens sampled and {calls:,} tool calls for {len(attempts)} tasks."
     return {
         "judge": judge,
         "simulations": simulations,

@@ -15,7 +15,6 @@ from typing import Any
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.errors import ConfigError
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages import guidance
 from offline_agent.pipelines.stages.miners import asks_policy
 from offline_agent.pipelines.stages.mining import mine
 from offline_agent.pipelines.stages.roots import histories_of
@@ -41,7 +40,6 @@ def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
     parts = make_parts(config)
     if config.search.roots is not None:
         parts = replace(parts, histories=histories_of(config, parts.tasks))
-    guidance.check(parts, config)
     faults = settings_of(config, len(parts.tasks), parts.policy.max_tokens).budget_faults(len(parts.tasks))
     if faults:
         raise ConfigError(faults)
@@ -66,7 +64,6 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
     engine = parts.policy.engine()
     try:
         search(parts, session, engine, figures)
-        guidance.guide(parts, session, engine, figures)
         mine(parts, session, engine, figures)
     finally:
         engine.close()

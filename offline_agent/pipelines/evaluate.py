@@ -15,16 +15,14 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError
 from offline_agent.evaluation import report, test_time
-from offline_agent.evaluation.rerank import unlike
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages import attempts
 from offline_agent.pipelines.stages.attempts import EvaluationInputs, EvaluationRun
 from offline_agent.pipelines.stages.search import test_time_settings
-from offline_agent.policies.base import Policy
 from offline_agent.preferences.dataset.export import trajectory_rows
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.report.earlier_evaluation import read_earlier
-from offline_agent.report.evaluate import EXTRA, RERANK, show, summary
+from offline_agent.report.evaluate import EXTRA, show, summary
 from offline_agent.rollouts.attempts import Attempt, Journal, row, schema
 from offline_agent.runner.components import (
     Parts,
@@ -62,7 +60,6 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
         except ConfigError as error:
             key = "against.model" if config.against.run is None else "against.run"
             raise ConfigError([f"{key}: {fault}" for fault in error.faults]) from error
-    scorer, reference = _rankers(config, parts, other)
     recorded = config.against.run is not None and other is None
     earlier = read_earlier(Path(config.against.run or ""), config, parts) if recorded else None
     settings = test_time_settings(config, parts) if config.test_time.algorithm == "mcts" else None
@@ -71,57 +68,18 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
         facts["against"] = dict(other.identity)
         if "model_hash" in other.identity:
             facts["hashes"]["against_model"] = other.identity["model_hash"]
-    for name, model in (("scorer", scorer), ("reference", reference)):
-        if model is not None:
-            facts[f"test_time_{name}"] = dict(model.identity)
-            facts["hashes"][f"{name}_model"] = model.identity.get("model_hash")
     if earlier is not None:
         facts["hashes"]["against_attempts"] = earlier.hash
     tags = {"environment": parts.spec.name, "policy": parts.policy.name}
     if config.policy.model is not None:
         tags["model"] = config.policy.model
     facts["served"] = served([("policy", parts.policy), *([("against", other)] if other is not None else [])])
-    inputs = EvaluationInputs(parts, other, earlier, settings, scorer, reference)
+    inputs = EvaluationInputs(parts, other, earlier, settings)
     return inputs, Facts(facts, tags, free_arguments(parts.policy), fixed_keys(config), first_tasks(parts))
-
-
-def _rankers(config: EvaluateConfig, parts: Parts, other: Policy | None) -> tuple[Policy | None, Policy | None]:
-    """Return the models that rank proposals, scorer and reference, as far as they are named; raises ConfigError.
-
-    Both must read the tokens of every policy that plays: the candidate's, and those of `other` where it is given.
-    """
-    found: list[Policy | None] = []
-    faults: list[str] = []
-    for name in ("scorer", "reference"):
-        path, key = getattr(config.test_time, name), f"test_time.{name}"
-        if path is None:
-            found.append(None)
-            continue
-        try:
-            model = make_policy(config.policy.model_copy(update={"model": path}), parts.spec)
-        except ConfigError as error:
-            faults += [f"{key}: {fault}" for fault in error.faults]
-            continue
-        for policy in (parts.policy, other):
-            faults += [] if policy is None else unlike(policy, model, key)
-        found.append(model)
-    if faults:
-        raise ConfigError(list(dict.fromkeys(faults)))
-    return found[0], found[1]
 
 
 def _conflicts(config: EvaluateConfig) -> Iterator[str]:
     """Yield keys that another key decides, where they are set to something else, and what does not go together."""
-    if config.test_time.algorithm == "rerank" and config.policy.name != "hf":
-        yield f"test_time.algorithm: rerank scores in this process, policy={config.policy.name} does not; use policy=hf"
-    two = config.other_policy() is not None
-    if config.test_time.algorithm == "rerank" and two and config.test_time.reference is None:
-        yield (
-            "test_time.reference: got none, which is the policy that plays; with a policy to compare that would be "
-            "another one for each side. Name the model that test_time.scorer was trained from"
-        )
-    if config.test_time.algorithm == "rerank" and config.launcher == "ray":
-        yield "test_time.algorithm: rerank is not offered with launcher=ray; use launcher=local or slurm"
     for name, key, value in (
         ("max_steps", "max_steps", config.max_steps),
         ("simulations", "test_time.simulations", config.test_time.simulations),
@@ -190,7 +148,7 @@ def _ordered(one: EvaluationRun, label: str) -> list[Attempt]:
     config, parts, known = one.session.config, one.inputs.parts, one.journal.attempts
     played = [known[label, ask.mode, ask.task.task_id, ask.number] for ask in attempts.asks(config, parts.tasks)]
     modes = report.by_mode(played)
-    out = modes.get("sampled", []) + modes.get("greedy", []) + modes.get(EXTRA, []) + modes.get(RERANK, [])
+    out = modes.get("sampled", []) + modes.get("greedy", []) + modes.get(EXTRA, [])
     if config.test_time.algorithm == "best_of_n":
         of_task: dict[str, list[Attempt]] = {task.task_id: [] for task in parts.tasks}
         for attempt in played:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,10 @@ from offline_agent.runner.next_steps import keys_of_runs, made_by, typed
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.store.provenance import hash_json
-from offline_agent.training.settings import SIBLINGS, DpoSettings
+from offline_agent.training.settings import DpoSettings
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import LoadReport, PairRow, TrajectoryRow
-    from offline_agent.training.data.sibling_rows import SiblingRow
     from offline_agent.training.settings import TrainResult, TrainSettings
 
 SEARCH = "build_prefs"
@@ -41,14 +40,14 @@ class DpoInputs:
     Attributes:
         trainable: Model, tokenizer and renderer.
         dpo: The loss.
-        pairs, report: The training pairs, or the nodes with their siblings; None before the search.
+        pairs, report: The training pairs; None before the search.
         anchors, replayed: Trajectories to replay, and what was left out of them; None where none are.
         notes: Notes for the user.
     """
 
     trainable: training.Trainable
     dpo: DpoSettings
-    pairs: list[PairRow] | list[SiblingRow] | None = None
+    pairs: list[PairRow] | None = None
     report: LoadReport | None = None
     anchors: list[TrajectoryRow] = field(default_factory=list)
     replayed: LoadReport | None = None
@@ -83,13 +82,8 @@ def _look(config: TrainDpoConfig) -> None:
     """Raise ConfigError where what is to be read is not there."""
     from offline_agent.training.data import sources
 
-    faults = list(_without_effect(config))
-    if config.dpo.loss == SIBLINGS:
-        if config.data.files:
-            faults.append("data.files: dpo.loss=siblings reads the trees of data.runs, not rows; leave the files out")
-        if config.data.runs:
-            collect(faults, lambda: sources.trees(config.data.runs))
-    elif config.data.runs or config.data.files:
+    faults: list[str] = []
+    if config.data.runs or config.data.files:
         collect(faults, lambda: sources.find(config.data.runs, config.data.files, PAIR_TABLES))
     if config.anchor.rows and config.anchor.runs:
         collect(faults, lambda: sources.find(config.anchor.runs, (), SUCCESS_TABLES, "anchor"))
@@ -97,53 +91,24 @@ def _look(config: TrainDpoConfig) -> None:
         raise ConfigError(faults)
 
 
-def _without_effect(config: TrainDpoConfig) -> Iterator[str]:
-    """Yield the keys that were set and that the loss does not read."""
-    of_pairs = ("beta", "soft_labels", "unknown_noise", "weights", "dmpo_gamma", "label_smoothing", "reference")
-    if config.dpo.loss == SIBLINGS:
-        others = [("dpo", config.dpo, of_pairs), ("data", config.data, ("kinds", "misranked"))]
-    else:
-        others = [("siblings", config.siblings, tuple(type(config.siblings).model_fields))]
-    for place, section, names in others:
-        for name in names:
-            value = getattr(section, name)
-            if value != type(section).model_fields[name].default:
-                yield f"{place}.{name}: got {value!r}, which dpo.loss={config.dpo.loss} does not read; leave it out"
-
-
 def _read(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str]) -> None:
     """Fill in the pairs and what is replayed; raises ConfigError and DataError."""
     from offline_agent.policies.hf.loading import model_hash
     from offline_agent.training.data.rows import load_pairs
-    from offline_agent.training.data.sibling_rows import load_siblings
 
     model, _, renderer = inputs.trainable
     longest = training.max_length(config, model)
-    if config.dpo.loss == SIBLINGS:
-        given = config.siblings
-        inputs.pairs, inputs.report = load_siblings(
-            runs, renderer, max_length=longest, tau=given.tau, pool=given.pool, min_gap=given.min_gap, exact=given.exact
-        )
-    else:
-        inputs.pairs, inputs.report = load_pairs(
-            runs,
-            config.data.files,
-            renderer,
-            model_hash=model_hash(model),
-            kinds=config.data.kinds,
-            max_length=longest,
-            reference=config.dpo.reference,
-            misranked=_misranked(model, config) if config.data.misranked else None,
-        )
+    inputs.pairs, inputs.report = load_pairs(
+        runs,
+        config.data.files,
+        renderer,
+        model_hash=model_hash(model),
+        kinds=config.data.kinds,
+        max_length=longest,
+        reference=config.dpo.reference,
+    )
     if config.anchor.rows and config.anchor.weight:
         _read_anchors(inputs, config, runs, longest)
-
-
-def _misranked(model: Any, config: TrainDpoConfig) -> Callable[[Sequence[PairRow]], list[bool]]:
-    from offline_agent.training.offline.misranked import misranked
-
-    share = config.batch.share_prefixes == "auto"
-    return lambda rows: misranked(model, rows, tokens=config.batch.tokens, share=share)
 
 
 def _read_anchors(inputs: DpoInputs, config: TrainDpoConfig, runs: Sequence[str], longest: int) -> None:
@@ -174,17 +139,12 @@ def run(inputs: DpoInputs, session: Session[TrainDpoConfig]) -> Mapping[str, Any
     if inputs.replayed is not None:
         training.tell(session, inputs.replayed)
 
+    from offline_agent.training.offline.dpo import train_dpo
+
     def trainer(
         model: Any, tokenizer: Any, rows: Sequence[Any], chosen: TrainSettings, folder: Path, **more: Any
     ) -> TrainResult:
-        given = (model, tokenizer, rows, inputs.anchors, chosen, inputs.dpo, folder)
-        if inputs.dpo.loss == SIBLINGS:
-            from offline_agent.training.offline.siblings import train_siblings
-
-            return train_siblings(*given, **more)
-        from offline_agent.training.offline.dpo import train_dpo
-
-        return train_dpo(*given, **more)
+        return train_dpo(model, tokenizer, rows, inputs.anchors, chosen, inputs.dpo, folder, **more)
 
     summary = training.train(session, inputs.trainable, inputs.pairs, inputs.report, trainer)
     summary["data"] |= {
@@ -196,8 +156,6 @@ def run(inputs: DpoInputs, session: Session[TrainDpoConfig]) -> Mapping[str, Any
     if searched is not None:
         summary |= {"environment_keys": keys_of_runs([searched]), "made_by": made_by([searched])}
     summary["loss"] = config.dpo.model_dump(mode="json")
-    if config.dpo.loss == SIBLINGS:
-        summary["siblings"] = config.siblings.model_dump(mode="json")
     summary["warnings"] += inputs.notes
     return summary
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.errors import EnvironmentFault
 from offline_agent.preferences.dataset.filters import RejectionFilter
 from offline_agent.preferences.pairs.goals import evaluation_tasks
 from offline_agent.preferences.pairs.hindsight import Hindsight
@@ -24,8 +23,8 @@ from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.rejudging import Rejudged, rejudge
-from offline_agent.preferences.replay import Replayer, extend, without_logps
-from offline_agent.records import Action, PreferencePair, Trajectory
+from offline_agent.preferences.replay import Replayer
+from offline_agent.records import PreferencePair, Trajectory
 
 if TYPE_CHECKING:
     from offline_agent.envs.base import EnvSpec
@@ -41,7 +40,7 @@ class MinedTree:
 
     Attributes:
         pairs: In the order of kinds (step, trajectory, hindsight, minimal), then of the tree; not yet balanced.
-        trajectories: Every finished branch, then successes found with a hint, relabelled, shortened and spliced ones.
+        trajectories: Every finished branch, then relabelled, shortened and spliced ones.
         filtered: Those kept for rejection fine-tuning, shortest first.
         refusals: The refused pairs and trajectories, with reasons.
         replays: Number of replays run.
@@ -128,35 +127,32 @@ class Miner:
         self._replay_budget = replay_budget
         self._replayer = None if spec is None else Replayer(spec, step_seconds, reset_seconds, live_states)
 
-    def mine(self, tree: SearchTree, guided: Sequence[Sequence[Action]] = ()) -> MinedTree:
+    def mine(self, tree: SearchTree) -> MinedTree:
         """Return everything one tree gives. A tree in quarantine gives one refusal and nothing else.
 
         A tree whose verdicts do not repeat is put in quarantine: its attribute `quarantined` is set.
 
         Args:
             tree: The tree.
-            guided: Actions of successes at its task that were found with a hint; they are run again without it.
         """
         mined = MinedTree()
         replayer = self._replayer
         if replayer is None:
-            self._mine(tree, mined, None, ())
+            self._mine(tree, mined, None)
             return mined
         replays, calls = replayer.count, replayer.tool_calls
         asked, left_out = replayer.asked, replayer.left_out
         share = self._replay_budget
         replayer.begin(None if share is None else int(share * tree.counters["tool_calls"]))
         try:
-            self._mine(tree, mined, replayer, guided)
+            self._mine(tree, mined, replayer)
         finally:
             replayer.begin(None)
         mined.replays, mined.tool_calls = replayer.count - replays, replayer.tool_calls - calls
         mined.asked, mined.left_out = replayer.asked - asked, replayer.left_out - left_out
         return mined
 
-    def _mine(
-        self, tree: SearchTree, mined: MinedTree, replayer: Replayer | None, guided: Sequence[Sequence[Action]]
-    ) -> None:
+    def _mine(self, tree: SearchTree, mined: MinedTree, replayer: Replayer | None) -> None:
         relabels = "hindsight" in self.kinds and self.hindsight is not None
         deletes = bool(self._successes(tree)) and ("minimal" in self.kinds or self._deletion)
         if tree.quarantined is None and self._rejudge and replayer is not None:
@@ -167,9 +163,6 @@ class Miner:
             return
         self._quarantined_branches(tree, mined)
         mined.trajectories = list(trajectories(tree))
-        if replayer is not None:
-            for number, actions in enumerate(guided):
-                self._unguided(tree, f"{tree.tree_id}/guided {number}", actions, replayer, mined)
         compared = self.steps.compare(tree)
         if "step" in self.kinds:
             _add(mined, *self.steps.mine(tree, compared))
@@ -192,32 +185,6 @@ class Miner:
         mined.refusals += [_worse_refusal(pair) for pair in pairs if begins_with_worse_refusal(pair, tree)]
         mined.filtered, refusals = self.filtered.select(mined.trajectories, tree.tree_id)
         mined.refusals += refusals
-
-    @staticmethod
-    def _unguided(
-        tree: SearchTree, name: str, actions: Sequence[Action], replayer: Replayer, mined: MinedTree
-    ) -> None:
-        """Add the success that these actions are without the hint they were found with.
-
-        Ids stay as they were sampled; log-probabilities were measured after another prompt and are dropped.
-        """
-        if any("hint" in action.thought.casefold() for action in actions):
-            mined.refusals.append(Refusal("guided", name, "a thought names the hint, which the row does not show"))
-            return
-        kept, replayer.left = replayer.left, None  # the search found no success, and its calls are no measure
-        try:
-            replay = replayer.run(tree.task, actions)
-        except EnvironmentFault as error:
-            mined.refusals.append(Refusal("guided", name, str(error)))
-            return
-        finally:
-            replayer.left = kept
-        if not replay.verified or not replay.terminated:
-            mined.refusals.append(Refusal("guided", name, "the same actions without the hint are no success"))
-            return
-        steps = without_logps(replay.steps)
-        context = extend(replay.context.lineage()[0], steps)
-        mined.trajectories.append(Trajectory(context, steps, replay.verdict, True, False, "guided"))
 
     def close(self) -> None:
         """Close what is kept for replays."""

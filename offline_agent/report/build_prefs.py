@@ -115,9 +115,6 @@ def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "success, plain policy", _percent(success["plain_sampled"]), greedy
     note = f"a verified success in the tree; mean best score {success['best_score_of_search'] or 0:.2f}"
     yield "success, best of search", _percent(success["best_of_search"]), note
-    if guided := summary.get("guided"):
-        note = f"of {guided['tasks']} that the search left; {guided['successes']} of {guided['attempts']} attempts"
-        yield "solved with a hint", str(guided["tasks_solved"]), note
     yield from cuts.rows(summary["cuts"])
     yield "pairs", str(summary["pairs_total"]), _counts(summary["pairs"])
     if few := summary.get("step_pairs_of_few_rollouts"):  # runs of earlier versions have none

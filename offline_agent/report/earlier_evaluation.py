@@ -17,7 +17,7 @@ from offline_agent.runner.components import Parts, facts_of
 from offline_agent.store.provenance import changed_sources, hash_path, sources
 from offline_agent.store.tables import read_table
 
-SEARCHES = ("best_of_n", "rerank", "mcts")
+SEARCHES = ("best_of_n", "mcts")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from offline_agent.store.provenance import hash_json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-RERANK = "rerank"  # mode of attempts whose actions a preference model chose
 EXTRA = "best_of_n_sample"  # mode of samples that best_of_n sees beyond the attempts that were asked for
 
 Summary = Mapping[str, Any]
@@ -96,8 +95,7 @@ def _modes(config: EvaluateConfig, modes: Mapping[str, Sequence[Attempt]]) -> di
     for mode, attempts in modes.items():
         out[mode] = report.figures(attempts, config.confidence, config.resamples)
         if mode in SEARCHES:
-            judge = "scorer" if mode == RERANK else config.test_time.judge
-            out[mode]["test_time"] = test_time.spent(attempts, judge)
+            out[mode]["test_time"] = test_time.spent(attempts, config.test_time.judge)
     return out
 
 

@@ -143,7 +143,6 @@ class Figures:
         self.quarantine_reasons, self.refusal_reasons = Reasons(), Reasons()
         self.plain, self.greedy, self.best, self.best_scores = Mean(), Mean(), Mean(), Mean()
         self.session: dict[str, Any] = {}
-        self.guided: dict[str, int] | None = None
         self.servers_elsewhere: Elsewhere = {}
 
     def searched(
@@ -296,7 +295,6 @@ class Figures:
                 "best_of_search": self.best.value,
                 "best_score_of_search": self.best_scores.value,
             },
-            **({} if self.guided is None else {"guided": self.guided}),
             "cuts": cuts.counts(
                 self.totals["ends"], self.totals,
                 config.search.max_steps, config.policy.max_tokens or parts.policy.max_tokens,

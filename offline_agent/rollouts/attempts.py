@@ -37,9 +37,6 @@ class AttemptRequest(NamedTuple):
         explored: Turns of the prefix whose tool was drawn.
         source: Number of the attempt that the prefix is from, where this one branches from it; None = it begins at the
             start, or with turns of no attempt.
-        hint: Text that the first observation ends with, for the policy; "" = none.
-        proposals: Actions sampled at each turn, of which `Episodes.choose` takes one; the first is the one that an
-            attempt of the same number would take without.
     """
 
     task: Task
@@ -50,8 +47,6 @@ class AttemptRequest(NamedTuple):
     epsilon: float = 0.0
     explored: tuple[int, ...] = ()
     source: int | None = None
-    hint: str = ""
-    proposals: int = 1
 
 
 EXPLORED_SAMPLES = 4  # actions sampled where a tool is drawn
@@ -63,7 +58,7 @@ class Attempt:
 
     Attributes:
         policy: `candidate` or `against`.
-        mode: `sampled`, `greedy`, `rerank`, `best_of_n` or `mcts`.
+        mode: `sampled`, `greedy`, `best_of_n` or `mcts`.
         task: The task.
         number: Number among the attempts of this policy, mode and task; from 0.
         context: The last history; None where the environment did not open.

@@ -20,7 +20,7 @@ from offline_agent.envs.pool import EnvPool, Lane
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError, PolicyMismatch
 from offline_agent.policies.base import Answer, Engine, Proposals, ProposeRequest
 from offline_agent.policies.outage import Outage
-from offline_agent.records import Action, Context, Step, Task, Verdict
+from offline_agent.records import Context, Step, Task, Verdict
 from offline_agent.rollouts.attempts import EXPLORED_SAMPLES, Attempt, AttemptRequest
 from offline_agent.rollouts.running_attempt import (
     BrokenEnvironment,
@@ -59,8 +59,6 @@ class Episodes:
             that is executed again adds the pool's own.
         segment: The renderer's `segment`, by which prompt tokens are counted; None = as the policy's answers say.
         answered_before: The policy has answered in this run: if it fails all that is left, that is no outage.
-        choose: Returns the place of the action to take among those that a request for several proposals was answered
-            with; raises PolicyError, which ends the attempt unscored.
         states: Record the fingerprint of the state in which each action was taken.
         tick: Called about every half second, for progress.
     """
@@ -80,7 +78,6 @@ class Episodes:
         reset_seconds: float | None = None,
         segment: Callable[[Context], Sequence[int]] | None = None,
         answered_before: bool = False,
-        choose: Callable[[Context, Sequence[Action]], int] | None = None,
         states: bool = False,
         tick: Callable[[], None] | None = None,
     ) -> None:
@@ -96,7 +93,6 @@ class Episodes:
         self._reset_seconds = reset_seconds
         self._segment = segment
         self._answered_before = answered_before
-        self._choose = choose
         self._states = states
         self._tick = tick
         self._inbox: queue.SimpleQueue[tuple[Handle, RunningAttempt | None, Any]] = queue.SimpleQueue()
@@ -159,7 +155,7 @@ class Episodes:
         attempt = RunningAttempt(request, self._policy, seed, lane)
         self._running.add(attempt)
         job = partial(
-            open_episode, self._spec, spare, request.task, request.prefix, request.hint, fingerprint=self._states
+            open_episode, self._spec, spare, request.task, request.prefix, fingerprint=self._states
         )
         self._submit(attempt, job, self._opened, self._pool.limit_of(self._reset_seconds, len(request.prefix)))
 
@@ -191,7 +187,7 @@ class Episodes:
                 return
         given = self._temperature if attempt.request.temperature is None else attempt.request.temperature
         temperature = 0.0 if attempt.request.mode == "greedy" else given
-        seeds = tuple(mix(attempt.seed, context.depth + (n << 32)) for n in range(attempt.request.proposals))
+        seeds: tuple[int, ...] = (mix(attempt.seed, context.depth),)
         if attempt.request.epsilon and _exploration(attempt).random() < attempt.request.epsilon:
             seeds = tuple(mix(attempt.seed, context.depth + (n << 32)) for n in range(EXPLORED_SAMPLES))
         self._send(attempt, ProposeRequest(context, seeds, temperature, self._max_tokens))
@@ -216,14 +212,7 @@ class Episodes:
         attempt.failures = 0
         action, usage = answer.actions[0], answer.usage
         assert attempt.context is not None  # opened
-        if attempt.request.proposals > 1:
-            assert self._choose is not None  # who asks for several gives it
-            attempt.samples += len(answer.actions)
-            try:
-                action = answer.actions[self._choose(attempt.context, answer.actions)]
-            except PolicyError as error:
-                return _failed(attempt, error)
-        elif len(answer.actions) > 1:
+        if len(answer.actions) > 1:
             action = sample_tool(answer.actions, _exploration(attempt))
             attempt.explored.append(attempt.context.depth)
         attempt.action = action

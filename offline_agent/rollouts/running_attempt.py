@@ -37,7 +37,6 @@ class RunningAttempt:
         explored: Turns whose tool was drawn.
         states: Fingerprints of the states that were reached, where they are read; the last is the present one.
         generated, prefilled, tool_calls: See `Attempt`.
-        samples: Actions sampled where several are at each turn; 0 elsewhere.
         busy: The pool is working on the episode: no other thread may touch it.
         failures: Number of times that the policy failed the present request.
     """
@@ -55,7 +54,6 @@ class RunningAttempt:
     generated: int = 0
     prefilled: int = 0
     tool_calls: int = 0
-    samples: int = 0
     busy: bool = False
     failures: int = 0
 
@@ -80,7 +78,7 @@ class RunningAttempt:
         return Attempt(
             self.policy, request.mode, request.task, request.number, self.context, tuple(self.steps), verdict,
             terminated, cut_by is not None, cut_by, end_score, fingerprint, self.generated, self.prefilled,
-            self.tool_calls, self.samples or None, explored=tuple(self.explored),
+            self.tool_calls, explored=tuple(self.explored),
             branch=None if request.source is None else (request.source, len(request.prefix)),
             states=tuple(self.states[: len(self.steps)]),
         )  # fmt: skip
@@ -129,30 +127,22 @@ def open_episode(
     spare: Episode | None,
     task: Task,
     prefix: Sequence[Step] = (),
-    hint: str = "",
     *,
     fingerprint: bool = False,
 ) -> Opened:
     """Open an environment, or take the spare one, and begin the task (see `play.begin`).
 
-    With a `hint` the first observation ends with it, and there can be no prefix. With `fingerprint` the present state's
-    is read.
+    With `fingerprint` the present state's is read.
     """
     episode = spec.open() if spare is None else spare
     try:
         context = begin(episode, task, prefix)
         state = episode.fingerprint() if fingerprint else None
-        return Opened(episode, _hinted(context, hint) if hint else context, state)
+        return Opened(episode, context, state)
     except EnvironmentFault:
         with contextlib.suppress(EnvironmentFault):
             episode.close()
         raise
-
-
-def _hinted(context: Context, hint: str) -> Context:
-    if context.parent is not None:
-        raise ValueError("a hint belongs to the first observation, and the history has turns already")
-    return Context(context.task, context.system, context.tools, f"{context.observation}\n\n{hint}")
 
 
 def state_of(episode: Episode) -> tuple[Verdict, str | None]:

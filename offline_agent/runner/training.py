@@ -299,7 +299,7 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
     data, model, training = summary["data"], summary["model"], summary["training"]
     pairs = summary["pipeline"] == "train_dpo"
     kinds = ", ".join(f"{kind} {count}" for kind, count in data["kinds"].items())
-    what = "nodes" if "siblings" in data["kinds"] else "pairs" if pairs else "trajectories"
+    what = "pairs" if pairs else "trajectories"
     yield "learnt from", f"{data['kept']} {what} of {data['tasks']} tasks ({kinds})"
     left = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in data["left_out"].items())
     if left:
@@ -325,9 +325,8 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
     yield "loss", f"{first['loss']:.4f} → {last['loss']:.4f}{of_it}"
     if pairs:
         right = ("–" if (share := each.get("accuracy")) is None else f"{share:.2f}" for each in (first, last))
-        yield f"accuracy on the {what}", " → ".join(right)
-        sides = "chosen sides" if what == "pairs" else "actions, by their weights"
-        yield sides, f"{-first['sft']:.3f} → {-last['sft']:.3f} log-probability a token"
+        yield "accuracy on the pairs", " → ".join(right)
+        yield "chosen sides", f"{-first['sft']:.3f} → {-last['sft']:.3f} log-probability a token"
     if observed.get("weight"):
         told = data["observations"]
         yield (

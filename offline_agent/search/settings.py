@@ -24,7 +24,7 @@ class SearchSettings:
         max_children, widening: A node may have ceil(widening * sqrt(N)) children, at least K0, at most `max_children`.
         saturation: Proposals in a row, beyond the first `proposals` of a node, that add nothing before it counts as
             exhausted: an action of probability p is then missed with probability (1 - p)^saturation at most.
-        selection: `puct`, `uct`, or `uncertainty`: the likeliest untried action of the whole tree (`deviations`).
+        selection: `puct` or `uct`.
         c_puct, c_uct, fpu_reduction: Constants of the two rules; see `selection`.
         gumbel_root, gumbel_m: Gumbel top-m with sequential halving at the root.
         leaves_in_flight: L, simulations in flight per tree.
@@ -80,7 +80,7 @@ class SearchSettings:
     def __post_init__(self) -> None:
         faults = []
         for name, allowed in (
-            ("algorithm", ("mcts", "best_of_n")), ("selection", ("puct", "uct", "uncertainty")),
+            ("algorithm", ("mcts", "best_of_n")), ("selection", ("puct", "uct")),
             ("value", ("reward", "success")), ("until", ("spent", "success", "contrast")),
             ("repeated_states", ("close", "keep")),
         ):  # fmt: skip
@@ -96,11 +96,6 @@ class SearchSettings:
         if not 1 <= self.rollout_proposals <= self.proposals:
             faults.append(
                 f"search.rollout_proposals: got {self.rollout_proposals}, must be between 1 and search.proposals"
-            )
-        if self.gumbel_root and self.selection == "uncertainty":
-            faults.append(
-                "search.gumbel_root: got true, which search.selection=uncertainty does not read: it chooses among all "
-                "nodes of the tree; leave it out"
             )
         if not 0 < self.gamma <= 1:
             faults.append(f"search.gamma: got {self.gamma}, must be in (0, 1]")

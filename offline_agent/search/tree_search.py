@@ -19,7 +19,6 @@ from offline_agent.errors import DataError
 from offline_agent.policies.base import ProposeRequest
 from offline_agent.records import Context, Task
 from offline_agent.search.backup import Backup
-from offline_agent.search.deviations import Deviations
 from offline_agent.search.event_log import restore_shared, simulation_from_record, simulation_to_record
 from offline_agent.search.in_flight import SharedLeaf
 from offline_agent.search.inline import InlineCalls, simulate_inline
@@ -89,9 +88,6 @@ class TreeSearch:
             if settings.selection == "puct"
             else uct(settings.c_uct, settings.critic_alpha)
         )
-        self._deviations = (
-            Deviations(settings.max_children, settings.saturation) if settings.selection == "uncertainty" else None
-        )
         self._choose_at_root = self._choose_gumbel if settings.gumbel_root else self._choose
         self._gumbel: GumbelRoot | None = None
         self._opening: Opening | None = None
@@ -121,8 +117,6 @@ class TreeSearch:
             simulation.leaf, simulation.rank = self._root_leaf, index
             simulation.greedy = index == 0 and settings.greedy_first
             return self._mark(simulation)
-        if self._deviations is not None:
-            return self._select_deviation(tree, self._deviations)
         node, choose, most = root, self._choose_at_root, settings.max_children
         path: list[Edge] = []
         while True:
@@ -139,19 +133,6 @@ class TreeSearch:
                     return None  # simulations that found this node together may be executing this very action
                 return self._executing(tree, path[:-1], edge)
             node = child
-
-    def _select_deviation(self, tree: SearchTree, deviations: Deviations) -> Simulation | None:
-        """Return a simulation that leaves the tree at the likeliest untried action; None where it has to wait."""
-        place = deviations.select(tree)
-        if place is None:
-            return None
-        node, edge = place
-        path = tree.path(node)
-        if edge is not None:
-            return self._executing(tree, path, edge)
-        first = self.settings.proposals - node.samples  # as a walk that comes to the node would draw
-        room = self.settings.max_children - len(node.edges)
-        return self._drawing(tree, path, node, min(self.settings.proposals, first if first > 0 else room))
 
     def _drawing(self, tree: SearchTree, path: list[Edge], node: Node, count: int) -> Simulation:
         """Return a simulation that draws so many proposals at a node, and executes one of them."""

@@ -17,7 +17,6 @@ from offline_agent.config.training import (
 from offline_agent.errors import ConfigError, did_you_mean
 
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
-SIBLINGS = "siblings"
 """The loss over all executed actions of a node, in place of pairs."""
 OWN_LOSSES = ("sigmoid", "ipo", "hinge", "sigmoid_norm", "dmpo")
 TRL_LOSSES = (
@@ -110,7 +109,7 @@ class DpoSettings:
     """The preference loss.
 
     Attributes:
-        loss: One of `OWN_LOSSES` or `TRL_LOSSES`; `siblings` for `train_siblings`.
+        loss: One of `OWN_LOSSES` or `TRL_LOSSES`.
         beta: Strength of the pull towards the reference (ipo's tau).
         soft_labels: 1 - confidence of a pair is its label noise (`dpo.label_noise`); sigmoid and dmpo only.
         unknown_noise: The label noise of a pair whose confidence is not known, in [0, 0.5].
@@ -135,7 +134,7 @@ class DpoSettings:
 
     def check(self) -> None:
         """Raise ConfigError with every fault."""
-        known = (*OWN_LOSSES, SIBLINGS, *TRL_LOSSES)
+        known = (*OWN_LOSSES, *TRL_LOSSES)
         faults = []
         if self.loss.startswith("kto"):
             faults.append(

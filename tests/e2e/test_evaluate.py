@@ -233,29 +233,6 @@ def test_faults_are_listed_at_once(tmp_path: Path, capsys: pytest.CaptureFixture
 # -- test time ---------------------------------------------------------------------------------------------------
 
 
-def test_a_preference_model_chooses_among_proposals_and_nobody_is_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    keys = ["tasks.n=2", "attempts=2", "greedy=false", "max_steps=3", "test_time.algorithm=rerank"]
-    few = [*keys, "test_time.simulations=3"]
-    assert evaluate(tmp_path / "run", *few, f"test_time.scorer={DEFAULT_MODEL}") == 0
-    assert "A preference model chose each action among several proposals" in " ".join(capsys.readouterr().out.split())
-    got = summary(tmp_path / "run")
-    assert set(got["modes"]) == {"sampled", "rerank"} and got["modes"]["rerank"]["attempts"] == 4
-    # scored by itself every proposal is worth 0, so the first one is taken: what the policy does alone
-    played = {mode: [row for row in rows(tmp_path / "run") if row["mode"] == mode] for mode in got["modes"]}
-    for alone, ranked in zip(played["sampled"], played["rerank"], strict=True):
-        assert (alone["steps"], alone["reward"]) == (ranked["steps"], ranked["reward"])
-        assert ranked["simulations"] == 3 * ranked["steps"] and ranked["tool_calls"] == alone["tool_calls"]
-        assert ranked["generated_tokens"] > alone["generated_tokens"]
-    assert evaluate(tmp_path / "none", *few) == 2
-    assert "rerank needs the preference model" in capsys.readouterr().err
-    assert evaluate(tmp_path / "none", *few, "policy=noisy", f"test_time.scorer={DEFAULT_MODEL}") == 2
-    assert "policy=noisy does not; use policy=hf" in capsys.readouterr().err
-    assert evaluate(tmp_path / "none", "tasks.n=2", f"test_time.scorer={DEFAULT_MODEL}") == 2
-    assert "only rerank asks it" in capsys.readouterr().err
-
-
 def test_best_of_n_uses_the_attempts_there_are_and_says_who_was_asked(
     noisy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import shutil
@@ -15,11 +14,8 @@ from typing import Any
 
 import pytest
 
-from offline_agent.errors import DataError
-from offline_agent.pipelines.build_prefs import COMMAND as BUILD_PREFS
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.train_dpo import COMMAND
-from offline_agent.training.data.sibling_rows import load_siblings
 from tests.helpers.rows import pair, run, trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -149,79 +145,3 @@ def test_what_is_replayed_is_accounted_for_and_part_of_the_run(tmp_path: Path, c
     run(tmp_path / "prefs", rows, [trajectory(2)])
     capsys.readouterr()
     assert train(tmp_path / "run", f"data.runs=[{data}]") == 2 and "data" in capsys.readouterr().err
-
-
-def test_pairs_that_the_start_model_ranks_rightly_are_left_out_by_name_where_that_is_asked(
-    tmp_path: Path, capsys: Any
-) -> None:
-    """Alone catches a key that does not reach the data, or pairs that are left out without a word."""
-    rows = [pair(n, "tea pot", "cup") for n in range(4)] + [pair(4 + n, "cup", "tea pot") for n in range(4)]
-    data = run(tmp_path / "prefs", rows, [trajectory()])
-    assert train(tmp_path / "run", f"data.runs=[{data}]", "data.misranked=true") == 0
-    told = json.loads((tmp_path / "run" / "summary.json").read_text())["data"]
-    out = told["left_out"]["ranked_right"]
-    assert 0 < out < 8 == out + told["kept"]
-    assert (tmp_path / "run" / "quarantine.jsonl").read_text().count("likelier than its rejected one") == out
-    capsys.readouterr()
-    assert train(tmp_path / "other", f"data.runs=[{data}]", *SIBLINGS, "data.misranked=true") == 2
-    assert "data.misranked: got True, which dpo.loss=siblings does not read" in capsys.readouterr().err
-
-
-SIBLINGS = ("dpo.loss=siblings", "data.kinds=[step]")  # in place of the kinds in KEYS, which this loss does not read
-
-
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Search a few tasks of the shop with the embedded model."""
-    run_dir = tmp_path_factory.mktemp("searched") / "prefs"
-    given = ["tasks.n=3", "search.simulations=8", "tracking.uri=null", "report=false", f"run_dir={run_dir}"]
-    assert main(BUILD_PREFS, given) == 0
-    return run_dir
-
-
-def test_all_siblings_of_a_search_are_learnt_from_each_with_a_certificate(
-    searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    keys = [f"data.runs=[{searched}]", *SIBLINGS, "optimizer.max_updates=3", "optimizer.epochs=9"]
-    assert train(tmp_path / "run", *keys, "siblings.tau=0.1") == 0
-    out = capsys.readouterr().out
-    assert "nodes of" in out and "accuracy on the nodes" in out
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert list(summary["data"]["kinds"]) == ["siblings"] and summary["training"]["updates"] == 3
-    assert summary["siblings"] == {"tau": 0.1, "pool": "task", "min_gap": 0.2, "exact": True}
-    assert train(tmp_path / "keys", *SIBLINGS, "dpo.beta=0.3", f"data.runs=[{searched}]") == 2
-    assert "dpo.beta: got 0.3, which dpo.loss=siblings does not read" in capsys.readouterr().err
-    assert train(tmp_path / "keys", "siblings.tau=0.3", f"data.runs=[{searched}]") == 2
-    assert "siblings.tau: got 0.3, which dpo.loss=" in capsys.readouterr().err
-    assert train(tmp_path / "files", *SIBLINGS, "data.files=[rows.jsonl]") == 2
-    assert "dpo.loss=siblings reads the trees of data.runs" in capsys.readouterr().err
-    assert train(tmp_path / "none", *SIBLINGS, f"data.runs=[{tmp_path / 'run'}]") == 2
-    assert "is a train_dpo run without trees/" in capsys.readouterr().err
-
-
-def test_siblings_that_fail_their_certificate_are_left_out_by_name(searched: Path, tmp_path: Path) -> None:
-    from offline_agent.training.models import load_trainable
-
-    _, _, renderer = load_trainable(None, None, None, "float32")
-    options: dict[str, Any] = {"max_length": 2048, "tau": 0.2}
-    rows, report = load_siblings([str(searched)], renderer, **options)
-    row = rows[0]
-    assert report.kept == len(rows) and report.read == len(rows) + report.no_contrast
-    for ids, mask in row.sequences:  # one action each, at the end of one history
-        assert mask == (0,) * mask.index(1) + (1,) * (len(ids) - mask.index(1))
-    assert len({ids[: mask.index(1)] for ids, mask in row.sequences}) == 1 and sum(row.weights) == pytest.approx(1)
-    broken = tmp_path / "broken"
-    shutil.copytree(searched, broken)
-    file = broken / "trees" / Path(row.tree_id).name
-    tree = json.loads(gzip.decompress(file.read_bytes()))
-    for edge in tree["edges"]:
-        if edge["source"] == row.node_id:
-            edge["actions"][0]["ids"][0] += 1  # another token than the text has
-    file.write_bytes(gzip.compress(json.dumps(tree).encode()))
-    left, after = load_siblings([str(broken)], renderer, **options)
-    assert after.unusable >= 1 and f"{file} node {row.node_id}" in {name for name, _ in after.left_out}
-    assert len(left) < len(rows)
-    tree["graph"]["task"]["split"] = "test"
-    file.write_bytes(gzip.compress(json.dumps(tree).encode()))
-    with pytest.raises(DataError, match="its split is 'test'"):
-        load_siblings([str(broken)], renderer, **options)

@@ -19,7 +19,7 @@ SPEC = EnvSpec(Paths)
 def searches(draw: st.DrawFn) -> SearchSettings:
     """Draw how to search."""
     proposals = draw(st.integers(1, 5))
-    selection = draw(st.sampled_from(["puct", "uct", "uncertainty"]))
+    selection = draw(st.sampled_from(["puct", "uct"]))
     return SearchSettings(
         simulations=draw(st.integers(1, 40)),
         leaves_in_flight=draw(st.integers(1, 9)),
@@ -29,7 +29,7 @@ def searches(draw: st.DrawFn) -> SearchSettings:
         max_steps=draw(st.integers(1, 4)),
         selection=selection,
         algorithm=draw(st.sampled_from(["mcts", "mcts", "mcts", "best_of_n"])),
-        gumbel_root=selection != "uncertainty" and draw(st.booleans()),
+        gumbel_root=draw(st.booleans()),
         greedy_first=draw(st.booleans()),
         gamma=draw(st.sampled_from([1.0, 0.9])),
     )

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from offline_agent.envs.adapters import refused_names, tool_method
 from offline_agent.envs.adapters.tau2_domain import Domain, domain, hashes
-from offline_agent.envs.adapters.tau2_talk import given, in_words, next_turn, written_calls
+from offline_agent.envs.adapters.tau2_talk import in_words, next_turn, written_calls
 from offline_agent.envs.base import Environment
 from offline_agent.envs.retail.service import NOT_JUDGED
 from offline_agent.envs.retail.users import make_user
@@ -148,17 +148,6 @@ class _Tau2(Environment):
     ) -> Message:
         """Return the next turn of an agent that follows the gold actions; see `tau2_talk.next_turn`."""
         return next_turn(cls._domain, cls._domain.task(task["task_id"]), messages, rng, noise)
-
-    @classmethod
-    def hint(cls, task_id: str) -> str:
-        """Return the gold actions, and how many facts have to be said."""
-        criteria = cls._domain.task(task_id).evaluation_criteria
-        called = [
-            f"{'ask the user for ' if one.requestor == 'user' else ''}{in_words(one.name, given(one.arguments))}"
-            for one in criteria.actions or ()
-        ]
-        said = f" Facts to be said: {len(criteria.communicate_info)}." if criteria.communicate_info else ""
-        return f"Hint: calls that lead to the goal: {'; '.join(called) or 'no change of the database'}.{said}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Tau2:
         twin = object.__new__(type(self))

@@ -121,13 +121,6 @@ class ServiceDesk(Environment):
         state = json.dumps([changes, self._said, self._user.state(), self.terminated], sort_keys=True, default=str)
         return hashlib.blake2b(state.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
-    @classmethod
-    def hint(cls, actions: Sequence[Mapping[str, Any]], communicate: Sequence[str] = (), **_: Any) -> str:
-        """Return the goal actions, and how many facts have to be said."""
-        called = [f"{call['name']}({_named(call['arguments'])})" for call in map(sources.call_of, actions)]
-        said = f" Facts to be said: {len(communicate)}." if communicate else ""
-        return f"Hint: calls that lead to the goal: {'; '.join(called) or 'no change of the database'}.{said}"
-
     def __deepcopy__(self, memo: dict[int, Any]) -> ServiceDesk:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)  # changes are replaced, never changed in place
@@ -168,10 +161,6 @@ class ServiceDesk(Environment):
         record: dict[str, Any] = copy.deepcopy(dict(self._record(table, key)))
         self._changes = {**self._changes, (table, key): record}
         return record
-
-
-def _named(arguments: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in arguments.items())
 
 
 def _goal(desk: ServiceDesk, key: str) -> tuple[Changes, list[str]]:

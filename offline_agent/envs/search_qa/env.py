@@ -175,11 +175,6 @@ class SearchQA(Environment):
         """Return the scripted reader's next call; see `demonstrate.next_turn`."""
         return expert.next_turn(task, messages, rng, noise)
 
-    @classmethod
-    def hint(cls, support: Sequence[str] = (), **_: Any) -> str | None:
-        """Return the titles of the supporting passages; None where they are not known."""
-        return f"Hint: read these passages in turn: {'; '.join(support)}." if support else None
-
     def __deepcopy__(self, memo: dict[int, Any]) -> SearchQA:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)  # what changes is replaced, never changed in place

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -21,11 +20,6 @@ from offline_agent.records import Message, Verdict
 
 SHOWN_ROWS = 30
 """Rows of a result that the policy is shown."""
-
-_CONSTRUCTS = (
-    "JOIN", "WHERE", "GROUP BY", "HAVING", "ORDER BY", "LIMIT", "EXISTS", "NOT", "DISTINCT", "COUNT", "SUM", "AVG",
-    "MIN", "MAX", "UNION", "INTERSECT", "EXCEPT", "LIKE", "IN", "UPDATE", "DELETE", "INSERT",
-)  # fmt: skip
 
 _ERRORS = (sqlite3.Error, sqlite3.Warning, ValueError)
 
@@ -177,13 +171,6 @@ class SQL(Environment):
     ) -> Message:
         """Return the scripted analyst's next call; see `demonstrate.next_turn`."""
         return expert.next_turn(sources.find(str(task["database"])).schema.names, task, messages, rng, noise)
-
-    @classmethod
-    def hint(cls, database: str, gold: str, **_: Any) -> str:
-        """Return the tables and the constructs of the right query, without the query."""
-        used = [name for name in sources.find(database).schema.names if re.search(rf"\b{re.escape(name)}\b", gold)]
-        parts = [word for word in _CONSTRUCTS if re.search(rf"\b{word}\b", gold.upper())]
-        return f"Hint: a right query uses {', '.join(used)}" + (f", and {', '.join(parts)}." if parts else ".")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SQL:
         other = object.__new__(type(self))

@@ -11,14 +11,13 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import DataError
 from offline_agent.evaluation import test_time
-from offline_agent.evaluation.rerank import Reranker
 from offline_agent.launch.shards import Shard
 from offline_agent.pipelines.stages.copy_check import bound_environments, trust_copies
 from offline_agent.pipelines.stages.search import critic_of, search_log
 from offline_agent.policies.base import Engine, Policy
 from offline_agent.records import Task
 from offline_agent.report.earlier_evaluation import Earlier
-from offline_agent.report.evaluate import EXTRA, RERANK
+from offline_agent.report.evaluate import EXTRA
 from offline_agent.rollouts.attempts import Attempt, AttemptRequest, Journal, Key
 from offline_agent.rollouts.episodes import Episodes
 from offline_agent.runner.components import Parts
@@ -36,32 +35,21 @@ class EvaluationInputs:
         other: A policy to compare with, played in this run; None = none.
         earlier: An earlier evaluation to compare with; None = none.
         settings: Settings of the search at test time; None = no MCTS.
-        scorer: Ranks proposals at test time; None = nothing does.
-        reference: The scorer's; None = the policy that plays.
     """
 
     parts: Parts
     other: Policy | None
     earlier: Earlier | None
     settings: SearchSettings | None
-    scorer: Policy | None = None
-    reference: Policy | None = None
 
     def players(self) -> list[tuple[str, Policy]]:
         """Return the policies that play, by label."""
         return [("candidate", self.parts.policy), *([("against", self.other)] if self.other is not None else [])]
 
-    def reranker(self, policy: Policy) -> Reranker | None:
-        """Return what chooses among a policy's proposals; None = nothing does."""
-        return None if self.scorer is None else Reranker(self.scorer, self.reference or policy)
-
     def close(self) -> None:
         """Free what the policies and models hold."""
         for _, policy in self.players():
             policy.close()
-        for model in (self.scorer, self.reference):
-            if model is not None:
-                model.close()
 
 
 @dataclass
@@ -119,9 +107,6 @@ def asks(config: EvaluateConfig, tasks: Sequence[Task]) -> list[AttemptRequest]:
             out.append(AttemptRequest(task, "greedy", 0))
         for number in range(max(config.attempts, samples)):
             out.append(AttemptRequest(task, "sampled" if number < config.attempts else EXTRA, number))
-        if config.test_time.algorithm == "rerank":
-            several = config.test_time.simulations
-            out += [AttemptRequest(task, RERANK, n, proposals=several) for n in range(max(config.attempts, 1))]
     return out
 
 
@@ -133,14 +118,12 @@ def play(one: EvaluationRun, label: str, policy: Policy, engine: Engine, pool: E
     spec = one.inputs.parts.spec
     bound_environments(config.limits, spec, one.inputs.parts.tasks)
     spec.census.expect(len(left))
-    reranker = one.inputs.reranker(policy)
     episodes = Episodes(
         spec, engine, pool, policy=label, seed=config.seed, max_steps=config.max_steps,
         temperature=config.policy.temperature, max_tokens=config.policy.max_tokens,
         in_flight=min(config.in_flight, spec.census.most),
         reset_seconds=config.limits.reset_seconds, segment=None if policy.renderer is None else policy.renderer.segment,
         answered_before=len(left) < len(wanted), tick=lambda: one.tick(episodes.requests),
-        choose=None if reranker is None else reranker.choose,
     )  # fmt: skip
     for attempt in episodes.play(left):
         one.added(attempt)

@@ -21,7 +21,6 @@ from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import DataError, OfflineAgentError
-from offline_agent.pipelines.stages.guidance import guided_successes
 from offline_agent.policies.base import Engine
 from offline_agent.preferences.dataset import packed_rows
 from offline_agent.preferences.dataset.balance import Balance
@@ -127,7 +126,6 @@ class TreeMiner:
             self._pool = EnvPool(config.limits.workers, config.limits.step_seconds)
             rollout = partial(continuations, _episodes(config, spec, engine, self._pool))
         self._miner = miner_of(config, spec, rollout)
-        self._guided = guided_successes(settings.path) if config.guidance.attempts else {}
         self._tools: deque[Sequence[Mapping[str, Any]]] = deque(maxlen=4)  # those of the latest trees
 
     def mine(self, task_id: str) -> TreeRows:
@@ -136,7 +134,7 @@ class TreeMiner:
         tree = tree_from_json(read_tree(tree_path(settings.path, task_id)))
         for node in tree.nodes:
             node.context.tools = self._shared(node.context.tools)
-        return rows_of(tree, self._miner.mine(tree, self._guided.get(task_id, ())), settings.renderer, settings.model)
+        return rows_of(tree, self._miner.mine(tree), settings.renderer, settings.model)
 
     def map(self, task_ids: Iterable[str]) -> Iterator[TreeRows]:
         """Yield the data of each tree, in order; raises as `mine`."""

@@ -32,7 +32,7 @@ class RejectionFilter:
         negatives: bool = False,
         negatives_per_task: int = 1,
         allow_faults: bool = True,
-        origins: Sequence[str] = ("search", "rollout", "hindsight", "guided"),
+        origins: Sequence[str] = ("search", "rollout", "hindsight"),
     ) -> None:
         if per_task < 0 or negatives_per_task < 0:
             raise ConfigError(

@@ -29,8 +29,6 @@ class LoadReport:
         unknown: Trajectories of unknown outcome that are learnt from, as was asked for.
         unusable: Foreign rows left out that cannot be encoded.
         other_kinds: Pairs left out because their kind was not asked for.
-        no_contrast: Nodes left out because their values are too alike, or the best is of a malformed call.
-        ranked_right: Pairs left out because the start model ranks them rightly; only wrong ones were asked for.
         foreign: Rows read whose ids were made here from messages.
         differing: Of these, those that as one text, as servers of chat completions tokenise, have other ids.
         one_text: Of these, those that no search has, so that they are tokenised as one text.
@@ -59,8 +57,6 @@ class LoadReport:
     unknown: int = 0
     unusable: int = 0
     other_kinds: int = 0
-    no_contrast: int = 0
-    ranked_right: int = 0
     foreign: int = 0
     differing: int = 0
     one_text: int = 0
@@ -78,7 +74,7 @@ class LoadReport:
 
     COUNTS: ClassVar[tuple[str, ...]] = (
         "too_long", "duplicates", "contradictory", "no_agent_tokens", "capped", "negatives", "unverified", "unusable",
-        "other_kinds", "no_contrast", "ranked_right",
+        "other_kinds",
     )  # fmt: skip
 
     def leave(self, count: str, name: str, reason: str) -> None:
@@ -105,8 +101,6 @@ class LoadReport:
             out.append(f"{self.too_long} of {self.read} rows are longer than batch.max_length allows and are left out")
         if self.other_kinds:
             out.append(f"{self.other_kinds} of {self.read} pairs are of kinds that data.kinds does not name")
-        if self.ranked_right:
-            out.append(f"{self.ranked_right} of {self.read} pairs are ranked rightly by the start model and are out")
         if self.contradictory:
             out.append(f"{self.contradictory} pairs contradict one another (the same two sides both ways) and are out")
         if self.unusable:

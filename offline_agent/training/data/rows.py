@@ -66,7 +66,7 @@ class TrajectoryRow:
         name: For messages: `<file>:<row> task/origin`.
         task_id: The task; the row's name where the file does not say.
         origin: `search`, `rollout`, `demonstration`, `hindsight`, `pruned`,
-            `guided`, `recovery`; `foreign` where the file does not say.
+            `recovery`; `foreign` where the file does not say.
         input_ids: int [L].
         action_mask: int [L]; 1 = sampled by the policy (or written by the demonstrator).
         weight: Of its loss; observations have none of their own.
@@ -99,7 +99,6 @@ class TrajectoryRow:
 
 
 RECOVERY = "recovery"
-Misranked = Callable[[Sequence[PairRow]], Sequence[bool]]
 Observe = Callable[[SourceRow, TrajectoryRow], TrajectoryRow]
 
 
@@ -120,7 +119,6 @@ def load_pairs(
     max_length: int,
     reference: str = "auto",
     key: str = "data",
-    misranked: Misranked | None = None,
 ) -> tuple[list[PairRow], LoadReport]:
     """Return the pairs of runs and files, in order, and what was left out.
 
@@ -133,7 +131,6 @@ def load_pairs(
         max_length: Longer rows are left out.
         reference: `auto` = stored log-probabilities where the row's certificate names `model_hash`; `computed` = none.
         key: The configuration section the paths are from, for messages.
-        misranked: Says for each pair whether it is used (`offline.misranked.misranked`); None = all are.
 
     Raises:
         ConfigError: A path is wrong, a run is unfinished, or no pair is left; where all are of other kinds than those
@@ -170,16 +167,6 @@ def load_pairs(
     for this in [this for this in kept if this in contradicted]:
         report.leave("contradictory", kept.pop(this).name, "its two sides are in the data the other way round, too")
     pairs = list(kept.values())
-    if misranked is not None:
-        wrong = misranked(pairs)
-        for pair in (pair for pair, used in zip(pairs, wrong, strict=True) if not used):
-            report.leave("ranked_right", pair.name, "the model finds its chosen side likelier than its rejected one")
-        pairs = [pair for pair, used in zip(pairs, wrong, strict=True) if used]
-        if wrong and not pairs:
-            raise ConfigError(
-                f"{key}.misranked: got true, but the model ranks all {len(wrong)} pairs rightly, so none is left; "
-                "leave it out, or search with this model for new pairs"
-            )
     if others and others.total() == report.read:
         there = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(others.items()))
         raise ConfigError(

@@ -82,35 +82,6 @@ def find(runs: Sequence[str], files: Sequence[str], tables: Sequence[str], key: 
     return found
 
 
-def trees(runs: Sequence[str], key: str = "data") -> list[Path]:
-    """Return the files of the trees of runs, in name order.
-
-    Raises:
-        ConfigError: A run is none, is unfinished or has no trees; or none was named. Every fault.
-        DataError: A manifest cannot be read.
-    """
-    faults = [] if runs else [f"{key}.runs: nothing to learn from; name run directories of build_prefs"]
-    found: list[Path] = []
-    for path in dict.fromkeys(Path(run).expanduser().resolve() for run in runs):
-        fault = _run_fault(path, f"{key}.runs")
-        if fault is None:
-            manifest = read_json(path / _MANIFEST, "Restore it from a copy, or leave the run out.")
-            command, status = manifest.get("command"), manifest.get("status")
-            files = sorted(path.glob("trees/*.json.gz"))
-            if status != "done":
-                fault = (
-                    f"{key}.runs: {path} is unfinished (status {status!r}); give its command ({command}) again with "
-                    f"{shlex.quote(f'run_dir={path}')}, or leave it out"
-                )
-            elif not files:
-                fault = f"{key}.runs: {path} is a {command} run without trees/; name a run of build_prefs"
-            found += files
-        faults += [] if fault is None else [fault]
-    if faults:
-        raise ConfigError(faults)
-    return found
-
-
 def _of_run(path: Path, tables: Sequence[str], key: str, faults: list[str]) -> list[Source]:
     fault = _run_fault(path, key)
     if fault:

@@ -14,7 +14,6 @@ from offline_agent.training.prefix_sharing import log_probabilities as prefix_sh
 
 if TYPE_CHECKING:
     from offline_agent.training.data.rows import PairRow, TrajectoryRow
-    from offline_agent.training.data.sibling_rows import SiblingRow
     from offline_agent.training.settings import DpoSettings, TrainSettings
 
 Ids = tuple[int, ...]
@@ -22,7 +21,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The rows that must be in one forward pass: the two sides of a pair, a node's actions, or one trajectory.
+    """The rows that must be in one forward pass: the two sides of a pair, or one trajectory.
 
     Attributes:
         name: For messages.
@@ -75,20 +74,6 @@ def pair_units(rows: Sequence[PairRow]) -> list[Unit]:
             ),
             tree=row.tree_id if row.tree_id is not None else f"task {row.task_id}",
             node=str(row.node_id) if row.node_id is not None else f"row {index}",
-        )
-        for index, row in enumerate(rows)
-    ]
-
-
-def sibling_units(rows: Sequence[SiblingRow]) -> list[Unit]:
-    """Return one unit for each node: its actions, each after the node's history."""
-    return [
-        Unit(
-            row.name,
-            index,
-            tuple((ids, (0, *mask[1:])) for ids, mask in row.sequences),
-            tree=row.tree_id,
-            node=str(row.node_id),
         )
         for index, row in enumerate(rows)
     ]

@@ -98,23 +98,6 @@ def sequence_sums(rows: Sequence[Tensor], values: Tensor) -> Tensor:
     return segment_sums(values[torch.cat(list(rows))], owner, len(sizes))
 
 
-def sibling_loss(sums: Tensor, owner: Tensor, weights: Tensor, count: int) -> Tensor:
-    """Return the cross-entropy [count] of the policy's distribution over each node's actions to their weights.
-
-    -sum_k w_k (s_k - log sum_j exp s_j), k and j the actions of one node: the policy's probabilities are renormalised
-    over the actions that are there.
-
-    Args:
-        sums: [M], the sum of each action's log-probabilities.
-        owner: int [M], its node.
-        weights: [M], its target probability; those of a node sum to 1.
-        count: Number of nodes, each with at least one action.
-    """
-    top = sums.detach().new_full((count,), -torch.inf).scatter_reduce(0, owner, sums.detach(), "amax")
-    total = top + segment_sums((sums - top[owner]).exp(), owner, count).log()
-    return segment_sums(weights * (total[owner] - sums), owner, count)
-
-
 def label_noise(confidence: float | None, rest_confidence: float | None, unknown: float) -> float:
     """Return the probability that a pair's label is wrong, in [0, 0.5].
 

@@ -34,20 +34,6 @@ def plan(arms: Any, tmp_path: Path) -> Any:
     return made
 
 
-def test_an_arm_that_reranks_shares_all_training_and_plays_the_fine_tuned_model(plan: Any) -> None:
-    alone = plan("states, then dpo")
-    both = plan("states, then dpo", "states, then rerank")
-    added = [stage for stage in both if stage not in alone]
-    assert [stage.pipeline for stage in added] == ["evaluate"]
-    (preferred,) = [stage for stage in both if stage.pipeline == "train_dpo"]
-    keys = dict(key.split("=", 1) for key in added[0].keys)
-    assert f"model.path={keys['policy.model']}" in preferred.keys
-    assert keys["test_time.scorer"].endswith(f"{preferred.name}/model") and keys["test_time.algorithm"] == "rerank"
-    assert preferred.name in added[0].after
-    names = [stage.name for stage in both]
-    assert len(names) == len(set(names)) and all(name in names for stage in both for name in stage.after)
-
-
 def test_what_is_done_at_test_time_alone_is_compared_with_the_same_model_without_it(arms: Any, plan: Any) -> None:
     """Alone catches an arm that is trained again for what it does at test time, or is compared with another model."""
     names = ["states, then dpo", "states, then dpo, then agreement"]
@@ -85,12 +71,6 @@ def test_three_seeds_of_three_rounds_find_their_train_tasks(arms: Any, tmp_path:
             last = max(last, int(keys["tasks.offset"]) + int(keys["tasks.n"]))
     tasks = kind.tasks("train", **{key.removeprefix("env."): value for key, value in given.items()})
     assert last == sum(1 for _ in itertools.islice(tasks, last))
-
-
-def test_other_preference_training_is_not_shared(plan: Any) -> None:
-    trained = [stage for stage in plan("states, then dpo", "states, then siblings") if stage.pipeline == "train_dpo"]
-    assert len({stage.name for stage in trained}) == 2
-    assert [any(key == "dpo.loss=siblings" for key in stage.keys) for stage in trained] == [False, True]
 
 
 def test_all_calls_of_a_chain_are_counted_and_an_interrupted_search_is_refused(arms: Any, tmp_path: Path) -> None:

@@ -362,7 +362,6 @@ def test_tracking_links_every_stage_with_what_it_consumed(
         (["env.wrong=1", "policy.model=/nowhere/at/all"], "env.wrong"),
         (["tasks.offset=1000000"], "tasks: none left"),
         (["dpo.loss.loss=sigmiod"], "dpo.loss.loss: got 'sigmiod', allowed: sigmoid"),
-        (["dpo.loss.loss=siblings"], "dpo.loss.loss: iterate replays pairs"),
         (["dpo.anchor.runs=[/nowhere]"], "dpo.anchor.runs: /nowhere is no run directory"),
         (["lora.targets=q_proj,nope"], "lora.targets: got 'nope'"),
         (["lora.targets=q_proj,lm_head"], "lora.targets: got 'lm_head'"),

@@ -32,7 +32,6 @@ VARIANTS = [
     SearchSettings(simulations=24, max_steps=2, gamma=0.9),
     SearchSettings(simulations=40, rollout_proposals=4),
     SearchSettings(simulations=40, rollout_proposals=2, leaves_in_flight=8),
-    SearchSettings(simulations=40, selection="uncertainty", leaves_in_flight=3),
     SearchSettings(simulations=24, algorithm="best_of_n"),
 ]
 

@@ -180,18 +180,3 @@ def test_a_plain_trainer_reads_what_was_said(tmp_path: Path, renderer: Renderer)
             ids = row["prompt_ids"] + row[f"{side}_ids"]
             assert text.removesuffix("\n") == tokenizer.decode(ids)
     assert {"trajectory", "hindsight", "minimal"} <= kinds
-
-
-def test_a_success_found_with_a_hint_has_its_ids_after_the_prompt_without_it(renderer: Renderer) -> None:
-    actions = sampled(renderer, "A B leave", -0.1)
-    mined = Miner(kit.SPEC, step_seconds=None).mine(kit.grow(["B leave"]), [actions, kit.acts("C leave")])
-    (found,) = [one for one in mined.trajectories if one.origin == "guided"]
-    assert [step.action.token_ids for step in found.steps] == [action.token_ids for action in actions]
-    assert all(step.action.logps is None for step in found.steps) and found in mined.filtered
-    assert [r.reason for r in mined.refusals if r.kind == "guided"] == [
-        "the same actions without the hint are no success"
-    ]
-    row = known(trajectory_row(found, renderer))  # certifies the ids
-    masked = [i for i, sampled in zip(row["input_ids"], row["action_mask"], strict=True) if sampled]
-    assert masked == [i for action in actions for i in action.token_ids or ()] and row["origin"] == "guided"
-    assert row["logps"] is None

@@ -51,16 +51,6 @@ def test_a_pair_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert list(report.hashes) == report.files and len(report.hashes[report.files[0]]) == 32
 
 
-def test_pairs_that_are_ranked_rightly_are_left_out_by_name_and_none_left_says_what_to_do(tmp_path: Path) -> None:
-    data = [run(tmp_path / "r", [pair(n, "tea", "cup") for n in range(3)])]
-    kept, report = pairs_of(data, misranked=lambda rows: [row.task_id != "train-1" for row in rows])
-    assert [row.task_id for row in kept] == ["train-0", "train-2"] and (report.kept, report.ranked_right) == (2, 1)
-    assert [name.split()[-1] for name, _ in report.left_out] == ["train-1/step/3"]
-    assert report.reference_stored == 2
-    with pytest.raises(ConfigError, match="misranked: got true, but the model ranks all 3 pairs rightly.*leave it out"):
-        pairs_of(data, misranked=lambda rows: [False for _ in rows])
-
-
 def test_a_trajectory_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     written = trajectory(2)
     (row,), report = trajectories_of([run(tmp_path / "r", filtered=[written])])
