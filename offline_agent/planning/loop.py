@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from offline_agent.planning.figures import Figure, Forecast, unknown
 from offline_agent.planning.planner import Planner, ReferenceRun
 from offline_agent.planning.search import BuildPrefs, Evaluate, count_tasks, fewer
 from offline_agent.planning.training import MEMORY_NOTE, RefineGrpo, TrainDpo, TrainSft
+from offline_agent.store.files import read_json
+from offline_agent.store.manifest import read_manifest
 
 _SUMMED = (
     "tokens_sampled", "prompt_tokens_without_cache", "prompt_tokens_computed", "prompt_tokens_once", "tool_calls",
@@ -150,15 +151,15 @@ def _stage(seen: ReferenceRun | None, name: str) -> ReferenceRun | None:
     path = seen.path / "iteration-0" / name
     if not (path / "summary.json").is_file():
         return None
-    return ReferenceRun(path, json.loads((path / "summary.json").read_bytes()), False, seen.memory)
+    return ReferenceRun(path, read_json(path / "summary.json"), False, seen.memory)
 
 
 def _finished(path: Path) -> Iterator[tuple[str, ReferenceRun]]:
     for manifest in sorted(path.glob("iteration-*/*/manifest.json")):
         summary = manifest.with_name("summary.json")
         if summary.is_file():
-            told = json.loads(summary.read_bytes())
-            yield json.loads(manifest.read_bytes())["command"], ReferenceRun(manifest.parent, told, True)
+            told = read_json(summary)
+            yield read_manifest(manifest.parent)["command"], ReferenceRun(manifest.parent, told, True)
 
 
 def _sum(name: str, found: list[Figure]) -> Figure:

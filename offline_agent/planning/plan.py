@@ -7,7 +7,6 @@ with actual cost.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,8 @@ from offline_agent.errors import ConfigError, DataError, TrainingError
 from offline_agent.planning.figures import Figure, beside, table
 from offline_agent.planning.loop import STAGES, Iterate
 from offline_agent.planning.planner import Planner, ReferenceRun
+from offline_agent.store.files import read_json, write_json
+from offline_agent.store.manifest import read_manifest
 
 if TYPE_CHECKING:
     from offline_agent.store.run_directory import RunDirectory
@@ -97,15 +98,13 @@ class CostComparison:
         if not file.is_file():
             self._look(file, say)
         try:
-            data = json.loads(file.read_bytes())
+            data = read_json(file, "")
             self.figures = [Figure.from_json(name, figure) for name, figure in data["figures"].items()]
             self._spent: dict[str, float] = data["spent"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (DataError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{file}: not readable ({error!r}). Remove it: the probe is repeated.") from error
 
     def _look(self, file: Path, say: Say) -> None:
-        from offline_agent.store.files import write_json
-
         with _seen(self.pipeline, self._planner, self.config, say) as seen:
             figures = self._planner.expected(self.config, seen)
             probed = seen is not None and self.config.plan.rates is None
@@ -142,10 +141,9 @@ def _seen(pipeline: str, one: Planner, config: RunConfig, say: Say) -> Iterator[
 
 def _finished(pipeline: str, path: Path) -> ReferenceRun:
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        summary = json.loads((path / "summary.json").read_bytes())
+        manifest, summary = read_manifest(path), read_json(path / "summary.json")
         command, status = manifest["command"], manifest.get("status")
-    except (OSError, ValueError, KeyError) as error:
+    except (DataError, KeyError) as error:
         raise ConfigError(
             f"plan.rates: {path} is no finished run ({type(error).__name__}: {error}); name a run directory of "
             f"{pipeline}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from offline_agent.planning.figures import Figure, Forecast, exactly, grown, unk
 from offline_agent.planning.planner import Planner, ReferenceRun
 from offline_agent.planning.tasks import LACKING, TaskCosts, figures
 from offline_agent.store.columns import PAIR_TABLES
+from offline_agent.store.manifest import read_manifest
 
 if TYPE_CHECKING:
     from offline_agent.store.run_directory import RunDirectory
@@ -285,7 +285,7 @@ def _players(session: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _threads(path: Path) -> int:
-    return int(json.loads((path / "manifest.json").read_bytes())["config"]["limits"]["workers"])
+    return int(read_manifest(path)["config"]["limits"]["workers"])
 
 
 def _attempts(path: Path) -> dict[str, dict[str, float]]:
