@@ -21,8 +21,9 @@ from offline_agent.config.build_prefs import (
     TasksSection,
 )
 from offline_agent.config.sandbox import SandboxSection
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, DataError
 from offline_agent.outgoing import MASK
+from offline_agent.store.manifest import read_manifest
 
 
 class TestTimeSection(Section):
@@ -110,12 +111,12 @@ class EvaluateConfig(RunConfig):
         if self.against.run is None:
             return None
         try:
-            manifest = json.loads((Path(self.against.run) / "manifest.json").read_bytes())
+            manifest = read_manifest(Path(self.against.run))
             if manifest["command"] != "build_prefs":
                 return None
             stored = json.dumps(manifest["config"]["policy"])
             found = PolicySection.model_validate_json(stored)
-        except (OSError, ValueError, TypeError, KeyError):
+        except (DataError, ValueError, TypeError, KeyError):
             return None  # `evaluate` says what is wrong with it
         if MASK in stored:
             raise ConfigError(

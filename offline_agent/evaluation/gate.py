@@ -7,7 +7,6 @@ part of that error (`needed_confidence`), and has tasks and attempts of its own 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from offline_agent.evaluation.statistics import (
     paired_difference,
     sign_flip_p_value,
 )
+from offline_agent.store.manifest import read_manifest
 from offline_agent.store.tables import read_table
 
 MODE = "sampled"
@@ -210,8 +210,8 @@ def outcomes(run_dir: Path) -> dict[str, list[float | None]]:
     """
     files = sorted((run_dir / "attempts").glob("*.parquet"))
     try:
-        split = json.loads((run_dir / "manifest.json").read_bytes())["config"]["tasks"]["split"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        split = read_manifest(run_dir)["config"]["tasks"]["split"]
+    except (DataError, KeyError, TypeError) as error:
         raise DataError(f"{run_dir}: no run directory of evaluate ({type(error).__name__}: {error})") from error
     if split == "test":
         raise DataError(f"{run_dir}: evaluated on the test split; a gate looks at tasks.split=validation only")

@@ -11,7 +11,7 @@ import offline_agent
 from offline_agent.export.format import Format
 from offline_agent.export.writing import Exported
 from offline_agent.outgoing import code, masked, without_html
-from offline_agent.store.files import read_json
+from offline_agent.store.manifest import read_manifest
 
 NAME = "README.md"
 
@@ -32,7 +32,7 @@ def card(name: str, format: Format, run_dir: Path, done: Exported) -> str:
         run_dir: The run that was exported.
         done: What was written.
     """
-    manifest = read_json(run_dir / "manifest.json", "Restore it from a copy.")
+    manifest = read_manifest(run_dir)
     lines = [f"# {run_dir.resolve().name} for {name}", "", f"{format.about}.", "", "## Files", ""]
     lines += ["| file | rows | tasks | rows of the run | left out |", "|---|---|---|---|---|"]
     for part in format.parts:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from sys import getsizeof
 from typing import Any
@@ -25,6 +27,13 @@ _FORBIDDEN = frozenset(
     {
         "load_extension", "readfile", "writefile", "edit", "fts3_tokenizer",
         "random", "randomblob", "current_time", "current_date", "current_timestamp",  # the same query, the same rows
+    }
+)  # fmt: skip
+_OF_THE_HOST = frozenset(  # no guarded statement can cause them, so that nobody can choose to have no score
+    {
+        sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_PROTOCOL,
     }
 )  # fmt: skip
 _TICK = 100  # instructions between two looks at the limits; one instruction can work on two values of the largest size
@@ -63,6 +72,23 @@ class LimitExceeded(Exception):
     def __init__(self, message: str, timed: bool = False) -> None:
         super().__init__(message)
         self.timed = timed
+
+
+class HostFault(Exception):
+    """A database could not be opened or read, for a reason that is in no statement; it tells nothing of one."""
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """Turn errors of SQLite in the block, in which nobody's statement runs, into HostFault."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _host_fault(error) from error
+
+
+def _host_fault(error: sqlite3.Error) -> HostFault:
+    return HostFault(f"the database cannot be read: {error} ({getattr(error, 'sqlite_errorname', 'no code')})")
 
 
 def guard(connection: sqlite3.Connection, limits: Limits, writing: bool = False) -> sqlite3.Connection:
@@ -111,6 +137,7 @@ def run(
 
     Raises:
         LimitExceeded: It ran past a limit.
+        HostFault: The database could not be read.
         sqlite3.Error, sqlite3.Warning, ValueError: SQLite refused it.
     """
     left, end = limits.instructions // _TICK, time.thread_time() + limits.seconds
@@ -140,14 +167,16 @@ def run(
         cursor.close()
     except MemoryError as error:
         raise LimitExceeded(f"needed more than {limits.memory >> 20} MiB of memory", timed=True) from error
-    except sqlite3.OperationalError as error:
+    except sqlite3.DataError as error:  # a text or blob that is too big
+        raise LimitExceeded(f"read or made a value of more than {limits.value:,} bytes") from error
+    except sqlite3.Error as error:
         if late:
             raise LimitExceeded(f"ran longer than {limits.seconds:g} s", timed=True) from error
         if left < 0:
             raise LimitExceeded(f"needed more than {limits.instructions:,} instructions") from error
+        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _OF_THE_HOST:
+            raise _host_fault(error) from error
         raise
-    except sqlite3.DataError as error:  # a text or blob that is too big
-        raise LimitExceeded(f"read or made a value of more than {limits.value:,} bytes") from error
     finally:
         connection.set_progress_handler(None, 0)
     more = len(rows) > most

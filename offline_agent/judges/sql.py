@@ -6,8 +6,10 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from offline_agent.judges.guarded_sqlite import LimitExceeded, Limits, Row, guard, run
+from offline_agent.judges.guarded_sqlite import HostFault, LimitExceeded, Limits, Row, guard, opening, run
 from offline_agent.judges.verifiers import Unscorable, rows, verifier
+
+_ERRORS = (sqlite3.Error, sqlite3.Warning, ValueError)
 
 
 @verifier("3")
@@ -38,7 +40,7 @@ def sql(
     limits = Limits(rows=max_rows, value=250_000, instructions=2**31, seconds=seconds)
     try:
         wanted = _rows(path, gold, limits)
-    except (sqlite3.Error, sqlite3.Warning, ValueError, LimitExceeded) as error:
+    except (*_ERRORS, LimitExceeded, HostFault) as error:
         raise Unscorable(f"the right query does not run: {error}") from error
     try:
         got = _rows(path, query, limits)
@@ -46,10 +48,12 @@ def sql(
         if error.timed:
             try:
                 _rows(path, gold, limits)  # else a busy machine may be the cause
-            except (sqlite3.Error, sqlite3.Warning, LimitExceeded) as other:
+            except (*_ERRORS, LimitExceeded, HostFault) as other:
                 raise Unscorable(f"the query {error}, and then the right one: {other}") from error
         return 0.0, False, {"query": query, "error": f"the query {error}"}
-    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+    except HostFault as error:
+        raise Unscorable(f"the query cannot be run: {error}") from error
+    except _ERRORS as error:
         return 0.0, False, {"query": query, "error": f"{type(error).__name__}: {error}"}
     in_order = ordering(gold) if ordered is None else ordered
     verdict = rows(got, wanted, ordered=in_order)
@@ -64,8 +68,11 @@ def ordering(gold: str) -> bool:
 
 
 def _rows(path: Path, query: str, limits: Limits) -> list[Row]:
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=limits.seconds)
+    with opening():
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=limits.seconds)
     try:
-        return run(guard(connection, limits), query, limits)[1]
+        with opening():
+            guard(connection, limits)
+        return run(connection, query, limits)[1]
     finally:
         connection.close()

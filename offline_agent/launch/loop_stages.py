@@ -270,16 +270,6 @@ def model_folder(path_or_name: str | None) -> Path:
         ) from error
 
 
-def template_text(named: str) -> str:
-    """Return the text of a chat template, given its name, its file or the text itself."""
-    from offline_agent.rendering.styles import TEMPLATES
-    from offline_agent.rendering.styles import template_text as ready_made
-
-    if named in TEMPLATES:
-        return ready_made(named)
-    return named if "{" in named else Path(named).read_text(encoding="utf-8")
-
-
 def place_model(source: Path, target: Path, tokenizer: Path | None = None, template: str | None = None) -> None:
     """Copy the folder of a model atomically; an existing target is replaced.
 

@@ -7,7 +7,6 @@ merge copies results. The merge can be repeated; it fails unless every shard is 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 from collections import Counter
@@ -20,6 +19,8 @@ from offline_agent.config.evaluate import AgainstSection, EvaluateConfig
 from offline_agent.errors import DataError
 from offline_agent.launch.slurm.resuming import resume_command
 from offline_agent.runner.pipeline import Session, Shard, Spread
+from offline_agent.store.files import read_json, write_json
+from offline_agent.store.manifest import MANIFEST, read_manifest
 from offline_agent.store.provenance import changed_sources
 
 FOLDER = "shards"
@@ -38,8 +39,6 @@ def cut(run_dir: Path, tasks: int, wanted: int) -> list[Shard]:
     Raises:
         DataError: The file of the first submission is broken, or has another number of tasks.
     """
-    from offline_agent.store.files import write_json
-
     if not (run_dir / FOLDER / "cut.json").exists():
         count = min(wanted, tasks)
         bounds = [tasks * number // count for number in range(count + 1)]
@@ -58,9 +57,9 @@ def shards_of(run_dir: Path) -> list[Shard]:
     if not file.exists():
         return []
     try:
-        bounds = [int(bound) for bound in json.loads(file.read_bytes())["bounds"]]
+        bounds = [int(bound) for bound in read_json(file, "")["bounds"]]
         assert len(bounds) > 1 and bounds == sorted(set(bounds))
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+    except (DataError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise DataError(f"{file}: broken. Restore it from a copy, or name another run_dir") from error
     return [Shard(n, run_dir / FOLDER / f"{n:04}", bounds[n], bounds[n + 1]) for n in range(len(bounds) - 1)]
 
@@ -96,12 +95,8 @@ def shard_config(config: Any, shard: Shard, total: int) -> Any:
 
 
 def manifest_of(path: Path) -> dict[str, Any] | None:
-    """Return the manifest of a run directory; None if there is none, or it is not readable now."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return manifest if isinstance(manifest, dict) else None
+    """Return the manifest of a run directory; None if there is none. Raises as `read_manifest`."""
+    return read_manifest(path) if (path / MANIFEST).exists() else None
 
 
 def is_whole(path: Path) -> bool:
@@ -192,10 +187,8 @@ def _costs(shards: Sequence[Shard]) -> dict[str, Any]:
     """Return the sums of the shards' figures; of one that was resumed, those of its last session."""
     sums: dict[str, Counter[str]] = {"seconds": Counter(), "last_sessions": Counter()}
     for shard in shards:
-        try:
-            summary = json.loads((shard.path / "summary.json").read_bytes())
-        except (OSError, ValueError) as error:
-            raise DataError(f"{shard.path / 'summary.json'}: not readable, though the shard is done") from error
+        mend = f"The shard is marked as done. Remove {shard.path} and give the command with launcher=slurm again."
+        summary = read_json(shard.path / "summary.json", mend)
         for name, source in (("seconds", "seconds"), ("last_sessions", "this_session")):
             sums[name].update(dict(_numbers(summary.get(source, {}))))
     return {name: {key: round(value, 2) for key, value in counts.items()} for name, counts in sums.items()}

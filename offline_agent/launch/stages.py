@@ -27,8 +27,10 @@ import yaml
 
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.config.keys import free_keys
-from offline_agent.errors import DataError, TrainingError
+from offline_agent.errors import TrainingError
+from offline_agent.launch.shards import manifest_of
 from offline_agent.outgoing import masked, shown
+from offline_agent.store.files import read_json
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _LAST_LINES = 12
@@ -90,22 +92,14 @@ def run_stage(stage: Stage, say: Say, again: str) -> dict[str, Any]:
     _wait_until_free(stage, say)
     if not is_done(stage):
         _run(stage, say, again)
-    try:
-        return dict(json.loads((stage.path / "summary.json").read_bytes()))
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{stage.path / 'summary.json'}: not readable ({error}), though the stage is done. Remove {stage.path} and "
-            f"give the same command again: {again}"
-        ) from error
+    mend = f"The stage is marked as done. Remove {stage.path} and give the same command again: {again}"
+    return dict(read_json(stage.path / "summary.json", mend))
 
 
 def is_done(stage: Stage) -> bool:
     """Return whether the stage finished with this configuration, apart from keys that may differ on resume."""
-    try:
-        manifest = json.loads((stage.path / "manifest.json").read_bytes())
-    except (OSError, ValueError):
-        return False
-    if manifest.get("status") != "done" or manifest.get("command") != stage.pipeline:
+    manifest = manifest_of(stage.path)
+    if manifest is None or manifest.get("status") != "done" or manifest.get("command") != stage.pipeline:
         return False
     free = free_keys(type(stage.config))
     return _without(manifest.get("config", {}), free) == _without(json.loads(json.dumps(stage.config.resolved())), free)
@@ -113,9 +107,8 @@ def is_done(stage: Stage) -> bool:
 
 def run_id(stage: Stage) -> str | None:
     """Return the run id of the stage; None before it begins."""
-    with suppress(OSError, ValueError):
-        return str(json.loads((stage.path / "manifest.json").read_bytes())["run_id"])
-    return None
+    manifest = manifest_of(stage.path)
+    return None if manifest is None else str(manifest["run_id"])
 
 
 def portable(config: RunConfig) -> tuple[str, dict[str, str]]:

@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from offline_agent.errors import DataError
-from offline_agent.logs.episode import Fields, LoggedEpisode, digest
+from offline_agent.logs.episode import OUTCOMES, SESSIONS, TASKS, Fields, LoggedEpisode, digest
 from offline_agent.preferences.refusals import Refusal
 
-_CONTENTS = ("messages", "steps", "conversations", "choices", "request", "response", "prompt", "completion")
+_ALLOWED = frozenset({*TASKS, *SESSIONS, *OUTCOMES, "split", "time", "timestamp", "created_at"})
+"""Keys that a record of an outcome may have, beside those that the configuration names."""
 
 
 class Outcomes:
@@ -40,15 +41,23 @@ class Outcomes:
             name: `file:line`, for messages.
 
         Raises:
-            DataError: It tells another outcome or task than a record before it, or a value that is none. The session
-                then has no outcome.
+            DataError: It tells another outcome or task than a record before it, or a value that is none, after which
+                the session has no outcome; or it holds more than an outcome.
         """
-        if not isinstance(record, Mapping) or any(name in record for name in _CONTENTS):
+        if not isinstance(record, Mapping):
             return False
         told = self._fields.read(record)
         if told["session"] is None or told["score"] is None:
             return False
-        session = told["session"]
+        session, fields = told["session"], self._fields
+        named = filter(None, (fields.task, fields.session, fields.outcome, *fields.args))
+        allowed = _ALLOWED.union(*({path, path.partition(".")[0]} for path in named))
+        if others := sorted(map(str, record.keys() - allowed)):
+            raise DataError(
+                f"it tells the outcome of session {session}, but is of no known format and holds more: got "
+                f"{', '.join(others)}, allowed: the fields of session, task and outcome, split, time. Leave the other "
+                "keys out, where they are no conversation, or write it in a known format"
+            )
         kept = {key: told[key] for key in ("task", "score", "success", "outcome")}
         before = self._known.setdefault(session, kept)
         if before != kept:

@@ -31,7 +31,8 @@ from offline_agent.report.rejudge import RejudgeFigures, show
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.search.serialization import tree_from_json, tree_to_json
 from offline_agent.search.tree import SearchTree
-from offline_agent.store.files import read_json, safe_name
+from offline_agent.store.files import safe_name
+from offline_agent.store.manifest import read_manifest
 from offline_agent.store.provenance import hash_json, hash_path
 from offline_agent.store.run_directory import read_tree
 
@@ -84,8 +85,7 @@ def place(config: RejudgeConfig) -> RejudgeConfig:
 def _manifest(run: Path) -> Mapping[str, Any]:
     if not (run / "manifest.json").is_file():
         raise ConfigError(f"run_dir: {run} is no run directory: it has no manifest.json")
-    found: Mapping[str, Any] = read_json(run / "manifest.json", "Restore it from a copy.")
-    return found
+    return read_manifest(run)
 
 
 def prepare(config: RejudgeConfig) -> tuple[Inputs, Facts]:

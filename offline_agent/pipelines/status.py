@@ -65,12 +65,12 @@ def status(run_dir: Path) -> Iterator[str]:
     Raises:
         DataError: The manifest, or the note of the shards, is broken.
     """
-    from offline_agent.launch.shards import manifest_of
     from offline_agent.launch.slurm.resuming import resume_command
+    from offline_agent.store.manifest import read_manifest
 
-    manifest = manifest_of(run_dir)
-    if manifest is None or "command" not in manifest:
-        raise DataError(f"{run_dir / 'manifest.json'}: not readable as JSON; try again, or restore it from a copy")
+    manifest = read_manifest(run_dir)
+    if "command" not in manifest:
+        raise DataError(f"{run_dir / 'manifest.json'}: it names no command. Restore it from a copy.")
     command, word = str(manifest["command"]), str(manifest.get("status"))
     view = _view(run_dir, command)
     yield f"{run_dir}: {command}, {_of_run(word, view)}"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.runner.terminal import say, show
 
 _KEYS = ("run_dir", "tracking.uri")
@@ -35,6 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         say(f"track: {error}\n\n{__doc__}")
         return 2
+    except DataError as error:
+        say(f"track: {error}")
+        return 1
     if sent is None:
         return 1
     show(f"{run_dir}: {sent} messages sent to {uri}" if sent else f"{run_dir}: there is nothing to send")
@@ -54,7 +57,7 @@ def _parse(arguments: Sequence[str]) -> tuple[Path, str, str]:
     if not given.get("run_dir"):
         faults.append("run_dir: name the run directory, run_dir=RUN_DIR")
     elif manifest is None:
-        faults.append(f"run_dir: {run_dir} is no run directory: it has no readable manifest.json")
+        faults.append(f"run_dir: {run_dir} is no run directory: it has no manifest.json")
     tracking = {"experiment": "offline_agent", **(manifest or {}).get("config", {}).get("tracking", {})}
     uri = given.get("tracking.uri") or tracking.get("uri")
     if manifest is not None and not uri:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offline_agent.errors import DataError, PolicyError
+from offline_agent.store.foreign_files import open_bytes
 
 HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own limit of a header
 TIED = "lm_head.weight"  # optional in checkpoints of models with tied embeddings
@@ -190,7 +191,7 @@ def _header(file: Path) -> Shapes:
     """Return names and shapes from a safetensors file: 8 bytes of length, a JSON header of that length, the data."""
     try:
         size = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_bytes(file) as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > min(size, HEADER_LIMIT):
                 raise ValueError("its header ends after the file does")

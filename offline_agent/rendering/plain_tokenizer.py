@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from offline_agent.rendering.hub import load
+from offline_agent.store.foreign_files import read_text
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _KNOWN = {*_SPECIAL, "backend", "clean_up_tokenization_spaces", "model_max_length", "tokenizer_class"}
@@ -40,11 +41,11 @@ class PlainTokenizer:
         from tokenizers import Tokenizer
 
         try:
-            settings = json.loads((folder / "tokenizer_config.json").read_bytes())
-            model = json.loads((folder / "config.json").read_bytes())
-            backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            settings = json.loads(read_text(folder / "tokenizer_config.json"))
+            model = json.loads(read_text(folder / "config.json"))
+            backend = Tokenizer.from_str(read_text(folder / "tokenizer.json"))
             template = folder / "chat_template.jinja"
-            text = template.read_text(encoding="utf-8") if template.exists() else None
+            text = read_text(template) if template.exists() else None
             special = {name: settings[name] for name in _SPECIAL if settings.get(name) is not None}
             kind = settings.get("tokenizer_class"), model.get("model_type")
         except Exception:  # transformers reports the error, in its own words

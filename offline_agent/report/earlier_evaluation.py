@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.config.evaluate import EvaluateConfig
-from offline_agent.errors import ConfigError
+from offline_agent.errors import ConfigError, DataError
 from offline_agent.evaluation import report
 from offline_agent.evaluation.statistics import Outcomes
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.runner.components import Parts, facts_of
+from offline_agent.store.files import read_json
 from offline_agent.store.provenance import changed_sources, hash_path, sources
 from offline_agent.store.tables import read_table
 
@@ -139,9 +140,9 @@ def _at(config: Mapping[str, Any], key: str) -> Any:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"against.run: cannot read {path}: {error}; name a finished run of evaluate") from error
+        data = read_json(path, "Name a finished run of evaluate.")
+    except DataError as error:
+        raise ConfigError(f"against.run: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"against.run: {path} is no manifest or summary; name a finished run of evaluate")
     return data

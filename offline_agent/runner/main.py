@@ -157,6 +157,7 @@ def _work(
     part: str | None,
 ) -> Mapping[str, Any]:
     """Do the work, write and show its summary; return it."""
+    from offline_agent.sandbox.trust import fall
     from offline_agent.tracking.client import open_tracker
 
     progress, tracking, place = Progress(command.name).begin(), config.tracking, run.path.resolve()
@@ -178,7 +179,7 @@ def _work(
         progress.start(None, "writing results")
         summary = masked(summary)
         run.write_summary(summary)
-        run.finish()
+        run.finish(**fall())
         tracker.metrics(dict(_numbers(summary)))
         tracker.tags(_made(summary))
         for name in ("manifest.json", "summary.json"):

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.config.loading import read_value
+from offline_agent.errors import DataError
 from offline_agent.runner.pipeline import Session
+from offline_agent.store.files import read_json
 
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _DEFAULTS = {"env": {"isolate": "auto"}, "judge": {"name": "environment"}}  # left out of a command
@@ -160,7 +162,7 @@ def single_turn_advice(run_dir: Path, trainer: str) -> str:
 def _read(path: Path) -> dict[str, Any]:
     """Return a JSON object; {} where there is none."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        found = read_json(path, "")
+    except DataError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDirectory]:
     """Open the run directory; return it with the configuration that names it. Raises as `RunDirectory.open`."""
+    from offline_agent.sandbox.trust import fall, say_fall
     from offline_agent.store.manifest import Growth
     from offline_agent.store.provenance import sources
     from offline_agent.store.run_directory import RunDirectory
@@ -27,7 +28,10 @@ def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDir
     run = RunDirectory.open(
         config.run_dir or "",
         config=config.resolved(),
-        facts={"seeds": {"run": config.seed}, "sources": sources(config.resolved()), **masked(dict(facts.manifest))},
+        facts={
+            "seeds": {"run": config.seed}, "sources": sources(config.resolved()), **fall(),
+            **masked(dict(facts.manifest)),
+        },
         command=command.name,
         free=(*free_keys(command.config), *facts.free),
         growth=Growth(growing_keys(command.config, command.name), facts.fixed, facts.first_tasks),
@@ -35,6 +39,7 @@ def open_run(command: Command[C, P], config: C, facts: Facts) -> tuple[C, RunDir
     say(f"{command.name}: {'going on with' if run.resumed else 'writing to'} {run.path}")
     for warning in run.warnings:
         say(f"{command.name}: {warning}")
+    say_fall(lambda text: say(f"{command.name}: {text}"))
     return config, run
 
 

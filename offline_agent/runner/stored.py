@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.config.loading import load
-from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.outgoing import MASK
 from offline_agent.runner.pipeline import C, Command
 from offline_agent.runner.terminal import is_file
+from offline_agent.store.manifest import read_manifest
 
 
 def stored_config(command: Command[C, Any], overrides: Sequence[str]) -> C | None:
@@ -35,9 +36,9 @@ def stored_config(command: Command[C, Any], overrides: Sequence[str]) -> C | Non
             raise ConfigError(_no_run(command, Path(run_dir)))
         return None
     try:
-        manifest = json.loads(file.read_bytes())
+        manifest = read_manifest(Path(run_dir))
         name, data = manifest["command"], dict(manifest["config"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (DataError, ValueError, TypeError, KeyError):
         return None  # opening the run says what is wrong with it
     if name != command.name:
         if alone:

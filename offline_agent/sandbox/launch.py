@@ -118,7 +118,8 @@ def limits(channel: int) -> list[str]:
     """Return the command without namespaces."""
     # Python's own files must be there for another user: they are not where it lies in root's home
     others = all(os.stat(path).st_mode & 0o001 for path in (sys.base_prefix, *map(str, Path(sys.base_prefix).parents)))
-    return _python({"channel": channel, "isolated": False, "user": user_number(), "reading": not others})
+    facts = {"channel": channel, "isolated": False, "user": user_number(), "reading": not others, "confine": True}
+    return _python(facts)
 
 
 def custom(prefix: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import marshal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,13 +25,19 @@ class Sandbox:
         level: The level to use; None = the strongest that works here.
         command: A command that starts a container and runs what follows in it (`docker run -i …`); each call starts
             one. None = none.
+        found: Called with the sandbox when its level is found out.
 
     Attributes:
         refusals: Level → why it does not work here, for those that were tried before the one in use.
     """
 
-    def __init__(self, level: str | None = None, command: Sequence[str] | None = None) -> None:
-        self._asked, self._command = level, tuple(command or ())
+    def __init__(
+        self,
+        level: str | None = None,
+        command: Sequence[str] | None = None,
+        found: Callable[[Sandbox], None] = lambda sandbox: None,
+    ) -> None:
+        self._asked, self._command, self._found = level, tuple(command or ()), found
         self._level: str | None = "command" if self._command else None
         self._process: WarmProcess | None = None
         self._lock = threading.Lock()
@@ -166,10 +172,13 @@ class Sandbox:
                 continue
             try:
                 self._process = _tried(level)
-                self._level = level
-                return
             except SandboxError as error:
                 self.refusals[level] = str(error)
+                continue
+            if self._level is None:
+                self._level = level
+                self._found(self)
+            return
         told = "; ".join(f"{level}: {why}" for level, why in self.refusals.items())
         raise SandboxError(f"no sandbox works here ({told}); {INSTALL}")
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_VARIABLE = "OFFLINE_AGENT_SANDBOX"
+_VARIABLE, _LEVEL = "OFFLINE_AGENT_SANDBOX", "OFFLINE_AGENT_SANDBOX_LEVEL"
 
 STRENGTH = {"limits": 0, "namespaces": 1, "bubblewrap": 2, "command": 2}
 """Levels by what they contain; docs/sandbox.md."""
@@ -29,6 +29,17 @@ class Settings:
 def configure(allow: str = "namespaces", command: Sequence[str] | None = None) -> None:
     """Set the settings of this process and of those that it starts."""
     os.environ[_VARIABLE] = json.dumps({"allow": allow, "command": list(command or ())})
+
+
+def keep_level(level: str) -> None:
+    """Keep the level that this process found: those that it starts use no weaker one."""
+    os.environ[_LEVEL] = f"{level} {os.getpid()}"
+
+
+def kept_level() -> str | None:
+    """Return the level that the process found that started this one; None where there is none."""
+    level, _, found_by = os.environ.get(_LEVEL, "").partition(" ")
+    return level if level and found_by != str(os.getpid()) else None
 
 
 def settings() -> Settings:

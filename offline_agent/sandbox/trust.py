@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from offline_agent.errors import ConfigError
 from offline_agent.sandbox.process import SandboxError
 from offline_agent.sandbox.sandbox import INSTALL, Sandbox
-from offline_agent.sandbox.settings import STRENGTH, Settings, settings
+from offline_agent.sandbox.settings import STRENGTH, Settings, keep_level, kept_level, settings
 
+_fall: dict[str, Any] = {}
 _shared: dict[Settings, Sandbox] = {}
+_say: Callable[[str], None] | None = None
 _owner = os.getpid()
 _guard = threading.Lock()
 
@@ -24,8 +28,34 @@ def shared() -> Sandbox:
             _shared.clear()
             _owner = os.getpid()
         if chosen not in _shared:
-            _shared[chosen] = Sandbox(command=chosen.command)
+            _shared[chosen] = Sandbox(kept_level(), chosen.command, _found)
         return _shared[chosen]
+
+
+def _found(sandbox: Sandbox) -> None:
+    keep_level(sandbox.level)
+    if sandbox.refusals:
+        _fall.update(level=sandbox.level, refused=dict(sandbox.refusals))
+        if _say is not None:
+            say_fall(_say)
+
+
+def say_fall(say: Callable[[str], None]) -> None:
+    """Say that this process's sandbox is not of the strongest level, or have it said once that is found out."""
+    global _say
+    _say = say
+    if _fall:
+        level, why = _fall["level"], _why(_fall["refused"])
+        say(f"programs run in a sandbox of level {level}, since stronger ones do not work: {why}")
+
+
+def fall() -> dict[str, Any]:
+    """Return for the manifest the sandbox's `level` and why stronger ones were `refused`; {} where none was."""
+    return {"sandbox": dict(_fall)} if _fall else {}
+
+
+def _why(refused: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in refused.items())
 
 
 def refusal(sandbox: Sandbox, allow: str) -> str | None:
@@ -33,10 +63,10 @@ def refusal(sandbox: Sandbox, allow: str) -> str | None:
     level = sandbox.level
     if STRENGTH[level] >= STRENGTH[allow]:
         return None
-    told = "; ".join(f"{name}: {why}" for name, why in sandbox.refusals.items())
     return (
         f"sandbox.allow: this machine's sandbox is {level!r}, allowed for a policy that is not trusted: {allow!r} or "
-        f"stronger ({told}); {INSTALL}, or accept what it does not contain (docs/sandbox.md) with sandbox.allow={level}"
+        f"stronger ({_why(sandbox.refusals)}); {INSTALL}, or accept what it does not contain (docs/sandbox.md) "
+        f"with sandbox.allow={level}"
     )
 
 

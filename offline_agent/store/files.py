@@ -7,13 +7,17 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from offline_agent.errors import DataError
 from offline_agent.outgoing import masked, shown
+from offline_agent.store.foreign_files import SPECIAL, open_bytes
+
+CHECKSUM = "checksum"
+"""Key of a JSON file's object that `read_json` compares: `hash_json` of the rest, against damage and not forgery."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _LONGEST_NAME = 120
@@ -64,6 +68,8 @@ def write_atomic(path: Path, write: bytes | Callable[[BinaryIO], None]) -> Path:
     """
     with disk_errors(path, "writing it"):
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a rename would put a file in a device's place
+            raise OSError(errno.EINVAL, SPECIAL)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             with open(temporary, "wb") as file:
@@ -84,28 +90,48 @@ def write_text(path: Path, text: str) -> Path:
     return write_atomic(path, shown(text).encode())
 
 
-def write_json(path: Path, data: Any) -> Path:
-    """Write JSON atomically, two spaces a level, keys in the order given, without secrets. Raises as `write_atomic`."""
-    text = json.dumps(masked(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+def hash_json(data: Any) -> str:
+    """Return 32 hex digits that identify a JSON value, independent of the order of its keys."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.blake2b(text.encode("ascii"), digest_size=16).hexdigest()
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> Path:
+    """Write a JSON object atomically, without secrets, and last its checksum. Raises as `write_atomic`.
+
+    Two spaces a level, keys in the order given.
+    """
+    told = json.loads(json.dumps(masked(dict(data)), allow_nan=False))  # as it is read back
+    told.pop(CHECKSUM, None)
+    text = json.dumps({**told, CHECKSUM: hash_json(told)}, indent=2, ensure_ascii=False) + "\n"
     return write_atomic(path, text.encode("utf-8", "backslashreplace"))  # a lone surrogate becomes JSON's own escape
 
 
-def read_json(path: Path, mend: str) -> Any:
-    """Return the JSON in `path`.
+def read_json(path: Path, mend: str = "Restore it from a copy.") -> Any:
+    """Return the JSON in `path`; of an object without its checksum, which files of earlier versions lack.
 
     Args:
         path: The file.
         mend: Instruction for the user where it is missing or broken.
 
     Raises:
-        DataError: It is missing, unreadable or not JSON.
+        DataError: It is missing, unreadable, not JSON, or does not have its checksum.
     """
     try:
-        return json.loads(path.read_bytes())
+        with open_bytes(path) as file:
+            found = json.loads(file.read())
+        told = found.pop(CHECKSUM, None) if isinstance(found, dict) else None
+        got = None if told is None else hash_json(found)
     except FileNotFoundError as error:
         raise DataError(f"{path}: missing. {mend}") from error
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not readable as JSON ({error}). {mend}") from error
+    if told != got:
+        raise DataError(
+            f"{path}: it was changed after it was written: its content has the {CHECKSUM} {got}, allowed: {told!r}, "
+            f"which it was written with. {mend} Where the change is meant, remove the key {CHECKSUM!r} from it."
+        )
+    return found
 
 
 def safe_name(name: str) -> str:

@@ -20,6 +20,8 @@ RATIO, FREE = 200, 64 << 20
 WHOLE, LINE = 1 << 30, 64 << 20
 """Most bytes of what is read in one piece, and of a line."""
 
+SPECIAL = "it is a device, pipe or socket, allowed: a regular file"
+
 _BLOCK = 1 << 20  # bytes; a multiple of every character's
 
 
@@ -49,8 +51,7 @@ def _regular(path: str, flags: int) -> int:
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # `open` refuses a folder itself
         return descriptor
     os.close(descriptor)
-    why = "it is a device, pipe or socket, allowed: a regular file. Copy what it gives into a file and name that"
-    raise OSError(errno.EINVAL, why)
+    raise OSError(errno.EINVAL, f"{SPECIAL}. Copy what it gives into a file and name that")
 
 
 @contextmanager

@@ -44,6 +44,22 @@ class Growth:
         ]  # fmt: skip
 
 
+def read_manifest(path: Path, mend: str = "Restore it from a copy.") -> dict[str, Any]:
+    """Return the manifest of a run directory.
+
+    Args:
+        path: The run directory.
+        mend: Instruction for the user where the manifest is missing or broken.
+
+    Raises:
+        DataError: It is missing, unreadable, no JSON object, or not as it was written.
+    """
+    found = read_json(path / MANIFEST, mend)
+    if not isinstance(found, dict):
+        raise DataError(f"{path / MANIFEST}: got {type(found).__name__}, allowed: a JSON object. {mend}")
+    return found
+
+
 def begin(config: dict[str, Any], facts: Mapping[str, Any], command: str) -> dict[str, Any]:
     """Return the manifest of a run that starts now."""
     return {
@@ -77,8 +93,8 @@ def resume(
         ConfigError: Command, configuration or hashes differ.
         DataError: The manifest or a log is missing, broken or of another schema version.
     """
-    manifest = read_json(path / MANIFEST, ANEW)
-    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
+    manifest = read_manifest(path, ANEW)
+    version = manifest.get("schema_version")
     if version != SCHEMA_VERSION:
         raise DataError(
             f"{path / MANIFEST}: schema version {version!r}, this program reads {SCHEMA_VERSION}. Use the version of "
@@ -122,7 +138,7 @@ def resume(
     manifest.pop("error", None)
     manifest.update(status="running", ended=None, config=config)
     manifest["resumed"] = [*manifest.get("resumed", []), session]
-    return dict(manifest)
+    return manifest
 
 
 def _differences(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -19,18 +18,14 @@ from typing import Any
 
 from offline_agent.errors import DataError
 from offline_agent.store.files import disk_errors
+from offline_agent.store.files import hash_json as hash_json
+from offline_agent.store.foreign_files import open_bytes
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SKIPPED = {".git", "__pycache__", ".cache", ".locks"}
 _NAMED = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARIES = ("torch", "transformers", "tokenizers", "trl", "peft", "datasets", "numpy", "pyarrow", "networkx")
-
-
-def hash_json(data: Any) -> str:
-    """Return 32 hex digits that identify a JSON value, independent of the order of its keys."""
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.blake2b(text.encode("ascii"), digest_size=16).hexdigest()
 
 
 def hash_path(path: str | Path, suffixes: tuple[str, ...] = ()) -> str:
@@ -47,17 +42,17 @@ def hash_path(path: str | Path, suffixes: tuple[str, ...] = ()) -> str:
     if not root.exists():
         raise DataError(f"{root}: no such file or folder, so it cannot be hashed. Check the path.")
     total = hashlib.blake2b(digest_size=16)
-    with disk_errors(root, "hashing it"):
-        for name, file in _files(root):
-            if suffixes and not name.endswith(suffixes):
-                continue
-            total.update(name.encode("utf-8", "surrogatepass") + b"\0")
+    for name, file in _files(root):
+        if suffixes and not name.endswith(suffixes):
+            continue
+        total.update(name.encode("utf-8", "surrogatepass") + b"\0")
+        with disk_errors(file, "hashing it"):
             total.update(_digest(file))
     return total.hexdigest()
 
 
 def _files(root: Path) -> list[tuple[str, Path]]:
-    if root.is_file():
+    if not root.is_dir():
         return [("", root)]
     found: list[tuple[str, Path]] = []
     for folder, folders, names in os.walk(root, followlinks=True):
@@ -67,7 +62,7 @@ def _files(root: Path) -> list[tuple[str, Path]]:
 
 
 def _digest(file: Path) -> bytes:
-    with open(file, "rb") as stream:
+    with open_bytes(file) as stream:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest()
 
 

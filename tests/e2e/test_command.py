@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from offline_agent.store.files import write_json
+
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = ROOT / "tests" / "helpers" / "tiny_pipeline.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -145,7 +147,7 @@ def test_run_dir_alone_goes_on_with_the_configuration_of_the_run(tmp_path: Path)
     status, _, err = _call(tmp_path, "run_dir=r", "count=6", "tracking.uri=null")
     assert status == 2 and "go on with its own configuration: python -m offline_agent.pipelines.tiny run_dir=r" in err
     manifest = tmp_path / "r" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"seed": 3', '"seed": "***"'))
+    write_json(manifest, json.loads(manifest.read_text().replace('"seed": 3', '"seed": "***"')))
     status, _, err = _call(tmp_path, "run_dir=r")
     assert status == 2 and "without its secrets" in err
 
@@ -155,7 +157,7 @@ def test_run_dir_alone_begins_no_run(tmp_path: Path, run_dir: str, says: str) ->
     for name in ("first", "other"):
         assert _call(tmp_path, f"run_dir=runs/{name}", "tracking.uri=null")[0] == 0
     other = tmp_path / "runs" / "other" / "manifest.json"
-    other.write_text(other.read_text().replace('"command": "tiny"', '"command": "other"'))
+    write_json(other, {**json.loads(other.read_text()), "command": "other"})
     before = _bytes(tmp_path)
     status, out, err = _call(tmp_path, f"run_dir={run_dir}")
     assert (status, out) == (2, "") and says in err and _bytes(tmp_path) == before

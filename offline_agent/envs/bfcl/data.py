@@ -15,6 +15,7 @@ from typing import Any
 from offline_agent.envs.tools import ToolSet
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.records import ToolCall
+from offline_agent.store.foreign_files import read_text
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 INSTALL = "pip install --no-deps bfcl-eval==2026.3.23 && pip install mpmath"
@@ -79,7 +80,7 @@ def _folder() -> Path:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise DataError(f"bfcl: cannot read {path.name} of bfcl-eval ({error}); reinstall it: {INSTALL}") from error
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from offline_agent.envs.sql.schema import Schema, quoted, read_schema
 from offline_agent.errors import ConfigError
-from offline_agent.judges.guarded_sqlite import LimitExceeded, Limits, Row, guard, run
+from offline_agent.judges.guarded_sqlite import LimitExceeded, Limits, Row, guard, opening, run
 
 LIMITS = Limits()
 CHANGED_COPIES = 5
@@ -101,7 +101,8 @@ class Database:
         connections: OrderedDict[str, sqlite3.Connection] = _local.connections
         found = connections.pop(self.name, None)
         if found is None:
-            found = guard(self._open(), LIMITS)
+            with opening():
+                found = guard(self._open(), LIMITS)
             if len(connections) >= _OPEN_PER_THREAD:
                 connections.popitem(last=False)[1].close()
         connections[self.name] = found

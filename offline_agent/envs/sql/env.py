@@ -13,7 +13,7 @@ from offline_agent.envs.sql import demonstrate as expert
 from offline_agent.envs.sql import sources
 from offline_agent.envs.sql.database import LIMITS, Database, contents, discriminating, guarded_copy, shown
 from offline_agent.errors import did_you_mean
-from offline_agent.judges.guarded_sqlite import LimitExceeded, Row, run
+from offline_agent.judges.guarded_sqlite import HostFault, LimitExceeded, Row, run
 from offline_agent.judges.sql import ordering
 from offline_agent.judges.verifiers import goal_state, rows
 from offline_agent.records import Message, Verdict
@@ -145,7 +145,7 @@ class SQL(Environment):
         try:
             other = discriminating(self._now, gold)
             wanted = {"database": self._now.rows(gold)} | ({} if other is None else {"changed": other.rows(gold)})
-        except (*_ERRORS, LimitExceeded) as error:
+        except (*_ERRORS, LimitExceeded, HostFault) as error:
             return Verdict(None, None, name, version, evidence, f"the right query does not run: {error}")
         evidence["changed_copy"] = other is not None
         for where, right in wanted.items():
@@ -208,10 +208,12 @@ class SQL(Environment):
             if error.timed:
                 try:
                     database.run(gold)  # else a busy machine may be the cause
-                except (*_ERRORS, LimitExceeded) as other:
+                except (*_ERRORS, LimitExceeded, HostFault) as other:
                     said = f"the query {error}, and then the right one: {other}"
                     return Verdict(None, None, "sql.rows", self.version, error=said)
             return Verdict(0.0, False, "sql.rows", self.version, {"error": f"the query {error}"})
+        except HostFault as error:
+            return Verdict(None, None, "sql.rows", self.version, error=str(error))
         except _ERRORS as error:
             return Verdict(0.0, False, "sql.rows", self.version, {"error": str(error)})
         return rows(found, right, ordered=self._ordered)
@@ -223,7 +225,7 @@ class SQL(Environment):
         try:
             run(right, gold, LIMITS)
             goal = contents(right, self._now.schema)
-        except (*_ERRORS, LimitExceeded) as error:
+        except (*_ERRORS, LimitExceeded, HostFault) as error:
             return Verdict(None, None, "sql.contents", self.version, error=f"the right statement does not run: {error}")
         finally:
             right.close()

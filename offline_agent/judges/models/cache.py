@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from offline_agent.errors import ConfigError
+from offline_agent.store.foreign_files import read_text
 
 _PART = 1 << 16  # bytes that are looked at for the beginning of the last line
 
@@ -59,7 +60,7 @@ class AnswerCache:
         self._file = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+            lines = read_text(path).split("\n") if path.exists() else []
         except (OSError, UnicodeError) as error:
             raise ConfigError(f"judge.cache: {path} cannot be used: {error}") from error
         for number, line in enumerate(lines, 1):

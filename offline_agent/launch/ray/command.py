@@ -7,6 +7,7 @@ node and resumes its run directory, which all nodes must see.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import shlex
@@ -36,6 +37,10 @@ INSIDE = "OFFLINE_AGENT_INSIDE_RAY"
 """Environment variable: this process runs on a node already."""
 
 _PACKAGE = Path(__file__).resolve().parents[3]
+_BEGIN = (
+    "import json, runpy, sys; sys.argv[1:] = json.load(sys.stdin); "
+    "runpy.run_module({!r}, run_name='__main__', alter_sys=True)"
+)
 _SAID, _SHOWN = "stderr", "stdout"
 _PATIENCE = 60.0  # seconds that a stopped command has to end
 
@@ -64,8 +69,7 @@ def _launch(
 ) -> int:
     path = place(command.name, config.run_dir).resolve()
     same = [argument for argument in arguments if not argument.startswith("run_dir=")]
-    module = f"offline_agent.pipelines.{command.name}"
-    factory = CommandExecutorFactory(("-m", module, *same, f"run_dir={path}"))
+    factory = CommandExecutorFactory(f"offline_agent.pipelines.{command.name}", (*same, f"run_dir={path}"))
     again = f"run the same command again with {shlex.quote(f'run_dir={path}')} to go on"
     try:
         with _Signals() as signals:
@@ -144,26 +148,29 @@ class CommandExecutorFactory:
     """Makes a `CommandExecutor` in a worker.
 
     Attributes:
-        arguments: Arguments of the interpreter.
+        module: The command's module.
+        arguments: Its arguments.
     """
 
+    module: str
     arguments: tuple[str, ...]
 
     def __call__(self) -> CommandExecutor:
         """Return it."""
-        return CommandExecutor(self.arguments)
+        return CommandExecutor(self.module, self.arguments)
 
 
 class CommandExecutor:
     """Runs a command in a worker; see `Executor`. Records are (stream, line), the result is the exit status.
 
     Args:
-        arguments: Arguments of the interpreter.
+        module: The command's module.
+        arguments: Its arguments; they may hold secrets, and go to its standard input, which no other user can see.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, module: str, arguments: Sequence[str]) -> None:
         self.notes: tuple[str, ...] = ()
-        self._arguments = arguments
+        self._program, self._arguments = _BEGIN.format(module), arguments
         self._process: subprocess.Popen[str] | None = None
         self._stopped = False
 
@@ -190,14 +197,16 @@ class CommandExecutor:
     def _run(self, send: Callable[[Any], None]) -> int:
         paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
         process = self._process = subprocess.Popen(
-            [sys.executable, *self._arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            [sys.executable, "-c", self._program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace",
             env={**os.environ, "PYTHONPATH": paths, INSIDE: "1"}, start_new_session=True,
             preexec_fn=bound_to(os.getpid()),
         )  # fmt: skip
         if self._stopped:  # `stop` was called before the process existed
             process.terminate()
-        assert process.stdout is not None and process.stderr is not None  # they are pipes
+        assert process.stdin and process.stdout and process.stderr  # they are pipes
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # it has ended already
+            json.dump(self._arguments, process.stdin)
         lines: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
         for name, stream in ((_SHOWN, process.stdout), (_SAID, process.stderr)):
             threading.Thread(target=_read, args=(name, stream, lines), daemon=True).start()

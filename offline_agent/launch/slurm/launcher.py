@@ -23,7 +23,7 @@ from typing import Any
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.training import TrainableConfig
-from offline_agent.errors import ConfigError, DataError, OfflineAgentError
+from offline_agent.errors import ConfigError, OfflineAgentError
 from offline_agent.launch import torchrun
 from offline_agent.launch.shards import FOLDER, cut, listed, manifest_of, shard_config
 from offline_agent.launch.slurm import batch as slurm
@@ -35,6 +35,7 @@ from offline_agent.runner import signals, terminal
 from offline_agent.runner.opening import open_run, refuse
 from offline_agent.runner.pipeline import DONE, FAILED, Command, Facts
 from offline_agent.runner.progress import Progress
+from offline_agent.store.files import read_json, write_atomic
 
 _PACKAGE = Path(__file__).resolve().parents[3]
 _LAST_LINES = 6
@@ -177,8 +178,6 @@ class _Submitter:
 
     def _write(self, file: Path, config: RunConfig, options: Sequence[str]) -> None:
         """Write the configuration of a job, with which it can also be run by hand."""
-        from offline_agent.store.files import write_atomic
-
         text, secrets = portable(config)
         self.secrets |= secrets
         by_hand = shlex.join(["python", "-m", self.module, *options, "--config", str(file)])
@@ -224,8 +223,6 @@ def _ids(view: RunStatus) -> str:
 
 def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[str], None]) -> int:
     """Wait until no job is under way; show the summary, or the status of the jobs."""
-    import json
-
     run_dir, progress = path.resolve(), Progress(command.name)
     progress.start(None, "waiting for jobs")
     told, counted = False, False
@@ -254,10 +251,7 @@ def _wait(command: Command[Any, Any], config: Any, path: Path, say: Callable[[st
         say(f"{command.name}: {told_of(view, Ledger(run_dir).folder)}")
         say(f"To go on, with what is not done alone: {resume_command(run_dir, command.name)}")
         return FAILED
-    try:
-        summary = json.loads((run_dir / "summary.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{run_dir / 'summary.json'}: not readable ({error}), though the run is done") from error
+    summary = read_json(run_dir / "summary.json", "The run is marked as done. Restore it from a copy.")
     terminal.show(command.show(summary, path))
     if terminal.is_file(path / "report.html"):
         terminal.show(f"report: {path / 'report.html'}")
@@ -290,6 +284,7 @@ def _tail(logs: Path, one: JobStatus, number: int) -> list[str]:
     if one.word == "new":
         return []
     pattern = f"*-{number:04}.log" if number >= 0 else "*.log"
+    # by time, as Slurm goes on with an earlier job's log where it requeues the job; it is for the eye alone
     files = sorted(logs.glob(pattern), key=lambda file: file.stat().st_mtime)
     if number < 0:
         files = [file for file in files if "-shards-" not in file.name]

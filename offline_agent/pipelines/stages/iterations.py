@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -11,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.iterate import IterateConfig
-from offline_agent.launch.loop_stages import LoopStages, Model, model_folder, place_model, template_text, write_tasks
+from offline_agent.launch.loop_stages import LoopStages, Model, model_folder, place_model, write_tasks
 from offline_agent.pipelines.stages.held_out import Judging
 from offline_agent.report.iterate import percent
 from offline_agent.runner.next_steps import environment_keys
 from offline_agent.runner.pipeline import Session
 from offline_agent.store.columns import MULTITURN, PAIR_TABLES, PREFERENCES, stored, table_of
+from offline_agent.store.files import read_json
 
 if TYPE_CHECKING:
     from offline_agent.evaluation.curriculum import Choice
@@ -247,7 +247,7 @@ class Iterations:
             figures[f"{name}/confidence_not_worse"] = candidate["confidence_not_worse"]
         tracker.metrics(figures, step=number)
         if promoted is not None:
-            made = json.loads((self.run_dir / self.model.name / "summary.json").read_bytes())
+            made = read_json(self.run_dir / self.model.name / "summary.json")
             tags = {"stage": self.model.name, "success": str(success), "hash": made["model"]["hash"]}
             name = f"{self.config.tracking.experiment}-{self.environment}"
             tracker.register(name, self._weights(self.model), "promoted", tags)
@@ -284,10 +284,12 @@ class Iterations:
 
     def _with_successes(self) -> list[Path]:
         """Return the runs that have verified successes, the newest first."""
-        return [run for run in reversed(self.played) if json.loads((run / "summary.json").read_bytes())["filtered"]]
+        return [run for run in reversed(self.played) if read_json(run / "summary.json")["filtered"]]
 
     def _replaced_tokenizer(self) -> tuple[Path | None, str | None]:
         """Return the tokenizer and template that the configuration gives the first model; trained ones have theirs."""
+        from offline_agent.rendering.styles import template_text
+
         policy = self.config.policy
         template = (policy.model_extra or {}).get("chat_template")
         if self.model.name != "start" or (policy.tokenizer is None and template is None):

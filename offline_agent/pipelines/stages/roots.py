@@ -11,7 +11,7 @@ from offline_agent.errors import ConfigError
 from offline_agent.records import POLICY_CUTS, Action, Context, Step, Task, ToolCall
 from offline_agent.search.serialization import tree_from_json
 from offline_agent.search.tree import Node, SearchTree
-from offline_agent.store.files import read_json
+from offline_agent.store.manifest import read_manifest
 from offline_agent.store.run_directory import read_tree
 
 _COMMANDS = ("build_prefs", "import_logs")
@@ -31,7 +31,7 @@ def histories_of(config: BuildPrefsConfig, tasks: Sequence[Task]) -> dict[str, t
     faults, run = [], Path(config.search.roots or "")
     if not (run / "manifest.json").is_file():
         raise ConfigError(f"search.roots: {run} is no run directory: it has no manifest.json")
-    manifest = read_json(run / "manifest.json", "Restore it from a copy.")
+    manifest = read_manifest(run)
     if manifest.get("command") not in _COMMANDS or manifest.get("status") != "done":
         faults.append(
             f"search.roots: {run} is a run of {manifest.get('command')} (status {manifest.get('status')}); wanted is a "

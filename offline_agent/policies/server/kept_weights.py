@@ -11,8 +11,7 @@ from pathlib import Path
 from offline_agent.errors import DataError
 from offline_agent.policies.server.weights import new_name
 from offline_agent.policies.weights import Probe
-
-Stamp = tuple[tuple[str, int, int], ...]
+from offline_agent.store.integrity import hash_file
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +23,14 @@ class KeptCheckpoint:
         folder: The copy of the checkpoint.
         probe: Expected log-probabilities.
         timeout: Seconds that a server may take to read the checkpoint.
-        stamp: Name, size and time of change (ns) of each file of the copy, when it was made.
+        hashes: Hash of each file of the copy, by its name, when it was made.
     """
 
     version: str
     folder: Path
     probe: Probe | None
     timeout: float
-    stamp: Stamp
+    hashes: dict[str, str]
 
 
 def keep(folder: Path, probe: Probe | None, timeout: float, but: KeptCheckpoint | None) -> KeptCheckpoint:
@@ -59,12 +58,12 @@ def keep(folder: Path, probe: Probe | None, timeout: float, but: KeptCheckpoint 
             f"weights: {str(folder)!r} cannot be copied to {copy.name} beside it ({error}); restarted servers need the "
             "copy: give a folder whose parent is writable"
         ) from error
-    return KeptCheckpoint(version, copy, probe, timeout, _stamp(copy))
+    return KeptCheckpoint(version, copy, probe, timeout, _hashes(copy))
 
 
 def unchanged(update: KeptCheckpoint) -> None:
     """Check that a copy is unchanged. Raises DataError."""
-    if _stamp(update.folder) != update.stamp:
+    if _hashes(update.folder) != update.hashes:
         raise DataError(
             f"weights: {str(update.folder)!r} is gone, or its files were written over in place; call take_weights again"
         )
@@ -82,6 +81,5 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _stamp(folder: Path) -> Stamp:
-    found = [(file, file.stat()) for file in sorted(folder.rglob("*")) if file.is_file()]
-    return tuple((str(file.relative_to(folder)), stat.st_size, stat.st_mtime_ns) for file, stat in found)
+def _hashes(folder: Path) -> dict[str, str]:
+    return {str(file.relative_to(folder)): hash_file(file) for file in folder.rglob("*") if file.is_file()}

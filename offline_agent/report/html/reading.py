@@ -15,6 +15,7 @@ from offline_agent.report.reasons import Reasons
 from offline_agent.store.columns import known_name
 from offline_agent.store.events import EventLog
 from offline_agent.store.files import read_json
+from offline_agent.store.manifest import read_manifest
 from offline_agent.store.quarantine import Quarantine
 from offline_agent.store.run_directory import read_tree, tree_id_of, tree_path
 from offline_agent.store.tables import columns_of, rows_at
@@ -39,8 +40,8 @@ class RunFiles:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """manifest.json; raises DataError where it is missing or broken."""
-        found = read_json(self.path / "manifest.json", "Name the directory of a run.")
-        if not isinstance(found, dict) or "command" not in found:
+        found = read_manifest(self.path, "Name the directory of a run.")
+        if "command" not in found:
             raise DataError(f"{self.path / 'manifest.json'}: no manifest of a run. Name the directory of a run.")
         return found
 

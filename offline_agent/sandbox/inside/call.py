@@ -48,14 +48,15 @@ class Call:
     Args:
         channel: Two descriptors: requests are read from the first, replies written to the second.
         facts: `isolated` (namespaces of its own), `user` (the number to become where this process is root's; 0 =
-            none), `reading` (see `kernel.become`); where isolated, `binds` and `links` (see `folders.new_root`).
+            none), `reading` (see `kernel.become`), `confine` (see `kernel.confine_writes`); where isolated, `binds` and
+            `links` (see `folders.new_root`).
     """
 
     def __init__(self, channel: tuple[int, int], facts: dict[str, Any]) -> None:
         self._in, self._out = channel
         self._isolated = bool(facts["isolated"])
         self._user = int(facts["user"]) if os.getuid() == 0 else 0
-        self._reading = bool(facts["reading"])
+        self._reading, self._confine_writes = bool(facts["reading"]), bool(facts.get("confine"))
         self._work = self._start_in = WORK
         self._shown = (facts.get("binds", []), facts.get("links", {}))
         self._limits: dict[str, Any] = {}
@@ -185,6 +186,8 @@ class Call:
         running = 0 if self._user or self._isolated else tasks_of(os.getuid())
         lower(resource.RLIMIT_NPROC, running + int(limits["processes"]), running + int(limits["processes"]))
         kernel.no_new_privileges()
+        if self._confine_writes:
+            kernel.confine_writes(self._work)
         kernel.end_with_parent()
         kernel.filter_calls(unix_sockets=self._isolated, signals=self._isolated or self._user > 0)
 

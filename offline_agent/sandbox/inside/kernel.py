@@ -33,6 +33,10 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "swapon": (167, 224), "swapoff": (168, 225), "reboot": (169, 142), "sethostname": (170, 161), "acct": (163, 89),
     "settimeofday": (164, 170), "clock_settime": (227, 112), "syslog": (103, 116), "personality": (135, 92),
 }  # fmt: skip
+_LANDLOCK = 444  # landlock_create_ruleset, _add_rule, _restrict_self
+# write; remove folders, files; make devices, folders, files, sockets, pipes, blocks, links; then move (Linux 5.19) and
+# truncate (6.2)
+_WRITING = (1 << 1, *(1 << bit for bit in range(4, 15)))
 _CLONE, _CLONE3, _SOCKET, _TGKILL, _MMAP = (56, 220), (435, 435), (41, 198), (234, 131), (9, 222)
 # (call, place of an argument, value): larger pipes and sockets, which no limit counts
 _ENLARGE = (((72, 25), 24, 1031), ((54, 208), 32, 7))  # fcntl F_SETPIPE_SZ, setsockopt SO_SNDBUF
@@ -127,6 +131,27 @@ def become(user: int, reading: bool) -> None:
         checked(_libc.capset(header, struct.pack("6I", kept, kept, kept, 0, 0, 0)), "capset")
         checked(_prctl(_PR_CAP_AMBIENT, 2, _DAC_READ_SEARCH), "prctl")
     show()
+
+
+def confine_writes(folder: str) -> bool:
+    """Let this process and its children write, make and remove files below a folder alone, and write to /dev/null.
+
+    Returns:
+        Whether that was set; False where the kernel has no Landlock (Linux 5.13).
+    """
+    version = _libc.syscall(_LANDLOCK, None, ctypes.c_size_t(0), 1)
+    if version < 1:
+        return False
+    rights = sum(_WRITING[:-2]) | (_WRITING[-2] if version > 1 else 0) | (_WRITING[-1] if version > 2 else 0)
+    ruleset = _libc.syscall(_LANDLOCK, struct.pack("Q", rights), ctypes.c_size_t(8), 0)
+    for path, allowed in ((folder, rights), ("/dev/null", rights & (_WRITING[0] | _WRITING[-1]))):
+        place = os.open(path, os.O_PATH)
+        rule = struct.pack("=Qi", allowed, place)
+        checked(_libc.syscall(_LANDLOCK + 1, ruleset, 1, rule, 0), "landlock_add_rule")
+        os.close(place)
+    checked(_libc.syscall(_LANDLOCK + 2, ruleset, 0), "landlock_restrict_self")
+    os.close(ruleset)
+    return True
 
 
 def no_new_privileges() -> None:

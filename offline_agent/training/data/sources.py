@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import ConfigError, DataError, did_you_mean
 from offline_agent.store.columns import known, known_name
-from offline_agent.store.files import read_json
+from offline_agent.store.manifest import MANIFEST, read_manifest
 from offline_agent.store.tables import READABLE, VERSION, version_of
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 LINES = (".jsonl", ".ndjson", ".json")
 SUFFIXES = (".parquet", *LINES)
 _ROWS_AT_ONCE = 512
-_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def _of_run(path: Path, tables: Sequence[str], key: str, faults: list[str]) -> l
     if fault:
         faults.append(fault)
         return []
-    manifest = read_json(path / _MANIFEST, "Restore it from a copy, or leave the run out.")
+    manifest = read_manifest(path, "Restore it from a copy, or leave the run out.")
     command, status = manifest.get("command"), manifest.get("status")
     table = tables[0]
     files = [file for name in tables for file in sorted(path.glob(f"{name}/*.parquet"))]
@@ -113,10 +112,10 @@ def _run_fault(path: Path, key: str) -> str | None:
         return f"{key}: there is no {path}.{near}"
     if not path.is_dir():
         return f"{key}: {path} is a file; a run directory is wanted (loose files go into {key.split('.')[0]}.files)"
-    if not (path / _MANIFEST).exists():
-        if (path.parent / _MANIFEST).exists():
+    if not (path / MANIFEST).exists():
+        if (path.parent / MANIFEST).exists():
             return f"{key}: {path} is a part of a run directory; give {path.parent}"
-        return f"{key}: {path} is no run directory (it has no {_MANIFEST}){_nested(path, '*')}"
+        return f"{key}: {path} is no run directory (it has no {MANIFEST}){_nested(path, '*')}"
     return None
 
 
@@ -124,7 +123,7 @@ def _nested(path: Path, table: str) -> str:
     """Return a hint at run directories inside `path` that have the table."""
     inside = sorted({str(file.parents[1]) for file in path.glob(f"*/*/{table}/*.parquet")})
     inside += sorted({str(file.parents[1]) for file in path.glob(f"*/{table}/*.parquet")} - {str(path)})
-    runs = [name for name in inside if (Path(name) / _MANIFEST).exists()]
+    runs = [name for name in inside if (Path(name) / MANIFEST).exists()]
     return f", such as {runs[0]}" if runs else ""
 
 

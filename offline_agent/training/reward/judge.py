@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.records import Trajectory, Verdict
+from offline_agent.store.files import read_json
 from offline_agent.training.models import set_threads
 from offline_agent.training.reward.model import load_reward_model
 
@@ -45,7 +45,7 @@ class RewardModelJudge:
         self._figures: dict[str, object] = {}
         file = Path(path) / FIGURES
         if file.is_file():
-            self._figures = {"held_out": json.loads(file.read_text(encoding="utf-8")).get("held_out")}
+            self._figures = {"held_out": read_json(file).get("held_out")}
 
     def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verdict; no score where the history cannot be rendered."""

@@ -13,6 +13,7 @@ import pytest
 
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.sql import SQL, worlds
+from offline_agent.envs.sql import database as databases
 from offline_agent.envs.sql.database import discriminating
 from offline_agent.errors import ConfigError
 from offline_agent.records import Task
@@ -49,6 +50,16 @@ def test_an_answer_is_judged_by_its_rows_and_not_by_its_text():
     assert verdict.success and verdict.score == 1.0 and verdict.evidence["changed_copy"] is True
     wrong = _verdict(gold, "SELECT name FROM authors WHERE born > 1960")
     assert wrong.score == 0.0 and wrong.evidence["wrong_on"] == "database"
+
+
+def test_a_database_that_cannot_be_read_any_more_gives_no_score(tmp_path: Path) -> None:
+    path, gold = _database(tmp_path / "lost.sqlite"), "SELECT Name FROM Artist"
+    assert play(SPEC, _task(gold, str(path)), [call("answer", sql=gold)]).verdict().success
+    episode = play(SPEC, _task(gold, str(path)), [call("answer", sql="SELECT ArtistId FROM Artist")])
+    path.write_bytes(b"x" * 9999)
+    databases._local.connections.clear()
+    verdict = episode.verdict()
+    assert verdict.score is None and "not a database" in str(verdict.error)
 
 
 def test_constants_read_off_a_result_fail_on_the_changed_copy():

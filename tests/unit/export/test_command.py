@@ -13,6 +13,7 @@ import pytest
 from offline_agent.export.formats import FORMATS
 from offline_agent.pipelines.export import main
 from offline_agent.policies.base import DEFAULT_MODEL
+from offline_agent.store.files import write_json
 from tests.helpers import rows as kit
 from tests.helpers.trainer_loaders import IGNORED, input_output
 
@@ -75,7 +76,7 @@ def test_every_row_is_written_or_counted(run_dir: str, format: str, capsys: pyte
 def test_a_file_without_a_row_is_warned_of_with_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = kit.run(tmp_path / "logs", [kit.pair(1, "tea cup", "mug", kind="trajectory")], [kit.trajectory(0)])
     manifest = json.loads((tmp_path / "logs" / "manifest.json").read_text())
-    (tmp_path / "logs" / "manifest.json").write_text(json.dumps({**manifest, "command": "import_logs"}))
+    write_json(tmp_path / "logs" / "manifest.json", {**manifest, "command": "import_logs"})
     (tmp_path / "logs" / "summary.json").write_text(json.dumps({"pairs": {"trajectory": 1}}))
     export(run, "trl")
     said = capsys.readouterr().err
@@ -120,7 +121,7 @@ def test_a_key_of_the_run_is_not_in_the_card(tmp_path: Path) -> None:
     kit.run(path, [kit.pair(0)], [kit.trajectory(0)])
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["config"] = {"policy": {"name": "http", "api_key": "sk-secret"}}
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    write_json(path / "manifest.json", manifest)
     assert "sk-secret" not in (export(str(path), "trl") / "README.md").read_text()
 
 

@@ -118,6 +118,20 @@ def test_sql_that_does_not_only_read_is_wrong_and_changes_nothing(database: Path
 ENDLESS = "with recursive c(x) as (select 1 union all select x + 1 from c) select count(*) from c"
 
 
+def test_sql_that_meets_a_damaged_page_has_no_score(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.executescript("create table t (id integer); create table damaged (id integer)")
+        root, size = (connection.execute(text).fetchone()[0] for text in (
+            "select rootpage from sqlite_master where name = 'damaged'", "pragma page_size"))  # fmt: skip
+    connection.close()
+    content = bytearray(path.read_bytes())
+    content[(root - 1) * size : root * size] = b"\xff" * size
+    path.write_bytes(content)
+    verdict = sql("select * from damaged", "select * from t", path)
+    assert verdict.score is None and "malformed" in str(verdict.error)
+
+
 def test_sql_that_alone_runs_out_of_limits_is_wrong(database: Path) -> None:
     for verdict, word in (
         (sql(ENDLESS, "select 1", database, seconds=0.2), "longer than"),

@@ -18,6 +18,7 @@ from offline_agent.launch.stages import portable
 from offline_agent.pipelines import build_prefs, evaluate
 from offline_agent.pipelines.entry import main
 from offline_agent.store.columns import PAIR_TABLES
+from offline_agent.store.files import write_json
 
 SEARCH = ["tracking.uri=null", "policy=noisy", "policy.noise=0.4", "tasks.n=5", "search.simulations=4"]
 PLAY = ["tracking.uri=null", "policy=noisy", "policy.noise=0.4", "tasks.n=5", "attempts=1"]
@@ -111,7 +112,7 @@ def test_a_merge_without_all_shards_writes_nothing_and_says_how_to_go_on(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = run / "shards" / "0001" / "manifest.json"
-    broken.write_text(broken.read_text().replace('"done"', '"failed"'))
+    write_json(broken, {**json.loads(broken.read_text()), "status": "failed"})
     assert merge(run) == 1
     said = capsys.readouterr().err
     assert "1 of 2 shards are not done: 1; nothing was merged" in said and f"status run_dir={run}" in said
@@ -132,7 +133,7 @@ def test_a_merge_refuses_a_shard_of_another_model(run: Path, capsys: pytest.Capt
     file = run / "shards" / "0000" / "manifest.json"
     manifest = json.loads(file.read_text())
     manifest["hashes"]["model"] = "another"
-    file.write_text(json.dumps(manifest))
+    write_json(file, manifest)
     assert merge(run) == 1
     assert "shard 0 was made with another model (hash another, the run has None)" in capsys.readouterr().err
     assert not (run / "trees").exists()

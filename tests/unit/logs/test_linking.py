@@ -190,7 +190,9 @@ def test_a_session_with_two_outcomes_has_none() -> None:
         outcomes.take({"session_id": "s", "success": True}, "outcomes:2")
     assert scores(link([episode(say("done"), session="s")], outcomes=outcomes)) == {"done": None}
     assert not outcomes.take({"success": True}, "f") and not outcomes.take({"session_id": "x"}, "f")
-    assert not outcomes.take({"session_id": "x", "success": True, "messages": []}, "f")
+    with pytest.raises(DataError, match="got dialogue, turns, allowed"):
+        outcomes.take({"session_id": "x", "success": True, "time": 1, "turns": [], "dialogue": []}, "f")
+    assert Outcomes(Fields(outcome="info.won")).take({"id": "x", "info": {"won": 1}, "task": "t"}, "f")
 
 
 def test_contradicting_outcomes_are_in_quarantine() -> None:

@@ -18,6 +18,7 @@ from offline_agent.envs import conformance
 from offline_agent.pipelines import __main__ as commands
 from offline_agent.pipelines import compare, doctor, inspect, status
 from offline_agent.runner import diagnosis
+from offline_agent.store.files import write_json
 from tests.helpers.report import evaluated, searched
 
 
@@ -99,7 +100,7 @@ def test_compare_says_where_two_runs_are_of_one_model(
         runs.append(shutil.copytree(evaluations[of], tmp_path / name))
         manifest = json.loads((runs[-1] / "manifest.json").read_text())
         manifest["policy"]["model_hash"] = model
-        (runs[-1] / "manifest.json").write_text(json.dumps(manifest))
+        write_json(runs[-1] / "manifest.json", manifest)
     assert compare.main([str(run) for run in runs]) == 0
     assert capsys.readouterr().out.count(", the same model") == 1
 

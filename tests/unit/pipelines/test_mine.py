@@ -27,8 +27,11 @@ def run(run_dir: Path, *keys: str) -> dict[str, Any]:
     return dict(json.loads((run_dir / "summary.json").read_text()))
 
 
+_OF_SESSION = ("resumed", "seconds", "this_session", "checksum")
+
+
 def without_session(summary: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in summary.items() if name not in ("resumed", "seconds", "this_session")}
+    return {name: value for name, value in summary.items() if name not in _OF_SESSION}
 
 
 def tables(run_dir: Path) -> dict[str, bytes]:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from offline_agent.report.import_logs import next_steps
+from offline_agent.store.files import write_json
 from tests.helpers import rows as kit
 
 
@@ -14,6 +15,6 @@ def test_next_lines_say_that_other_trainers_cannot_take_pairs_of_several_turns(t
     kit.run(tmp_path / "short", [kit.pair(0)])
     for name, told in (("long", True), ("short", False)):
         manifest = json.loads((tmp_path / name / "manifest.json").read_text())
-        (tmp_path / name / "manifest.json").write_text(json.dumps({**manifest, "command": "import_logs"}))
+        write_json(tmp_path / name / "manifest.json", {**manifest, "command": "import_logs"})
         text = "\n".join(next_steps(summary, tmp_path / name))
         assert "train_dpo" in text and ("pairs.min_visits=1" in text) == told

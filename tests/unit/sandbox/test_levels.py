@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from offline_agent.sandbox import Folder, Sandbox, SandboxError, launch
+from offline_agent.pipelines.entry import main
+from offline_agent.sandbox import Folder, Sandbox, SandboxError, launch, trust
+from offline_agent.store.manifest import read_manifest
+from tests.helpers import tiny_pipeline
 from tests.helpers.sandboxes import sandbox_at
 
 
@@ -81,3 +85,24 @@ def test_a_python_below_tmp_leaves_the_level_that_sees_it(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "base_prefix", "/tmp/python")
     with pytest.raises(SandboxError, match="elsewhere"):
         assert Sandbox("namespaces").level
+
+
+def test_a_fall_to_a_weaker_level_is_told_and_binds_the_processes_that_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone catches a first start that fails for a moment, after which a run is less contained than it says."""
+    sandbox_at("namespaces").close()
+    monkeypatch.setattr(trust, "_shared", {})
+    monkeypatch.setattr(trust, "_fall", {})
+    monkeypatch.setenv("OFFLINE_AGENT_SANDBOX_LEVEL", "")
+    monkeypatch.setattr(launch, "bubblewrap", lambda fd: None)
+    assert trust.shared().level == "namespaces"
+    ask = "from offline_agent.sandbox import shared; print(shared().level)"
+    started = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert started.stdout == "namespaces\n"
+    assert main(tiny_pipeline.COMMAND, ["tracking.uri=null", f"run_dir={tmp_path / 'run'}"]) == 0
+    why = "there is no bwrap on the PATH"
+    assert capsys.readouterr().err.count(f"level namespaces, since stronger ones do not work: bubblewrap: {why}") == 1
+    told = read_manifest(tmp_path / "run")["sandbox"]
+    assert told == {"level": "namespaces", "refused": {"bubblewrap": why}}
+    trust.shared().close()

@@ -7,15 +7,20 @@ import json
 import os
 import sqlite3
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from offline_agent.errors import ConfigError, DataError
+from offline_agent.judges.models.cache import AnswerCache
 from offline_agent.logs import files, formats
 from offline_agent.logs.formats import inspect_log
+from offline_agent.policies.weights import tensor_shapes
 from offline_agent.runner.components import _from_file
 from offline_agent.store import foreign_files
+from offline_agent.store.files import read_json, write_json
+from offline_agent.store.provenance import hash_path
 
 
 def _gz(folder: Path) -> Path:
@@ -77,3 +82,32 @@ def test_a_device_or_pipe_is_refused_at_once(tmp_path: Path) -> None:
             list(_from_file(None, path, "train"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="of no kind"):
         files.find([str(tmp_path / "log.jsonl")])
+
+
+def _special(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe")
+    return folder / "pipe"
+
+
+def _weights(path: Path) -> None:
+    (path.parent / "config.json").write_text("{}")
+    path.rename(path.with_name("model.safetensors"))
+    tensor_shapes(path.parent)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        hash_path,
+        lambda path: hash_path(path.parent),
+        lambda path: hash_path("/dev/zero"),
+        lambda path: AnswerCache(str(path)),
+        lambda path: AnswerCache("/dev/null"),
+        lambda path: read_json(path),
+        lambda path: write_json(path, {}),
+        _weights,
+    ],
+)
+def test_a_named_device_or_pipe_is_neither_read_nor_replaced(use: Callable[[Path], object], tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, DataError), match="allowed: a regular file"):
+        use(_special(tmp_path))

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from offline_agent.envs.adapters.harbor.workspace import HOME, split
 from offline_agent.sandbox.folders import place_fault
+from offline_agent.store.foreign_files import read_text
 
 _NO_EFFECT = frozenset(("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK"))
 _ROOT = ("root", "0", "0:0", "root:root")
@@ -103,7 +104,7 @@ def read(context: Path, path: str, images: Collection[str]) -> Image:
     image = Image()
     known = {"PATH": path, "HOME": HOME}
     try:
-        lines = list(_instructions((context / "Dockerfile").read_text(encoding="utf-8")))
+        lines = list(_instructions(read_text(context / "Dockerfile")))
     except (OSError, UnicodeError) as error:
         return Image(faults=[f"Dockerfile: {error}"])
     for line, word, rest in lines:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fnmatch
 import os
 import re
@@ -22,6 +21,7 @@ from offline_agent.envs.task_files import divided
 from offline_agent.errors import ConfigError
 from offline_agent.sandbox import Entry
 from offline_agent.sandbox.launch import packages
+from offline_agent.store.foreign_files import read_text
 
 PATH = f"{os.path.dirname(os.path.realpath(sys.executable))}:{dockerfile.SYSTEM}"
 _MARKS = ("task.toml", "instruction.md", "task.yaml")
@@ -189,7 +189,7 @@ def _settings(folder: Path, faults: list[str]) -> dict[str, Any]:
         faults.append("it is of Terminal-Bench's first format (task.yaml); allowed: Harbor's, with task.toml")
         return {}
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        told = tomllib.loads(read_text(path))
     except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
         faults.append(f"task.toml cannot be read: {error}")
         return {}
@@ -212,9 +212,7 @@ def _settings(folder: Path, faults: list[str]) -> dict[str, Any]:
 
 def _text(path: Path, faults: list[str]) -> str:
     try:
-        if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "it is no file")
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         faults.append(f"{path.parent.name + '/' if path.name == 'test.sh' else ''}{path.name} cannot be read: {reason}")

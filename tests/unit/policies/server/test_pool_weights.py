@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,7 +180,10 @@ def test_copies_that_were_written_over_are_not_read(
     left.mkdir()
     served.take_weights(checkpoint(tmp_path / "one", 1))
     assert not left.exists()
-    checkpoint(tmp_path / "one", 2.5)  # in place: the copy is a hard link
+    times = {file: file.stat().st_mtime_ns for file in (tmp_path / "one").iterdir()}
+    checkpoint(tmp_path / "one", 2)  # in place: the copy is a hard link
+    for file, time in times.items():
+        os.utime(file, ns=(time, time))
     three[0].start_anew()
     assert texts(served) == {"weights 1"}
     until(lambda: "written over in place" in str(figures(served, three[0])["out"]))

@@ -13,6 +13,7 @@ from offline_agent.pipelines import report as command
 from offline_agent.pipelines.entry import main
 from offline_agent.report.html import page
 from offline_agent.report.html.reading import RunFiles
+from offline_agent.store.files import write_json
 from offline_agent.store.run_directory import RunDirectory
 from tests.helpers import tiny_pipeline
 from tests.helpers.report import HOSTILE, searched, trained
@@ -62,7 +63,7 @@ def test_a_summary_of_another_version_costs_a_part_of_the_page_and_no_more(run_d
     older = shutil.copytree(run_dir, tmp_path / "older")
     summary = json.loads((older / "summary.json").read_text())
     del summary["rejudged"]
-    (older / "summary.json").write_text(json.dumps(summary))
+    write_json(older / "summary.json", summary)
     done = page.write(older)
     assert ["the cost left out (KeyError: 'rejudged')" in fault for fault in done.faults].count(True) == 1
     assert "Not readable" in done.path.read_text() and done.shown["trees"] == (3, 3)
