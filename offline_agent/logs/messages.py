@@ -28,10 +28,13 @@ _READ = {
 }
 """Keys of a message that are read beside `role` and `content`, by role."""
 _FACTS = frozenset({
-    "id", "uuid", "message_id", "index", "type", "object", "role", "content", "created", "created_at", "timestamp",
-    "time", "date", "model", "provider", "source", "usage", "cost", "latency", "status", "finish_reason", "stop_reason",
-    "stop_sequence", "metadata", "response_metadata", "cache_control", "annotations", "citations", "logprobs",
-    "token_ids", "prompt_token_ids", "is_error",
+    "role", "content", "type", "object", "id", "uuid", "message_id", "parent_id", "request_id", "response_id", "run_id",
+    "trace_id", "session_id", "conversation_id", "index", "step", "turn", "created", "created_at", "updated_at",
+    "timestamp", "ts", "time", "date", "start_time", "end_time", "duration", "latency", "latency_ms", "model",
+    "provider", "source", "version", "status", "finish_reason", "stop_reason", "stop_sequence", "usage", "cost",
+    "tokens", "token_count", "token_ids", "prompt_token_ids", "logprobs", "metadata", "response_metadata",
+    "cache_control", "annotations", "citations", "signature", "thought_signature", "extra_content", "is_error",
+    "reward", "score",
 })  # fmt: skip
 """Keys of a message or call that say nothing which the model reads or writes."""
 _TEXTS = dict.fromkeys(("text", "input_text", "output_text"), ("text",))

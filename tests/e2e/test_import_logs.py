@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from offline_agent.pipelines import build_prefs, import_logs, show, train_dpo
+from offline_agent.pipelines import build_prefs, import_logs, inspect, train_dpo
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import known
@@ -69,7 +69,7 @@ def test_the_three_commands_of_the_readme_lead_from_a_thousand_logs_to_a_trained
            if row["terminated"]}  # fmt: skip
     assert told == own
     capsys.readouterr()
-    assert show.main(["runs/logs", "n=1"]) == 0
+    assert inspect.main(["runs/logs", "pair=0"]) == 0
     assert "chosen" in capsys.readouterr().out
 
 

@@ -18,6 +18,7 @@ from offline_agent.logs.messages import arrow, brief
 from offline_agent.logs.tokens import TurnTokens, turn_tokens
 
 NAME = "openai"
+_PARAMETERS = {"model", "max_tokens", "temperature", "tools", "functions"}  # one of which the rest of a request has
 
 
 def recognised(record: Mapping[str, Any]) -> str | None:
@@ -35,7 +36,8 @@ def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[L
     """See `formats.Format`."""
     request, choices = _request(record), _choices(record)
     known = {"tools": told_tools(arrow(request["messages"]), request, record), **fields.read(record)}
-    messages = with_system(request["messages"], fields.ignored, request, record)
+    within = (one for one in record.values() if isinstance(one, Mapping) and one.keys() & _PARAMETERS)
+    messages = with_system(request["messages"], fields.ignored, request, record, *within)
     if choices is None:
         _check_answer(record, messages[-1], fields)
         yield LoggedEpisode(name, conversation(messages, fields.ignored), **known)

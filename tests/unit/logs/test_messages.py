@@ -35,6 +35,7 @@ def read(record: dict[str, Any], *ignored: str) -> LoggedEpisode:
         {"system": [{"type": "text", "text": "be "}, {"type": "text", "text": "brief"}], "messages": [GO, DONE]},
         {"system_prompt": "be brief", "messages": [SYSTEM, GO, DONE]},
         {"request": {"system": "be brief", "messages": [GO]}, "response": {"choices": [{"message": DONE}]}},
+        {"kwargs": {"system": "be brief", "max_tokens": 9}, "messages": [GO, DONE], "metadata": {"system": "linux"}},
         {"system": "be brief", "prompt": [GO], "completion": [DONE]},
     ],
 )
