@@ -29,7 +29,7 @@ class CalibrateConfig(RunConfig):
         "false positives, by length and by position."
     )
     main_keys: ClassVar[tuple[str, ...]] = (
-        "source", "judge", "compare", "n", "pairs_per_task", "length", "bins", "confidence", "workers", "run_dir",
+        "source", "judge", "compare", "n", "length", "bins", "confidence", "workers", "run_dir",
         "seed", "tracking.uri",
     )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -43,7 +43,6 @@ class CalibrateConfig(RunConfig):
     judge: JudgeSection = section(JudgeSection, "the judge that is held against the verdicts of the run")
     compare: CompareSection = section(CompareSection, "the comparator that is held against them")
     n: int | None = key(400, "most trajectories that are judged, drawn by the seed; null = all", ge=1)
-    pairs_per_task: int = key(4, "most pairs of a success and a failure at one task that are compared", ge=1)
     workers: int = key(4, "judgements that are asked for at once", ge=1, le=256, free=True)
     length: Literal["characters", "steps"] = key("characters", "the length that the table is broken down by")
     bins: int = key(3, "classes of length, with about as many trajectories each", ge=2, le=10)

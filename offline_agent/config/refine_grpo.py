@@ -155,26 +155,11 @@ class SamplerSection(Section):
 
 
 class WatchSection(Section):
-    """The collapse watch; `training.collapse.watch.WatchSettings` says what each figure is."""
+    """The collapse watch; `docs/online.md` has its rules and their limits."""
 
     enabled: bool = key(True, "warn of collapse, and stop where the rules say so; false = keep quiet")
     window: int = key(5, "observations of a window; the latest is compared with the first", ge=2)
     patience: int = key(3, "updates in a row that a rule must hold; at most watch.window", ge=1)
-    entropy_floor: float = key(0.3, "entropy below this share of its start", gt=0, lt=1)
-    entropy_factor: float = key(3.0, "entropy above this many times its start, without more reward", gt=1)
-    spread_floor: float = key(0.4, "spread of the rewards within groups below this share of its start", gt=0, lt=1)
-    zero_spread_ceiling: float = key(0.8, "share of groups without spread above this", ge=0, le=1)
-    solved: float = key(0.9, "success from which all counts as solved", gt=0, lt=1)
-    gradient_factor: float = key(10.0, "a gradient norm this many times the usual is a spike", gt=1)
-    kl_ceiling: float = key(1.0, "K3 to the reference, nats an agent token, above this", gt=0)
-    length_factor: float = key(3.0, "agent tokens a trajectory above this many times their start", gt=1)
-    truncation_ceiling: float = key(0.5, "share of truncated trajectories above this", ge=0, le=1)
-    invalid_ceiling: float = key(0.3, "share of invalid calls above this", ge=0, le=1)
-    repeat_ceiling: float = key(0.5, "share of repeated calls above this", ge=0, le=1)
-    tool_ceiling: float = key(0.9, "one tool's share of the calls above this, where it was less at first", gt=0, lt=1)
-    reward_drop: float = key(0.4, "mean reward lower than in its best window by this share", gt=0, lt=1)
-    mismatch_ceiling: float = key(0.1, "mean log-probability difference of sampler and trainer above this", gt=0)
-    unscored_ceiling: float = key(0.2, "share of trajectories without a score above this", ge=0, le=1)
     stop: tuple[str, ...] | None = key(
         None,
         "rules that stop the run, which then takes the newest checkpoint from before; null = mask, nothing_scored, "

@@ -38,6 +38,7 @@ from offline_agent.store.files import write_atomic, write_json
 from offline_agent.store.provenance import hash_json
 
 RESULT, ROWS = "calibration.json", "judged.jsonl"
+_PAIRS = 4  # most pairs of one task that are compared
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def _pairs(trees: list[Path], config: CalibrateConfig) -> Iterator[tuple[Traject
         bad = [one for one in ends if one.verdict is not None and not one.verdict.success]
         pairs = [(one, other) for one in good for other in bad]
         random.Random(f"{config.seed} {path.name}").shuffle(pairs)
-        for pair in pairs[: config.pairs_per_task]:
+        for pair in pairs[:_PAIRS]:
             if left is not None:
                 if left == 0:
                     return

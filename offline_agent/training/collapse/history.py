@@ -26,6 +26,7 @@ class History:
 
     Args:
         window: Observations of a window; the first and the latest window are compared.
+        patience: Updates in a row that a fault must last.
 
     Attributes:
         fresh: Figures that the latest record added to.
@@ -33,8 +34,8 @@ class History:
         best: Median and least value of the best window of mean rewards before the latest; None until there is one.
     """
 
-    def __init__(self, window: int) -> None:
-        self.window = window
+    def __init__(self, window: int, patience: int) -> None:
+        self.window, self.patience = window, patience
         self.fresh: set[str] = set()
         self.broken: tuple[str, ...] = ()
         self.best: tuple[float, float] | None = None

@@ -7,7 +7,6 @@ the run's first, asks a fault to last, and says it once until it is over.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +27,6 @@ STOP = ("mask", "nothing_scored", "echo_trap", "collapse")
 class WatchSettings:
     """Settings: when the watch warns, and when it stops the run.
 
-    `start` below is the median of a figure's first window. The defaults suit models of any size: what a model's size
-    decides (entropy, spread, length, gradient norm) is measured against the run's own start.
-
     The rules that stop by default are those after which going on is worthless: the mask is wrong (`mask`), nothing is
     scored (`nothing_scored`), entropy and spread both collapsed while the reward does not improve (`echo_trap`:
     nothing is left to compare, nor to find), or the reward fell and another sign of collapse is there (`collapse`).
@@ -40,44 +36,11 @@ class WatchSettings:
     Attributes:
         window: Observations of a window; a rule that compares with the start needs two windows.
         patience: Consecutive updates a fault must last. It must be gone for a whole window to be said again.
-        entropy_floor: Entropy below this share of its start (`entropy`), unless all is solved.
-        entropy_factor: Entropy above this many times its start without more reward (`entropy_rise`).
-        spread_floor: Mean spread within a group below this share of its start, both raw and beside what the mean
-            reward allows (`spread`), unless all is solved.
-        zero_spread_ceiling: Fraction of groups without spread above this (`zero_spread`; `solved` where all is).
-        solved: Success (or mean reward) from which all counts as solved.
-        gradient_factor: A gradient norm above this many times the usual is a spike; `patience` of them in a window
-            are a finding (`gradient`).
-        kl_ceiling: K3 to the reference in nats an agent token above this (`kl`).
-        length_factor: Agent tokens a trajectory above this many times their start (`length`), or below the inverse
-            without more reward (`short`).
-        truncation_ceiling: Share of truncated trajectories above this (`truncated`).
-        invalid_ceiling: Share of invalid calls among all calls above this (`invalid_calls`).
-        repeat_ceiling: Share of repeated calls among all calls above this (`repeated_calls`).
-        tool_ceiling: One tool's share of the calls from this on, where it was less at first (`tools`).
-        reward_drop: Mean reward lower than its best window's by this share of it (`reward`); rewards are in [0, 1].
-        mismatch_ceiling: Mean |log-prob difference| of sampler and trainer a token above this, in nats (`mismatch`).
-        unscored_ceiling: Share of trajectories without a score above this (`unscored`).
         stop: Rules that stop the run, of `RULE_NAMES`.
     """
 
     window: int = _KEYS.window
     patience: int = _KEYS.patience
-    entropy_floor: float = _KEYS.entropy_floor
-    entropy_factor: float = _KEYS.entropy_factor
-    spread_floor: float = _KEYS.spread_floor
-    zero_spread_ceiling: float = _KEYS.zero_spread_ceiling
-    solved: float = _KEYS.solved
-    gradient_factor: float = _KEYS.gradient_factor
-    kl_ceiling: float = _KEYS.kl_ceiling
-    length_factor: float = _KEYS.length_factor
-    truncation_ceiling: float = _KEYS.truncation_ceiling
-    invalid_ceiling: float = _KEYS.invalid_ceiling
-    repeat_ceiling: float = _KEYS.repeat_ceiling
-    tool_ceiling: float = _KEYS.tool_ceiling
-    reward_drop: float = _KEYS.reward_drop
-    mismatch_ceiling: float = _KEYS.mismatch_ceiling
-    unscored_ceiling: float = _KEYS.unscored_ceiling
     stop: tuple[str, ...] = STOP
 
     def check(self) -> None:
@@ -87,23 +50,6 @@ class WatchSettings:
             faults.append(f"watch.window: got {self.window}, allowed: 2 or more; 5 is the default")
         if self.patience < 1 or self.patience > self.window >= 2:
             faults.append(f"watch.patience: got {self.patience}, allowed: 1 to watch.window ({self.window})")
-        for names, low, high in (
-            (("entropy_floor", "spread_floor", "solved", "tool_ceiling", "reward_drop"), 0.0, 1.0),
-            (("entropy_factor", "gradient_factor", "length_factor"), 1.0, math.inf),
-            (("kl_ceiling", "mismatch_ceiling"), 0.0, math.inf),
-        ):
-            faults += [
-                f"watch.{name}: got {getattr(self, name)}, allowed: more than {low:g}"
-                + (f" and less than {high:g}" if math.isfinite(high) else "")
-                for name in names
-                if not low < getattr(self, name) < high
-            ]
-        shares = ("zero_spread_ceiling", "truncation_ceiling", "invalid_ceiling", "repeat_ceiling", "unscored_ceiling")
-        faults += [
-            f"watch.{name}: got {getattr(self, name)}, allowed: 0 to 1; at 1 the rule never speaks"
-            for name in shares
-            if not 0 <= getattr(self, name) <= 1
-        ]
         faults += [
             f"watch.stop: got {name!r}, allowed: {', '.join(NAMES)}.{did_you_mean(name, NAMES)}"
             for name in self.stop
@@ -157,7 +103,7 @@ class Watch:
     def __init__(self, settings: WatchSettings, records: Iterable[Mapping[str, Any]] = ()) -> None:
         settings.check()
         self.settings = settings
-        self._history = History(settings.window)
+        self._history = History(settings.window, settings.patience)
         self._standings = {rule.name: _RuleState() for rule in RULES}
         self._updates = 0
         for record in records:
@@ -189,9 +135,8 @@ class Watch:
         """Return a finding where a rule is to be said now."""
         if not self._history.fresh.issuperset(rule.needs):
             return None
-        standing, keys = self._standings[rule.name], vars(self.settings)
-        fault = rule.fault(self._history, keys)
-        if not fault or not rule.given(self._history, keys):
+        standing, fault = self._standings[rule.name], rule.fault(self._history)
+        if not fault or not rule.given(self._history):
             standing.held, standing.free = 0, 0 if fault else standing.free + 1
             standing.said = standing.said and standing.free < self.settings.window
             return None
@@ -201,4 +146,4 @@ class Watch:
             return None
         standing.said = True
         stops = rule.name in self.settings.stop
-        return Finding(rule.name, update, rule.text(self._history, keys), stops, standing.since)
+        return Finding(rule.name, update, rule.text(self._history), stops, standing.since)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.training.collapse.history import FIGURES
-from offline_agent.training.collapse.watch import RULE_NAMES, STOP, WatchSettings
+from offline_agent.training.collapse.rules import RULES
+from offline_agent.training.collapse.watch import RULE_NAMES, STOP
 from offline_agent.training.online.trainer import _SUMMED
 
 TEXT = (Path(__file__).parents[4] / "docs" / "online.md").read_text()
@@ -20,12 +21,12 @@ def table(title: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_every_rule_of_the_watch_is_there_with_its_key() -> None:
+def test_every_rule_of_the_watch_is_there_with_its_limits() -> None:
     rows = table("The watch")
     assert [row[0].strip("`") for row in rows] == list(RULE_NAMES)
     assert {row[0].strip("`") for row in rows if row[3] == "yes"} == set(STOP)
-    keys = {key for row in rows for key in re.findall(r"`(\w+)`", row[2])}
-    assert keys == set(WatchSettings.__dataclass_fields__) - {"window", "patience", "stop"}
+    for row, rule in zip(rows, RULES, strict=True):
+        assert tuple(map(float, re.findall(r"[\d.]+", row[2]))) == rule.limits, rule.name
 
 
 def test_every_figure_that_is_followed_is_there() -> None:
