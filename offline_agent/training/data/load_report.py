@@ -97,8 +97,6 @@ class LoadReport:
             out.append(f"{self.too_long} of {self.read} rows are longer than batch.max_length allows and are left out")
         if self.other_kinds:
             out.append(f"{self.other_kinds} of {self.read} pairs are of kinds that data.kinds does not name")
-        if self.ranked_right:
-            out.append(f"{self.ranked_right} of {self.read} pairs are ranked rightly by the start model and are out")
         if self.contradictory:
             out.append(f"{self.contradictory} pairs contradict one another (the same two sides both ways) and are out")
         if self.unusable:
