@@ -187,7 +187,7 @@ class Episodes:
                 return
         given = self._temperature if attempt.request.temperature is None else attempt.request.temperature
         temperature = 0.0 if attempt.request.mode == "greedy" else given
-        seeds = (mix(attempt.seed, context.depth),)
+        seeds: tuple[int, ...] = (mix(attempt.seed, context.depth),)
         if attempt.request.epsilon and _exploration(attempt).random() < attempt.request.epsilon:
             seeds = tuple(mix(attempt.seed, context.depth + (n << 32)) for n in range(EXPLORED_SAMPLES))
         self._send(attempt, ProposeRequest(context, seeds, temperature, self._max_tokens))
