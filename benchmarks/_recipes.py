@@ -50,12 +50,10 @@ COLLECT: dict[str, tuple[str, ...]] = {
     "need32": ("search.simulations=32", "search.until=success"),
     "states": _STATES,
     "settled": _SETTLED,
-    "recovery": (*_STATES, "filtered.origins=[search,rollout,recovery]", "pairs.replay_budget=0"),
 }
 """Ways to collect. `need`: four attempts, and a tree from them where all four failed; `retries`: further plain attempts
 there, the control of `need`; `states`: as `need`, over states in place of histories, with decisive pairs;
-`settled`: as `states`, without decisive pairs; `recovery`: as `states`, and splices that show how a mistake is mended,
-of what was executed anyway."""
+`settled`: as `states`, without decisive pairs."""
 
 _STEP = ("data.kinds=[step]",)
 _BOTH = ("data.kinds=[step,trajectory]",)
@@ -87,11 +85,6 @@ ROUNDS: dict[str, Round] = {
     "settled+updates+dpo, all data": Round(
         "settled", times=2, again=True, dpo=_LONG, against="states+updates+dpo, all data"
     ),
-    "recovery+updates, all data": Round("recovery", times=2, again=True, against="states+updates, all data"),
-    "recovery": Round("recovery"),
-    "recovery, all data": Round("recovery", again=True),
-    "recovery+updates+dpo, all data": Round("recovery", times=2, again=True, dpo=_LONG),
-    "recovery+thrice, all data": Round("recovery", times=3, again=True),
     "retries+thrice, all data": Round("retries", times=3, again=True),
     "retries+nine times, all data": Round("retries", times=9, again=True),
     "attempts+updates": Round("attempts", times=2),
@@ -143,13 +136,10 @@ ARMS: dict[str, tuple[str, ...]] = {
     "one round, then dpo": ("states+updates+dpo, all data",),
     "one round, then dpo of settled pairs": ("settled+updates+dpo, all data",),
     "one round, observations": ("states+updates+observations, all data",),
-    "one round, recovery": ("recovery+updates, all data",),
     "one round, then searched again": ("states+thrice, all data", "states, pairs alone"),
     "two rounds, thrice the updates": ("states+thrice, all data", "states+thrice, all data"),
     "states, then dpo, again": ("states", "states, all data", *("states+updates+dpo, all data",) * 2),
     "retries, four rounds": ("retries", "retries, all data", "retries, all data", "retries+thrice, all data"),
-    "recovery, thrice the updates": ("recovery", "recovery, all data", "recovery+thrice, all data"),
-    "recovery, then dpo": ("recovery", "recovery, all data", "recovery+updates+dpo, all data"),
     "retries, thrice the updates": ("retries", "retries, all data", "retries+thrice, all data"),
     "retries, nine times the updates": ("retries", "retries, all data", "retries+nine times, all data"),
     "retries, then dpo": ("retries", "retries, all data", "retries+updates+dpo, all data"),

@@ -1,4 +1,4 @@
-"""Write docs/results.md from benchmarks/results/*.json: every number in it is one that a script here printed.
+"""Write docs/results.md and docs/results/ from benchmarks/notes/ and the tables in benchmarks/results/*.json.
 
 Run `python benchmarks/make_results.py` after the benchmarks; it runs none itself.
 """
@@ -12,16 +12,17 @@ from typing import Any
 
 from _common import RESULTS
 
-DOCS = Path(__file__).parents[1] / "docs" / "results.md"
-NOTES = Path(__file__).parent / "notes.md"
+DOCS = Path(__file__).parents[1] / "docs"
+NOTES = Path(__file__).parent / "notes"
 
 
 def main() -> None:
     """Put the notes and the tables together."""
-    parts = list(_parts(NOTES.read_text(encoding="utf-8")))
-    DOCS.parent.mkdir(exist_ok=True)
-    DOCS.write_text("".join(parts), encoding="utf-8")
-    print(f"written to {DOCS}")
+    (DOCS / "results").mkdir(exist_ok=True)
+    for page in sorted(NOTES.glob("*.md")):
+        out = DOCS / page.name if page.name == "results.md" else DOCS / "results" / page.name
+        out.write_text("".join(_parts(page.read_text(encoding="utf-8"))), encoding="utf-8")
+        print(f"written to {out}")
 
 
 def _parts(notes: str) -> Iterator[str]:

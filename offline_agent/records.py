@@ -35,7 +35,7 @@ class Recorded(tuple[Message, ...]):
 
 
 Role = Literal["tool", "user"]
-Origin = Literal["search", "rollout", "demonstration", "hindsight", "pruned", "recovery"]
+Origin = Literal["search", "rollout", "demonstration", "hindsight", "pruned"]
 PairKind = Literal["step", "trajectory", "hindsight", "minimal"]
 
 

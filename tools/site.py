@@ -107,7 +107,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Rewrite the links of a page of docs/; called by mkdocs."""
-    return markdown if page.file.generated_by else in_site(markdown, inside=True)
+    if page.file.generated_by or "/" in page.file.src_uri:  # pages of docs/results/ link to pages of docs/ alone
+        return markdown
+    return in_site(markdown, inside=True)
 
 
 def on_post_build(config: Any) -> None:

@@ -294,7 +294,7 @@ class PairsSection(PairRules):
     )  # fmt: skip
 
 
-Origins = tuple[Literal["search", "rollout", "hindsight", "pruned", "recovery"], ...]
+Origins = tuple[Literal["search", "rollout", "hindsight", "pruned"], ...]
 DEFAULT_ORIGINS: Origins = ("search", "rollout", "hindsight")
 
 
@@ -304,8 +304,7 @@ class FilteredSection(Section):
     per_task: int = key(2, "most trajectories of one task, shortest first", ge=1)
     negatives: bool = key(False, "also refusals of impossible or hallucinated calls")
     origins: Origins = key(
-        DEFAULT_ORIGINS, "where they may come from; pruned ones teach to guess; recovery splices a failed prefix and "
-        "the actions that mend it, which alone are trained on (docs/pairs.md)", strict=False,
+        DEFAULT_ORIGINS, "where they may come from; pruned ones teach to guess", strict=False,
     )
 
 

@@ -17,7 +17,6 @@ from offline_agent.preferences.pairs.minimal import (
     delete_steps,
     pruned_trajectory,
 )
-from offline_agent.preferences.pairs.recovery import Recoveries
 from offline_agent.preferences.pairs.siblings import begins_with_worse_refusal, with_confidence
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories, trajectory
@@ -40,7 +39,7 @@ class MinedTree:
 
     Attributes:
         pairs: In the order of kinds (step, trajectory, hindsight, minimal), then of the tree; not yet balanced.
-        trajectories: Every finished branch, then relabelled, shortened and spliced ones.
+        trajectories: Every finished branch, then relabelled and shortened ones.
         filtered: Those kept for rejection fine-tuning, shortest first.
         refusals: The refused pairs and trajectories, with reasons.
         replays: Number of replays run.
@@ -72,7 +71,6 @@ class Miner:
         hindsight: Rules of hindsight relabelling; "default" takes the goals of the evaluation splits from `spec`.
         minimal: Rules of minimal pairs; needs a deterministic verifier.
         filtered: Rules of filtered trajectories.
-        recoveries: Rules of recovery splices, which need a deterministic verifier; None = none are made.
         deletion: Whether the criticality of each step of the shortest successes is measured by deletion.
         rollout: Runs the policy from given states; measures it by counterfactual rollouts instead. None = it is not.
         rollouts: Counterfactual rollouts per state.
@@ -93,7 +91,6 @@ class Miner:
         hindsight: Hindsight | None = None,
         minimal: MinimalPairs | None = None,
         filtered: RejectionFilter | None = None,
-        recoveries: Recoveries | None = None,
         kinds: Sequence[str] = ("step", "trajectory", "hindsight", "minimal"),
         deletion: bool = False,
         rollout: Rollout | None = None,
@@ -117,7 +114,6 @@ class Miner:
         self.hindsight = hindsight
         self.minimal = minimal or MinimalPairs()
         self.filtered = filtered or RejectionFilter()
-        self._recoveries = recoveries if certain else None
         self._deletion = deletion
         self._rollout = rollout
         self._rollouts = rollouts
@@ -176,10 +172,6 @@ class Miner:
             _add(mined, pairs, refusals)
         if replayer is not None:
             self._shorten(tree, mined, replayer)
-            if self._recoveries is not None:
-                spliced, refusals = self._recoveries.mine(tree, replayer)
-                mined.trajectories += spliced
-                mined.refusals += refusals
         pairs = [with_confidence(pair, tree, compared) for pair in mined.pairs]
         mined.pairs = [pair for pair in pairs if not begins_with_worse_refusal(pair, tree)]
         mined.refusals += [_worse_refusal(pair) for pair in pairs if begins_with_worse_refusal(pair, tree)]

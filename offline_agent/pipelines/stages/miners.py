@@ -37,7 +37,6 @@ from offline_agent.preferences.mining import MinedTree, Miner
 from offline_agent.preferences.pairs.goals import evaluation_tasks
 from offline_agent.preferences.pairs.hindsight import Hindsight
 from offline_agent.preferences.pairs.minimal import MinimalPairs, Rollout
-from offline_agent.preferences.pairs.recovery import Recoveries
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs
 from offline_agent.preferences.refusals import Refusal
@@ -242,11 +241,6 @@ def miner_of(config: BuildPrefsConfig, spec: EnvSpec, rollout: Rollout | None) -
         minimal=MinimalPairs() if shorten else MinimalPairs(per_tree=0),
         filtered=RejectionFilter(
             config.filtered.per_task, config.filtered.negatives, origins=config.filtered.origins
-        ),
-        recoveries=(
-            Recoveries(config.filtered.per_task, join=config.search.repeated_states == "close")
-            if "recovery" in config.filtered.origins
-            else None
         ),
         kinds=kinds,
         deletion=pairs.criticality == "deletion",

@@ -123,12 +123,6 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash
     if renderer is not None:
         given = trajectory.context.depth - len(trajectory.steps)  # turns before the root of its tree
         _fill(row, renderer.trajectory_columns(trajectory.context, model_hash, given), TRAJECTORY_TOKENS)
-    elif trajectory.origin == "recovery":
-        raise DataError(
-            "a recovery splice has no token columns here, and without them nothing says that its failed actions are "
-            "not to be learnt: give a policy with a tokenizer (policy.tokenizer), or leave recovery out of "
-            "filtered.origins"
-        )
     sealed = _sealed(row, renderer)
     return stored({name: sealed[name] for name in TRAJECTORY_COLUMNS}, "trajectories")
 

@@ -23,7 +23,6 @@ class RejectionFilter:
         allow_faults: Keep successes in which a call was answered with an error (they show how to recover).
         origins: Allowed origins of kept trajectories. `pruned` is not among them: a success without the steps that
             its end state did not need skips the looking that told the policy what to do, and teaches to guess.
-            `recovery` ones are counted apart from the others of a task.
     """
 
     def __init__(
@@ -57,16 +56,15 @@ class RejectionFilter:
         successes.sort(key=lambda t: (len(t.steps), _size(t)))
         kept: list[Trajectory] = []
         seen: set[tuple[str, ...]] = set()
-        per_task: Counter[tuple[str, bool]] = Counter()
+        per_task: Counter[str] = Counter()
         for trajectory in successes:
-            task, mends = trajectory.task.task_id, trajectory.origin == "recovery"
-            before = [action.text for action in trajectory.context.actions()] if mends else ()
-            key = (task, *before, *(step.key for step in trajectory.steps))
+            task = trajectory.task.task_id
+            key = (task, *(step.key for step in trajectory.steps))
             reason = None
             assert trajectory.verdict is not None  # it is a success
             if trajectory.verdict.evidence.get(RELATIVE):
                 reason = "its success says only that it is better than other attempts"
-            elif len(trajectory.steps) < trajectory.context.depth and not mends:
+            elif len(trajectory.steps) < trajectory.context.depth:
                 reason = "its first turns are of another attempt, and nobody knows whether they are to be learnt"
             elif trajectory.origin not in self.origins:
                 reason = f"its origin is {trajectory.origin}"
@@ -74,13 +72,13 @@ class RejectionFilter:
                 reason = "the same canonical actions as a trajectory that was kept"
             elif not self.allow_faults and any(step.fault for step in trajectory.steps):
                 reason = "a call was answered with an error"
-            elif per_task[task, mends] >= self.per_task:
+            elif per_task[task] >= self.per_task:
                 reason = f"more than {self.per_task} of its task"
             if reason is not None:
                 refusals.append(Refusal("filtered", f"{name}/{trajectory.origin}", reason, {"actions": list(key[1:])}))
                 continue
             seen.add(key)
-            per_task[task, mends] += 1
+            per_task[task] += 1
             kept.append(trajectory)
         if self.negatives:
             kept += self._negatives([t for t in kept if t.origin in ("search", "rollout")])
