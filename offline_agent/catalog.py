@@ -14,28 +14,28 @@ from typing import Any, Literal, Union, get_args, get_origin
 from offline_agent.errors import ConfigError, did_you_mean, ends_the_run
 
 ENVIRONMENTS: dict[str, str] = {
-    "babyai": "offline_agent.envs.babyai:BabyAI",
-    "bfcl": "offline_agent.envs.bfcl:BFCL",
-    "browser": "offline_agent.envs.browser:Browser",
-    "code": "offline_agent.envs.code:Code",
+    "babyai": "offline_agent_environments.babyai:BabyAI",
+    "bfcl": "offline_agent_environments.bfcl:BFCL",
+    "browser": "offline_agent_environments.browser:Browser",
+    "code": "offline_agent_environments.code:Code",
     "countdown": "offline_agent.envs.countdown:Countdown",
     "math": "offline_agent.envs.math:Math",
-    "repo": "offline_agent.envs.repo:Repo",
-    "retail": "offline_agent.envs.retail:Retail",
-    "search_qa": "offline_agent.envs.search_qa:SearchQA",
+    "repo": "offline_agent_environments.repo:Repo",
+    "retail": "offline_agent_environments.retail:Retail",
+    "search_qa": "offline_agent_environments.search_qa:SearchQA",
     "shop": "offline_agent.envs.shop:Shop",
-    "sql": "offline_agent.envs.sql:SQL",
-    "textworld": "offline_agent.envs.textworld:TextWorld",
+    "sql": "offline_agent_environments.sql:SQL",
+    "textworld": "offline_agent_environments.textworld:TextWorld",
 }
 
 ADAPTERS: dict[str, str] = {
-    "aviary": "offline_agent.envs.adapters.aviary",
-    "gym": "offline_agent.envs.adapters.gym",
-    "harbor": "offline_agent.envs.adapters.harbor",
-    "mcp": "offline_agent.envs.adapters.mcp",
-    "openenv": "offline_agent.envs.adapters.openenv",
-    "tau2": "offline_agent.envs.adapters.tau2",
-    "textarena": "offline_agent.envs.adapters.textarena",
+    "aviary": "offline_agent_environments.adapters.aviary",
+    "gym": "offline_agent_environments.adapters.gym",
+    "harbor": "offline_agent_environments.adapters.harbor",
+    "mcp": "offline_agent_environments.adapters.mcp",
+    "openenv": "offline_agent_environments.adapters.openenv",
+    "tau2": "offline_agent_environments.adapters.tau2",
+    "textarena": "offline_agent_environments.adapters.textarena",
 }
 """Modules that adapt environments of other projects, by the word before the colon of `env=gym:ID`."""
 
@@ -65,7 +65,7 @@ JUDGES: dict[str, str] = {
     "repository_tests": "offline_agent.judges.code:repository_tests",
     "reward_model": "offline_agent.training.reward.judge:RewardModelJudge",
     "rows": "offline_agent.judges.verifiers:rows",
-    "sql": "offline_agent.judges.sql:sql",
+    "sql": "offline_agent_environments.sql.judge:sql",
     "subgoals": "offline_agent.judges.process:subgoals",
     "symbolic": "offline_agent.judges.verifiers:symbolic",
     "unit_tests": "offline_agent.judges.code:unit_tests",

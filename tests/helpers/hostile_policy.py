@@ -9,7 +9,8 @@ import random
 from offline_agent.policies.scripted import ScriptedPolicy
 from offline_agent.records import Action, Context, ToolCall
 from offline_agent.rendering.renderer import Renderer
-from tests.helpers import attacks, sql_attacks
+from offline_agent_environments.sql.tests import attacks as sql_attacks
+from tests.helpers import attacks
 from tests.helpers.near_misses import near_misses
 
 

@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_every_entry_names_something_that_is_defined(path: str) -> None:
     """Read, not imported: what an entry needs may not be installed."""
     module, _, name = path.partition(":")
-    file = ROOT / (module.replace(".", "/") + ".py")
-    file = file if file.exists() else ROOT / module.replace(".", "/") / "__init__.py"
+    root = ROOT / "environments" if module.startswith("offline_agent_environments") else ROOT
+    file = root / (module.replace(".", "/") + ".py")
+    file = file if file.exists() else root / module.replace(".", "/") / "__init__.py"
     names: set[str] = set()
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.ClassDef):

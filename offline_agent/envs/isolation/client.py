@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offline_agent import catalog
 from offline_agent.envs.episode import Episode, StepResult
 from offline_agent.envs.isolation import waiting
 from offline_agent.envs.isolation.protocol import BadMessage, receive_answer, send_request
@@ -87,7 +89,7 @@ class EpisodeServer:
         paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
         program, environ = [sys.executable, "-m", "offline_agent.envs.isolation.server"], {"PYTHONPATH": paths}
         if python is not None:
-            program, environ = [python, "-c", bootstrap(_PACKAGE)], {}
+            program, environ = [python, "-c", bootstrap(_packages(path))], {}
         with theirs:
             self._process = subprocess.Popen(
                 [*program, str(theirs.fileno())], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
@@ -327,6 +329,14 @@ class IsolatedEpisode(Episode):
         if "fault" in answer:
             raise EnvironmentFault(str(answer["fault"]))
         return answer
+
+
+def _packages(env: str) -> list[Path]:
+    """Return the folders of this package and of the one that has an environment of the catalog."""
+    value = catalog.ENVIRONMENTS.get(env) or catalog.ADAPTERS.get(env.partition(":")[0]) or ""
+    names = dict.fromkeys(["offline_agent", *filter(None, [value.partition(":")[0].partition(".")[0]])])
+    specs = [importlib.util.find_spec(name) for name in names]
+    return [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin is not None]
 
 
 def _environ(python: str | None) -> dict[str, str]:

@@ -157,20 +157,20 @@ def _demonstrate(cls: Any, task: Any, messages: Any, rng: random.Random, noise: 
     return answer["message"]
 
 
-def bootstrap(package: Path) -> str:
-    """Return a program that imports this package alone from its folder, and serves.
+def bootstrap(packages: Sequence[Path]) -> str:
+    """Return a program that imports some packages alone from their folders, and serves.
 
     Args:
-        package: The folder that holds `offline_agent`; other packages in it are not found.
+        packages: Folders of `offline_agent` and of what it needs there; other packages beside them are not found.
     """
-    root = str(package / "offline_agent")
     return (
         "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('offline_agent', {root + '/__init__.py'!r}, "
-        f"submodule_search_locations=[{root!r}])\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "sys.modules['offline_agent'] = module\n"
-        "spec.loader.exec_module(module)\n"
+        f"for root in {[str(folder) for folder in packages]!r}:\n"
+        "    name = root.rpartition('/')[2]\n"
+        "    spec = importlib.util.spec_from_file_location(name, root + '/__init__.py',"
+        " submodule_search_locations=[root])\n"
+        "    sys.modules[name] = module = importlib.util.module_from_spec(spec)\n"
+        "    spec.loader.exec_module(module)\n"
         "from offline_agent.envs.isolation.server import main\n"
         "main()\n"
     )

@@ -21,7 +21,10 @@ from offline_agent.errors import ConfigError
 from offline_agent.training.settings import OnlineSettings
 
 ROOT = Path(__file__).resolve().parents[3]
-FILES = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "judges")  # rubrics
+FILES = sorted(
+    path for folder in ("configs", "environments") for path in (ROOT / folder).rglob("*.yaml")
+    if path.parent.name != "judges"  # rubrics
+)  # fmt: skip
 MODELS = {
     "build_prefs": BuildPrefsConfig,
     "evaluate": EvaluateConfig,

@@ -10,9 +10,9 @@ import pytest
 from examples.detective import Detective
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.composition import Composition, Part
-from offline_agent.envs.search_qa import SearchQA
-from offline_agent.envs.sql import SQL
 from offline_agent.records import Task
+from offline_agent_environments.search_qa import SearchQA
+from offline_agent_environments.sql import SQL
 from tests.helpers.played import call, play, share
 
 

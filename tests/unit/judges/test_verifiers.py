@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from offline_agent.judges.sql import sql
 from offline_agent.judges.verifiers import exact_match, f1, goal_state, normalise, purchase, rows, symbolic
+from offline_agent_environments.sql.judge import sql
 
 
 def test_normalise() -> None:
