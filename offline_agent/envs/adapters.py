@@ -6,8 +6,7 @@ and the arguments of `env`, and returns a class with the contract of `envs.base`
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from offline_agent import catalog
@@ -27,15 +26,15 @@ def environment_class(name: str, args: Mapping[str, Any] | None = None) -> Any:
     Raises:
         ConfigError: There is no such environment, or its library is not installed.
     """
-    kind, colon, rest = name.partition(":")
-    if not colon or kind not in catalog.ADAPTERS:
+    point = catalog.entry_point("env", name)
+    if point is None or not catalog.is_adapter(point):
         return catalog.resolve("env", name)
+    rest = name.partition(":")[2]
     if not rest:
         raise ConfigError(f"env: got {name!r}; write what to adapt after the colon (docs/environments.md)")
-    adapt: Callable[..., Any] = importlib.import_module(catalog.ADAPTERS[kind]).adapt
     given = dict(args or {})
     try:
-        made = adapt(rest, given)
+        made = point.load().adapt(rest, given)
         if given.get("demonstrate") is not None:
             expert = catalog.load("env.demonstrate", given["demonstrate"])
             made.demonstrate = classmethod(lambda cls, *asked: expert(*asked))
@@ -43,7 +42,8 @@ def environment_class(name: str, args: Mapping[str, Any] | None = None) -> Any:
     except ConfigError:
         raise
     except ModuleNotFoundError as error:
-        package = kind if kind == "openenv" else f"'offline-agent[{kind}]'"  # openenv cannot stand beside [mcp]
+        offered = (point.dist.metadata.get_all("Provides-Extra") or ()) if point.dist is not None else ()
+        package = f"'{point.dist.name}[{point.name}]'" if point.dist and point.name in offered else error.name
         raise ConfigError(
             f"env: {name} needs the module {error.name!r}, which is not installed: pip install {package}, "
             "or name an interpreter that has it, env.python=PATH"

@@ -1,6 +1,7 @@
 """Every family passes the conformance suite and the audit's checks of rewards, leaks and data."""
 
 import importlib.util
+from importlib import metadata
 
 import pytest
 
@@ -37,8 +38,13 @@ AUDITED = [one for one in ENVIRONMENTS if one.id == one.values[0]]
 
 
 def test_the_whole_catalog_is_here():
-    own = {name for name, path in catalog.ENVIRONMENTS.items() if path.startswith("offline_agent_environments.")}
-    assert own <= {parameters.values[0] for parameters in ENVIRONMENTS}
+    points = metadata.distribution(catalog.SHIPPED).entry_points
+    names = {
+        kind: {one.name + ":" * catalog.is_adapter(one) for one in points.select(group=group)}
+        for kind, group in catalog.GROUPS.items()
+    }
+    assert names == {kind: set(some) for kind, some in catalog.ELSEWHERE.items()}
+    assert {name for name in names["env"] if ":" not in name} <= {parameters.values[0] for parameters in ENVIRONMENTS}
 
 
 @pytest.mark.parametrize(("name", "args"), ENVIRONMENTS)

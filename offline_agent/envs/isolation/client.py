@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import socket
@@ -89,7 +88,7 @@ class EpisodeServer:
         paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
         program, environ = [sys.executable, "-m", "offline_agent.envs.isolation.server"], {"PYTHONPATH": paths}
         if python is not None:
-            program, environ = [python, "-c", bootstrap(_packages(path))], {}
+            program, environ = [python, "-c", bootstrap(catalog.entry_point("env", path))], {}
         with theirs:
             self._process = subprocess.Popen(
                 [*program, str(theirs.fileno())], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
@@ -329,14 +328,6 @@ class IsolatedEpisode(Episode):
         if "fault" in answer:
             raise EnvironmentFault(str(answer["fault"]))
         return answer
-
-
-def _packages(env: str) -> list[Path]:
-    """Return the folders of this package and of the one that has an environment of the catalog."""
-    value = catalog.ENVIRONMENTS.get(env) or catalog.ADAPTERS.get(env.partition(":")[0]) or ""
-    names = dict.fromkeys(["offline_agent", *filter(None, [value.partition(":")[0].partition(".")[0]])])
-    specs = [importlib.util.find_spec(name) for name in names]
-    return [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin is not None]
 
 
 def _environ(python: str | None) -> dict[str, str]:

@@ -20,7 +20,7 @@ from tests.helpers.interpreters import interpreter
 KEYS = ["tracking.uri=null", "limits.workers=2", "tasks.n=3", "search.simulations=12"]
 ADAPTERS = Path(__file__).parents[1]
 GOALS = "offline_agent_environments.adapters.tests.mcp_goals"
-PAGE = (Path(__file__).parents[4] / "docs" / "environments.md").read_text(encoding="utf-8")
+PAGE = (ADAPTERS / "README.md").read_text(encoding="utf-8")
 
 
 def _of_the_page(word: str) -> list[str]:

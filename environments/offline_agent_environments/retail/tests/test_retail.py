@@ -361,6 +361,6 @@ def test_tau2_s_retail():
     assert sum("not_judged" in verdict.evidence for verdict in played.values()) == 112
     written = {name: [t for t in v.evidence.get("gold_refused", ()) if not t.startswith(("get", "find"))]
                for name, v in played.items()}  # fmt: skip
-    assert {name for name, refused in written.items() if refused} == {"64", "105"}  # docs/families.md says why
+    assert {name for name, refused in written.items() if refused} == {"64", "105"}  # README.md says why
     empty = {task.task_id for task in tasks if play(spec, task, [_say("")] * 3).verdict().success}
     assert len([name for name in empty if int(name) < 40]) == 4
