@@ -47,7 +47,6 @@ JUDGES: dict[str, str] = {
     "mean_of": "offline_agent.judges.composition:mean_of",
     "planned": "offline_agent.judges.models.planning:planned",
     "purchase": "offline_agent.judges.verifiers:purchase",
-    "repository_tests": "offline_agent.judges.code:repository_tests",
     "reward_model": "offline_agent.training.reward.judge:RewardModelJudge",
     "rows": "offline_agent.judges.verifiers:rows",
     "subgoals": "offline_agent.judges.process:subgoals",
@@ -62,7 +61,7 @@ GROUPS = {"env": "offline_agent.environments", "judge": "offline_agent.judges"}
 SHIPPED = "offline-agent-environments"
 FAMILIES = ("babyai", "bfcl", "browser", "code", "repo", "retail", "search_qa", "sql", "textworld")
 ADAPTERS = ("aviary", "gym", "harbor", "mcp", "openenv", "tau2", "textarena")
-ELSEWHERE = {"env": (*FAMILIES, *(f"{word}:" for word in ADAPTERS)), "judge": ("sql",)}
+ELSEWHERE = {"env": (*FAMILIES, *(f"{word}:" for word in ADAPTERS)), "judge": ("repository_tests", "sql")}
 """Names of the package `SHIPPED`, for the message where it is not installed; those of its adapters end with a colon."""
 
 GIVEN: list[EntryPoint] = []

@@ -61,7 +61,7 @@ class JudgeSection(Plugged):
     _known = field_validator("name")(lambda name: known_name("judge", name))
     name: str = key(
         "environment", "environment = the environment's own get_reward; all_of, any_of, ensemble, exact_match, f1, "
-        "goal_state, hybrid, llm, mean_of, planned, purchase, repository_tests, reward_model, rows, subgoals, "
+        "goal_state, hybrid, llm, mean_of, planned, purchase, reward_model, rows, subgoals, "
         "symbolic, unit_tests, a name of an installed package (--help judge lists them), or module:callable of your "
         "own, whose verdicts then take its place everywhere (docs/verifiers.md)",
     )  # fmt: skip

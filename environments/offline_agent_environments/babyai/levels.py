@@ -27,7 +27,7 @@ def checked(given: str | Sequence[str]) -> list[str]:
         ConfigError: The package is missing, or there is no such level.
     """
     if importlib.util.find_spec("minigrid") is None:
-        raise ConfigError("env=babyai needs the package minigrid: pip install 'offline-agent[babyai]'")
+        raise ConfigError("env=babyai needs the package minigrid: pip install 'offline-agent-environments[babyai]'")
     known, found = _known(), []
     for name in given.split(",") if isinstance(given, str) else given:
         name = name.strip()

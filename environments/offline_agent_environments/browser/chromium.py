@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from offline_agent.errors import ConfigError, EnvironmentFault
 
-INSTALL = "pip install 'offline-agent[browser]'"
+INSTALL = "pip install 'offline-agent-environments[browser]'"
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _SECONDS = 20.0  # longest of anything that is asked of the browser
 _FREE = 4  # pages that wait; each holds some 50 MB

@@ -13,13 +13,13 @@ from offline_agent.envs.base import Environment, ToolError
 from offline_agent.envs.task_files import divided
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.judges.apart import TestRun
-from offline_agent.judges.code import repository_tests
 from offline_agent.judges.verifiers import Unscorable
 from offline_agent.records import Message, Verdict
 from offline_agent.sandbox import SandboxError
 from offline_agent_environments.repo import bundles, rows
 from offline_agent_environments.repo import demonstrate as expert
 from offline_agent_environments.repo.checkout import Checkout, checked_path, patch, similarity
+from offline_agent_environments.repo.judge import repository_tests
 
 _TENTHS = {"train": range(8), "validation": range(8, 9), "test": range(9, 10)}
 _LINES, _HITS, _LONGEST = 300, 50, 200_000

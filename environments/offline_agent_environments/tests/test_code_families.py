@@ -1,60 +1,26 @@
-"""The environments that run code: searched, mined, trained on; the same trees for any number of workers; refusals."""
+"""The environments that run code: searched, mined, trained on; the same trees for any number of workers; a refusal."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from offline_agent.pipelines import build_prefs, evaluate, train_dpo, train_sft
+from offline_agent.pipelines import evaluate
 from offline_agent.pipelines.entry import main
 from offline_agent.sandbox import Sandbox
+from tests.helpers.code_families import assert_learns, assert_same_trees
 
-TINY = [
-    "tracking.uri=null", "scratch.layers=1", "scratch.hidden_size=16", "scratch.heads=1", "scratch.key_value_heads=1",
-    "scratch.vocabulary=300", "optimizer.epochs=1",
-]  # fmt: skip
+HOSTILE = "offline_agent_environments.tests.hostile_policy:HostilePolicy"
 
 
-def built(name: str, folder: Path, *keys: str) -> Path:
-    given = [
-        f"env={name}", "policy=noisy", "policy.noise=0.5", "tasks.n=2", "search.simulations=8", "search.max_steps=8",
-        "tracking.uri=null", f"run_dir={folder}",
-    ]  # fmt: skip
-    assert main(build_prefs.COMMAND, [*given, *keys]) == 0
-    return folder
-
-
-def summary(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return found
-
-
-@pytest.mark.parametrize("name", ["code", "math", "repo"])
+@pytest.mark.parametrize("name", ["code", "repo"])
 def test_it_is_searched_mined_and_trained_on(name: str, tmp_path: Path) -> None:
-    run = built(name, tmp_path / "run")
-    told = summary(run)
-    assert told["pairs_total"] and told["filtered"] and told["success"]["best_of_search"] > 0
-    manifest = json.loads((run / "manifest.json").read_text())
-    assert told["sandbox"] == manifest["env"]["sandbox"] == Sandbox().level
-    model = tmp_path / "sft"
-    keys = [f"data.runs=[{run}]", f"run_dir={model}", "scratch.max_positions=8192", *TINY]
-    assert main(train_sft.COMMAND, keys) == 0
-    if name == "math":
-        keys = [f"data.runs=[{run}]", f"model.path={model}/model", f"run_dir={tmp_path / 'dpo'}", "tracking.uri=null",
-                "optimizer.epochs=1", "data.kinds=[trajectory]"]  # fmt: skip
-        assert main(train_dpo.COMMAND, keys) == 0
+    assert_learns(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["code", "math"])
-def test_trees_are_the_same_for_any_number_of_workers(name: str, tmp_path: Path) -> None:
-    one = built(name, tmp_path / "one", "limits.workers=1")
-    # few environments at once: states are restored by replay as well as from copies
-    four = built(name, tmp_path / "four", "limits.workers=4", "limits.environments=3", "search.state_cache=1")
-    trees = sorted(path.name for path in (one / "trees").iterdir())
-    assert trees and all((one / "trees" / t).read_bytes() == (four / "trees" / t).read_bytes() for t in trees)
+def test_trees_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+    assert_same_trees("code", tmp_path)
 
 
 def test_a_model_is_refused_where_the_sandbox_is_weaker_than_allowed(
@@ -65,14 +31,9 @@ def test_a_model_is_refused_where_the_sandbox_is_weaker_than_allowed(
     weak = Sandbox("limits")
     monkeypatch.setattr(trust, "shared", lambda: weak)
     keys = ["env=math", "tasks.n=1", "attempts=1", "greedy=false", "max_steps=1", "tracking.uri=null",
-            f"run_dir={tmp_path / 'run'}", "policy=tests.helpers.hostile_policy:HostilePolicy"]  # fmt: skip
+            f"run_dir={tmp_path / 'run'}", f"policy={HOSTILE}"]  # fmt: skip
     assert main(evaluate.COMMAND, keys) == 2
     told = capsys.readouterr().err
     assert "sandbox.allow" in told and "apt-get install bubblewrap" in told
     assert not (tmp_path / "run").exists()
     assert main(evaluate.COMMAND, [*keys, "sandbox.allow=limits"]) == 0
-
-
-def test_an_unknown_level_is_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(build_prefs.COMMAND, ["env=code", "sandbox.allow=docker"]) == 2
-    assert "sandbox.allow" in capsys.readouterr().err

@@ -1,15 +1,19 @@
 """Every family passes the conformance suite and the audit's checks of rewards, leaks and data."""
 
 import importlib.util
+import sqlite3
 from importlib import metadata
 
 import pytest
 
 from offline_agent import catalog
+from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.conformance import check_environment
 from offline_agent_environments.bfcl import data
 from offline_agent_environments.browser import chromium
 from offline_agent_environments.textworld import server
 from tests.helpers.conformance import assert_as_trl_sees_it, assert_audited, assert_conforms
+from tests.helpers.judges import assert_judges
 
 needs_bfcl = pytest.mark.skipif(not data.installed(), reason=f"bfcl-eval is not installed ({data.INSTALL})")
 needs_minigrid = pytest.mark.skipif(importlib.util.find_spec("minigrid") is None, reason="pip install minigrid")
@@ -47,9 +51,22 @@ def test_the_whole_catalog_is_here():
     assert {name for name in names["env"] if ":" not in name} <= {parameters.values[0] for parameters in ENVIRONMENTS}
 
 
+def test_the_verifiers_keep_the_promises_of_one(tmp_path):
+    sqlite3.connect(tmp_path / "d.sqlite").close()
+    assert_judges("sql", ("select 2 - 1", "select 1", tmp_path / "d.sqlite"), "")
+    fixed = ("+fixed", lambda patch: {"bug": "fixed" in patch, "rest": True}, ["bug"], ["rest"])
+    assert_judges("repository_tests", fixed, "")
+
+
 @pytest.mark.parametrize(("name", "args"), ENVIRONMENTS)
 def test_environment(name, args):
     assert_conforms(name, args, tasks=1 if args == {"suite": "shop"} else 2)
+
+
+@needs_bfcl
+def test_an_isolated_one():
+    report = check_environment(EnvSpec.load("bfcl", isolated=True), tasks=1)
+    assert report.passed, f"\n{report}"
 
 
 @pytest.mark.parametrize(("name", "args"), ENVIRONMENTS)

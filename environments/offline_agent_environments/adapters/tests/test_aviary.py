@@ -12,7 +12,7 @@ from offline_agent.envs.conformance import check_environment
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Action, Task, ToolCall
 
-pytest.importorskip("aviary.core", reason="aviary is not installed: pip install 'offline-agent[aviary]'")
+pytest.importorskip("aviary.core", reason="aviary is not installed: pip install 'offline-agent-environments[aviary]'")
 
 HERE = "aviary:offline_agent_environments.adapters.tests.aviary_envs"
 DATA = {"splits": {"test": "exam"}}
