@@ -43,7 +43,9 @@ def environment_class(name: str, args: Mapping[str, Any] | None = None) -> Any:
         raise
     except ModuleNotFoundError as error:
         offered = (point.dist.metadata.get_all("Provides-Extra") or ()) if point.dist is not None else ()
-        package = f"'{point.dist.name}[{point.name}]'" if point.dist and point.name in offered else error.name
+        package = str(error.name).partition(".")[0]
+        if point.dist is not None and point.name in offered:
+            package = f"'{point.dist.name}[{point.name}]'"
         raise ConfigError(
             f"env: {name} needs the module {error.name!r}, which is not installed: pip install {package}, "
             "or name an interpreter that has it, env.python=PATH"

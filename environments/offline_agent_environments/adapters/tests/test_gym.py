@@ -113,5 +113,5 @@ def test_what_cannot_be_adapted_is_refused_with_the_reason(name: str, args: dict
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ConfigError, match=r"needs the module 'gymnasium'.*offline-agent\[gym\].*env.python=PATH"):
+    with pytest.raises(ConfigError, match=r"module 'gymnasium'.*offline-agent-environments\[gym\].*env.python=PATH"):
         EnvSpec.load("gym:FrozenLake-v1")
