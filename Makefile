@@ -53,10 +53,10 @@ $(SMOLLM2)/LICENSE: | $(VENV)/.base
 	rm -rf build/smollm2
 
 demo-bfcl: $(VENV)/.bfcl
-	$(BUILD) --config configs/bfcl/noisy.yaml $(ARGS)
+	$(BUILD) --config environments/offline_agent_environments/bfcl/configs/noisy.yaml $(ARGS)
 
 demo-textworld: $(VENV)/.textworld
-	$(BUILD) --config configs/textworld/noisy.yaml $(ARGS)
+	$(BUILD) --config environments/offline_agent_environments/textworld/configs/noisy.yaml $(ARGS)
 
 test: $(VENV)/.test
 	$(RUN) -m pytest $(PYTEST_ARGS)
@@ -65,7 +65,7 @@ test-vllm: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash tests/vllm/run.sh
 
 test-fast: $(VENV)/.test
-	$(RUN) -m pytest tests/unit tests/property tests/contract -m "not slow" -n 2 --dist loadfile
+	$(RUN) -m pytest tests/unit tests/property tests/contract environments -m "not slow" -n 2 --dist loadfile
 
 # the lowest openai that pyproject.toml allows lies beside the others and comes first
 test-lowest: $(VENV)/.lowest
@@ -107,9 +107,9 @@ $(VENV)/.base: $(VENV)/.python pyproject.toml constraints.txt
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
+$(VENV)/.dev: $(VENV)/.python pyproject.toml environments/pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (pinned by constraints.txt; a few minutes the first time)"
-	$(PIP) -e ".[dev]"
+	$(PIP) -e ".[dev]" -e environments
 	@touch $@ $(VENV)/.base
 
 $(VENV)/.docs: $(VENV)/.base
@@ -117,18 +117,18 @@ $(VENV)/.docs: $(VENV)/.base
 	@touch $@
 
 # in one go: pip looks at everything that is there each time
-$(VENV)/.test: $(VENV)/.dev
-	$(PIP) -e ".[dev,aviary,babyai,bfcl,browser,gguf,gym,mcp,ray,textarena,textworld]"
+$(VENV)/.test: $(VENV)/.dev environments/pyproject.toml
+	$(PIP) -e ".[dev,gguf,ray]" -e "environments[aviary,babyai,bfcl,browser,gym,mcp,textarena,textworld]"
 	$(BFCL)
 	@$(JAVA)
 	@touch $@ $(VENV)/.bfcl $(VENV)/.textworld
 
-$(VENV)/.bfcl: $(VENV)/.base
-	$(PIP) -e ".[bfcl]"
+$(VENV)/.bfcl: $(VENV)/.base environments/pyproject.toml
+	$(PIP) -e "environments[bfcl]"
 	$(BFCL)
 	@touch $@
 
-$(VENV)/.textworld: $(VENV)/.base
-	$(PIP) -e ".[textworld]"
+$(VENV)/.textworld: $(VENV)/.base environments/pyproject.toml
+	$(PIP) -e "environments[textworld]"
 	@$(JAVA)
 	@touch $@

@@ -225,6 +225,7 @@ _COMMON = ("pairs.kinds=[step,trajectory]", "pairs.rejudge=0", "filtered.origins
 _GENTLE = ("optimizer.learning_rate=5e-5", "optimizer.epochs=2", "dpo.sft=0.1", "anchor.weight=0.5")
 GRPO = ("rollouts.reward=success", "objective.kl=0.0", "optimizer.learning_rate=2e-4", "watch.stop=[mask]")
 _WIDE = (*GRPO, "rollouts.tasks=16", "rollouts.size=8")
+FAMILIES = "environments/offline_agent_environments"
 _COOKING = ("env=textworld", "env.game=cookingworld")
 _COOKING += ("env.params=numLocations=1,numIngredients=1,numDistractorItems=2,includeDoors=0",)
 LAKE = ("env=examples.frozen_lake:FrozenLake",)
@@ -280,7 +281,7 @@ SUITES = {
         # the best of nine on validation games
         online=(*GRPO, "rounds=20", "rollouts.tasks=4", "rollouts.size=8", "rollouts.max_steps=20"),
         evaluate=("max_steps=20",),
-        warm=("--config", "configs/textworld/train_sft.yaml", *_COOKING, "tasks.n=350"),
+        warm=("--config", f"{FAMILIES}/textworld/configs/train_sft.yaml", *_COOKING, "tasks.n=350"),
         warm_each=True,  # they solved 34 to 53 % of the test games
         tasks=150,
         first=350,

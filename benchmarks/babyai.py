@@ -39,7 +39,8 @@ def stages(level: str, seed: int, folder: Path, options: argparse.Namespace) -> 
     first = seed * _POOL
     demonstrations = (f"tasks.n={options.demonstrations}", f"tasks.offset={first}")
     epochs = ("scratch.reading=2", "optimizer.epochs=4", "batch.rows=4")
-    yield Stage("warm", "train_sft", ("--config", "configs/babyai/train_sft.yaml", *own, *demonstrations, *epochs))
+    config = ("--config", "environments/offline_agent_environments/babyai/configs/train_sft.yaml")
+    yield Stage("warm", "train_sft", (*config, *own, *demonstrations, *epochs))
     model = {name: str((folder / name / "model").resolve()) for name in MODELS.values()}
     data = f"data.runs=[{(folder / 'search').resolve()}]"
     yield Stage(

@@ -34,6 +34,7 @@ from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.evaluation.statistics import wilson
 from offline_agent.records import Task
 
+NAMES = sorted(name for some in catalog.listing("env").values() for name in some if not name.endswith(":"))
 NOISE = 0.3
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "babyai": ({"level": "GoToLocal"}, {"level": "PickupLoc"}, {"level": "UnlockLocal"}),
@@ -153,13 +154,13 @@ def row(name: str, args: dict[str, Any], tasks: int) -> dict[str, Any]:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=sorted(catalog.ENVIRONMENTS), help="which; else all")
+    parser.add_argument("--only", nargs="+", choices=NAMES, help="which; else all")
     parser.add_argument("--tasks", type=int, default=24, help="train tasks of each")
     parser.add_argument("--out", type=Path, default=None, help="another file for the figures")
     options = parser.parse_args()
     file = options.out or RESULTS / "environments.json"
     rows = []
-    for name in options.only or sorted(catalog.ENVIRONMENTS):
+    for name in options.only or NAMES:
         for args in VARIANTS.get(name, ({},)):
             rows.append(row(name, args, options.tasks))
             print(rows[-1], flush=True)

@@ -19,9 +19,9 @@ from typing import Any
 from _common import write_result
 
 from offline_agent.envs.base import EnvSpec, Episode
-from offline_agent.envs.search_qa.sources import find
 from offline_agent.judges.verifiers import normalise
 from offline_agent.records import Action, Task, ToolCall, Verdict
+from offline_agent_environments.search_qa.sources import find
 
 SPLITS = ("train", "validation", "test")
 RESULTS = Path(__file__).parent / "results" / "gold_data.json"

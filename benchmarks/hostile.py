@@ -38,8 +38,8 @@ from offline_agent.policies.scripted import OraclePolicy  # noqa: E402
 from offline_agent.records import Action, Context, Task  # noqa: E402
 from offline_agent.sandbox import shared  # noqa: E402
 from offline_agent.sandbox.launch import user_number  # noqa: E402
-from tests.helpers import repository  # noqa: E402
-from tests.helpers.hostile_policy import HostilePolicy  # noqa: E402
+from offline_agent_environments.repo.tests import repository  # noqa: E402
+from offline_agent_environments.tests.hostile_policy import HostilePolicy  # noqa: E402
 
 _SLOW = 120.0
 

@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 
 from offline_agent.envs.composition import Composition, Part
-from offline_agent.envs.search_qa import SearchQA, world
-from offline_agent.envs.sql import SQL
-from offline_agent.envs.sql.sources import find
+from offline_agent_environments.search_qa import SearchQA, world
+from offline_agent_environments.sql import SQL
+from offline_agent_environments.sql.sources import find
 
 FIRMS = Path(__file__).with_suffix(".sql")
 STAFF = "SELECT staff FROM firms WHERE name = '{}'"

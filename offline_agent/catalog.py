@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -9,35 +10,19 @@ import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from offline_agent.errors import ConfigError, did_you_mean, ends_the_run
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 ENVIRONMENTS: dict[str, str] = {
-    "babyai": "offline_agent.envs.babyai:BabyAI",
-    "bfcl": "offline_agent.envs.bfcl:BFCL",
-    "browser": "offline_agent.envs.browser:Browser",
-    "code": "offline_agent.envs.code:Code",
     "countdown": "offline_agent.envs.countdown:Countdown",
     "math": "offline_agent.envs.math:Math",
-    "repo": "offline_agent.envs.repo:Repo",
-    "retail": "offline_agent.envs.retail:Retail",
-    "search_qa": "offline_agent.envs.search_qa:SearchQA",
     "shop": "offline_agent.envs.shop:Shop",
-    "sql": "offline_agent.envs.sql:SQL",
-    "textworld": "offline_agent.envs.textworld:TextWorld",
 }
-
-ADAPTERS: dict[str, str] = {
-    "aviary": "offline_agent.envs.adapters.aviary",
-    "gym": "offline_agent.envs.adapters.gym",
-    "harbor": "offline_agent.envs.adapters.harbor",
-    "mcp": "offline_agent.envs.adapters.mcp",
-    "openenv": "offline_agent.envs.adapters.openenv",
-    "tau2": "offline_agent.envs.adapters.tau2",
-    "textarena": "offline_agent.envs.adapters.textarena",
-}
-"""Modules that adapt environments of other projects, by the word before the colon of `env=gym:ID`."""
+"""Environments of this package. Installed packages add theirs by entry points: see `entry_point`."""
 
 POLICIES: dict[str, str] = {
     "colocated": "offline_agent.policies.vllm.policy:ColocatedPolicy",
@@ -62,16 +47,25 @@ JUDGES: dict[str, str] = {
     "mean_of": "offline_agent.judges.composition:mean_of",
     "planned": "offline_agent.judges.models.planning:planned",
     "purchase": "offline_agent.judges.verifiers:purchase",
-    "repository_tests": "offline_agent.judges.code:repository_tests",
     "reward_model": "offline_agent.training.reward.judge:RewardModelJudge",
     "rows": "offline_agent.judges.verifiers:rows",
-    "sql": "offline_agent.judges.sql:sql",
     "subgoals": "offline_agent.judges.process:subgoals",
     "symbolic": "offline_agent.judges.verifiers:symbolic",
     "unit_tests": "offline_agent.judges.code:unit_tests",
 }
 
 TABLES: dict[str, dict[str, str]] = {"env": ENVIRONMENTS, "judge": JUDGES, "policy": POLICIES}
+GROUPS = {"env": "offline_agent.environments", "judge": "offline_agent.judges"}
+"""Groups of entry points, by which a package that is installed adds short names."""
+
+SHIPPED = "offline-agent-environments"
+FAMILIES = ("babyai", "bfcl", "browser", "code", "repo", "retail", "search_qa", "sql", "textworld")
+ADAPTERS = ("aviary", "gym", "harbor", "mcp", "openenv", "tau2", "textarena")
+ELSEWHERE = {"env": (*FAMILIES, *(f"{word}:" for word in ADAPTERS)), "judge": ("repository_tests", "sql")}
+"""Names of the package `SHIPPED`, for the message where it is not installed; those of its adapters end with a colon."""
+
+GIVEN: list[EntryPoint] = []
+"""Entry points of the process that started this one, in an interpreter that has not got their package."""
 
 Kind = Literal["env", "judge", "policy"]
 
@@ -87,18 +81,77 @@ def resolve(kind: Kind, name: str, key: str | None = None) -> Any:
     Raises:
         ConfigError: No such short name, module or attribute, or the module raised while being imported; says which.
     """
-    table = TABLES[kind]
-    if name not in table and ":" not in name:
-        raise ConfigError(unknown(kind, name, key))
-    return load(key or kind, table.get(name, name))
+    check(kind, name, key)
+    point = entry_point(kind, name)
+    return load(key or kind, TABLES[kind].get(name, name) if point is None else point.value)
 
 
-def unknown(kind: Kind, name: str, key: str | None = None) -> str:
-    """Return the fault of a name that is neither a short name nor a path."""
-    table, own = TABLES[kind], "callable" if kind == "judge" else "Class"
-    adapted = [f"{word}:..." for word in sorted(ADAPTERS)] if kind == "env" else []
-    allowed = f"{', '.join([*sorted(table), *adapted])}, or module:{own} for your own"
-    return f"{key or kind}: got {name!r}, allowed: {allowed}.{did_you_mean(name, [*table, *adapted])}"
+def check(kind: Kind, name: str, key: str | None = None) -> None:
+    """Check that a name is a short one that is known here, or may be a path.
+
+    Raises:
+        ConfigError: It is neither, or two packages have it.
+    """
+    if name in TABLES[kind] or entry_point(kind, name) is not None:
+        return
+    word, colon, _ = name.partition(":")
+    if word + colon in ELSEWHERE.get(kind, ()):
+        raise ConfigError(
+            f"{key or kind}: got {name!r}, which is in the package {SHIPPED}, and that is not installed: pip install "
+            f"{SHIPPED} (in a checkout of this project: pip install -e environments)"
+        )
+    if not colon:
+        own, names = "callable" if kind == "judge" else "Class", sum(listing(kind).values(), [])
+        near = did_you_mean(name, [*names, *ELSEWHERE.get(kind, ())])
+        allowed = f"{', '.join(names)}, or module:{own} for your own"
+        raise ConfigError(f"{key or kind}: got {name!r}, allowed: {allowed}.{near}")
+
+
+def entry_point(kind: str, name: str) -> EntryPoint | None:
+    """Return what an installed package has under a name; None where no package has it, or this one does.
+
+    An entry point of an environment names its class, `sql = "my_package:SQL"`. One that names a module alone is an
+    adapter: it adapts environments of another project by the module's `adapt`, and what it adapts follows a colon.
+
+    Raises:
+        ConfigError: Two packages have the name.
+    """
+    if name in TABLES[kind]:
+        return None
+    word, colon, _ = name.partition(":")
+    points = [one for one in installed(kind) if (one.name, is_adapter(one)) == (word, bool(colon))]
+    if len({one.value for one in points}) > 1:
+        given = ", ".join(f"{one.value} of {distribution(one)}" for one in points)
+        raise ConfigError(f"{kind}: two packages have {name!r}: {given}. Uninstall one, or write module:Class.")
+    return points[0] if points else None
+
+
+def is_adapter(point: EntryPoint) -> bool:
+    """Return whether an entry point names a module that adapts environments."""
+    return ":" not in point.value
+
+
+def distribution(point: EntryPoint) -> str:
+    """Return name and version of the distribution that has an entry point."""
+    return "unknown" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+
+
+def listing(kind: Kind) -> dict[str, list[str]]:
+    """Return the short names that are known here, by the distribution that has them; adapters end with a colon."""
+    found = {"offline-agent": sorted(TABLES[kind])}
+    for point in sorted(installed(kind), key=lambda one: (is_adapter(one), one.name)):
+        found.setdefault(distribution(point), []).append(point.name + ":" * is_adapter(point))
+    return found
+
+
+@functools.cache
+def installed(kind: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a kind that installed packages have; looked up once in a process."""
+    if kind not in GROUPS:
+        return ()
+    from importlib import metadata
+
+    return (*metadata.entry_points(group=GROUPS[kind]), *(one for one in GIVEN if one.group == GROUPS[kind]))
 
 
 def load(key: str, path: str) -> Any:

@@ -360,3 +360,9 @@ class PreferencePair:
     weight: float = 1.0
     rest_confidence: float | None = None
     reason: str = ""
+
+
+def call_message(name: str, arguments: Mapping[str, Any]) -> Message:
+    """Return an assistant message with one call."""
+    call = {"name": name, "arguments": dict(arguments)}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}

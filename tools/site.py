@@ -1,25 +1,30 @@
 """The documentation site: navigation, pages that are not files of docs/, and a check that it loads nothing remote.
 
 mkdocs reads this file as a hook (`mkdocs.yml`). The tables of `docs/index.md` are the navigation: a page that has a
-line there is in the site. README, CONTRIBUTING and CHANGELOG are pages as well, and the API reference is made from
-docstrings (mkdocstrings), one page for each entry of `REFERENCE`.
+line there is in the site. README, CONTRIBUTING, CHANGELOG and those of the environments' package are pages as well, and
+the API reference is made from docstrings (mkdocstrings), one page for each entry of `REFERENCE`.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = {"../README.md": "readme.md", "../CONTRIBUTING.md": "contributing.md", "../CHANGELOG.md": "changelog.md"}
-"""Pages that are files beside docs/, by their link from docs/: their names in the site."""
+FAMILIES = sorted(ROOT.glob("environments/offline_agent_environments/*/README.md"))
+OUTSIDE = {
+    "README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md",
+    **{page.relative_to(ROOT).as_posix(): f"family_{page.parent.name}.md" for page in FAMILIES},
+}  # fmt: skip
+"""Pages that are not in docs/, by their paths: their names in the site."""
 REFERENCE = {
     "Records and errors": ("records", "errors", "seeding"),
     "Environments": ("envs.base", "envs.tools", "envs.play", "envs.conformance"),
     "Policies": ("policies.base", "policies.engines", "policies.conformance"),
     "Judges": (
-        "judges.judge", "judges.verifiers", "judges.answers", "judges.symbolic", "judges.sql", "judges.code",
+        "judges.judge", "judges.verifiers", "judges.answers", "judges.symbolic", "judges.code",
         "judges.composition", "judges.rewards",
     ),
     "Search": ("search.settings", "search.tree_search", "search.tree", "search.selection", "search.backup"),
@@ -53,7 +58,7 @@ def navigation(index: str) -> list[dict[str, list[str]]]:
     for part in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
         title, _, body = part.partition("\n")
         links = re.findall(r"^\| \[[^\]]+\]\(([^)#]+)\)", body, re.MULTILINE)
-        sections.append({title.strip(): [OUTSIDE.get(link, link) for link in links]})
+        sections.append({title.strip(): [OUTSIDE.get(link.removeprefix("../"), link) for link in links]})
     return sections
 
 
@@ -66,23 +71,23 @@ def reference_pages() -> dict[str, str]:
     return pages
 
 
-def in_site(markdown: str, inside: bool) -> str:
+def in_site(markdown: str, folder: str) -> str:
     """Return a page with its links as they are in the site.
 
     Links to files that are no pages (examples, configurations) become plain text.
 
     Args:
         markdown: The page.
-        inside: Whether it stands in docs/; else it stands beside docs/.
+        folder: The folder that it stands in, from the root of the repository.
     """
 
     def rewritten(found: re.Match[str]) -> str:
         words, link, anchor = found[1], found[2], found[3] or ""
-        path = link if inside else f"../{link}"
-        if re.match(r"\w+:", link) or not path.startswith("../"):
+        if re.match(r"\w+:", link):
             return found[0]
-        if path.startswith("../docs/"):
-            return f"[{words}]({path.removeprefix('../docs/')}{anchor})"
+        path = posixpath.normpath(posixpath.join(folder, link))
+        if path.startswith("docs/"):
+            return f"[{words}]({path.removeprefix('docs/')}{anchor})"
         return f"[{words}]({OUTSIDE[path]}{anchor})" if path in OUTSIDE else words
 
     return _LINK.sub(rewritten, markdown)
@@ -99,7 +104,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are not in docs/; called by mkdocs."""
     from mkdocs.structure.files import File
 
-    beside = {name: in_site((ROOT / link[3:]).read_text("utf-8"), inside=False) for link, name in OUTSIDE.items()}
+    beside = {name: in_site((ROOT / page).read_text("utf-8"), str(Path(page).parent)) for page, name in OUTSIDE.items()}
     for path, content in {**beside, **reference_pages()}.items():
         files.append(File.generated(config, path, content=content))
     return files
@@ -109,7 +114,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Rewrite the links of a page of docs/; called by mkdocs."""
     if page.file.generated_by or "/" in page.file.src_uri:  # pages of docs/results/ link to pages of docs/ alone
         return markdown
-    return in_site(markdown, inside=True)
+    return in_site(markdown, "docs")
 
 
 def on_post_build(config: Any) -> None:

@@ -11,6 +11,7 @@ from offline_agent.config.base import Plugged, Section, confidence_key, key, sec
 from offline_agent.config.launch import RaySection, SlurmSection
 from offline_agent.config.plan import PlanSection
 from offline_agent.config.sandbox import SandboxSection
+from offline_agent.errors import ConfigError
 from offline_agent.outgoing import masked
 
 
@@ -18,8 +19,10 @@ def known_name(kind: Literal["env", "judge", "policy"], name: str) -> str:
     """Return a name that the catalog knows, or a path to a class; raises ValueError for any other."""
     from offline_agent import catalog
 
-    if ":" not in name and name not in catalog.TABLES[kind]:
-        raise ValueError(catalog.unknown(kind, name))
+    try:
+        catalog.check(kind, name)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
     return name
 
 
@@ -29,9 +32,8 @@ class EnvSection(Plugged):
     argument_note: ClassVar[str] = "any argument of the environment's constructor, e.g. env.game=coin"
     _known = field_validator("name")(lambda name: known_name("env", name))
     name: str = key(
-        "shop", "babyai, bfcl, browser, code, math, repo, retail, search_qa, shop, sql, textworld, module:Class of "
-        "your own, or, of others, aviary:, gym:, harbor:, mcp:, openenv:, tau2:, textarena:... "
-        "(docs/environments.md)",
+        "shop", "countdown, math, shop, a name of an installed package (--help env lists them), or module:Class of "
+        "your own (docs/environments.md)",
     )  # fmt: skip
     python: str | None = key(
         None, "path of the Python interpreter (3.11 or newer) that has what the environment needs; it runs there, in "
@@ -59,9 +61,9 @@ class JudgeSection(Plugged):
     _known = field_validator("name")(lambda name: known_name("judge", name))
     name: str = key(
         "environment", "environment = the environment's own get_reward; all_of, any_of, ensemble, exact_match, f1, "
-        "goal_state, hybrid, llm, mean_of, planned, purchase, repository_tests, reward_model, rows, sql, subgoals, "
-        "symbolic, unit_tests, or module:callable of your own, whose verdicts then take its place everywhere "
-        "(docs/verifiers.md)",
+        "goal_state, hybrid, llm, mean_of, planned, purchase, reward_model, rows, subgoals, "
+        "symbolic, unit_tests, a name of an installed package (--help judge lists them), or module:callable of your "
+        "own, whose verdicts then take its place everywhere (docs/verifiers.md)",
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pydantic import BaseModel
 
+from offline_agent import catalog
 from offline_agent.config.audit import AuditConfig
 from offline_agent.config.build_prefs import BuildPrefsConfig, RunConfig
 from offline_agent.config.calibrate import CalibrateConfig
@@ -94,6 +95,17 @@ def topic_help(config: type[RunConfig], topic: str, width: int = 120) -> str:
         raise ConfigError(f"--help: there is no section or key {topic!r}; --help all shows every key."
                           f"{did_you_mean(topic, ['all', *paths])}")  # fmt: skip
     return key_table(found, width)
+
+
+def installed(config: type[RunConfig], kinds: Iterable[str], width: int = 120) -> str:
+    """Return the short names that are installed, by package; "" for sections that the configuration has not."""
+    lines = []
+    for kind in ("env", "judge"):
+        if kind in kinds and kind in config.model_fields:
+            for package, names in catalog.listing(kind).items():
+                line = f"{kind}= of {package}: {', '.join(names)}"
+                lines += textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def key_table(entries: Sequence[Key], width: int = 120) -> str:

@@ -170,7 +170,7 @@ class EnvSpec:
         from offline_agent.envs.adapters import environment_class
 
         found = environment_class(name_or_path, args)
-        spec = cls(found, args, name=name_or_path if name_or_path in catalog.ENVIRONMENTS else None, **options)
+        spec = cls(found, args, name=None if ":" in name_or_path else name_or_path, **options)
         spec.path = name_or_path
         return spec
 
@@ -199,7 +199,8 @@ class EnvSpec:
     @property
     def adapted(self) -> bool:
         """Whether the class is an adapter's, which its user cannot change."""
-        return self.path.partition(":")[0] in catalog.ADAPTERS
+        point = catalog.entry_point("env", self.path)
+        return point is not None and catalog.is_adapter(point)
 
     def mend(self, author: str, user: str = "") -> str:
         """Return what the author of a class can do, or the user of an adapter, who cannot change its class."""
@@ -213,6 +214,9 @@ class EnvSpec:
         sandbox = {} if self.sandbox is None else {"sandbox": self.sandbox}
         python = {} if self.python is None else {"python": self.python}
         named = {"name": self.name, "version": self.version, "class": path, "args": self.args}
+        point = catalog.entry_point("env", self.path)
+        if point is not None:
+            named["distribution"] = catalog.distribution(point)
         return {**named, **python, **judge, **sandbox}
 
     @property

@@ -1,4 +1,4 @@
-"""Verifiers of programs: unit tests for a function, and a patch with a repository's tests.
+"""Verifier of programs: unit tests for a function.
 
 What a policy wrote is never run here but in the sandbox, apart from the tests (`judges.apart`), or by a callable that
 the caller gives; where that cannot run it says so by raising, and the verdict then has no score.
@@ -7,7 +7,7 @@ the caller gives; where that cannot run it says so by raising, and the verdict t
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -18,10 +18,6 @@ from offline_agent.judges.verifiers import Unscorable, verifier
 RunProgram = Callable[[str], str | None]
 """Runs a Python program in a sandbox and returns what it printed; None where it failed, hung or was stopped.
 Raises where the sandbox itself does not work."""
-
-RunTests = Callable[[str], Mapping[str, bool] | None]
-"""Applies a patch to a fresh copy of the repository and returns which tests pass, by id; None where the patch does not
-apply. Raises where the sandbox itself does not work."""
 
 _SHOWN = 20
 
@@ -100,39 +96,3 @@ def _passes(candidate: str, test: str, run: RunProgram) -> bool:
     mark = secrets.token_hex(16)
     printed = run(f"{candidate}\n\n{test}\n\nprint({mark!r})\n")
     return printed is not None and printed.rstrip().endswith(mark)
-
-
-@verifier("2")
-def repository_tests(
-    patch: str,
-    run: RunTests,
-    must_pass: Sequence[str],
-    must_stay: Sequence[str] = (),
-    all_or_nothing: bool = True,
-) -> tuple[float, bool, dict[str, Any]]:
-    """Judge a patch by a repository's tests (SWE-bench, Jimenez et al. 2024).
-
-    Args:
-        patch: The policy's changes, as a diff.
-        run: Applies it and runs the tests.
-        must_pass: Ids of tests that fail without the patch and must pass with it.
-        must_stay: Ids of tests that pass without it and must still pass.
-        all_or_nothing: Score 0 unless every named test passes; otherwise the share of `must_pass` that does, and 0
-            where a test of `must_stay` is broken.
-    """
-    _check_texts("must_pass", must_pass)
-    if not isinstance(patch, str):
-        raise Unscorable(f"patch: got {type(patch).__name__}, must be a diff's text")
-    results = run(patch) if patch.strip() else None
-    if results is None:
-        return 0.0, False, {"applied": False}
-    named = [*must_pass, *must_stay]
-    absent = [test for test in named if test not in results]
-    fixed = sum(bool(results.get(test)) for test in must_pass)
-    broken = [test for test in must_stay if not results.get(test)]
-    whole = fixed == len(must_pass) and not broken
-    share = 0.0 if broken else fixed / len(must_pass)
-    evidence = {
-        "applied": True, "fixed": fixed, "of": len(must_pass), "broken": broken[:_SHOWN], "not run": absent[:_SHOWN],
-    }  # fmt: skip
-    return (float(whole) if all_or_nothing else share), whole, evidence

@@ -105,7 +105,7 @@ def _differences(
     then, now = manifest["config"], config.resolved()
     if manifest.get("env") != json.loads(json.dumps(parts.spec.identity)):
         yield f"against.run: its environment was {manifest.get('env')}, here it is {parts.spec.identity}; use the same"
-    for change in changed_sources(manifest.get("sources", {}), sources([now["env"], now["judge"]])):
+    for change in changed_sources(manifest.get("sources", {}), sources({key: now[key] for key in ("env", "judge")})):
         yield f"against.run: {change} since then, so that two verifiers would be compared; evaluate that policy again"
     if manifest["hashes"].get("task_set") != facts_of(parts)["hashes"]["task_set"]:
         yield (

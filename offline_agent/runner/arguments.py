@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offline_agent.config.build_prefs import RunConfig
-from offline_agent.config.documentation import main_help, topic_help
+from offline_agent.config.documentation import installed, main_help, topic_help
 from offline_agent.config.keys import growing_keys
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.outgoing import masked
@@ -37,7 +37,7 @@ def usage(name: str, config: type[RunConfig], spread: bool, topic: str | None = 
     """
     width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
     if topic is not None:
-        return topic_help(config, topic, width)
+        return "\n\n".join(filter(None, [topic_help(config, topic, width), installed(config, (topic,), width)]))
     return f"""\
 usage: python -m offline_agent.pipelines.{name} [--config FILE] [key=value ...]
 
@@ -50,6 +50,8 @@ usage: python -m offline_agent.pipelines.{name} [--config FILE] [key=value ...]
   --help [TOPIC]  this text; all = every key; a section, e.g. plan, = its keys
 
 {main_help(name, config, width)}
+
+{installed(config, ("env",), width)}
 
 Exit status: 0 done, 1 failed while running, 2 the request was wrong (nothing was written).
 run_dir=X goes on with the run in X, with its configuration; keys that are given must be those of the

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from offline_agent import catalog
 from offline_agent.memory import free_memory
 
 OLDEST = (3, 11)
@@ -98,6 +99,12 @@ def _libraries() -> Iterator[Finding]:
         yield Finding("libraries", "fault", shown, cost)
     else:
         yield Finding("libraries", "ok", shown)
+    others = {package: names for package, names in catalog.listing("env").items() if package != "offline-agent"}
+    for package, names in others.items():
+        yield Finding(package.partition(" ")[0], "ok", f"{package.partition(' ')[2]}: env={', '.join(names)}")
+    if not others:
+        cost = f"env={', '.join(catalog.ELSEWHERE['env'])}: pip install {catalog.SHIPPED}"
+        yield Finding(catalog.SHIPPED, "lack", "not installed", cost)
     for name, cost in _OPTIONAL:
         version = _version(name)
         yield Finding(name, "lack", "not installed", cost) if version is None else Finding(name, "ok", version)

@@ -16,6 +16,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from offline_agent import catalog
 from offline_agent.errors import DataError
 from offline_agent.store.files import disk_errors
 from offline_agent.store.files import hash_json as hash_json
@@ -71,19 +72,27 @@ def code_hash() -> str:
     return hash_path(_PACKAGE, (".py",))
 
 
-def sources(config: Any) -> dict[str, dict[str, str]]:
+def sources(config: Any, kind: str = "") -> dict[str, dict[str, str]]:
     """Return the hashes of the source of each `module:name` and Python file in a configuration, by file.
 
     The source is the module's file and those of the modules that it imports, however deep, without installed packages
-    and this one. Modules that are imported by a computed name are not seen.
+    and this one. Modules that are imported by a computed name are not seen. A short name of an installed package has
+    the version of its distribution as well, by the distribution's name.
 
     Args:
         config: A resolved configuration, or a part of it.
+        kind: `env` or `judge`: the section of which it is a part, whose short names are looked up; "" = none.
     """
-    if isinstance(config, dict | list):
-        parts = config.values() if isinstance(config, dict) else config
-        return {name: files for part in parts for name, files in sources(part).items()}
-    files = _source(config) if isinstance(config, str) else {}
+    if isinstance(config, dict):
+        found = [sources(part, key if key in catalog.GROUPS else kind) for key, part in config.items()]
+        return {name: files for one in found for name, files in one.items()}
+    if isinstance(config, list):
+        return {name: files for part in config for name, files in sources(part, kind).items()}
+    point = catalog.entry_point(kind, config) if kind and isinstance(config, str) else None
+    files = _source(config) if isinstance(config, str) and point is None else {}
+    if point is not None:
+        value = point.value if ":" in point.value else f"{point.value}:adapt"
+        files = {**dict([catalog.distribution(point).split(" ", 1)]), **_source(value)}
     return {config: files} if files else {}
 
 

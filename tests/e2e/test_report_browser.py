@@ -18,7 +18,7 @@ REQUIRED = bool(os.environ.get("OFFLINE_AGENT_REQUIRE_ENGINES"))
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
 if not REQUIRED:
-    pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[browser]'")
+    pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e 'environments[browser]'")
     if CHROMIUM is None:
         pytest.skip("needs a Chromium: apt-get install chromium", allow_module_level=True)
 

@@ -105,24 +105,6 @@ def test_a_test_that_cannot_run_apart_gives_no_score() -> None:
     assert unit_tests("x = 1", ["import os; os._exit(0)"]).score is None
 
 
-def test_the_environment_scores_an_attack_0_and_goes_on() -> None:
-    spec = EnvSpec.load("code")
-    task = next(iter(spec.tasks("train")))
-    name = task.args["names"][0]
-    episode = spec.open()
-    for attack in ("its results equal everything", "writes passing results into every descriptor"):
-        episode.reset(task)
-        source = ON_THE_VERDICT[attack].replace(NAME, name)
-        for call in (ToolCall("write", {"code": source}), ToolCall("run_tests", {}), ToolCall("submit", {})):
-            result = episode.step(Action("", call=call))
-            assert "All" not in str(result.observation)
-        assert episode.verdict().score == 0.0
-    episode.reset(task)
-    for call in (ToolCall("write", {"code": task.args["solution"]}), ToolCall("submit", {})):
-        episode.step(Action("", call=call))
-    assert episode.verdict().score == 1.0
-
-
 def test_an_interpreter_that_was_destroyed_is_made_anew() -> None:
     spec = EnvSpec.load("math")
     task = next(iter(spec.tasks("train")))

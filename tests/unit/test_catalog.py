@@ -1,27 +1,33 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from offline_agent import catalog
+from offline_agent.envs.adapters import environment_class
 from offline_agent.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "environments" / "pyproject.toml").read_text())["project"]
+POINTS = [value for group in PROJECT["entry-points"].values() for value in group.values()]
 
 
-@pytest.mark.parametrize("path", [*catalog.ENVIRONMENTS.values(), *catalog.POLICIES.values()])
+@pytest.mark.parametrize("path", [path for table in catalog.TABLES.values() for path in table.values()] + POINTS)
 def test_every_entry_names_something_that_is_defined(path: str) -> None:
     """Read, not imported: what an entry needs may not be installed."""
-    module, _, name = path.partition(":")
-    file = ROOT / (module.replace(".", "/") + ".py")
-    file = file if file.exists() else ROOT / module.replace(".", "/") / "__init__.py"
+    module, _, name = (path if ":" in path else f"{path}:adapt").partition(":")
+    root = ROOT / "environments" if module.startswith("offline_agent_environments") else ROOT
+    file = root / (module.replace(".", "/") + ".py")
+    file = file if file.exists() else root / module.replace(".", "/") / "__init__.py"
     names: set[str] = set()
     for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.ClassDef):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
@@ -51,8 +57,7 @@ def test_a_file_is_found(here: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "says"),
     [
-        ("env", "shopp", "env: got 'shopp', allowed: babyai, .*textworld.*Did you mean 'shop'"),
-        ("env", "shopp", "env: got 'shopp', allowed: babyai, bfcl, .*shop, .*textworld.*Did you mean 'shop'"),
+        ("env", "shopp", "env: got 'shopp', allowed: countdown, math, shop, .*Did you mean 'shop'"),
         ("policy", "orcale", "policy: got 'orcale'.*Did you mean 'oracle'"),
         ("env", "nowhere_at_all:X", "there is no module 'nowhere_at_all'"),
         ("env", "my_bad.inner:X", "there is no module 'my_bad.inner'"),
@@ -74,6 +79,43 @@ def test_what_cannot_be_found_is_told_apart(here: Path, kind: catalog.Kind, name
     (here / "my_broken.py").write_text("class\n")
     with pytest.raises(ConfigError, match=says):
         catalog.resolve(kind, name)
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Return a function that installs entry points of environments, and no others: names and values."""
+
+    def install(**points: str) -> None:
+        found = [metadata.EntryPoint(name.rstrip("_"), value, catalog.GROUPS["env"]) for name, value in points.items()]
+        monkeypatch.setattr(metadata, "entry_points", lambda group: [one for one in found if one.group == group])
+        catalog.installed.cache_clear()
+
+    yield install
+    monkeypatch.undo()
+    catalog.installed.cache_clear()
+
+
+@pytest.mark.parametrize(("kind", "name"), [("env", "sql"), ("judge", "sql"), ("env", "gym:CartPole-v1")])
+def test_a_name_of_the_package_that_is_not_installed_says_what_to_install(packages: Any, kind: Any, name: str) -> None:
+    packages()
+    for use in (catalog.check, catalog.resolve, *([lambda _, env: environment_class(env)] if kind == "env" else [])):
+        with pytest.raises(ConfigError, match=f"{kind}: got '{name}'.* pip install offline-agent-environments"):
+            use(kind, name)
+
+
+def test_a_package_adds_names_and_replaces_none_of_the_core(packages: Any) -> None:
+    packages(shop="nowhere:Shop", mine="nowhere:Mine", ladder="nowhere.adapter")
+    assert catalog.resolve("env", "shop").__module__ == "offline_agent.envs.shop.env"
+    assert catalog.entry_point("env", "mine") and catalog.entry_point("env", "ladder:3")
+    assert catalog.entry_point("env", "ladder") is catalog.entry_point("env", "mine:Class") is None
+    with pytest.raises(ConfigError, match="there is no module 'nowhere'"):
+        catalog.resolve("env", "mine")
+
+
+def test_a_name_that_two_packages_have_is_refused(packages: Any) -> None:
+    packages(mine="one:Mine", mine_="two:Mine")
+    with pytest.raises(ConfigError, match="two packages have 'mine': one:Mine .*, two:Mine .* Uninstall one"):
+        catalog.check("env", "mine")
 
 
 class Target:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tools.site import navigation
+from tools.site import FAMILIES, navigation
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOP = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PAGES = [*TOP, *sorted((ROOT / "docs").glob("*.md")), *FAMILIES]
 
 
 def text(page: Path) -> str:
@@ -32,7 +33,7 @@ def anchors(page: Path) -> set[str]:
     return out
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
     broken = []
     body = re.sub(r"`[^`\n]+`", "", text(page))
@@ -51,3 +52,4 @@ def test_every_page_has_its_line_in_the_contents() -> None:
     listed = [name for section in navigation((ROOT / "docs" / "index.md").read_text()) for name in section.popitem()[1]]
     assert len(listed) == len(set(listed))
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} <= set(listed)
+    assert {f"family_{page.parent.name}.md" for page in FAMILIES} <= set(listed)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent import crash_notes
+from offline_agent import catalog, crash_notes
 from offline_agent.envs.episode import Episode, StepResult
 from offline_agent.envs.isolation import waiting
 from offline_agent.envs.isolation.protocol import BadMessage, receive_answer, send_request
@@ -88,7 +88,7 @@ class EpisodeServer:
         paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
         program, environ = [sys.executable, "-m", "offline_agent.envs.isolation.server"], {"PYTHONPATH": paths}
         if python is not None:
-            program, environ = [python, "-c", bootstrap(_PACKAGE)], {}
+            program, environ = [python, "-c", bootstrap(catalog.entry_point("env", path))], {}
         with theirs:
             self._process = subprocess.Popen(
                 [*program, str(theirs.fileno())], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],

@@ -6,17 +6,19 @@ requirements of an environment and of training cannot clash. It needs Python 3.1
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.envs.tools import ToolSet
 from offline_agent.errors import ConfigError
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from offline_agent.envs.base import EnvSpec
     from offline_agent.envs.isolation.client import EpisodeServer
 
@@ -157,20 +159,26 @@ def _demonstrate(cls: Any, task: Any, messages: Any, rng: random.Random, noise: 
     return answer["message"]
 
 
-def bootstrap(package: Path) -> str:
-    """Return a program that imports this package alone from its folder, and serves.
+def bootstrap(point: EntryPoint | None) -> str:
+    """Return a program that imports this package from where it lies, and serves.
 
     Args:
-        package: The folder that holds `offline_agent`; other packages in it are not found.
+        point: The entry point of the environment, whose package is imported from where it lies too; None = it has none.
+            Other packages beside them are not found.
     """
-    root = str(package / "offline_agent")
+    names = ["offline_agent", *([] if point is None else [point.module.partition(".")[0]])]
+    files = {name: getattr(importlib.util.find_spec(name), "origin", None) for name in names}
+    given = "" if point is None else f"catalog.GIVEN.append(EntryPoint{(point.name, point.value, point.group)!r})\n"
     return (
         "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('offline_agent', {root + '/__init__.py'!r}, "
-        f"submodule_search_locations=[{root!r}])\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "sys.modules['offline_agent'] = module\n"
-        "spec.loader.exec_module(module)\n"
+        "from importlib.metadata import EntryPoint\n"
+        "class Finder:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        f"        file = {files!r}.get(name)\n"
+        "        return file and importlib.util.spec_from_file_location(name, file)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+        f"from offline_agent import catalog\n{given}"
         "from offline_agent.envs.isolation.server import main\n"
         "main()\n"
     )

@@ -7,9 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offline_agent.envs.code.demonstrate import call
 from offline_agent.envs.mutation import mutated
-from offline_agent.records import Message
+from offline_agent.records import Message, call_message
 
 _NUMBER = re.compile(r"-?\d+(?:/\d+|\.\d+)?")
 
@@ -28,14 +27,14 @@ def next_turn(task: Mapping[str, Any], messages: Sequence[Message], rng: random.
     cells = task["cells"]
     if len(ran) < len(cells):
         cell = cells[len(ran)]
-        return call("python", {"code": mutated(cell, rng) if noise > 0 and rng.random() < noise else cell})
+        return call_message("python", {"code": mutated(cell, rng) if noise > 0 and rng.random() < noise else cell})
     if noise <= 0:
-        return call("answer", {"value": task["gold"]})
+        return call_message("answer", {"value": task["gold"]})
     printed = str(messages[-1].get("content") or "") if ran else ""
     numbers = _NUMBER.findall(printed.splitlines()[-1]) if printed.strip() else []
     if cells and numbers:
-        return call("answer", {"value": numbers[-1]})
-    return call("answer", {"value": task["gold"] if rng.random() >= noise else f"{task['gold']}+1"})
+        return call_message("answer", {"value": numbers[-1]})
+    return call_message("answer", {"value": task["gold"] if rng.random() >= noise else f"{task['gold']}+1"})
 
 
 def _is_cell(made: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from offline_agent.config.build_prefs import RunConfig
 from offline_agent.errors import DataError
 from offline_agent.runner.components import Config, Parts, facts_of, make_parts
 from offline_agent.runner.pipeline import Session
-from offline_agent.store.provenance import code_hash
+from offline_agent.store.provenance import code_hash, hash_json, sources
 
 if TYPE_CHECKING:
     from offline_agent.launch.ray.pool import WorkerPool
@@ -52,7 +52,7 @@ class Recipe:
         """Return the recipe of the driver's components."""
         data = json.dumps(config.model_dump(mode="json"))
         spec = parts.spec
-        return cls(type(config), data, facts_of(parts)["hashes"], code_hash(), spec.replay_only, spec.isolated)
+        return cls(type(config), data, facts_of(parts)["hashes"], _code(config), spec.replay_only, spec.isolated)
 
     def make(self) -> tuple[Config, Parts, tuple[str, ...]]:
         """Make the components in a worker; return the configuration, the components and notes for the user.
@@ -70,9 +70,14 @@ class Recipe:
                 "workers need the same models and task files under the same paths"
             )
         parts.spec.replay_only, parts.spec.isolated = self.replay_only, self.isolated
-        code = code_hash()
+        code = _code(config)
         other = f"its code ({code[:12]}) differs from the code that runs the command ({self.code[:12]})"
         return config, parts, (other,) if code != self.code else ()
+
+
+def _code(config: RunConfig) -> str:
+    """Return the hash of the code here: this package's, and what the configuration names."""
+    return hash_json([code_hash(), sources(config.model_dump(mode="json"))])
 
 
 @contextlib.contextmanager

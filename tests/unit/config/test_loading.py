@@ -21,7 +21,10 @@ from offline_agent.errors import ConfigError
 from offline_agent.training.settings import OnlineSettings
 
 ROOT = Path(__file__).resolve().parents[3]
-FILES = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "judges")  # rubrics
+FILES = sorted(
+    path for folder in ("configs", "environments") for path in (ROOT / folder).rglob("*.yaml")
+    if path.parent.name != "judges"  # rubrics
+)  # fmt: skip
 MODELS = {
     "build_prefs": BuildPrefsConfig,
     "evaluate": EvaluateConfig,
@@ -66,18 +69,18 @@ def test_overrides_go_over_the_file_and_the_file_over_defaults(tmp_path: Path) -
 
 
 def test_a_name_and_its_arguments_work_together_in_any_order() -> None:
-    for overrides in (["env=bfcl", "env.world=3"], ["env.world=3", "env=bfcl"], ["env={name: bfcl, world: 3}"]):
+    for overrides in (["env=math", "env.world=3"], ["env.world=3", "env=math"], ["env={name: math, world: 3}"]):
         env = load(BuildPrefsConfig, None, overrides).env
-        assert (env.name, env.given()) == ("bfcl", {"world": 3})
+        assert (env.name, env.given()) == ("math", {"world": 3})
     policy = load(BuildPrefsConfig, None, ["policy=m:C", "policy.noise=0.3", "policy.model=x"]).policy
     assert policy.given() == {"model": "x", "noise": 0.3} and policy.defaults() == {"temperature": 0.7}
     assert load(BuildPrefsConfig, None, ["policy.temperature=0"]).policy.given() == {"temperature": 0}
 
 
 def test_a_name_in_the_file_may_be_short(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("env: textworld\n")
+    (tmp_path / "c.yaml").write_text("env: countdown\n")
     env = load(BuildPrefsConfig, tmp_path / "c.yaml", ["env.game=coin"]).env
-    assert (env.name, env.given()) == ("textworld", {"game": "coin"})
+    assert (env.name, env.given()) == ("countdown", {"game": "coin"})
 
 
 @pytest.mark.parametrize("text", ["2024", "1e3", "true", "[a]", "a: b", "http://h:1/v1", "null.x", "2024-01-01"])

@@ -1,4 +1,4 @@
-"""Unit tests and repository tests as verifiers; the programs here are the tests' own and need no sandbox."""
+"""Unit tests as a verifier; the programs here are the tests' own and need no sandbox."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offline_agent.judges.code import repository_tests, unit_tests
+from offline_agent.judges.code import unit_tests
 from tests.contract.test_judges import run_program
 
 FUNCTIONS = Path(__file__).parents[2] / "data" / "functions.jsonl"  # rows of HumanEval's format
@@ -41,26 +41,6 @@ def test_a_broken_sandbox_gives_no_score() -> None:
     verdict = unit_tests("def f(x): return 1", TESTS, broken)
     assert verdict.score is None and "no room" in (verdict.error or "")
     assert unit_tests("x = 1", [], run_program).score is None
-
-
-@pytest.mark.parametrize(
-    ("results", "strict", "share"),
-    [
-        ({"a": True, "b": True, "c": True}, 1.0, 1.0),
-        ({"a": True, "b": False, "c": True}, 0.0, 0.5),
-        ({"a": True, "b": True, "c": False}, 0.0, 0.0),
-        ({"a": True, "c": True}, 0.0, 0.5),
-        (None, 0.0, 0.0),
-    ],
-)
-def test_a_patch_is_right_when_it_mends_and_breaks_nothing(
-    results: dict[str, bool] | None, strict: float, share: float
-) -> None:
-    def run(patch: str) -> dict[str, bool] | None:
-        return results
-
-    assert repository_tests("diff", run, ["a", "b"], ["c"]).score == strict
-    assert repository_tests("diff", run, ["a", "b"], ["c"], all_or_nothing=False).score == share
 
 
 def test_gold_solutions_of_human_evals_format_pass_and_empty_ones_fail() -> None:

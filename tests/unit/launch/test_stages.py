@@ -180,7 +180,7 @@ def plan(folder: Path, *keys: str) -> LoopStages:
 
 
 def test_every_stage_gets_what_the_loop_was_told(tmp_path: Path) -> None:
-    keys = ["env=bfcl", "env.seed=3", "policy.temperature=0.9", "policy.chat_template=qwen", "sft.per_task=2",
+    keys = ["env=math", "env.seed=3", "policy.temperature=0.9", "policy.chat_template=qwen", "sft.per_task=2",
             "dpo.loss.beta=0.3", "dpo.batch.rows=7", "lora.rank=4", "threads=1", "search.max_steps=9",
             "held_out.attempts=3", "limits.step_seconds=5", "tracking.experiment=x",
             "refine.sampler.name=server", "refine.sampler.url=http://gpu:1/v1", "refine.checkpoints.every=2",

@@ -13,18 +13,20 @@ ROOT = Path(catalog.__file__).parent
 
 
 @pytest.mark.parametrize(
-    ("markdown", "inside", "rewritten"),
+    ("markdown", "folder", "rewritten"),
     [
-        ("[a](docs/data.md#token-columns)", False, "[a](data.md#token-columns)"),
-        ("![a](docs/figures/flow.svg)", False, "![a](figures/flow.svg)"),
-        ("[a](../README.md)", True, "[a](readme.md)"),
-        ("[a](CHANGELOG.md), [b](https://semver.org)", False, "[a](changelog.md), [b](https://semver.org)"),
-        ("[reach](../examples/reach.py) and [a](pairs.md)", True, "reach and [a](pairs.md)"),
-        ("`'data.runs=[runs/x]'` and [the file](../examples/reach.py)", True, "`'data.runs=[runs/x]'` and the file"),
+        ("[a](docs/data.md#token-columns)", "", "[a](data.md#token-columns)"),
+        ("![a](docs/figures/flow.svg)", "", "![a](figures/flow.svg)"),
+        ("[a](../README.md)", "docs", "[a](readme.md)"),
+        ("[a](CHANGELOG.md), [b](https://semver.org)", "", "[a](changelog.md), [b](https://semver.org)"),
+        ("[a](../../../docs/data.md#b)", "environments/offline_agent_environments/sql", "[a](data.md#b)"),
+        ("[a](../environments/offline_agent_environments/sql/README.md)", "docs", "[a](family_sql.md)"),
+        ("[reach](../examples/reach.py) and [a](pairs.md)", "docs", "reach and [a](pairs.md)"),
+        ("`'data.runs=[runs/x]'` and [the file](../examples/reach.py)", "docs", "`'data.runs=[runs/x]'` and the file"),
     ],
 )
-def test_links_lead_to_pages_of_the_site(markdown: str, inside: bool, rewritten: str) -> None:
-    assert in_site(markdown, inside) == rewritten
+def test_links_lead_to_pages_of_the_site(markdown: str, folder: str, rewritten: str) -> None:
+    assert in_site(markdown, folder) == rewritten
 
 
 def test_every_module_of_the_reference_is_there() -> None:

@@ -1,0 +1,1 @@
+"""Task families and adapters of other projects' environments, for `offline_agent`."""

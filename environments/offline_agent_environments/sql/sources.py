@@ -1,0 +1,194 @@
+"""Tasks of the SQL environment: generated for a database, or read from a questions file or a folder of Spider."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from offline_agent.envs.task_files import json_file
+from offline_agent.errors import ConfigError
+from offline_agent_environments.sql import worlds
+from offline_agent_environments.sql.database import Database, file_database
+from offline_agent_environments.sql.judge import ordering
+from offline_agent_environments.sql.questions import generate, split_of
+
+MOST = {"train": 2000, "validation": 200, "test": 200}
+"""Generated tasks of a split."""
+
+_TEXT, _GOLD = ("question", "text"), ("gold", "query", "sql", "SQL")
+_SPIDER = {"train": ("train_spider.json", "train_others.json", "train.json"), "held out": ("dev.json", "test.json")}
+
+
+def tasks(split: str, database: str | None, questions: str | None, writable: bool) -> Iterator[dict[str, Any]]:
+    """Yield a split's tasks as `reset`'s arguments.
+
+    Args:
+        split: The split.
+        database: None for the embedded ones, a SQLite file, or a folder in Spider's format.
+        questions: A file with questions; None = generated ones, or those of the folder.
+        writable: Whether tasks that change rows are generated, too.
+
+    Raises:
+        ConfigError: A path is wrong, or a file has another shape.
+    """
+    check(database, questions)
+    if database is None:
+        return itertools.islice(_generated(split, worlds.names(split), writable), MOST[split])
+    if questions is not None or Path(database).is_dir():
+        return _written(split, database, questions)
+    return itertools.islice(_generated(split, [database], writable, each=6), MOST[split])
+
+
+def check(database: str | None, questions: str | None) -> None:
+    """Raise ConfigError where the paths lead nowhere, or to files of another shape."""
+    if database is None and questions is not None:
+        raise ConfigError("env.questions: is given without env.database, the SQLite file or folder that they are about")
+    if database is None:
+        return
+    if questions is not None or Path(database).is_dir():
+        rows = _rows(database, questions)
+        for name in sorted({row["database"] for row in rows}):
+            file_database(Path(name))
+    else:
+        file_database(Path(database))
+
+
+def find(database: str) -> Database:
+    """Return the database of a task; raises ConfigError where there is none."""
+    if database.rpartition("-")[0] in worlds.NAMES and not Path(database).exists():
+        return worlds.database(database)
+    return file_database(Path(database))
+
+
+def _generated(split: str, names: list[str], writable: bool, each: int = 2) -> Iterator[dict[str, Any]]:
+    """Yield generated tasks, one of each database in turn."""
+    turns = [(name, generate(find(name), split, seed, writable, each)) for seed, name in enumerate(names)]
+    numbers = {name: 0 for name in names}
+    while turns:
+        for name, questions in list(turns):
+            question = next(questions, None)
+            if question is None:
+                turns.remove((name, questions))
+                continue
+            numbers[name] += 1
+            yield {
+                "task_id": f"{Path(name).stem}-{split}-{numbers[name]}",
+                "database": name,
+                "question": question.text,
+                "gold": question.gold,
+                "ordered": question.ordered,
+            }
+
+
+def _written(split: str, database: str, questions: str | None) -> Iterator[dict[str, Any]]:
+    for row in _rows(database, questions):
+        if row["split"] == split:
+            yield {name: value for name, value in row.items() if name != "split"}
+
+
+@lru_cache(maxsize=16)
+def _rows(database: str, questions: str | None) -> tuple[dict[str, Any], ...]:
+    path = Path(database)
+    if path.is_dir():
+        return tuple(_spider(path, questions))
+    file_database(path)
+    assert questions is not None  # `tasks` and `check` ask only then
+    return tuple(_rows_of(Path(questions), "env.questions", lambda _: path, None))
+
+
+def _spider(folder: Path, questions: str | None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a folder in Spider's format (Yu et al. 2018): dev.json, tables.json, database/ID/ID.sqlite.
+
+    Rows of the training files are training tasks. Those of the others are validation tasks or test tasks by their
+    database; where there is no training file, three of four databases are for training.
+    """
+    base = folder / "database"
+    if not base.is_dir():
+        raise ConfigError(
+            f"env.database: the folder {str(folder)!r} has no folder 'database'; allowed: a SQLite file, or a folder "
+            "in Spider's format: database/NAME/NAME.sqlite, tables.json, and dev.json or train_spider.json"
+        )
+    declared = _declared(folder / "tables.json")
+
+    def find_file(row: Mapping[str, Any]) -> Path:
+        name = str(row.get("db_id", ""))
+        if declared is not None and name not in declared:
+            raise ConfigError(f"{folder / 'tables.json'}: has no database {name!r}, which a question is about")
+        return base / name / f"{name}.sqlite"
+
+    if questions is not None:
+        yield from _rows_of(Path(questions), "env.questions", find_file, None)
+        return
+    training = [folder / name for name in _SPIDER["train"] if (folder / name).is_file()]
+    held_out = [folder / name for name in _SPIDER["held out"] if (folder / name).is_file()]
+    if not training and not held_out:
+        names = ", ".join(name for group in _SPIDER.values() for name in group)
+        raise ConfigError(f"env.database: the folder {str(folder)!r} has no file with questions; allowed: {names}")
+    for path in training:
+        yield from _rows_of(path, "env.database", find_file, "train")
+    for path in held_out:
+        yield from _rows_of(path, "env.database", find_file, "held out" if training else None)
+
+
+def _declared(path: Path) -> set[str] | None:
+    if not path.is_file():
+        return None
+    listed = json_file(path, "env.database")
+    if not isinstance(listed, list) or not all(isinstance(one, dict) and "db_id" in one for one in listed):
+        raise ConfigError(
+            f"env.database: {str(path)!r} must be a list of databases with db_id, as in Spider's tables.json"
+        )
+    return {str(one["db_id"]) for one in listed}
+
+
+def _rows_of(path: Path, key: str, find_file: Any, part: str | None) -> Iterator[dict[str, Any]]:
+    listed = json_file(path, key)
+    if not isinstance(listed, list) or not listed:
+        raise ConfigError(
+            f"{key}: {str(path)!r} must be a list of questions, or a line of JSON for each; is {type(listed).__name__}"
+        )
+    for number, row in enumerate(listed):
+        text = _field(row, _TEXT, path, key, number)
+        gold = _field(row, _GOLD, path, key, number)
+        file = find_file(row)
+        yield {
+            "task_id": str(row.get("task_id") or f"{path.stem}-{number}"),
+            "database": str(file),
+            "question": text,
+            "gold": gold.strip().rstrip(";"),
+            "ordered": bool(row["ordered"]) if isinstance(row.get("ordered"), bool) else ordering(gold),
+            "split": _split(row, part, file.stem if row.get("db_id") else _pattern(gold), path, key),
+        }
+
+
+def _split(row: Mapping[str, Any], part: str | None, about: str, path: Path, key: str) -> str:
+    given = row.get("split")
+    if given is not None:
+        name = {"dev": "validation"}.get(str(given), str(given))
+        if name not in MOST:
+            raise ConfigError(f"{key}: {str(path)!r} has the split {given!r}; allowed: {', '.join(MOST)}")
+        return name
+    lot = split_of(f"rows {about}")
+    if part == "train":
+        return "train"
+    return lot if part is None else ("validation" if split_of(f"held out {about}") == "train" else "test")
+
+
+def _pattern(gold: str) -> str:
+    """Return a query without its constants."""
+    return " ".join(re.sub(r"'(?:[^']|'')*'|\b\d+(?:\.\d+)?\b", "?", gold).casefold().split())
+
+
+def _field(row: Any, names: tuple[str, ...], path: Path, key: str, number: int) -> str:
+    found = next((row[name] for name in names if name in row), None) if isinstance(row, dict) else None
+    if not isinstance(found, str) or not found.strip():
+        has = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+        raise ConfigError(
+            f"{key}: {str(path)!r}, question {number}: has no text {' or '.join(names)}, only {has}; a question is "
+            '{"question": "How many ...?", "gold": "SELECT ..."}, perhaps with db_id, ordered, split'
+        )
+    return found

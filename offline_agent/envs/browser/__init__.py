@@ -1,5 +1,0 @@
-"""Web pages in a headless browser: MiniWoB++'s levels, and the shop as a site."""
-
-from offline_agent.envs.browser.env import Browser
-
-__all__ = ["Browser"]

@@ -1,5 +1,0 @@
-"""Programming problems with hidden unit tests: `Code` is the environment."""
-
-from offline_agent.envs.code.env import Code
-
-__all__ = ["Code"]

@@ -1,5 +1,0 @@
-"""Repositories with a bug to mend: `Repo` is the environment."""
-
-from offline_agent.envs.repo.env import Repo
-
-__all__ = ["Repo"]

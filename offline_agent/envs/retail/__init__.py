@@ -1,6 +1,0 @@
-"""Customer service under a written policy: a user who talks, tools that read and write a database."""
-
-from offline_agent.envs.retail.env import Retail
-from offline_agent.envs.retail.service import ServiceDesk
-
-__all__ = ["Retail", "ServiceDesk"]

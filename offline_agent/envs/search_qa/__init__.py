@@ -1,5 +1,0 @@
-"""Questions that need several passages: search, read, answer."""
-
-from offline_agent.envs.search_qa.env import SearchQA
-
-__all__ = ["SearchQA"]

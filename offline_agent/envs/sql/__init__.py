@@ -1,5 +1,0 @@
-"""SQL: questions about SQLite databases, answered by a query."""
-
-from offline_agent.envs.sql.env import SQL
-
-__all__ = ["SQL"]

@@ -1,5 +1,0 @@
-"""Text games of TextWorldExpress (package `textworld-express`, which needs Java)."""
-
-from offline_agent.envs.textworld.env import TextWorld
-
-__all__ = ["TextWorld"]
