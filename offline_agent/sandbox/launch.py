@@ -47,15 +47,15 @@ def program() -> str:
 
 
 def site_packages() -> list[str]:
-    """Return the folders of installed packages that programs may import from."""
+    """Return the folders of installed packages that programs may import from; inside there are no links."""
     paths = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    return list(dict.fromkeys(path for path in paths if path and os.path.isdir(path)))
+    return list(dict.fromkeys(os.path.realpath(path) for path in paths if path and os.path.isdir(path)))
 
 
 def packages() -> list[str]:
     """Return `site_packages` as programs see them: a folder below /tmp has two paths, of which each level has one."""
     found = site_packages()
-    places = [_place(os.path.realpath(path)) for path in found]
+    places = map(_place, found)
     return list(dict.fromkeys([*(place for place in places if place.startswith(MOVED + "/")), *found]))
 
 

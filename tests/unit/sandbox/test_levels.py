@@ -47,6 +47,24 @@ def test_programs_import_packages_that_are_installed_below_tmp(below_tmp: Path, 
         sandbox.close()
 
 
+@pytest.mark.parametrize("level", ["bubblewrap", "namespaces", "limits"])
+def test_programs_import_packages_of_a_linked_environment(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone catches a virtual environment that is a link, whose packages a program cannot find."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # what lies below /tmp is moved, link or not
+        os.chmod(folder, 0o755)
+        Path(folder, "real").mkdir()
+        Path(folder, "real", "there.py").write_text("WORD = 'imported'\n")
+        Path(folder, "link").symlink_to("real")
+        monkeypatch.setattr(launch.sysconfig, "get_path", lambda name: f"{folder}/link")
+        sandbox = sandbox_at(level)
+        try:
+            with sandbox.session() as session:
+                said = session.ask({"op": "cell", "code": "import there; print(there.WORD)\n"})
+            assert said["stdout"] == "imported\n"
+        finally:
+            sandbox.close()
+
+
 @pytest.mark.parametrize("level", ["bubblewrap", "namespaces"])
 def test_calls_go_on_when_the_host_replaces_what_they_are_shown(
     level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
