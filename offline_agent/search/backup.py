@@ -113,9 +113,9 @@ class Backup:
         """
         node, edges, transitions = simulation.node, simulation.path, simulation.transitions
         for position, transition in enumerate(transitions):
-            sample, key, _, outcome, context, _, _, _ = transition
-            edge = tree.find(node, key)
-            if sample >= 0 and not (position == 0 and simulation.draw):
+            outcome, context = transition.outcome, transition.context
+            edge = tree.find(node, transition.key)
+            if transition.sample >= 0 and not (position == 0 and simulation.draw):
                 edge = self._add_sample(tree, simulation, node, transition)
             assert edge is not None  # proposed just now, or known at issue
             if edge.quarantined is not None:
@@ -158,27 +158,27 @@ class Backup:
 
     def _add_sample(self, tree: SearchTree, simulation: Simulation, node: Node, transition: Transition) -> Edge:
         """Merge the proposals behind one transition of a rollout."""
-        sample, key, action, _, _, _, _, others = transition
+        key, action = transition.key, transition.action
         edge = tree.find(node, key)
         if self._independent and edge is not None and not _same_action(edge.actions[0], action):
-            key = f"{key}#{sample}.{simulation.index}"  # independent rollouts never share another's turn
+            key = f"{key}#{transition.sample}.{simulation.index}"  # independent rollouts never share another's turn
         self._count(tree, node, action)
         edge, _ = tree.add_proposal(node, action, key, self._first)
-        for other, name in others:
+        for other, name in transition.others:
             self._add_proposal(tree, node, other, name)
         refresh_priors(node)
         return edge
 
     def _add_child(self, tree: SearchTree, edge: Edge, transition: Transition, greedy: bool) -> Node:
         """Add one executed transition without a value."""
-        _, _, _, outcome, context, seed, _, _ = transition
+        outcome, context = transition.outcome, transition.context
         assert outcome is not None and context is not None  # the caller looked
         node = tree.add_child(edge, context)
         tree.counters["tool_calls"] += 1
         edge.fault = outcome.fault
         node.terminated = outcome.terminated
         node.verdict, node.goal, node.fingerprint = outcome.verdict, outcome.goal, outcome.fingerprint
-        node.state, node.seed = outcome.state, seed
+        node.state, node.seed = outcome.state, transition.seed
         node.greedy = greedy and edge.parent.greedy
         if self._known is not None:
             self._known.add(outcome.fingerprint, context.depth, tree.commits)
@@ -333,7 +333,7 @@ class Backup:
         """Close an edge that the environment could not execute; its branch is noise unless a replay differed above."""
         edge.closed = True
         if simulation.mismatch is None and edge.quarantined is None:
-            quarantine(tree, edge, transition[6] or "unknown fault", self._gamma)
+            quarantine(tree, edge, transition.reason or "unknown fault", self._gamma)
 
     def _quarantine_mismatch(self, tree: SearchTree, simulation: Simulation, edges: list[Edge]) -> None:
         """Quarantine the branch from the edge whose replay differed; the whole tree where that was the reset."""

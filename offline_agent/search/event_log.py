@@ -44,33 +44,32 @@ def simulation_to_record(tree_id: str, simulation: Simulation) -> dict[str, Any]
 
 
 def _transition_to_json(transition: Transition) -> dict[str, Any]:
-    sample, key, action, outcome, context, seed, reason, others = transition
-    out: dict[str, Any] = {"k": key, "a": action_to_json(action)}
-    if sample:
-        out["s"] = sample
-    if not seed:
+    action, outcome, context = transition.action, transition.outcome, transition.context
+    out: dict[str, Any] = {"k": transition.key, "a": action_to_json(action)}
+    if transition.sample:
+        out["s"] = transition.sample
+    if not transition.seed:
         out["seed"] = 0  # of a turn that was not executed; all other seeds follow from the one before and the key
-    if others:
-        out["others"] = [[action_to_json(other), name] for other, name in others]
+    if transition.others:
+        out["others"] = [[action_to_json(other), name] for other, name in transition.others]
     if outcome is None:
-        out["reason"] = reason
+        out["reason"] = transition.reason
         return out
-    observation, role, terminated, fault, verdict, fingerprint, goal, _ = outcome
     shown: dict[str, Any] = {}
-    if observation is not None:
-        shown["observation"] = observation
-    if role != "tool":
-        shown["role"] = role
-    if terminated:
+    if outcome.observation is not None:
+        shown["observation"] = outcome.observation
+    if outcome.role != "tool":
+        shown["role"] = outcome.role
+    if outcome.terminated:
         shown["terminated"] = True
-    if fault:
-        shown["fault"] = fault
-    if fingerprint:
-        shown["fingerprint"] = fingerprint
-    if goal:
-        shown["goal"] = goal
-    if verdict is not None:
-        shown["verdict"] = _verdict_to_json(verdict)
+    if outcome.fault:
+        shown["fault"] = outcome.fault
+    if outcome.fingerprint:
+        shown["fingerprint"] = outcome.fingerprint
+    if outcome.goal:
+        shown["goal"] = outcome.goal
+    if outcome.verdict is not None:
+        shown["verdict"] = _verdict_to_json(outcome.verdict)
     out["o"] = shown
     assert context is not None and context.action is not None  # it was executed
     if context.action is not action:
@@ -118,7 +117,7 @@ def simulation_from_record(
             made = _transition_from_json(data, state, context, here, tree, environment, seed)
             transition, state, context, here = made
             simulation.transitions.append(transition)
-            _, _, _, outcome, _, seed, _, _ = transition
+            outcome, seed = transition.outcome, transition.seed
         simulation.verdict = None if outcome is None else outcome.verdict
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"event {record.get('t')} of tree {tree.tree_id!r} is malformed: {error!r}") from error
@@ -153,7 +152,7 @@ def _transition_from_json(
     shown = data.get("o")
     others = tuple([(action_from_json(other), name) for other, name in data.get("others", ())])
     if shown is None:
-        return (sample, key, action, None, None, seed, data["reason"], others), state, context, None
+        return Transition(sample, key, action, None, None, seed, data["reason"], others), state, context, None
     shown = {"observation": None, "role": "tool", **shown}
     executed = action_from_json(data["executed"]) if "executed" in data else action
     known = None if edge is None else edge.child
@@ -172,7 +171,7 @@ def _transition_from_json(
         shown["observation"], shown["role"], bool(shown.get("terminated")), shown.get("fault"),
         verdict, shown.get("fingerprint"), shown.get("goal"), state,
     )  # fmt: skip
-    return (sample, key, action, outcome, following, seed, None, others), state, following, here
+    return Transition(sample, key, action, outcome, following, seed, None, others), state, following, here
 
 
 def _equal(one: Context, other: Context) -> bool:
@@ -196,18 +195,19 @@ def restore_shared(simulation: Simulation, canonical: Canonical, rules: RolloutR
     if simulation.leaf is None or simulation.draw:
         return
     node, rank = simulation.leaf.start(), simulation.rank
-    for position, (_, key, action, outcome, context, seed, _, others) in enumerate(simulation.transitions):
+    for position, transition in enumerate(simulation.transitions):
+        key, action, outcome = transition.key, transition.action, transition.outcome
         if position == 0 and simulation.edge is not None:  # the tree's own action: it leads to the leaf itself
             child, ahead = node, rank
         else:
-            for number, drawn in enumerate((action, *[other for other, _ in others]), rank):
+            for number, drawn in enumerate((action, *[other for other, _ in transition.others]), rank):
                 _set(node.sample(number), drawn)
             # As in `simulation._rollout`: the rank at the next history counts those before with the same key.
             before = [other.value for other in node.samples[:rank]]
             ahead = sum([isinstance(other, Action) and canonical(other) == key for other in before])
-            child = node.children.setdefault(key, PendingNode(seed))
+            child = node.children.setdefault(key, PendingNode(transition.seed))
         if child.value is EMPTY and outcome is not None:
-            child.value, child.context = outcome, context
+            child.value, child.context = outcome, transition.context
         node, rank = child, ahead
     if simulation.cut in ("policy", "context"):  # its request failed, and so do those that wait for its samples
         error = (ContextFull if simulation.cut == "context" else PolicyError)(str(simulation.error))

@@ -23,6 +23,7 @@ from offline_agent.search.simulation import (
     Others,
     RolloutRules,
     Simulation,
+    Transition,
     choose,
     proposals_request,
     sort_proposals,
@@ -110,12 +111,12 @@ def _rollout(
             outcome = execute(state, action)
         except BaseException as error:
             fault = as_fault(error)
-            transitions.append((sample, key, action, None, None, seed, str(fault), others))
+            transitions.append(Transition(sample, key, action, None, None, seed, str(fault), others))
             simulation.end_by_fault(fault)
             return
         observation, role, terminated, _, verdict, fingerprint, _, state = outcome
         context = Context(task, system, tools, observation, context, action, role)
-        transitions.append((sample, key, action, outcome, context, seed, None, others))
+        transitions.append(_new(Transition, (sample, key, action, outcome, context, seed, None, others)))
         if terminated:
             simulation.judge(verdict, context, rules)
             return

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
@@ -44,13 +44,29 @@ Choice = tuple[int, Action, str]  # sample, action and canonical key of the acti
 NewActions = dict[str, tuple[int, float, int, Action]]
 """Actions that a node does not have yet, by key: times drawn, best log-probability, minus its first index, action."""
 
-Transition = tuple[int, str, Action, Outcome | None, Context | None, int, str | None, Others]
-"""One action beyond the tree: (sample, key, action, outcome, context, seed, reason, others).
 
-`sample` is the index of the proposal where this simulation drew it, `IN_TREE` where the tree has it already. `outcome`
-and `context` are None where the action could not be executed; `reason` says why. `seed` is that of the history reached.
-`others` are proposals of the same request that were not followed, each with its key.
-"""
+class Transition(NamedTuple):
+    """One action beyond the tree.
+
+    Attributes:
+        sample: Index of the proposal where this simulation drew it, `IN_TREE` where the tree has it already.
+        key, action: The action and its canonical key.
+        outcome, context: What executing it gave, and the history reached; None where it could not be executed.
+        seed: Seed of the history reached.
+        reason: Why it could not be executed; None otherwise.
+        others: Proposals of the same request that were not followed, each with its key.
+    """
+
+    sample: int
+    key: str
+    action: Action
+    outcome: Outcome | None
+    context: Context | None
+    seed: int
+    reason: str | None
+    others: Others
+
+
 IN_TREE = -1
 
 _NO_DRAW = range(0)
@@ -143,7 +159,7 @@ class Simulation:
         """Return whether the state of its last transition, at that depth, was known before; plain rollouts go on."""
         if rules.known is None or fingerprint is None or self.index < rules.plain:
             return False
-        own = [outcome.fingerprint for _, _, _, outcome, *_ in self.transitions[:-1] if outcome is not None]
+        own = [each.outcome.fingerprint for each in self.transitions[:-1] if each.outcome is not None]
         return fingerprint in own or rules.known.has(fingerprint, depth, self.commits)
 
     def judge(self, verdict: Verdict | None, context: Context, rules: RolloutRules) -> None:
@@ -171,7 +187,7 @@ class Simulation:
         """Record a turn after `context` that never ended: it is not executed, and the value is 0."""
         outcome = Outcome(None, "user", False, action.fault)
         end = context.child(action, None, "user")
-        self.transitions.append((sample, key, action, outcome, end, 0, None, others))
+        self.transitions.append(Transition(sample, key, action, outcome, end, 0, None, others))
         self.cut, self.value = "tokens", 0.0
 
     def end_by_policy(self, error: PolicyError) -> None:
@@ -184,7 +200,7 @@ class Simulation:
 
     def _trajectory(self, context: Context, verdict: Verdict) -> Trajectory:
         known = [(edge.key, edge.fault) for edge in self.path]
-        known += [(key, outcome.fault if outcome else None) for _, key, _, outcome, *_ in self.transitions]
+        known += [(each.key, each.outcome.fault if each.outcome else None) for each in self.transitions]
         steps = tuple(
             Step(c.action, key, c.observation, c.role, fault)
             for c, (key, fault) in zip(context.lineage()[1:], known, strict=True)
@@ -339,12 +355,12 @@ def _add_transition(
 ) -> bool:
     """Record one action; return whether the simulation is over."""
     if isinstance(outcome, EnvironmentFault):
-        simulation.transitions.append((sample, key, action, None, None, reached.seed, str(outcome), others))
+        simulation.transitions.append(Transition(sample, key, action, None, None, reached.seed, str(outcome), others))
         simulation.end_by_fault(outcome)
         return True
     context = reached.context
     assert context is not None  # set with the outcome
-    simulation.transitions.append((sample, key, action, outcome, context, reached.seed, None, others))
+    simulation.transitions.append(Transition(sample, key, action, outcome, context, reached.seed, None, others))
     if outcome.terminated:
         simulation.judge(outcome.verdict, context, rules)
     elif context.depth >= rules.max_steps:
