@@ -21,6 +21,7 @@ from offline_agent.pipelines.evaluate import COMMAND
 from offline_agent.rollouts.attempts import COLUMNS
 from offline_agent.store.columns import TRAJECTORY_COLUMNS, known_name
 from offline_agent.store.files import write_json
+from offline_agent.store.manifest import read_manifest
 from tests.helpers.fake_server import FakeServer, serving
 
 ROOT = Path(__file__).parents[2]
@@ -166,9 +167,9 @@ def test_against_the_policy_of_the_search_that_made_the_data(
     assert {row["policy"] for row in rows(tmp_path / "run")} == {"candidate", "against"}
     page = (tmp_path / "run" / "report.html").read_text()
     assert "candidate less against, sampled" in page and "against: oracle" in page and "could not be" not in page
-    manifest = json.loads((tmp_path / "search" / "manifest.json").read_text())
+    manifest = read_manifest(tmp_path / "search")
     manifest["config"]["policy"]["api_key"] = "***"
-    (tmp_path / "search" / "manifest.json").write_text(json.dumps(manifest))
+    write_json(tmp_path / "search" / "manifest.json", manifest)
     assert evaluate(tmp_path / "again", *given) == 2 and "had a secret key" in capsys.readouterr().err
 
 

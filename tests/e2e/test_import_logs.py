@@ -135,14 +135,17 @@ def test_outcomes_of_no_episode_are_named(
     monkeypatch.chdir(tmp_path)
     said = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "done"}]
     rows: list[dict[str, object]] = [{"id": "a", "messages": said}, {"id": "a", "reward": 1}]
-    rows += [{"id": name, "reward": 1, name: said} for name in ("trajectory", "history", "output", "trajectory")]
+    rows += [{"id": name, "reward": 1, name: said} for name in ("trajectory", "history", "output")]
+    rows += [{"id": "b", "reward": 1}] * 2
     Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert import_logs.main(import_logs.COMMAND, ["source=log.jsonl", "run_dir=r", OFF]) == 0
     shown, summary = capsys.readouterr().out, json.loads(Path("r/summary.json").read_text())
-    assert (summary["outcomes_apart"], summary["outcomes_of_no_episode"]["count"], summary["judged"]) == (1, 4, 1)
+    assert (summary["outcomes_apart"], summary["outcomes_of_no_episode"]["count"], summary["judged"]) == (1, 2, 1)
     entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
-    assert {entry["name"] for entry in entries} == {f"log.jsonl:{line}" for line in (3, 4, 5, 6)}
-    assert "log.jsonl:3 (id, reward, trajectory)" in shown and "history" in shown and "output" in shown
+    assert {entry["name"] for entry in entries} == {f"log.jsonl:{line}" for line in (3, 4, 5, 6, 7)}
+    reasons = {entry["name"]: entry["reason"] for entry in entries}
+    assert [f"got {name}," in reasons[f"log.jsonl:{line}"] for line, name in ((3, "trajectory"), (4, "history"))] == [True] * 2
+    assert "log.jsonl:6 (id, reward)" in shown
 
 
 def test_a_judge_gives_outcomes_that_the_logs_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
