@@ -144,7 +144,7 @@ def test_outcomes_of_no_episode_are_named(
     entries = [json.loads(line) for line in Path("r/quarantine.jsonl").read_text().splitlines()]
     assert {entry["name"] for entry in entries} == {f"log.jsonl:{line}" for line in (3, 4, 5, 6, 7)}
     reasons = {entry["name"]: entry["reason"] for entry in entries}
-    assert [f"got {name}," in reasons[f"log.jsonl:{line}"] for line, name in ((3, "trajectory"), (4, "history"))] == [True] * 2
+    assert "got trajectory," in reasons["log.jsonl:3"] and "got history," in reasons["log.jsonl:4"]
     assert "log.jsonl:6 (id, reward)" in shown
 
 
