@@ -19,7 +19,8 @@ from offline_agent_environments.adapters import refused_names, seeds, tool_metho
 from offline_agent_environments.adapters.rewards import Bounds, Rewards
 
 _SMALL = 64  # numbers of an observation that are shown
-_COLOURED = re.compile(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m", re.S)
+_COLOURED = re.compile(r"\x1b\[([0-9;]+)m([^\x1b]*)\x1b\[0m")  # the innermost ones
+_COLOURS = ("grey", "red", "green", "yellow", "blue", "magenta", "cyan", "white")  # codes 30 to 37, and 40 to 47 behind
 _NAMED = 64  # most actions that become a tool each
 _LISTED = re.compile(r"^\s*[-*|]\s*(\d+)\s*[:|]\s*([^|\n]*[^|\s])", re.M)  # `- 0: left` and `| 0 | left |`
 _TRIED = 20  # random actions that rewards are looked at in
@@ -111,7 +112,7 @@ class _Gym(Environment):
         if isinstance(observation, str):
             return observation
         if getattr(self._env, "render_mode", None) == "ansi":
-            return _COLOURED.sub(r"[\1]", str(self._env.render())).strip("\n")
+            return uncoloured(str(self._env.render())).strip("\n")
         return json.dumps(_plain(observation))
 
     def __exit__(self, *_: Any) -> None:
@@ -119,6 +120,20 @@ class _Gym(Environment):
 
     def __enter__(self) -> _Gym:
         return self
+
+
+def uncoloured(drawn: str) -> str:
+    """Return a drawing with its colours in words, as in `[blue R]`; red behind a square, a usual mark, is `[S]`."""
+
+    def mark(found: re.Match[str]) -> str:
+        codes = [int(code) for code in found[1].split(";") if code]
+        names = [_COLOURS[code % 10] for code in codes if code // 10 in (3, 4) and code % 10 < 8 and code != 41]
+        return f"[{' '.join([*names, found[2]])}]"
+
+    before = ""
+    while before != drawn:  # a coloured part may hold others
+        before, drawn = drawn, _COLOURED.sub(mark, drawn)
+    return drawn
 
 
 def _make(id: str, options: Mapping[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.conformance import check_environment
 from offline_agent.errors import ConfigError
 from offline_agent.records import Action, Task, ToolCall
+from offline_agent_environments.adapters import gym
 
 pytest.importorskip("gymnasium")
 OWN = "gym:offline_agent_environments.adapters.tests.gym_envs:"
@@ -115,3 +116,9 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ConfigError, match=r"module 'gymnasium'.*offline-agent-environments\[gym\].*env.python=PATH"):
         EnvSpec.load("gym:FrozenLake-v1")
+
+
+def test_colours_that_tell_things_apart_are_in_the_text() -> None:
+    """Alone catches a drawing of Taxi in which passenger and destination look alike, or a taxi above one of them."""
+    place = gym.uncoloured("|\x1b[35mR\x1b[0m: |\x1b[43m\x1b[34;1mB\x1b[0m\x1b[0m|")
+    assert place == "|[magenta R]: |[yellow [blue B]]|" and gym.uncoloured("S\x1b[41mF\x1b[0m") == "S[F]"
