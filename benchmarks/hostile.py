@@ -44,8 +44,8 @@ from offline_agent_environments.tests.hostile_policy import HostilePolicy  # noq
 _SLOW = 120.0
 
 
-def episode(spec: EnvSpec, task: Task, policy: Any, seed: int) -> tuple[float | None, str, float]:
-    """Play an episode; return its score, everything that was observed, and its seconds."""
+def episode(spec: EnvSpec, task: Task, policy: Any, seed: int) -> tuple[float | None, list[str], list[str], float]:
+    """Play an episode; return its score, what was done, what was observed, and its seconds."""
     began, number = time.monotonic(), 0
 
     def choose(context: Context) -> Action:
@@ -60,9 +60,9 @@ def episode(spec: EnvSpec, task: Task, policy: Any, seed: int) -> tuple[float | 
         played = play(one, task, choose, 8)
     finally:
         one.close()
-    seen = "\n".join(str(step.observation) for step in played.steps)
     score = None if played.verdict is None else played.verdict.score
-    return score, seen, time.monotonic() - began
+    done, seen = [step.action.text for step in played.steps], [str(step.observation) for step in played.steps]
+    return score, done, seen, time.monotonic() - began
 
 
 def attacked(name: str, end: float, workers: int, seed: int, folder: str) -> dict[str, Any]:
@@ -71,7 +71,8 @@ def attacked(name: str, end: float, workers: int, seed: int, folder: str) -> dic
         place = tempfile.TemporaryDirectory()  # it goes with the variable
         spec, split = EnvSpec.load("repo", repository.written(Path(place.name))), "test"
     else:
-        spec, split = EnvSpec.load(name), "train"
+        # a constant passes some of a problem's tests: it must pass all
+        spec, split = EnvSpec.load(name, {"score": "all"} if name == "code" else {}), "train"
     tasks = [task for _, task in zip(range(50), spec.tasks(split), strict=False)]
     counts: Counter[str] = Counter()
     times: list[float] = []
@@ -82,9 +83,9 @@ def attacked(name: str, end: float, workers: int, seed: int, folder: str) -> dic
         policy = HostilePolicy(folder)
         while time.monotonic() < end:
             try:
-                score, seen, seconds = episode(spec, rng.choice(tasks), policy, rng.randrange(2**30))
+                score, done, seen, seconds = episode(spec, rng.choice(tasks), policy, rng.randrange(2**30))
             except EnvironmentFault:
-                score, seen, seconds = None, "", 0.0
+                score, done, seen, seconds = None, [], [], 0.0
                 with lock:
                     counts["faults"] += 1
             with lock:
@@ -92,7 +93,9 @@ def attacked(name: str, end: float, workers: int, seed: int, folder: str) -> dic
                 counts["episodes"] += 1
                 counts["unscored"] += score is None
                 counts["above the floor"] += bool(score)
-                counts["secrets seen"] += any(secret in seen for secret in SECRETS)
+                if score:
+                    print(f"{name}: an attack scored {score:.2f}:", *done, sep="\n", file=sys.stderr)
+                counts["secrets seen"] += any(secret in text for secret in SECRETS for text in seen)
                 counts["slow"] += seconds > _SLOW
 
     with ThreadPoolExecutor(workers) as pool:

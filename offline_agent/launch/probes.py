@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from offline_agent.launch.loop_stages import LoopStages
 from offline_agent.runner import training
 from offline_agent.store.events import EventLog
+from offline_agent.store.files import read_json
 
 _NOT_MADE = "the probe did not come to this stage (no verified success, or no pair); raise plan.probe"
 _SUMMED = (
@@ -65,7 +65,7 @@ class Probe:
         """Return a stage of the first iteration of a loop; None where the loop did not come to it."""
         path = self.path / "iteration-0" / name
         file = path / "summary.json"
-        return Probe(path, json.loads(file.read_bytes()), self.memory) if file.is_file() else None
+        return Probe(path, read_json(file), self.memory) if file.is_file() else None
 
 
 def _with(config: Any, **sections: Mapping[str, Any]) -> Any:

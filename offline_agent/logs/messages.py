@@ -84,8 +84,10 @@ def read(given: Any, loose: bool = False, ignored: Collection[str] = ()) -> Mess
     given = parsed(given, "it")
     if not isinstance(given, Mapping):
         raise DataError(f"got {brief(given)}, wanted an object with role and content")
-    kept = lambda key, value: not _empty(value) or (key == "content" and value is not None)  # noqa: E731
-    given = {key: value for key, value in given.items() if key not in ignored and kept(key, value)}
+    given = {
+        key: value for key, value in given.items()
+        if key not in ignored and (not _empty(value) or (key == "content" and value is not None))  # "" is a content
+    }  # fmt: skip
     told = given.get("role")
     role = ROLES.get(told) if isinstance(told, str) else None
     if role is None:
@@ -137,7 +139,9 @@ def _reasoning(given: Mapping[str, Any], part: str) -> str:
     unread = None
     for key in _THOUGHTS:
         try:
-            found += ["".join(reversed(_parts(given[key], True)))] if key in given else []
+            if key in given:
+                plain, thought = _parts(given[key], True)  # a list may have both kinds of parts, reasoning first
+                found.append(thought + plain)
         except DataError as error:
             unread = DataError(f"{key}: {error}")
     if unread is not None and not found:  # else its text is told beside what is encrypted

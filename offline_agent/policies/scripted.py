@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -81,7 +82,10 @@ class ScriptedPolicy:
         except BaseException as error:  # raised by the demonstrator, which is code of the environment
             if ends_the_run(error):
                 raise
-            fault = PolicyError(f"the {self.name} policy raised {in_words(error)}")
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            fault = PolicyError(
+                f"the {self.name} policy raised {in_words(error)} in line {place.lineno} of {place.filename}"
+            )
             fault.__cause__ = error
             return fault
 

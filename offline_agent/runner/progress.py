@@ -88,6 +88,7 @@ class Progress:
             self._show(now)
 
     def _show(self, now: float) -> None:
+        """Draw the state if it is time to; the caller holds the lock."""
         if now - self._drawn < (_BAR_SECONDS if self._terminal else _LINE_SECONDS):
             return
         self._drawn = now

@@ -17,7 +17,6 @@ from offline_agent.config.training import (
 from offline_agent.errors import ConfigError, did_you_mean
 
 _SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
-"""The loss over all executed actions of a node, in place of pairs."""
 OWN_LOSSES = ("sigmoid", "ipo", "hinge", "sigmoid_norm", "dmpo")
 TRL_LOSSES = (
     "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down",

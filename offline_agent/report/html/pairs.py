@@ -87,8 +87,6 @@ def view(row: Mapping[str, Any], number_: int, decode: Decode | None) -> dict[st
         "weight": number(row["weight"], 3),
         "prompt": [turn(message) for message in row["prompt"]],
         "sides": sides,
-        "has_tokens": decode is not None and row["chosen_ids"] is not None,
-        "has_logps": row["ref_chosen_logps"] is not None,
         "provenance": [
             f"tree {row['tree_id']}, node {row['node_id']}, edges {row['chosen_edge']} and {row['rejected_edge']}"
             if row["tree_id"] is not None else "from no tree",

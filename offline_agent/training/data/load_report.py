@@ -8,8 +8,6 @@ from typing import ClassVar
 
 from offline_agent.errors import ConfigError
 
-UNUSABLE = "its messages cannot be encoded: "
-
 
 @dataclass
 class LoadReport:
@@ -41,6 +39,7 @@ class LoadReport:
         reference_stored, reference_computed: Pairs with stored log-probabilities of the reference, and without.
         reference_reason: Why they are computed, for how many; "" where none is.
         left_out: Name and reason of each row left out.
+        examples: By count, the first row left out by it, and why.
     """
 
     files: list[str] = field(default_factory=list)
@@ -71,6 +70,7 @@ class LoadReport:
     reference_computed: int = 0
     reference_reason: str = ""
     left_out: list[tuple[str, str]] = field(default_factory=list)
+    examples: dict[str, str] = field(default_factory=dict)
 
     COUNTS: ClassVar[tuple[str, ...]] = (
         "too_long", "duplicates", "contradictory", "no_agent_tokens", "capped", "negatives", "unverified", "unusable",
@@ -81,6 +81,7 @@ class LoadReport:
         """Count a row that is left out, and keep its reason."""
         setattr(self, count, getattr(self, count) + 1)
         self.left_out.append((name, reason))
+        self.examples.setdefault(count, f"{name}: {reason}")
 
     def dropped(self) -> dict[str, int]:
         """Return the counts of rows left out that are not 0."""
@@ -98,13 +99,16 @@ class LoadReport:
         if self.tasks == 1 and self.kept > 1:
             out.append(f"all {self.kept} rows are of one task: what is learnt is that task, not the environment")
         if self.too_long:
-            out.append(f"{self.too_long} of {self.read} rows are longer than batch.max_length allows and are left out")
+            out.append(
+                f"{self.too_long} of {self.read} rows are longer than batch.max_length allows and are left out, e.g. "
+                f"{self.examples['too_long']}"
+            )
         if self.other_kinds:
             out.append(f"{self.other_kinds} of {self.read} pairs are of kinds that data.kinds does not name")
         if self.contradictory:
             out.append(f"{self.contradictory} pairs contradict one another (the same two sides both ways) and are out")
         if self.unusable:
-            out.append(f"{self.unusable} rows of messages cannot be used, e.g. {self._example()}")
+            out.append(f"{self.unusable} rows of messages cannot be used, e.g. {self.examples['unusable']}")
         if self.unknown:
             out.append(
                 f"{self.unknown} rows of unknown outcome are learnt from as if they were successes (data.unknown=take)"
@@ -152,12 +156,9 @@ class LoadReport:
         self.tasks = len(tasks)
         if not self.kept:
             reasons = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in self.dropped().items())
-            example = f"; e.g. {self._example()}" if self.unusable else ""
+            told = [self.examples[name] for name in ("unusable", "too_long") if name in self.examples]
+            example = f"; e.g. {told[0]}" if told else ""
             raise ConfigError(
                 f"data: no {what} left of {self.read} read from {', '.join(self.files)} "
                 f"({reasons or 'they are empty'}{example})"
             )
-
-    def _example(self) -> str:
-        """Return one row of messages that cannot be used, and why."""
-        return next((f"{name}: {why}" for name, why in self.left_out if why.startswith(UNUSABLE)), "")

@@ -18,7 +18,7 @@ from offline_agent.store.columns import PAIR_TABLES, SUCCESS_TABLES
 from offline_agent.store.provenance import hash_path
 from offline_agent.training.data import sources
 from offline_agent.training.data.conversations import Encoder
-from offline_agent.training.data.load_report import UNUSABLE, LoadReport
+from offline_agent.training.data.load_report import LoadReport
 from offline_agent.training.data.sources import Source
 
 Ids = tuple[int, ...]
@@ -220,7 +220,7 @@ class TokenReader:
                 ids, mask = self._encoder.trajectory(row["messages"], row.get("tools"), found.loose)
                 made = {"input_ids": ids, "action_mask": mask}
         except DataError as error:
-            self._report.leave("unusable", found.name, f"{UNUSABLE}{error}")
+            self._report.leave("unusable", found.name, f"its messages cannot be encoded: {error}")
             return None
         self._report.foreign += 1
         self._report.differing += self._encoder.differs

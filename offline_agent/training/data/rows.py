@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.store.columns import completed
-from offline_agent.training.data.load_report import UNUSABLE, LoadReport
+from offline_agent.training.data.load_report import LoadReport
 from offline_agent.training.data.reading import PAIR, SIDES, TRAJECTORY, Ids, SourceRow, TokenReader, read_rows
 from offline_agent.training.data.selection import SUCCESS, Unknown, is_negative, select
 
@@ -66,7 +66,7 @@ class TrajectoryRow:
         name: For messages: `<file>:<row> task/origin`.
         task_id: The task; the row's name where the file does not say.
         origin: `search`, `rollout`, `demonstration`, `hindsight`, `pruned`,
-            `recovery`; `foreign` where the file does not say.
+            or `foreign` where the file does not say.
         input_ids: int [L].
         action_mask: int [L]; 1 = sampled by the policy (or written by the demonstrator).
         weight: Of its loss; observations have none of their own.
@@ -272,7 +272,7 @@ def load_trajectories(
         row, name = found.row, found.name
         if row.get("origin") == RECOVERY and (from_messages or row.get("input_ids") is None):
             why = "its first turns failed and are not to be learnt, which its ids say and its messages do not"
-            report.leave("unusable", name, f"{UNUSABLE}{why}")
+            report.leave("unusable", name, why)
             continue
         tokens = reader.tokens(found)
         if tokens is None:

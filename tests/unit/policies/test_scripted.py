@@ -80,10 +80,14 @@ def test_a_chat_template_replaces_that_of_the_tokenizer(kind, tmp_path):
     assert other.renderer.template_hash != own.renderer.template_hash
 
 
+def divide(*_):
+    return 1 / 0
+
+
 @pytest.mark.parametrize(
     "hook, said",
     [
-        (lambda *_: 1 / 0, "ZeroDivisionError"),
+        (divide, f"ZeroDivisionError: division by zero in line {divide.__code__.co_firstlineno + 1} of {__file__}"),
         (lambda *_: {"content": "", "tool_calls": [{}, {}]}, "2 calls"),
         (lambda *_: {"content": "", "tool_calls": [{"function": {"name": "x"}}]}, "KeyError"),
     ],

@@ -230,7 +230,7 @@ def test_long_rows_are_left_out_and_counted_never_cut(tmp_path: Path) -> None:
     assert len(rows) == 1 and len(rows[0].input_ids) == limit and report.too_long == 1
     kept, report = pairs_of([path], max_length=limit)
     assert [row.task_id for row in kept] == ["train-0"] and report.too_long == 1
-    assert any("longer than" in note for note in report.notes())
+    assert any("longer than" in note and f"at most {limit} are allowed" in note for note in report.notes())
     with pytest.raises(ConfigError, match="too long 2"):
         pairs_of([path], max_length=10)
 
