@@ -56,10 +56,16 @@ def _files(root: Path) -> list[tuple[str, Path]]:
     if not root.is_dir():
         return [("", root)]
     found: list[tuple[str, Path]] = []
-    for folder, folders, names in os.walk(root, followlinks=True):
-        folders[:] = sorted(set(folders) - _SKIPPED)
-        found += [((Path(folder) / name).relative_to(root).as_posix(), Path(folder) / name) for name in names]
+    with disk_errors(root, "listing it"):
+        for folder, folders, names in os.walk(root, followlinks=True, onerror=_raised):
+            folders[:] = sorted(set(folders) - _SKIPPED)
+            found += [((Path(folder) / name).relative_to(root).as_posix(), Path(folder) / name) for name in names]
     return sorted(found)
+
+
+def _raised(error: OSError) -> None:
+    """Raise what `os.walk` would pass over: a folder that cannot be read would drop out of the hash."""
+    raise error
 
 
 def _digest(file: Path) -> bytes:

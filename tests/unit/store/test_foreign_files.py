@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -111,3 +112,20 @@ def _weights(path: Path) -> None:
 def test_a_named_device_or_pipe_is_neither_read_nor_replaced(use: Callable[[Path], object], tmp_path: Path) -> None:
     with pytest.raises((ConfigError, DataError), match="allowed: a regular file"):
         use(_special(tmp_path))
+
+
+def test_a_folder_that_cannot_be_read_does_not_drop_out_of_a_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone catches two folders of equal hash though part of one was not read; root may read all, so it is told no."""
+    (tmp_path / "closed").mkdir()
+    scan = os.scandir
+
+    def refusing(path: str) -> object:
+        if Path(path).name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(DataError, match="listing it"):
+        hash_path(tmp_path)
