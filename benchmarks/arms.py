@@ -118,8 +118,9 @@ def _test(
 ) -> Stage:
     held_out = (f"tasks.split={options.split}", f"tasks.n={options.held_out or suite.held_out}")
     first = (suite.fold if options.split == "test" else 0) if options.first is None else options.first
-    held_out += (f"tasks.offset={first}", f"attempts={options.attempts}")
-    keys = (*suite.environment, f"seed={seed}", *held_out, "greedy=false", *suite.evaluate, *_policy(model), *play)
+    held_out += (f"tasks.offset={first}",)
+    held_out += (f"attempts={options.attempts}", "greedy=false", "against.run=null")
+    keys = (*suite.environment, f"seed={seed}", *held_out, *suite.evaluate, *_policy(model), *play)
     return Stage(f"{options.split}-{name_of(chain or ('warm',), 'test')}", "evaluate", keys, after)
 
 

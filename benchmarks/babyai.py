@@ -60,8 +60,9 @@ def stages(level: str, seed: int, folder: Path, options: argparse.Namespace) -> 
     pairs += ("anchor.weight=0.5", "batch.rows=8")
     yield Stage("dpo", "train_dpo", (f"seed={seed}", f"model.path={model['sft']}", data, *pairs), ("sft",))
     held_out = (f"tasks.split={options.split}", f"tasks.n={options.held_out}", f"attempts={options.attempts}")
+    held_out += ("greedy=false", "against.run=null")
     for name in MODELS.values():
-        keys = (*own, *held_out, "greedy=false", f"max_steps={_STEPS}", f"policy.model={model[name]}")
+        keys = (*own, *held_out, f"max_steps={_STEPS}", f"policy.model={model[name]}")
         yield Stage(f"{options.split}-{name}", "evaluate", keys, (name,))
 
 

@@ -65,9 +65,10 @@ def stages(seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Sta
         yield Stage(f"{data}-sft-dpo", "train_dpo", (own, begun, run, KINDS, *suite.dpo), (f"{data}-sft", data))
         models |= {name: (name,) for name in (f"{data}-dpo", f"{data}-sft", f"{data}-sft-dpo")}
     held_out = (f"tasks.n={options.held_out or suite.held_out}", f"tasks.offset={suite.fold}", "tasks.split=test")
+    held_out += (f"attempts={options.attempts}", "greedy=false", "against.run=null")
     for name, after in models.items():
         policy = (f"policy.model={folder / name}/model",) if after else ()
-        keys = (own, *suite.environment, *held_out, f"attempts={options.attempts}", "greedy=false", *policy)
+        keys = (own, *suite.environment, *held_out, *policy)
         yield Stage(f"test-{name}", "evaluate", keys, after)
 
 

@@ -92,7 +92,7 @@ def stages(seed: int, folder: Path, options: argparse.Namespace) -> Iterator[Sta
     begun, begin = suite.start(seed)
     warm = str((folder / begun / "model").resolve())
     held = (*suite.environment, f"seed={seed}", "tasks.split=validation", f"tasks.n={suite.held_out}")
-    held += (f"attempts={options.attempts}", "greedy=false", *suite.evaluate)
+    held += (f"attempts={options.attempts}", "greedy=false", "against.run=null", *suite.evaluate)
 
     def test(name: str, model: str, *keys: str, after: tuple[str, ...] = (begun,)) -> Stage:
         return Stage(folder_of(f"{name}-test"), "evaluate", (*held, f"policy.model={model}", *keys), after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, field_validator, model_validator
@@ -317,6 +318,13 @@ class TrackingSection(Section):
     experiment: str = key("offline_agent", "MLflow's experiment", min_length=1, free=True)
     parent: str | None = key(None, "run id of the run this one is part of (iterate sets it)", free=True)
     iteration: int | None = key(None, "the iteration it is a stage of (iterate sets it)", ge=0, le=10_000, free=True)
+
+    @field_validator("uri")
+    @classmethod
+    def _address(cls, uri: str | None) -> str | None:
+        if uri is not None and not re.search(r"[:/]|^databricks$", uri):  # a word, such as "none"
+            raise ValueError(f"tracking.uri: got {uri!r}, allowed: null = none, sqlite:///FILE, http://HOST, ./FOLDER")
+        return uri
 
 
 LONGEST_NAME, LONGEST_PATH = 255, 3500

@@ -23,7 +23,7 @@ from offline_agent.config.build_prefs import (
 from offline_agent.config.sandbox import SandboxSection
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.outgoing import MASK
-from offline_agent.store.manifest import read_manifest
+from offline_agent.store.manifest import data_policy, read_manifest
 
 
 class TestTimeSection(Section):
@@ -44,12 +44,17 @@ class TestTimeSection(Section):
         return self
 
 
+DATA = "data"
+
+
 class AgainstSection(Section):
     """Whom to compare with, on the same tasks."""
 
     run: str | None = key(
-        None, "an earlier run of evaluate, or a search (build_prefs) whose policy is played in this run; null = none"
-    )
+        DATA, "an earlier run of evaluate, or a search (build_prefs) whose policy is played in this run; data = the "
+        "search that made the data of policy.model, where its folder names one of this environment and its policy "
+        "needs no server; null = none",
+    )  # fmt: skip
     model: str | None = key(None, "another model for the same kind of policy, evaluated in this run; null = none")
 
 
@@ -100,6 +105,12 @@ class EvaluateConfig(RunConfig):
     confidence: float = confidence_key(0.95, "of the intervals")
     resamples: int = key(10_000, "bootstrap resamples of the tasks", ge=100, le=10**7)
 
+    def against_run(self) -> str | None:
+        """Return the run directory to compare with; None where there is none."""
+        if self.against.run != DATA:
+            return self.against.run
+        return None if self.against.model is not None else data_policy(self.policy.model)
+
     def other_policy(self) -> PolicySection | None:
         """Return the policy that is played beside the one that is evaluated; None where none is.
 
@@ -108,19 +119,23 @@ class EvaluateConfig(RunConfig):
         """
         if self.against.model is not None:
             return self.policy.model_copy(update={"model": self.against.model})
-        if self.against.run is None:
+        run = self.against_run()
+        if run is None:
             return None
         try:
-            manifest = read_manifest(Path(self.against.run))
+            manifest = read_manifest(Path(run))
             if manifest["command"] != "build_prefs":
                 return None
             stored = json.dumps(manifest["config"]["policy"])
             found = PolicySection.model_validate_json(stored)
         except (DataError, ValueError, TypeError, KeyError):
             return None  # `evaluate` says what is wrong with it
+        if self.against.run == DATA:
+            same = manifest["config"]["env"] == self.env.model_dump(mode="json")
+            return found if same and found.url is None else None
         if MASK in stored:
             raise ConfigError(
-                f"against.run: the policy of {self.against.run} had a secret key, which is not stored; evaluate that "
+                f"against.run: the policy of {run} had a secret key, which is not stored; evaluate that "
                 "policy with it, and name that run here"
             )
         return found
@@ -129,6 +144,6 @@ class EvaluateConfig(RunConfig):
     def _something(self) -> EvaluateConfig:
         if not self.attempts and not self.greedy and self.test_time.algorithm == "none":
             raise ValueError("attempts: nothing to play; set attempts=4, greedy=true or test_time.algorithm=mcts")
-        if self.against.run is not None and self.against.model is not None:
+        if self.against.run not in (None, DATA) and self.against.model is not None:
             raise ValueError("against: give either against.run or against.model")
         return self

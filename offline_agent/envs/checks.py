@@ -9,11 +9,11 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import zip_longest
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from offline_agent.envs.base import SPLITS, EnvSpec, Episode
 from offline_agent.envs.costs import Costs, measured
@@ -51,6 +51,8 @@ class Checks:
     Attributes:
         costs: What opening and calls cost; None before `measure`, and where the environment broke in it.
         length: The longest episode where the user names none; None as `costs`.
+        tools: How each tool of the first task is called, such as `move(direction)`; empty before `reset`.
+        openings: First observations of the tasks played.
         left_out: Number of tasks that the present check did not play for want of time.
         surroundings: The state of this process before the first check.
         seconds: See above; the next check takes it anew.
@@ -63,6 +65,8 @@ class Checks:
         self.watch = spec.watch = CallWatch()
         self.costs: Costs | None = None
         self.length: EpisodeLength | None = None
+        self.tools: list[str] = []
+        self.openings: list[str] = []
         self.left_out = 0
         self.surroundings = ProcessState()
         self.seconds = seconds
@@ -132,6 +136,8 @@ class Checks:
             before = copy.deepcopy(dict(task.args))
             with self.opened() as one, self.opened() as two:
                 first = one.reset(task)
+                self.openings.append(first)
+                self.tools = self.tools or [_called(schema["function"]) for schema in one.tools.schemas]
                 if first != (other := two.reset(task)):
                     yield f"{task.task_id}: two instances begin differently: {both(first, other)}"
                 self.player.run_on(one, task, self.player.script(task)[:3])
@@ -407,3 +413,13 @@ def _elsewhere(job: Callable[[], T]) -> T:
     """Return what a job returns in a thread of its own; pass on what it raises."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(job).result()
+
+
+def _called(tool: Mapping[str, Any]) -> str:
+    """Return how a tool is called, with the allowed values of its parameters, such as `move(direction: left|right)`."""
+    properties = tool.get("parameters", {}).get("properties", {})
+    told = [
+        f"{name}: {'|'.join(map(str, schema['enum']))}" if isinstance(schema, dict) and "enum" in schema else name
+        for name, schema in properties.items()
+    ]
+    return f"{tool['name']}({', '.join(told)})"

@@ -155,7 +155,13 @@ def check_environment(spec: EnvSpec, *, tasks: int = 3, max_steps: int = 120, se
 
 
 def _notes(spec: EnvSpec, checks: Checks) -> Iterator[str]:
-    """Yield what the environment costs and what that means for a search, and what TRL would not read."""
+    """Yield its tools, what it costs and what that means for a search, and what TRL would not read."""
+    yield f"tools: {', '.join(checks.tools)}"
+    if len(checks.openings) > 1 and len(set(checks.openings)) == 1:
+        yield (
+            f"all {len(checks.openings)} tasks played begin with the same text: where they differ in nothing else "
+            "either, no task is held out, and success on another split shows what was memorised"
+        )
     if (costs := checks.costs) is not None:
         from offline_agent.config.build_prefs import DEFAULT_STEPS, LimitsSection, SearchSection
 

@@ -93,7 +93,7 @@ def _fewer_tasks(config: Any) -> Any:
 
 def _compared_with_nobody(config: Any) -> Any:
     """Return the evaluation of fewer tasks; an earlier run to compare with costs nothing, and has other tasks."""
-    small = _with(_fewer_tasks(config), against={"run": None})
+    small = _fewer_tasks(config) if config.other_policy() else _with(_fewer_tasks(config), against={"run": None})
     return small.model_copy(update={"resamples": 100})
 
 

@@ -87,7 +87,7 @@ def shard_config(config: Any, shard: Shard, total: int) -> Any:
         "search": config.search.model_copy(update={"budget": budget.model_copy(update=shares)}),
     }
     if isinstance(config, EvaluateConfig) and config.other_policy() is None:
-        update["against"] = AgainstSection()  # the merge compares with an earlier evaluation
+        update["against"] = AgainstSection(run=None)  # the merge compares with an earlier evaluation
     return config.model_copy(update=update)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline_agent.config.evaluate import EvaluateConfig
+from offline_agent.config.evaluate import DATA, EvaluateConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError
 from offline_agent.evaluation import report, test_time
@@ -42,7 +42,8 @@ from offline_agent.store import schemas
 Evaluation = Session[EvaluateConfig]
 def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
     """Make the parts; see `runner.pipeline.Command.prepare`."""
-    faults = [*_conflicts(config), *([] if config.against.run is None else _missing(Path(config.against.run)))]
+    named = config.against.run not in (None, DATA)  # what the model's folder names may be gone
+    faults = [*_conflicts(config), *(_missing(Path(config.against.run or "")) if named else [])]
     parts: Parts | None = None
     try:
         parts = make_parts(config)
@@ -58,9 +59,9 @@ def prepare(config: EvaluateConfig) -> tuple[EvaluationInputs, Facts]:
         try:
             other = make_policy(section, parts.spec)
         except ConfigError as error:
-            key = "against.model" if config.against.run is None else "against.run"
+            key = "against.run" if named else "against.model"
             raise ConfigError([f"{key}: {fault}" for fault in error.faults]) from error
-    recorded = config.against.run is not None and other is None
+    recorded = named and other is None
     earlier = read_earlier(Path(config.against.run or ""), config, parts) if recorded else None
     settings = test_time_settings(config, parts) if config.test_time.algorithm == "mcts" else None
     facts = facts_of(parts)

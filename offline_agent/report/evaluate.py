@@ -16,8 +16,8 @@ from offline_agent.report.earlier_evaluation import SEARCHES, Earlier
 from offline_agent.report.servers import Elsewhere, of_servers, tables
 from offline_agent.rollouts.attempts import Attempt
 from offline_agent.runner.components import Parts
-from offline_agent.runner.next_steps import data_policy
 from offline_agent.runner.terminal import copyable
+from offline_agent.store.manifest import data_policy
 from offline_agent.store.provenance import hash_json
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def summary(
     how = (config.confidence, config.resamples)  # not the seed: `compare` draws the same intervals
     candidate = report.by_mode(attempt for attempt in played["candidate"] if attempt.mode != EXTRA)
     too_long = [attempt.steps for found in candidate.values() for attempt in found if attempt.cut_by == "max_steps"]
+    every = (attempt for attempts in played.values() for attempt in attempts if attempt.context is not None)
+    starts = {attempt.context.lineage()[0].observation for attempt in every}
     out: dict[str, Any] = {
         "environment": parts.spec.name,
         "policy": parts.policy.name,
@@ -59,6 +61,7 @@ def summary(
         "model": parts.policy.identity.get("model"),
         "made_by": data_policy(config.policy.model),
         "tasks": len(parts.tasks),
+        "tasks_alike": len(parts.tasks) > 1 and len(starts) == 1,
         "split": config.tasks.split,
         "seed": config.seed,
         "modes": _modes(config, candidate),
@@ -80,7 +83,7 @@ def summary(
     if other is not None:
         theirs = report.by_mode(attempt for attempt in played["against"] if attempt.mode != EXTRA)
         out["against"] = {
-            **({"model": config.against.model} if config.against.run is None else {"made_data": config.against.run}),
+            **({"made_data": run} if (run := config.against_run()) is not None else {"model": config.against.model}),
             "policy": dict(other.identity),
             "modes": _modes(config, theirs),
         }
@@ -202,6 +205,11 @@ def _notes(summary: Summary) -> Iterator[str]:
         yield from below(summary)
         for mode, reason in against.get("modes_not_compared", {}).items():
             yield f"  not compared, {mode}: {reason}"
+    if summary.get("tasks_alike"):
+        yield (
+            "All tasks begin with the same text: where they differ in nothing else either, none is held out, and the "
+            "figures show what was memorised."
+        )
     for mode, figures in summary["modes"].items():
         if "test_time" in figures:
             yield f"{mode}: {figures['test_time']['in_words']}"

@@ -90,28 +90,19 @@ def made_by(runs: Sequence[str | Path]) -> str | None:
     return None
 
 
-def evaluation(model: Path, keys: Sequence[str], against: str | None = None) -> str:
+def evaluation(model: Path, keys: Sequence[str]) -> str:
     """Return the lines that say how to evaluate a model that was trained.
 
     Args:
         model: Its folder.
         keys: Those of the environment that it was trained on.
-        against: The search whose policy made the data; None = not known.
     """
     if keys:
-        more = [] if against is None else [f"against.run={against}"]
-        return f"Next: {command('evaluate', [*keys, f'policy.model={model}', *more])}"
+        return f"Next: {command('evaluate', [*keys, f'policy.model={model}'])}"
     return (
         f"Next: {command('evaluate', ['env=NAME', f'policy.model={model}'])}\n"
         "      with the environment that the data are from; their files do not name it"
     )
-
-
-def data_policy(model: object) -> str | None:
-    """Return the search whose policy made the data that a model was trained on; None where its folder does not say."""
-    if not isinstance(model, str) or not Path(model).is_dir():
-        return None
-    return _read(Path(model).resolve().parent / "summary.json").get("made_by")
 
 
 def another_environment(model: str | None, config: Mapping[str, Any]) -> str | None:

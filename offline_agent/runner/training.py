@@ -292,7 +292,7 @@ def show(summary: Mapping[str, Any], path: Path) -> Any:
     table = Table(title=summary["pipeline"], title_justify="left", show_header=False)
     for row in _table_rows(summary, path):
         table.add_row(*row)
-    return Group(table, copyable(evaluation(path / "model", summary["environment_keys"], summary.get("made_by"))))
+    return Group(table, copyable(evaluation(path / "model", summary["environment_keys"])))
 
 
 def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:

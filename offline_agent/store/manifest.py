@@ -204,3 +204,13 @@ def _flat(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def now() -> str:
     """Return the time as ISO 8601, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def data_policy(model: str | None) -> str | None:
+    """Return the search whose policy made the data that a model was trained on; None where its folder does not say."""
+    if model is None or not Path(model).is_dir():
+        return None
+    try:
+        return read_json(Path(model).resolve().parent / "summary.json").get("made_by")
+    except (DataError, AttributeError):  # the folder of something else
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -167,6 +168,15 @@ def test_against_the_policy_of_the_search_that_made_the_data(
     assert {row["policy"] for row in rows(tmp_path / "run")} == {"candidate", "against"}
     page = (tmp_path / "run" / "report.html").read_text()
     assert "candidate less against, sampled" in page and "against: oracle" in page and "could not be" not in page
+    assert got["tasks_alike"] is False
+    trained = tmp_path / "trained" / "model"  # a training's folder names the search; a server's policy is not played
+    shutil.copytree(DEFAULT_MODEL, trained)
+    write_json(trained.parent / "summary.json", {"made_by": str(tmp_path / "search")})
+    by_itself = [f"policy.model={trained}", "tasks.n=2", "attempts=1", "greedy=false"]
+    assert evaluate(tmp_path / "itself", *by_itself) == 0
+    assert summary(tmp_path / "itself")["against"]["made_data"] == str(tmp_path / "search")
+    assert evaluate(tmp_path / "nobody", *by_itself, "against.run=null") == 0
+    assert "against" not in summary(tmp_path / "nobody")
     manifest = read_manifest(tmp_path / "search")
     manifest["config"]["policy"]["api_key"] = "***"
     write_json(tmp_path / "search" / "manifest.json", manifest)

@@ -142,7 +142,7 @@ def advice(run: RunFiles) -> list[str]:
     elif run.command == "import_logs":
         out += [*import_logs.findings(summary), *import_logs.next_steps(summary, path)]
     elif run.command in ("train_sft", "train_dpo", "refine_grpo", "iterate"):
-        out.append(evaluation(path / "model", summary["environment_keys"], summary.get("made_by")))
+        out.append(evaluation(path / "model", summary["environment_keys"]))
     elif run.command == "evaluate" and "comparison" not in summary:
         out.append(f"Another policy on the same tasks: the same command with policy.model=... against.run={path}")
     if run.command in ("build_prefs", "import_logs", "evaluate"):

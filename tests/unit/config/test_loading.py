@@ -274,7 +274,7 @@ def test_no_number_is_without_bounds(model: Any) -> None:
     "override",
     [
         "limits.workers=100000", "tasks.offset=10000000000000000000000000000000000000000",
-        "pairs.confidence=0.9999999999999999", "search.critic=nan", "search.critic=policies",
+        "pairs.confidence=0.9999999999999999", "search.critic=nan", "search.critic=policies", "tracking.uri=none",
     ],
 )  # fmt: skip
 def test_values_that_no_run_can_use_are_refused(override: str) -> None:

@@ -21,6 +21,16 @@ def test_an_honest_environment_passes():
         "turn rewards are numbers", "any thread may call", "achieved goals are tasks",
     ]  # fmt: skip
     assert str(report).startswith("Honest: passed") and "the oracle succeeds" in str(report)
+    assert "\ntools: pick(n)\n" in str(report) and "begin with the same text" not in str(report)
+
+
+def test_tasks_that_begin_alike_are_told() -> None:
+    class Hidden(hostile.Honest):
+        def reset(self, goal: int) -> str:
+            super().reset(goal)
+            return "Guess the goal."
+
+    assert "tasks played begin with the same text" in str(check_environment(EnvSpec(Hidden), tasks=2))
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,13 @@ from offline_agent.report import import_logs as logged
 from offline_agent.runner.next_steps import (
     another_environment,
     command,
-    data_policy,
     environment_keys,
     evaluation,
     keys_of_runs,
     made_by,
     typed,
 )
+from offline_agent.store.manifest import data_policy
 
 GIVEN = [
     "env=my.module:Env", "env.level=3", "env.words=[a b,c]", "env.isolate=process", "judge=f1", "judge.threshold=0.8",
@@ -76,7 +76,6 @@ def test_the_evaluation_of_a_trained_model_names_its_environment(tmp_path: Path)
     assert words[1:3] == ["-m", "offline_agent.pipelines.evaluate"]
     assert words[3:] == ["env=my:Env", 'env.words=["a", "b"]', f"policy.model={tmp_path}/a model"]
     assert "their files do not name it" in evaluation(tmp_path, [])
-    assert shlex.split(evaluation(tmp_path, ["env=my:Env"], "runs/a b"))[-1] == "against.run=runs/a b"
 
 
 def test_the_search_whose_policy_made_the_data_is_found_behind_a_second_judge(tmp_path: Path) -> None:
