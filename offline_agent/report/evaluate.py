@@ -52,8 +52,8 @@ def summary(
     how = (config.confidence, config.resamples)  # not the seed: `compare` draws the same intervals
     candidate = report.by_mode(attempt for attempt in played["candidate"] if attempt.mode != EXTRA)
     too_long = [attempt.steps for found in candidate.values() for attempt in found if attempt.cut_by == "max_steps"]
-    every = (attempt for attempts in played.values() for attempt in attempts if attempt.context is not None)
-    starts = {attempt.context.lineage()[0].observation for attempt in every}
+    contexts = (attempt.context for attempts in played.values() for attempt in attempts)
+    starts = {context.lineage()[0].observation for context in contexts if context is not None}
     out: dict[str, Any] = {
         "environment": parts.spec.name,
         "policy": parts.policy.name,
