@@ -16,12 +16,12 @@ from itertools import zip_longest
 from typing import TypeVar
 
 from offline_agent.envs.base import SPLITS, EnvSpec, Episode
+from offline_agent.envs.calls import CallWatch
 from offline_agent.envs.costs import Costs, measured
 from offline_agent.envs.episode_length import EpisodeLength, episode_length
 from offline_agent.envs.play import begin, extend, to_step
 from offline_agent.envs.process_state import ProcessState
 from offline_agent.envs.scripted_play import ScriptedPlayer, both, difference, drawn_call, faulty
-from offline_agent.envs.watch import CallWatch
 from offline_agent.errors import EnvironmentFault, ToolError, in_words
 from offline_agent.records import Action, Task, Trajectory
 

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from offline_agent.envs.isolation.waiting import Call
+from offline_agent.envs.calls import Call
 from offline_agent.errors import EnvironmentFault, ends_the_run, in_words
 
 Job = tuple[Callable[[], Any], Callable[[Any], None], float | None]

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent import catalog, crash_notes
+from offline_agent.envs import calls
 from offline_agent.envs.episode import Episode, StepResult
-from offline_agent.envs.isolation import waiting
 from offline_agent.envs.isolation.protocol import BadMessage, receive_answer, send_request
 from offline_agent.envs.isolation.remote import bootstrap, check_interpreter
 from offline_agent.envs.tools import ToolSet
@@ -25,7 +25,7 @@ from offline_agent.errors import ConfigError, EnvironmentFault, ToolError
 from offline_agent.records import Action, Task, Verdict
 
 if TYPE_CHECKING:
-    from offline_agent.envs.base import EnvSpec
+    from offline_agent.envs.description import EnvDescription
 
 _PACKAGE = Path(__file__).resolve().parents[3]
 
@@ -44,7 +44,7 @@ class EpisodeServer:
         ConfigError: Its process cannot load the environment, or the system is not Linux.
     """
 
-    def __init__(self, spec: EnvSpec) -> None:
+    def __init__(self, spec: EnvDescription) -> None:
         options = {"sandboxed": spec.sandboxed, "max_observation_chars": spec.max_observation_chars}
         self._begin(spec.path, spec.args, options)
         if self._answer.get("faults"):
@@ -122,7 +122,7 @@ class EpisodeServer:
             with contextlib.suppress(EnvironmentFault):
                 self.template = episode.fork("copy")
 
-    def open(self, spec: EnvSpec) -> IsolatedEpisode:
+    def open(self, spec: EnvDescription) -> IsolatedEpisode:
         """Return a fresh environment in a process of its own; raises EnvironmentFault as `EnvSpec.open`."""
         if self.template is not None:
             try:
@@ -170,7 +170,12 @@ class IsolatedEpisode(Episode):
     """
 
     def __init__(
-        self, spec: EnvSpec, server: EpisodeServer, ours: socket.socket, pid: int | None = None, opens: bool = True
+        self,
+        spec: EnvDescription,
+        server: EpisodeServer,
+        ours: socket.socket,
+        pid: int | None = None,
+        opens: bool = True,
     ) -> None:
         super().__init__(spec, None)
         self._server = server
@@ -195,9 +200,8 @@ class IsolatedEpisode(Episode):
         """See `Episode.system_prompt`."""
         return str(self._ask("system_prompt"))
 
-    def reset(self, task: Task) -> str:
-        """See `Episode.reset`."""
-        self._task = task
+    def begin(self, task: Task) -> str:
+        """See `Episode.begin`."""
         with self.spec.census.reset():
             value = self._ask("reset", task)
         own = value["tools"]
@@ -205,8 +209,8 @@ class IsolatedEpisode(Episode):
         self._server.keep_template(self)
         return str(value["observation"])
 
-    def step(self, action: Action) -> StepResult:
-        """See `Episode.step`."""
+    def execute(self, action: Action) -> StepResult:
+        """See `Episode.execute`."""
         bare = action if action.token_ids is None else replace(action, token_ids=None, logps=None)
         watch = self.spec.watch
         if watch is not None:
@@ -219,19 +223,17 @@ class IsolatedEpisode(Episode):
                 watch.raised(action.call.name, ToolError(result.observation or ""))
         return result
 
-    def verdict(self) -> Verdict:
-        """See `Episode.verdict`."""
+    def own_verdict(self) -> Verdict:
+        """See `Episode.own_verdict`."""
         try:
             return Verdict.from_json(self._ask("verdict"))
         except EnvironmentFault as error:
             return Verdict(None, None, f"{self.spec.name}.get_reward", self.spec.version, error=f"Error: {error}")
 
-    def copy(self) -> Episode:
-        """See `Episode.copy`: a fork of its process."""
-        if self.spec.replay_only:
-            raise EnvironmentFault(f"{self.spec.name}: replay_only environments are restored by replay, not copied")
+    def duplicate(self) -> Episode:
+        """See `Episode.duplicate`: a fork of its process."""
         twin = self.fork("copy")
-        twin.tools, twin._terminated, twin._task = self.tools, self._terminated, self._task
+        twin._terminated = self._terminated
         return twin
 
     def fork(self, what: str) -> IsolatedEpisode:
@@ -278,7 +280,7 @@ class IsolatedEpisode(Episode):
     # -- talking to the process --------------------------------------------------------------------------------------
 
     def _ask(self, what: str, *arguments: Any) -> Any:
-        with crash_notes.noted(f"{what} of {self.spec.name}, task {self._task.task_id if self._task else '-'}"):
+        with crash_notes.noted(f"{what} of {self.spec.name}, task {self._boundary.task_id}"):
             self._send(what, *arguments)
             answer = self._receive(what)
         if "misuse" in answer:
@@ -309,15 +311,15 @@ class IsolatedEpisode(Episode):
 
     def _receive(self, what: str) -> dict[str, Any]:
         """Return the answer to the last request; a call that ran out of time has its process killed meanwhile."""
-        call = waiting.present()
+        call = calls.present()
         if call is not None and not call.begin(self._kill):
             self._kill()
         try:
             answer = receive_answer(self._socket)
         except (OSError, EOFError) as error:
             how = "ended" if self._pid is None else self._server.end_of(self._pid)
-            task = self._task.task_id if self._task else "-"
             self._drop()
+            task = self._boundary.task_id
             raise EnvironmentFault(f"{self.spec.name}: its process {how} in {what} (task {task})") from error
         except BadMessage as error:
             self._kill()

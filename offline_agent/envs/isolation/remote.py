@@ -10,7 +10,7 @@ import importlib.util
 import os
 import random
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.envs.tools import ToolSet
@@ -19,8 +19,7 @@ from offline_agent.errors import ConfigError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from offline_agent.envs.base import EnvSpec
-    from offline_agent.envs.isolation.client import EpisodeServer
+    from offline_agent.envs.description import EnvDescription
 
 OLDEST = (3, 11)
 _AT_ONCE = 100  # tasks of a request
@@ -55,7 +54,7 @@ def check_interpreter(python: str) -> str:
     return path
 
 
-def facts_of(spec: EnvSpec) -> dict[str, Any]:
+def facts_of(spec: EnvDescription) -> dict[str, Any]:
     """Return what the other side has to know of an environment, as JSON."""
     import inspect
 
@@ -85,7 +84,7 @@ def facts_of(spec: EnvSpec) -> dict[str, Any]:
     }
 
 
-def demonstrated(spec: EnvSpec, task: Any, messages: Any, state: Any, noise: float) -> dict[str, Any]:
+def demonstrated(spec: EnvDescription, task: Any, messages: Any, state: Any, noise: float) -> dict[str, Any]:
     """Return the expert's message, and the state of the random generator after it."""
     assert spec.demonstrate is not None
     rng = random.Random()
@@ -94,17 +93,17 @@ def demonstrated(spec: EnvSpec, task: Any, messages: Any, state: Any, noise: flo
     return {"message": message, "rng": rng.getstate()}
 
 
-def stand_in(facts: Mapping[str, Any], server: EpisodeServer) -> type:
+def stand_in(facts: Mapping[str, Any], ask: Callable[..., Any]) -> type:
     """Return a class with the contract of the environment that a server has; only its class-level parts can be used.
 
     Args:
         facts: What `facts_of` returned there.
-        server: The server.
+        ask: `EpisodeServer.ask`.
     """
     members: dict[str, Any] = {flag: facts[flag] for flag in _FLAGS}
     members |= {"name": facts["name"], "irreversible": frozenset(facts["irreversible"])}
     members["runs_code"] = facts["runs_code"]
-    members |= {"__module__": facts["module"], "__qualname__": facts["class"], "_server": server}
+    members |= {"__module__": facts["module"], "__qualname__": facts["class"], "_ask": staticmethod(ask)}
     members["reset"] = _reset_named if facts["named"] else _reset
     members |= {name: _elsewhere(name, text) for name, text in facts["methods"].items()}
     if facts["tasks"]:
@@ -145,7 +144,7 @@ def _elsewhere(name: str, text: str | None = None) -> Any:
 def _tasks(cls: Any, split: str) -> Iterator[dict[str, Any]]:
     first = 0
     while True:
-        entries: Sequence[Any] = cls._server.ask("tasks", split, first, _AT_ONCE)
+        entries: Sequence[Any] = cls._ask("tasks", split, first, _AT_ONCE)
         yield from entries
         first += len(entries)
         if len(entries) < _AT_ONCE:
@@ -153,7 +152,7 @@ def _tasks(cls: Any, split: str) -> Iterator[dict[str, Any]]:
 
 
 def _demonstrate(cls: Any, task: Any, messages: Any, rng: random.Random, noise: float) -> Any:
-    answer = cls._server.ask("demonstrate", task, messages, rng.getstate(), noise)
+    answer = cls._ask("demonstrate", task, messages, rng.getstate(), noise)
     version, numbers, gauss = answer["rng"]
     rng.setstate((version, tuple(numbers), gauss))
     return answer["message"]

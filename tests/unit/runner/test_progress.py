@@ -13,7 +13,7 @@ import pytest
 from offline_agent import crash_notes
 from offline_agent.envs import census as census_module
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.census import Census
+from offline_agent.envs.description import Census
 from offline_agent.pipelines.stages.search import progress_figures
 from offline_agent.records import Task
 from offline_agent.runner import progress as _progress
