@@ -33,7 +33,7 @@ from offline_agent.envs.episode import Episode, StepResult
 from offline_agent.envs.isolation.client import EpisodeServer
 from offline_agent.envs.isolation.remote import stand_in
 from offline_agent.envs.tools import ToolSet
-from offline_agent.envs.validation import clean_text
+from offline_agent.envs.tools.validation import clean_text
 from offline_agent.errors import ConfigError, EnvironmentFault, ToolError, did_you_mean, ends_the_run, in_words
 from offline_agent.records import Task, Verdict
 
@@ -99,7 +99,8 @@ class EnvSpec(EnvDescription):
     def _elsewhere(cls, python: str, path: str, args: dict[str, Any], options: Mapping[str, Any]) -> EnvSpec:
         """Return an environment of another interpreter; it is isolated."""
         inside = {name: options[name] for name in ("sandboxed", "max_observation_chars") if name in options}
-        server, facts = EpisodeServer.of_interpreter(python, path, args, inside)
+        server = EpisodeServer(path, args, inside, python)
+        facts: dict[str, Any] = server.facts or {}
         spec = cls(stand_in(facts, server.ask), {}, **{**options, "isolated": True})
         spec.path, spec.args, spec.python, spec._server = path, args, python, server
         spec.tools, spec.turn_rewards = ToolSet.from_json(facts["tools"]), facts["turn_rewards"]
@@ -169,7 +170,8 @@ class EnvSpec(EnvDescription):
         if self.isolated:
             with self._starting:
                 if self._server is None:
-                    self._server = EpisodeServer(self)
+                    options = {"sandboxed": self.sandboxed, "max_observation_chars": self.max_observation_chars}
+                    self._server = EpisodeServer(self.path, self.args, options)
             return self._server.open(self)
         if self.watch is not None:
             self.watch.begin()

@@ -1,4 +1,4 @@
-"""Description of an environment: what its class declares, the options of a run, and how many instances are open."""
+"""Description of an environment: what its class declares, the options of a run, what is open, what calls succeed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import statistics
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent import catalog
 from offline_agent.envs.tools import ToolSet
-from offline_agent.errors import ConfigError, did_you_mean
+from offline_agent.errors import ConfigError, OfflineAgentError, did_you_mean
 
 if TYPE_CHECKING:
-    from offline_agent.envs.calls import CallWatch
     from offline_agent.judges.judge import Judge
 
 _SLOW = 0.5  # seconds of a reset from which resets are told
@@ -90,6 +89,44 @@ class Census:
         return trees
 
 
+class GivenUp(OfflineAgentError):
+    """The check that makes this call ran out of time; nobody waits for it any more."""
+
+
+class CallWatch:
+    """Notes of each method of an environment whether its calls succeed; ends threads that were given up.
+
+    Attributes:
+        succeeded: Calls that returned, by method.
+        failed: Calls that raised, by method.
+        errors: The last error of each method that raised.
+    """
+
+    def __init__(self) -> None:
+        self.succeeded: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.errors: dict[str, BaseException] = {}
+        self._given_up: set[threading.Thread] = set()
+
+    def give_up(self, thread: threading.Thread) -> None:
+        """End a thread at its next call."""
+        self._given_up.add(thread)
+
+    def begin(self) -> None:
+        """Take note that a call is about to be made; raises GivenUp in a thread that was given up."""
+        if self._given_up and threading.current_thread() in self._given_up:
+            raise GivenUp("the check was given up")
+
+    def returned(self, method: str) -> None:
+        """Note that a call succeeded."""
+        self.succeeded[method] += 1
+
+    def raised(self, method: str, error: BaseException) -> None:
+        """Note that a call raised."""
+        self.failed[method] += 1
+        self.errors[method] = error
+
+
 class EnvDescription:
     """What an environment is, and how it is run: its class and the arguments of its constructor, checked once.
 
@@ -107,7 +144,7 @@ class EnvDescription:
         path: Name under which another process loads the class.
         python: The interpreter that runs it; None = this one.
         tools: The class's tools. A live episode may have fewer: the policy is shown `Episode.tools`.
-        max_steps: The class's own longest episode in actions; None = it names none (`envs.episode_length`).
+        max_steps: The class's own longest episode in actions; None = it names none (`envs.checks.episode_length`).
         demonstrate: The scripted expert `(task args, messages, rng, noise) -> message`; None where there is none.
         deterministic_verifier: The same end state always gets the same verdict.
         turn_rewards: The class has a `turn_reward`: a reward of each single call.

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from offline_agent.envs.calls import Boundary
+from offline_agent.envs.boundary import Boundary
 from offline_agent.envs.tools import ToolSet
-from offline_agent.envs.validation import clean_text
+from offline_agent.envs.tools.validation import clean_text
 from offline_agent.errors import EnvironmentFault, Refusal, ToolError, ends_the_run, in_words
 from offline_agent.judges.judge import as_verdict
 from offline_agent.records import Action, Context, Role, Step, Task, Trajectory, Verdict
@@ -80,7 +80,7 @@ class Episode:
     @property
     def system_prompt(self) -> str:
         """The system prompt of the instance, which may depend on the constructor's arguments."""
-        prompt = self._boundary.read("system_prompt", "")
+        prompt = self._read("system_prompt", "")
         return prompt if isinstance(prompt, str) else self.spec.system_prompt
 
     def reset(self, task: Task) -> str:
@@ -109,7 +109,7 @@ class Episode:
                 f"played; {self.spec.mend('set it False in reset(), and ')}leave tasks out that are over before "
                 "they begin"
             )
-        own = self._boundary.read("_tools", None)
+        own = self._read("_tools", None)
         self.tools = own if isinstance(own, ToolSet) else self.spec.tools
         return self._boundary.text(observation)
 
@@ -209,7 +209,7 @@ class Episode:
         Raises:
             EnvironmentFault: The property raised.
         """
-        value = self._boundary.read("fingerprint", None)
+        value = self._read("fingerprint", None)
         return None if value is None else clean_text(str(value))
 
     def achieved_goal(self) -> dict[str, Any] | None:
@@ -218,7 +218,7 @@ class Episode:
         Raises:
             EnvironmentFault: The property raised, or is neither a dict nor None.
         """
-        value = self._boundary.read("achieved_goal", None)
+        value = self._read("achieved_goal", None)
         if value is not None and not isinstance(value, Mapping):
             raise EnvironmentFault(f"{self.spec.name}: achieved_goal must be a dict or None, is {type(value).__name__}")
         return None if value is None else copy.deepcopy(dict(value))
@@ -229,7 +229,7 @@ class Episode:
         Raises:
             EnvironmentFault: The attribute raised, or is no number in [0, 1].
         """
-        value = self._boundary.read("turn_reward", None) if self.spec.turn_rewards else None
+        value = self._read("turn_reward", None) if self.spec.turn_rewards else None
         if value is None:
             return None
         try:
@@ -241,12 +241,11 @@ class Episode:
         return reward
 
     def undeclared_turn_reward(self) -> bool:
-        """Return whether the instance has a `turn_reward` that its class does not declare, so that it is never read.
+        """Return whether the instance has a `turn_reward` that its class does not declare, so that it is never read."""
+        return not self.spec.turn_rewards and self._read("turn_reward", None) is not None
 
-        Raises:
-            EnvironmentFault: The attribute raised.
-        """
-        return not self.spec.turn_rewards and self._boundary.read("turn_reward", None) is not None
+    def _read(self, attribute: str, otherwise: Any) -> Any:
+        return self._boundary.read(attribute, otherwise)
 
     def close(self) -> None:
         """Close the environment (`__exit__`, where it has one).

@@ -10,7 +10,9 @@ import importlib.util
 import os
 import random
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.envs.tools import ToolSet
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from offline_agent.envs.description import EnvDescription
 
+_PACKAGE = Path(__file__).resolve().parents[3]
 OLDEST = (3, 11)
 _AT_ONCE = 100  # tasks of a request
 _FLAGS = ("version", "replay_only", "max_steps", "deterministic_verifier", "system_prompt")
@@ -58,7 +61,7 @@ def facts_of(spec: EnvDescription) -> dict[str, Any]:
     """Return what the other side has to know of an environment, as JSON."""
     import inspect
 
-    from offline_agent.envs.schema import tool_functions
+    from offline_agent.envs.tools.schema import tool_functions
 
     cls = spec.cls
     reset = inspect.signature(cls.reset).parameters  # type: ignore[attr-defined]
@@ -158,7 +161,23 @@ def _demonstrate(cls: Any, task: Any, messages: Any, rng: random.Random, noise: 
     return answer["message"]
 
 
-def bootstrap(point: EntryPoint | None) -> str:
+def server_command(python: str | None, point: EntryPoint | None, channel: int) -> tuple[list[str], dict[str, str]]:
+    """Return the command line of a server and its variables.
+
+    Args:
+        python: The interpreter; None = this one. Another does not look for modules where this one does.
+        point: The entry point of the environment; None = it has none.
+        channel: The descriptor of its socket to the run.
+    """
+    if python is not None:
+        environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        return [python, "-c", _bootstrap(point), str(channel)], environ
+    paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "offline_agent.envs.isolation.server", str(channel)]
+    return command, {**os.environ, "PYTHONPATH": paths}
+
+
+def _bootstrap(point: EntryPoint | None) -> str:
     """Return a program that imports this package from where it lies, and serves.
 
     Args:

@@ -1,117 +1,23 @@
-"""Calls of environments: errors wrapped, ended by another thread at a limit, counted for the conformance suite.
-
-A thread cannot be killed, but a process can. Where a call that overran its limit waits for an isolated environment, the
-environment's process is killed; the call then raises, and the thread is free again.
-"""
+"""Boundary to the code of an environment: its errors become faults, what it returns becomes clean text."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import json
-import threading
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from offline_agent import crash_notes
-from offline_agent.envs.validation import clean_text
-from offline_agent.errors import EnvironmentFault, OfflineAgentError, Refusal, ToolError, ends_the_run, in_words
+from offline_agent.envs.description import EnvDescription
+from offline_agent.envs.tools.validation import clean_text
+from offline_agent.errors import EnvironmentFault, Refusal, ToolError, ends_the_run, in_words
 from offline_agent.records import Task
-
-if TYPE_CHECKING:
-    from offline_agent.envs.description import EnvDescription
-
-_lock = threading.Lock()
-_here = threading.local()
-
-
-class Call:
-    """One call under a limit, which may ask several processes one after the other."""
-
-    __slots__ = ("_kill", "over")
-
-    def __init__(self) -> None:
-        self.over = False
-        self._kill: Callable[[], None] | None = None
-
-    def end(self) -> None:
-        """End the call: kill the process that it waits for; no further process is asked."""
-        with _lock:
-            self.over = True
-            kill = self._kill
-        if kill is not None:
-            kill()
-
-    @contextlib.contextmanager
-    def made_here(self) -> Iterator[None]:
-        """Make this the thread's present call as long as the context lasts."""
-        before = getattr(_here, "call", None)
-        _here.call = self
-        try:
-            yield
-        finally:
-            _here.call = before
-
-    def begin(self, kill: Callable[[], None]) -> bool:
-        """Set how to kill the process that is waited for from now on; return False where the call was ended already."""
-        with _lock:
-            self._kill = kill
-            return not self.over
-
-    def done(self) -> None:
-        """Record that no process is waited for any more."""
-        with _lock:
-            self._kill = None
-
-
-def present() -> Call | None:
-    """Return the present call of this thread; None where it has no limit."""
-    return getattr(_here, "call", None)
-
-
-class GivenUp(OfflineAgentError):
-    """The check that makes this call ran out of time; nobody waits for it any more."""
-
-
-class CallWatch:
-    """Notes of each method of an environment whether its calls succeed; ends threads that were given up.
-
-    Attributes:
-        succeeded: Calls that returned, by method.
-        failed: Calls that raised, by method.
-        errors: The last error of each method that raised.
-    """
-
-    def __init__(self) -> None:
-        self.succeeded: Counter[str] = Counter()
-        self.failed: Counter[str] = Counter()
-        self.errors: dict[str, BaseException] = {}
-        self._given_up: set[threading.Thread] = set()
-
-    def give_up(self, thread: threading.Thread) -> None:
-        """End a thread at its next call."""
-        self._given_up.add(thread)
-
-    def begin(self) -> None:
-        """Take note that a call is about to be made; raises GivenUp in a thread that was given up."""
-        if self._given_up and threading.current_thread() in self._given_up:
-            raise GivenUp("the check was given up")
-
-    def returned(self, method: str) -> None:
-        """Note that a call succeeded."""
-        self.succeeded[method] += 1
-
-    def raised(self, method: str, error: BaseException) -> None:
-        """Note that a call raised."""
-        self.failed[method] += 1
-        self.errors[method] = error
 
 
 class Boundary:
-    """The boundary to the code of one environment: its errors become faults, what it returns becomes clean text.
+    """The boundary to one instance.
 
     Args:
         spec: The environment.
@@ -214,5 +120,5 @@ def shown(error: BaseException) -> str:
 
 
 def _ours(file: str) -> bool:
-    ours = tuple(f"offline_agent/envs/{name}.py" for name in ("base", "calls", "episode"))
+    ours = tuple(f"offline_agent/envs/{name}.py" for name in ("base", "boundary", "episode"))
     return file.replace("\\", "/").endswith(ours)
