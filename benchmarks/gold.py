@@ -22,7 +22,7 @@ from typing import Any
 from _common import write_result
 
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.math.data import read_file as read_math
+from offline_agent.envs.math.problems import read_file as read_math
 from offline_agent.records import Action, Task, ToolCall, Verdict
 from offline_agent.sandbox import shared
 from offline_agent_environments.code.data import read_file as read_code

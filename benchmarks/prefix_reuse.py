@@ -203,7 +203,7 @@ def main() -> None:
             "samples": {"ids": made.generated, "a second": made.generated / seconds},
             "slot occupancy": made.lane_steps / (made.steps * policy.slots),
             "generator busy": made.seconds / seconds,
-            "kept": {"ids": policy.kept_ids, "thrown away": policy.thrown_away_ids},
+            "kept": policy.memory()["kept"],
             "replayed calls": counts.replayed,
             "mining": {name: found for name, (_, found) in mining.items()},
         },

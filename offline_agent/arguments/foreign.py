@@ -82,7 +82,7 @@ def _found(schema: Any, reference: str) -> Any:
 
 
 def is_plain(schema: Mapping[str, Any]) -> bool:
-    """Return whether a tool's schema has only the words that `envs.schema` writes and `envs.validation` checks."""
+    """Return whether a tool's schema has only the words that `tools.schema` writes and `tools.validation` checks."""
     closed = schema.get("additionalProperties", False) is False and set(schema) <= _CLOSED | {"additionalProperties"}
     return closed and all(map(_plain, (schema.get("properties") or {}).values()))
 

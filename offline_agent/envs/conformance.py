@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from offline_agent import outgoing
-from offline_agent.envs.adapters import environment_class
-from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.checks import NEVER, Checks, NotApplicable
-from offline_agent.envs.episode_length import EpisodeLength
-from offline_agent.envs.isolation.waiting import Call
-from offline_agent.envs.schema import is_numpy, tool_functions
-from offline_agent.envs.watch import shown
+from offline_agent.envs.base import EnvSpec, environment_class
+from offline_agent.envs.boundary import shown
+from offline_agent.envs.checks.episode_length import EpisodeLength
+from offline_agent.envs.checks.suite import Checks
+from offline_agent.envs.checks.tools import NEVER, NotApplicable
+from offline_agent.envs.pool import Call
+from offline_agent.envs.tools.schema import is_numpy, tool_functions
 from offline_agent.errors import ConfigError, OfflineAgentError, in_words
 from offline_agent.judges.judge import Judge, make_judge
 

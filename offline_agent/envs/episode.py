@@ -1,25 +1,22 @@
-"""One live environment behind a boundary: errors are wrapped, arguments validated and texts cleaned here."""
+"""One live environment behind a boundary: errors are wrapped, arguments validated, texts cleaned and judges asked."""
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import inspect
-import json
 import math
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from offline_agent import crash_notes
+from offline_agent.envs.boundary import Boundary
 from offline_agent.envs.tools import ToolSet
-from offline_agent.envs.validation import clean_text
+from offline_agent.envs.tools.validation import clean_text
 from offline_agent.errors import EnvironmentFault, Refusal, ToolError, ends_the_run, in_words
 from offline_agent.judges.judge import as_verdict
-from offline_agent.records import Action, Role, Task, Verdict
+from offline_agent.records import Action, Context, Role, Step, Task, Trajectory, Verdict
 
 if TYPE_CHECKING:
-    from offline_agent.envs.base import EnvSpec
+    from offline_agent.envs.description import EnvDescription
 
 
 class StepResult(NamedTuple):
@@ -43,34 +40,37 @@ class StepResult(NamedTuple):
 
 
 _BAD_INPUT = (ValueError, TypeError, LookupError, ToolError)
-BAD_INPUT_NAMES = "ValueError, TypeError, LookupError or offline_agent.ToolError"
 
 
 class Episode:
     """One live environment; for the thread that made it (`usable_here`). Made by `EnvSpec.open`.
 
+    Where the environment has a judge, the episode keeps its history, and verdicts are the judge's on it: search,
+    roll-outs, evaluation and replays all ask an episode. A class for another place overrides `begin`, `execute` and
+    `own_verdict`, which know of no judge.
+
     Attributes:
-        spec: The environment's class.
+        spec: The environment.
         tools: The tools of this episode: the spec's, unless the environment has its own for each task
             (attribute `_tools`, read after `reset`).
     """
 
-    _counts = True  # as an open environment
-
-    def __init__(self, spec: EnvSpec, environment: Any) -> None:
+    def __init__(self, spec: EnvDescription, environment: Any) -> None:
         self.spec = spec
         self.tools: ToolSet = spec.tools
         self._env = environment
+        self._boundary = Boundary(spec, environment)
         self._thread = threading.current_thread()
-        self._open = self._counts
-        spec.census.count(self._open)
+        self._open = True
+        spec.census.count(1)
         self._over = False
-        self._task: Task | None = None
+        self._context: Context | None = None  # the history, where there is a judge
+        self._steps: tuple[Step, ...] = ()
 
     @property
     def terminated(self) -> bool:
         """Whether the episode is over."""
-        return self._over or bool(self._read("terminated", False))
+        return self._over or bool(self._boundary.read("terminated", False))
 
     @property
     def usable_here(self) -> bool:
@@ -90,9 +90,16 @@ class Episode:
             EnvironmentFault: `reset` raised, returned None, or left the episode over.
         """
         self._over = False
-        self._task = task
+        self._boundary.task = task
+        observation = self.begin(task)
+        if self.spec.judge is not None:
+            self._context, self._steps = Context(task, self.system_prompt, self.tools.schemas, observation), ()
+        return observation
+
+    def begin(self, task: Task) -> str:
+        """Reset the environment and return the first observation; raises as `reset`."""
         with self.spec.census.reset():
-            observation = self._call("reset", copy.deepcopy(dict(task.args)))
+            observation = self._boundary.call("reset", copy.deepcopy(dict(task.args)))
         if observation is None:
             mend = self.spec.mend("; return the first observation as text: the policy learns its task from it")
             raise EnvironmentFault(f"{self.spec.name}: reset() returned None (task {task.task_id}){mend}")
@@ -104,7 +111,7 @@ class Episode:
             )
         own = self._read("_tools", None)
         self.tools = own if isinstance(own, ToolSet) else self.spec.tools
-        return self._text(observation)
+        return self._boundary.text(observation)
 
     def step(self, action: Action) -> StepResult:
         """Execute one action.
@@ -117,9 +124,18 @@ class Episode:
             EnvironmentFault: The environment raised anything else, or the tool is irreversible and not sandboxed.
             RuntimeError: The episode was not reset or is over.
         """
-        if self._task is None or self.terminated:
+        result = self.execute(action)
+        if self._context is not None:
+            key = self.tools.canonical_key(action)
+            self._steps += (Step(action, key, result.observation, result.role, result.fault, result.reward),)
+            self._context = self._context.child(action, result.observation, result.role)
+        return result
+
+    def execute(self, action: Action) -> StepResult:
+        """Execute one action; raises as `step`."""
+        if self._boundary.task is None or self.terminated:
             raise RuntimeError(
-                f"{self.spec.name}: step() when the episode {'is over' if self._task else 'was not reset'}"
+                f"{self.spec.name}: step() when the episode {'is over' if self._boundary.task else 'was not reset'}"
             )
         if action.fault is not None:
             told = action.detail or f"the turn could not be read ({action.fault})"
@@ -135,7 +151,7 @@ class Episode:
                 " run it in a sandbox and set sandboxed=True, or take the tool away"
             )
         try:
-            answer = self._call(action.call.name, arguments, _BAD_INPUT)
+            answer = self._boundary.call(action.call.name, arguments, _BAD_INPUT)
             if isinstance(answer, Refusal):
                 return self._result(answer, "tool", "tool_error")
             return self._heard(answer, "tool")
@@ -145,12 +161,19 @@ class Episode:
             return self._result(self._reason(error), "tool", "tool_error")
 
     def verdict(self) -> Verdict:
+        """Return the verdict: the judge's on the history so far, or the environment's own; an error has no score."""
+        own = self.own_verdict()
+        if self.spec.judge is None or self._context is None:
+            return own
+        return self.spec.judge(Trajectory(self._context, self._steps, own, self.terminated, False, "rollout"))
+
+    def own_verdict(self) -> Verdict:
         """Return the present state's verdict; an environment that cannot score gives `score=None` and says why."""
         name, version = f"{self.spec.name}.get_reward", self.spec.version
         if not hasattr(self._env, "get_reward"):
             return Verdict(None, None, name, version, error="the environment has no get_reward()")
         try:
-            return as_verdict(self._call("get_reward", {}), name, version, "get_reward()")
+            return as_verdict(self._boundary.call("get_reward", {}), name, version, "get_reward()")
         except (EnvironmentFault, ValueError, TypeError, RecursionError) as error:
             return Verdict(None, None, name, version, error=self._reason(error))
 
@@ -162,8 +185,15 @@ class Episode:
         """
         if self.spec.replay_only:
             raise EnvironmentFault(f"{self.spec.name}: replay_only environments are restored by replay, not copied")
+        twin = self.duplicate()
+        twin.tools, twin._over, twin._boundary.task = self.tools, self._over, self._boundary.task
+        twin._context, twin._steps = self._context, self._steps
+        return twin
+
+    def duplicate(self) -> Episode:
+        """Return an episode with a copy of the environment alone; raises as `copy`."""
         try:
-            twin = Episode(self.spec, copy.deepcopy(self._env))
+            return Episode(self.spec, copy.deepcopy(self._env))
         except BaseException as error:
             if ends_the_run(error):
                 raise
@@ -172,8 +202,6 @@ class Episode:
                 "a search finds this out, and restores states by replay",
             )
             raise EnvironmentFault(f"{self.spec.name}: copy.deepcopy failed ({in_words(error)}); {mend}") from error
-        twin.tools, twin._over, twin._task = self.tools, self._over, self._task
-        return twin
 
     def fingerprint(self) -> str | None:
         """Return the environment's hash of its state; None where it offers none.
@@ -213,12 +241,11 @@ class Episode:
         return reward
 
     def undeclared_turn_reward(self) -> bool:
-        """Return whether the instance has a `turn_reward` that its class does not declare, so that it is never read.
-
-        Raises:
-            EnvironmentFault: The attribute raised.
-        """
+        """Return whether the instance has a `turn_reward` that its class does not declare, so that it is never read."""
         return not self.spec.turn_rewards and self._read("turn_reward", None) is not None
+
+    def _read(self, attribute: str, otherwise: Any) -> Any:
+        return self._boundary.read(attribute, otherwise)
 
     def close(self) -> None:
         """Close the environment (`__exit__`, where it has one).
@@ -231,7 +258,7 @@ class Episode:
             try:
                 self._env.__exit__(None, None, None)
             except BaseException as error:
-                raise self._wrap("__exit__", error) from error
+                raise self._boundary.fault("__exit__", error) from error
 
     def __del__(self) -> None:
         if hasattr(self, "_open"):
@@ -247,7 +274,7 @@ class Episode:
         """End the user's turn: the scripted user speaks again, or the episode is over."""
         answer = None
         if hasattr(self._env, "_reply"):
-            answer = self._call("_reply", {"text": clean_text(action.text)})
+            answer = self._boundary.call("_reply", {"text": clean_text(action.text)})
         if answer is None:
             self._over = True
             return StepResult(None, "user", True, None, self._nothing)
@@ -259,84 +286,12 @@ class Episode:
 
     def _heard(self, observation: Any, role: Role) -> StepResult:
         """Return the result of an action that the environment executed."""
-        return StepResult(self._text(observation), role, self.terminated, None, self.turn_reward())
+        return StepResult(self._boundary.text(observation), role, self.terminated, None, self.turn_reward())
 
     def _result(self, observation: Any, role: Role, fault: str | None) -> StepResult:
-        return StepResult(self._text(observation), role, self.terminated, fault, self._nothing)
-
-    def _call(self, method: str, arguments: Mapping[str, Any], passed: tuple[type[Exception], ...] = ()) -> Any:
-        """Call a method of the environment; errors of the classes `passed` come through, all others are wrapped."""
-        notes, watch = crash_notes.notes, self.spec.watch
-        if watch is not None:
-            watch.begin()
-        if notes is not None:
-            notes.begin(f"{method} of {self.spec.name}, task {self._task.task_id if self._task else '-'}")
-        try:
-            value = getattr(self._env, method)(**arguments)
-            value = asyncio.run(value) if inspect.iscoroutine(value) else value
-            if watch is not None and isinstance(value, Refusal):
-                watch.raised(method, ToolError(value))
-            elif watch is not None:
-                watch.returned(method)
-            return value
-        except BaseException as error:
-            if watch is not None:
-                watch.raised(method, error)
-            if isinstance(error, passed):
-                raise
-            raise self._wrap(f"{method}()", error, bool(passed)) from error
-        finally:
-            if notes is not None:
-                notes.end()
-
-    def _read(self, attribute: str, otherwise: Any) -> Any:
-        try:
-            return getattr(self._env, attribute, otherwise)
-        except BaseException as error:
-            raise self._wrap(attribute, error) from error
-
-    def _wrap(self, what: str, error: BaseException, tool: bool = False) -> EnvironmentFault:
-        """Return an error of the environment's code as a fault; raise it where it ends the run.
-
-        Args:
-            what: What raised.
-            error: The error.
-            tool: It was a tool, which may raise other errors for bad input.
-        """
-        if ends_the_run(error):
-            raise error
-        if isinstance(error, EnvironmentFault):
-            return error
-        task = self._task.task_id if self._task else "-"
-        rule = f"; tools tell the policy of bad input by {BAD_INPUT_NAMES}, any other error is a fault"
-        rule = self.spec.mend(rule) if tool else ""
-        return EnvironmentFault(f"{self.spec.name}: {what} raised {in_words(error)} (task {task}){rule}")
+        return StepResult(self._boundary.text(observation), role, self.terminated, fault, self._nothing)
 
     @staticmethod
     def _reason(error: Exception) -> str:
         text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
         return f"Error: {(text or type(error).__name__).removeprefix('Error: ')}"
-
-    def _text(self, value: Any) -> str:
-        """Return an observation as clean text, cut to the limit."""
-        try:
-            text = to_text(value)
-        except BaseException as error:
-            raise self._wrap("turning an observation into text", error) from error
-        limit = self.spec.max_observation_chars
-        if len(text) > limit:
-            return clean_text(text[:limit]) + f"\n[cut here: {limit} of {len(text)} characters shown]"
-        return clean_text(text)
-
-
-def to_text(value: Any) -> str:
-    """Return a tool's result as text: str as it is, dict and list as JSON, None as "", bytes as UTF-8."""
-    if isinstance(value, str):
-        return str(value)
-    if value is None:
-        return ""
-    if isinstance(value, dict | list | tuple):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return str(value)

@@ -2,15 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from offline_agent.envs.isolation.waiting import Call
 from offline_agent.errors import EnvironmentFault, ends_the_run, in_words
+
+_lock = threading.Lock()
+_here = threading.local()
+
+
+class Call:
+    """One call under a limit, which may ask several processes one after the other."""
+
+    __slots__ = ("_kill", "over")
+
+    def __init__(self) -> None:
+        self.over = False
+        self._kill: Callable[[], None] | None = None
+
+    def end(self) -> None:
+        """End the call: kill the process that it waits for; no further process is asked."""
+        with _lock:
+            self.over = True
+            kill = self._kill
+        if kill is not None:
+            kill()
+
+    @contextlib.contextmanager
+    def made_here(self) -> Iterator[None]:
+        """Make this the thread's present call as long as the context lasts."""
+        before = getattr(_here, "call", None)
+        _here.call = self
+        try:
+            yield
+        finally:
+            _here.call = before
+
+    def begin(self, kill: Callable[[], None]) -> bool:
+        """Set how to kill the process that is waited for from now on; return False where the call was ended already."""
+        with _lock:
+            self._kill = kill
+            return not self.over
+
+    def done(self) -> None:
+        """Record that no process is waited for any more."""
+        with _lock:
+            self._kill = None
+
+
+def present() -> Call | None:
+    """Return the present call of this thread; None where it has no limit."""
+    return getattr(_here, "call", None)
+
 
 Job = tuple[Callable[[], Any], Callable[[Any], None], float | None]
 """The job, the callback for its result, and its time limit in seconds (None = none)."""

@@ -1,4 +1,4 @@
-"""Engines: policies as queues of requests, answered in the caller's thread, in worker threads, or by a step loop."""
+"""Engines: policies as queues of requests, answered in the caller's thread, by a pool of threads, or in steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from offline_agent.crash_notes import noted
 from offline_agent.errors import PolicyError
@@ -21,9 +21,6 @@ from offline_agent.policies.base import (
     as_policy_error,
 )
 from offline_agent.records import Action
-
-if TYPE_CHECKING:
-    from offline_agent.policies.hf.policy import HFPolicy
 
 _CLOSED = "the engine is closed"
 _UNANSWERED = "the engine was closed before this request was answered"
@@ -49,75 +46,6 @@ class InlineEngine:
 
     def close(self) -> None:
         """Do nothing: no request is ever queued."""
-
-
-class ThreadEngine:
-    """Answers requests from worker threads; each takes everything queued, up to `max_batch`.
-
-    Args:
-        policy: The policy; its `propose` must be safe to call from `workers` threads at once.
-        workers: Number of threads.
-        max_batch: Most requests given to one call of `propose`.
-    """
-
-    def __init__(self, policy: Policy, workers: int = 1, max_batch: int = 64) -> None:
-        self._policy = policy
-        self._max_batch = max_batch
-        self._queue: list[tuple[ProposeRequest, Done]] = []
-        self._condition = threading.Condition()
-        self._closed = False
-        self._running = 0
-        self._busy_since = 0.0
-        self.busy_seconds = 0.0
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(workers)]
-        for thread in self._threads:
-            thread.start()
-
-    def submit(self, request: ProposeRequest, done: Done) -> None:
-        """See `Engine.submit`."""
-        with self._condition:
-            if not self._closed:
-                self._queue.append((request, done))
-                self._condition.notify()
-                return
-        done(PolicyError(_CLOSED))
-
-    def close(self) -> None:
-        """See `Engine.close`."""
-        with self._condition:
-            self._closed = True
-            left, self._queue = self._queue, []
-            self._condition.notify_all()
-        for _, done in left:
-            done(PolicyError(_UNANSWERED))
-        for thread in self._threads:
-            thread.join(timeout=5)
-
-    def _work(self) -> None:
-        while True:
-            with self._condition:
-                while not self._queue and not self._closed:
-                    self._condition.wait()
-                if self._closed:
-                    return
-                batch, self._queue = self._queue[: self._max_batch], self._queue[self._max_batch :]
-                if self._running == 0:
-                    self._busy_since = perf_counter()
-                self._running += 1
-            answers: Sequence[Answer]
-            try:
-                with noted(f"{len(batch)} answers of the policy"):
-                    answers = self._policy.propose([request for request, _ in batch])
-                if len(answers) != len(batch):
-                    raise PolicyError(f"{self._policy.name}.propose answered {len(answers)} of {len(batch)} requests")
-            except Exception as error:
-                answers = [as_policy_error(error)] * len(batch)
-            with self._condition:
-                self._running -= 1
-                if self._running == 0:
-                    self.busy_seconds += perf_counter() - self._busy_since
-            for (_, done), answer in zip(batch, answers, strict=True):
-                done(answer)
 
 
 class PoolEngine:
@@ -208,14 +136,27 @@ class _PendingRequest:
         return Proposals(tuple(action for action, _ in ordered), usage)
 
 
-class HFEngine:
-    """A thread that makes steps of an `HFPolicy` as long as it has requests.
+class Stepped(Protocol):
+    """A policy that computes in steps, as `HFPolicy` does; `counts.seconds` is the time spent in them."""
+
+    @property
+    def counts(self) -> Any: ...  # noqa: D102
+
+    def submit(self, request: ProposeRequest, done: Done, owner: object) -> None: ...  # noqa: D102
+
+    def pump(self) -> bool: ...  # noqa: D102
+
+    def cancel(self, owner: object, error: PolicyError) -> None: ...  # noqa: D102
+
+
+class StepEngine:
+    """A thread that makes steps of a policy as long as it has requests.
 
     Attributes:
         busy_seconds: Seconds spent computing.
     """
 
-    def __init__(self, policy: HFPolicy) -> None:
+    def __init__(self, policy: Stepped) -> None:
         self._policy = policy
         self._condition = threading.Condition()
         self._closed = False

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from offline_agent.envs.isolation.waiting import Call
+from offline_agent.envs.pool import Call
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offline_agent.envs.audit.suite import NO_GOLD
+from offline_agent.envs.audit.texts import NO_GOLD
 from offline_agent.runner.terminal import copyable
 
 if TYPE_CHECKING:

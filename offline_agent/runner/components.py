@@ -17,7 +17,7 @@ from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.crash_notes import noted
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.costs import MOST
+from offline_agent.envs.checks.trial import MOST
 from offline_agent.errors import ConfigError, collect
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.judges.rewards import CompositeReward

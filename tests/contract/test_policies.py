@@ -9,11 +9,12 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import PolicyError
 from offline_agent.policies.base import DEFAULT_MODEL, Proposals
 from offline_agent.policies.conformance import check_policy
-from offline_agent.policies.engines import InlineEngine, ThreadEngine
+from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Context, ToolCall
 from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
+from tests.helpers.engines import ThreadEngine
 from tests.helpers.fake_server import FakeServer, serving, serving_all
 
 CALL = ToolCall("search", {"query": "red shoes"})

@@ -11,13 +11,14 @@ from typing import Any
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
 from offline_agent.policies.base import Engine, Proposals, ProposeRequest
-from offline_agent.policies.engines import InlineEngine, ThreadEngine
+from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import Scheduler
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.settings import SearchSettings
 from offline_agent.search.tree_search import TreeSearch
+from tests.helpers.engines import ThreadEngine
 
 
 class Paths:

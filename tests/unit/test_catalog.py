@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from offline_agent import catalog
-from offline_agent.envs.adapters import environment_class
+from offline_agent.envs.base import environment_class
 from offline_agent.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,7 +25,7 @@ _SPLITS = {"train": "train", "validation": "val", "test": "test"}
 
 
 def adapt(rest: str, args: Mapping[str, Any]) -> type:
-    """Return the class of an environment or of a dataset; see `envs.adapters.environment_class`."""
+    """Return the class of an environment or of a dataset; see `envs.base.environment_class`."""
     import aviary.core  # noqa: F401  (is it installed?)
 
     source = _Source(rest, args.get("options") or {}, args.get("splits"))
@@ -68,7 +68,7 @@ class _Aviary(Environment):
         high: The reward from which on the task is solved; None = 1, and more is an error.
         tasks: For an environment's class, and for a dataset without a length, the number of seeds in each split, or
             texts for `from_task`.
-        demonstrate: See `envs.adapters.environment_class`.
+        demonstrate: See `envs.base.environment_class`.
     """
 
     _source: ClassVar[_Source]

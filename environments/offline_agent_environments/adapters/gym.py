@@ -27,7 +27,7 @@ _TRIED = 20  # random actions that rewards are looked at in
 
 
 def adapt(rest: str, args: Mapping[str, Any]) -> type:
-    """Return the class of a Gymnasium environment; see `envs.adapters.environment_class`."""
+    """Return the class of a Gymnasium environment; see `envs.base.environment_class`."""
     made = _make(rest, args.get("options") or {})
     try:
         tools, send = _tools(made, args.get("actions"))
@@ -57,7 +57,7 @@ class _Gym(Environment):
         low: The reward of a lost episode; None = 0, and less is an error.
         high: The reward from which on the task is solved; None = 1, and more is an error.
         tasks: Tasks of each split: seeds.
-        demonstrate: See `envs.adapters.environment_class`.
+        demonstrate: See `envs.base.environment_class`.
     """
 
     _id: ClassVar[str]

@@ -26,7 +26,7 @@ from offline_agent_environments.adapters.mcp_servers import FOLDER, Connection, 
 
 
 def adapt(rest: str, args: Mapping[str, Any]) -> type:
-    """Return the class of a server's tools; see `envs.adapters.environment_class`."""
+    """Return the class of a server's tools; see `envs.base.environment_class`."""
     import mcp  # noqa: F401  (is it installed?)
 
     server = _server(rest, args)
@@ -93,7 +93,7 @@ class _Mcp:
         timeout: Seconds that the server may take to start and to answer.
         variables: Names of environment variables that the server is given, such as a key of its own.
         handshake: The server knows the older protocol alone, and does not answer the newer one.
-        demonstrate: See `envs.adapters.environment_class`.
+        demonstrate: See `envs.base.environment_class`.
     """
 
     _place_of_server: ClassVar[str]

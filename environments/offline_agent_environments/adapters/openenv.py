@@ -23,7 +23,7 @@ _OWN = ("done", "reward", "metadata")  # fields of each observation and action t
 
 
 def adapt(rest: str, args: Mapping[str, Any]) -> type:
-    """Return the class of an OpenEnv environment; see `envs.adapters.environment_class`."""
+    """Return the class of an OpenEnv environment; see `envs.base.environment_class`."""
     import openenv.core  # noqa: F401  (is it installed?)
 
     timeout = float(args.get("timeout", 60.0))
@@ -61,7 +61,7 @@ class _OpenEnv(Environment):
         high: The reward from which on the task is solved; None = 1, and more is an error.
         tasks: Tasks of each split: seeds. None = those that the class lists, else 1000 seeds.
         timeout: Seconds that a server may take to answer.
-        demonstrate: See `envs.adapters.environment_class`.
+        demonstrate: See `envs.base.environment_class`.
     """
 
     _rest: ClassVar[str]

@@ -32,7 +32,7 @@ _RESULT = "RESULT"  # begins what a played user is told of its call
 
 
 def adapt(rest: str, args: Mapping[str, Any]) -> type:
-    """Return the class of a domain; see `envs.adapters.environment_class`."""
+    """Return the class of a domain; see `envs.base.environment_class`."""
     found = domain(rest, args.get("checkout"), args.get("options"), args.get("subset"))
     if not found.tasks:
         raise ConfigError(f"env: tau2:{rest} has no task that is judged without a language model")
@@ -64,7 +64,7 @@ class _Tau2(Environment):
         subset: A name in the checkout's `split_tasks.json` whose tasks are divided; None = its `train` and `test`.
         user: Who plays the user: `scripted`, the URL of an OpenAI-compatible server, or `module:callable`.
         user_model: The server's model.
-        demonstrate: See `envs.adapters.environment_class`.
+        demonstrate: See `envs.base.environment_class`.
     """
 
     hindsight = "what a conversation changed in the database is no request that a user has made"

@@ -17,7 +17,7 @@ from offline_agent_environments.adapters.rewards import Bounds
 
 
 def adapt(rest: str, args: Mapping[str, Any]) -> type:
-    """Return the class of a game; see `envs.adapters.environment_class`."""
+    """Return the class of a game; see `envs.base.environment_class`."""
     import textarena
     from textarena.envs.registration import ENV_REGISTRY
 
@@ -58,7 +58,7 @@ class _Game(Environment):
         low: The reward of a lost game. Less, such as -1 for an invalid move, counts as lost too.
         high: The reward from which on the game is won; None = 1, and more is an error.
         tasks: Tasks of each split: seeds.
-        demonstrate: See `envs.adapters.environment_class`.
+        demonstrate: See `envs.base.environment_class`.
     """
 
     _id: ClassVar[str]

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from offline_agent.envs.episode import ToolError
-from offline_agent.errors import EnvironmentFault
+from offline_agent.errors import EnvironmentFault, ToolError
 from offline_agent_environments.browser.chromium import Chromium
 
 _SCRIPT = (Path(__file__).parent / "page.js").read_text()

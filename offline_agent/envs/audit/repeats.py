@@ -7,7 +7,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from offline_agent.envs.base import EnvSpec, Episode
-from offline_agent.envs.checks import Checks, NotApplicable
+from offline_agent.envs.checks.suite import Checks
+from offline_agent.envs.checks.tools import NotApplicable
 from offline_agent.envs.play import begin, extend, to_step
 from offline_agent.envs.scripted_play import difference, faulty
 from offline_agent.errors import ConfigError, EnvironmentFault

@@ -1,4 +1,4 @@
-"""Findings of an audit: check ids, their severity, and the report as JSON.
+"""Settings and findings of an audit: check ids, their severity, and the report as JSON.
 
 Check ids are those of OpenEnv's RFC 008 (environment auto-validation) where it has the check. Those that it does not
 have are marked `own` in `RULES`. A check only finds faults; how much a fault weighs is said here, once.
@@ -72,6 +72,36 @@ RULES: dict[str, Rule] = {
     "semantic.resource_envelope": Rule("seconds of a call, memory and handles of an instance are known"),
     "runtime.observation_size": Rule("observations are not cut", "warn", True),
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AuditSettings:
+    """Thoroughness of an audit.
+
+    Attributes:
+        tasks: Number of tasks of each split that are played.
+        repeats: Times that the same actions are played.
+        max_steps: Most actions of one episode.
+        seconds: Longest any one check may take; after half of it no further task is begun.
+        margin: Mean score above chance, in [0, 1], from which a reward seeker is a fault.
+        prompts: Number of tasks of each split whose first observations are compared.
+        near: Least similarity (Jaccard, in (0, 1]) of two that count as almost the same.
+        reset_seconds, step_seconds: Limits of a run, which no reset and no call may take.
+        checks: Beginnings of the ids of the checks that run; () = all.
+        answers: Columns of the tasks that hold a gold answer, beside those that are named like one.
+    """
+
+    tasks: int = 3
+    repeats: int = 3
+    max_steps: int = 120
+    seconds: float = 60.0
+    margin: float = 0.2
+    prompts: int = 200
+    near: float = 0.9
+    reset_seconds: float = 60.0
+    step_seconds: float = 30.0
+    checks: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

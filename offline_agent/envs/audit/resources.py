@@ -8,8 +8,8 @@ from typing import Any
 
 from offline_agent.envs.audit.plays import Plays
 from offline_agent.envs.audit.report import Doubt
-from offline_agent.envs.checks import Checks
-from offline_agent.envs.costs import holding_of_one
+from offline_agent.envs.checks.suite import Checks
+from offline_agent.envs.checks.trial import holding_of_one
 
 NEARLY = 0.25  # share of a limit from which the audit warns
 MOST_MEMORY = 2**30  # bytes of one instance from which it warns: a search keeps dozens

@@ -5,30 +5,23 @@ Each check is a generator of faults in words, as in `envs.checks`; one that yiel
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
 
-from offline_agent.envs.audit import leakage, repeats, resources
-from offline_agent.envs.audit.overlap import near_pairs
+from offline_agent.envs.audit import repeats, resources
 from offline_agent.envs.audit.plays import Plays, outcome
-from offline_agent.envs.audit.report import RULES, AuditReport, Doubt, Finding, Status
+from offline_agent.envs.audit.report import RULES, AuditReport, AuditSettings, Doubt, Finding, Status
 from offline_agent.envs.audit.seekers import SEEKERS
-from offline_agent.envs.base import SPLITS, EnvSpec
-from offline_agent.envs.checks import NEVER, Checks, NotApplicable
+from offline_agent.envs.audit.texts import TextChecks
+from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.checks.suite import Checks
+from offline_agent.envs.checks.tools import NEVER, NotApplicable
 from offline_agent.envs.conformance import run_check
-from offline_agent.envs.play import begin
-from offline_agent.envs.scripted_play import faulty
 from offline_agent.records import Task, Trajectory
 
-LEAK = 0.2
-"""Share of tasks, beyond chance, whose gold answer is shown, from which a leak is a fault and no coincidence."""
-NO_GOLD = "no gold answer is known"
-"""Beginning of the evidence of a leak check that was not made because nothing says what the gold answer is."""
 LUCKY, TOO_LUCKY = 0.1, 0.5
 """Success rates of random calls from which the audit warns and fails."""
 CHEAP = (
@@ -38,36 +31,6 @@ CHEAP = (
     "semantic.canary_floor/format_only", "semantic.canary_floor/verifier_strings",
 )  # fmt: skip
 """Checks of `audit_tasks`: the first faults that training on a broken environment would suffer from."""
-
-
-@dataclass(frozen=True)
-class AuditSettings:
-    """Thoroughness of an audit.
-
-    Attributes:
-        tasks: Number of tasks of each split that are played.
-        repeats: Times that the same actions are played.
-        max_steps: Most actions of one episode.
-        seconds: Longest any one check may take; after half of it no further task is begun.
-        margin: Mean score above chance, in [0, 1], from which a reward seeker is a fault.
-        prompts: Number of tasks of each split whose first observations are compared.
-        near: Least similarity (Jaccard, in (0, 1]) of two that count as almost the same.
-        reset_seconds, step_seconds: Limits of a run, which no reset and no call may take.
-        checks: Beginnings of the ids of the checks that run; () = all.
-        answers: Columns of the tasks that hold a gold answer, beside those that are named like one.
-    """
-
-    tasks: int = 3
-    repeats: int = 3
-    max_steps: int = 120
-    seconds: float = 60.0
-    margin: float = 0.2
-    prompts: int = 200
-    near: float = 0.9
-    reset_seconds: float = 60.0
-    step_seconds: float = 30.0
-    checks: tuple[str, ...] = ()
-    answers: tuple[str, ...] = ()
 
 
 def audit(spec: EnvSpec, settings: AuditSettings, tell: Callable[[str], None] = lambda check_id: None) -> AuditReport:
@@ -142,6 +105,7 @@ class _Suite:
         """Yield the checks' ids with their functions, in order."""
         checks, plays, settings = self.checks, self.plays, self.settings
         repeated = repeats.Repeats(self.spec, checks, settings.repeats, self.measured)
+        texts = TextChecks(checks, plays, settings, self.measured)
         bounds = resources.Resources(checks, plays, settings.reset_seconds, settings.step_seconds, self.measured)
         yield "runtime.task_declaration_accuracy", [checks.tasks]
         yield "data.splits_disjoint", [checks.splits]
@@ -161,15 +125,15 @@ class _Suite:
         yield "runtime.achieved_goals", [checks.goals]
         yield "runtime.process_state", [checks.process]
         yield "statistical.variance_bound", [repeated.noise]
-        yield "semantic.no_solution_leakage/prompt", [partial(self.leak, self._prompt)]
-        yield "semantic.no_solution_leakage/tools", [partial(self.leak, self._tools)]
-        yield "semantic.no_solution_leakage/errors", [partial(self.leak, self._errors)]
-        yield "semantic.no_solution_leakage/observations", [partial(self.leak, self._observations)]
+        yield "semantic.no_solution_leakage/prompt", [partial(texts.leak, texts.prompt)]
+        yield "semantic.no_solution_leakage/tools", [partial(texts.leak, texts.tools)]
+        yield "semantic.no_solution_leakage/errors", [partial(texts.leak, texts.errors)]
+        yield "semantic.no_solution_leakage/observations", [partial(texts.leak, texts.observations)]
         yield "semantic.canary_floor/random", [self.chance]
         for name in SEEKERS:
             yield f"semantic.canary_floor/{name}", [partial(self.seeker, name)]
-        yield "data.relabelled_splits", [self.relabelled]
-        yield "data.near_overlap", [self.near]
+        yield "data.relabelled_splits", [texts.relabelled]
+        yield "data.near_overlap", [texts.near]
         yield "runtime.resource_bounds", [bounds.bounds]
         yield "semantic.resource_envelope", [bounds.envelope]
         yield "runtime.observation_size", [bounds.sizes]
@@ -252,96 +216,6 @@ class _Suite:
         elif excess > margin / 2 or lucky > margin / 2:
             yield Doubt(f"mean score {found.mean:.2f} where chance has {floor_mean:.2f}; {found.best}")
 
-    # -- leaks --------------------------------------------------------------------------------------------------------
-
-    def leak(self, texts: Callable[[Task], str]) -> Iterator[str]:
-        """No gold answer is in a text."""
-        columns = (*self.settings.answers, *(() if self.spec.judge is None else self.spec.judge.reads))
-        tasks = list(self.checks.some())
-        golds = {task.task_id: leakage.golds_of(task, self.plays.expert(task), columns) for task in tasks}
-        if not any(golds.values()):
-            there = ", ".join(dict.fromkeys(name for task in tasks for name in task.args)) or "none"
-            raise NotApplicable(
-                f"{NO_GOLD}: no column of the tasks (there are: {there}) is named like one or by answers=, and the "
-                "expert's last turn is no answer; name it with answers=[COLUMN]"
-            )
-        found = leakage.find(golds, {task.task_id: texts(task) for task in tasks})
-        self.measured |= {"tasks": found.tasks, "own": found.own, "decoys": round(found.decoys, 2)}
-        if not found.own:
-            return
-        told = f"the gold answer is shown in {found.own} of {found.tasks} tasks, by chance {found.decoys:.1f}"
-        told = f"{told}: {found.example}"
-        yield told if found.excess > LEAK else Doubt(told)
-
-    def _prompt(self, task: Task) -> str:
-        with self.checks.opened() as episode:
-            start = begin(episode, task)
-            return f"{start.system}\n{start.observation}"
-
-    def _tools(self, task: Task) -> str:
-        with self.checks.opened() as episode:
-            return json.dumps(begin(episode, task).tools, ensure_ascii=False)
-
-    def _errors(self, task: Task) -> str:
-        with self.checks.opened() as episode:
-            episode.reset(task)
-            told = []
-            for action in faulty(episode):
-                told.append(episode.step(action).observation or "")
-                if episode.terminated:
-                    episode.reset(task)
-        played = [step for play in self.plays.chance(task) for step in play.steps if step.fault is not None]
-        return "\n".join([*told, *(step.observation or "" for step in played)])
-
-    def _observations(self, task: Task) -> str:
-        return "\n".join(step.observation or "" for step in self.plays.blind(task).steps if step.fault is None)
-
-    # -- splits -------------------------------------------------------------------------------------------------------
-
-    def relabelled(self) -> Iterator[str]:
-        """No goal that an episode of the train split reaches is a task of another split."""
-        held = {_facts(task.args): f"{split}/{task.task_id}" for split in SPLITS[1:]
-                for task in self.checks.listed(split)}  # fmt: skip
-        reached = 0
-        for task in self.checks.listed(SPLITS[0])[: self.settings.tasks * 4]:
-            with self.checks.opened() as episode:
-                self.checks.player.run_on(episode, task, self.checks.player.script(task))
-                goal = episode.achieved_goal()
-            if goal is not None:
-                reached += 1
-                if (other := held.get(_facts(goal))) is not None:
-                    yield f"an episode of {task.task_id} reaches the goal of {other}: hindsight would train on it"
-        self.measured |= {"episodes": reached, "held_out_tasks": len(held)}
-        if not reached:
-            raise NotApplicable("it names no achieved goal")
-
-    def near(self) -> Iterator[str]:
-        """No two tasks of different splits begin almost alike."""
-        texts: dict[str, dict[str, str]] = {split: {} for split in SPLITS}
-        end = time.monotonic() + self.settings.seconds / 2
-        with self.checks.opened() as episode:
-            for split in SPLITS:
-                for task in self.checks.listed(split)[: self.settings.prompts]:
-                    if time.monotonic() > end:
-                        break
-                    texts[split][task.task_id] = episode.reset(task)
-        found = list(near_pairs(texts, self.settings.near))
-        equal = [pair for pair in found if pair.similarity == 1]
-        self.measured |= {"compared": {split: len(some) for split, some in texts.items()}, "pairs": len(found),
-                          "equal": len(equal)}  # fmt: skip
-        if found:
-            most = max(found, key=lambda pair: pair.similarity)
-            yield (
-                f"{len(found)} pairs of first observations are at least {self.settings.near:.0%} alike, {len(equal)} "
-                f"equal; e.g. {most.one} and {most.other} ({most.similarity:.0%})"
-            )
-
-
 def _score(play: Trajectory) -> float:
     verdict = play.verdict
     return -1.0 if verdict is None or verdict.score is None else verdict.score + bool(verdict.success)
-
-
-def _facts(args: Mapping[str, Any]) -> str:
-    return json.dumps({k: v for k, v in args.items() if k not in ("task_id", "split", "fold")}, sort_keys=True,
-                      default=str)  # fmt: skip

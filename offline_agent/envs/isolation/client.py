@@ -12,91 +12,68 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent import catalog, crash_notes
 from offline_agent.envs.episode import Episode, StepResult
-from offline_agent.envs.isolation import waiting
 from offline_agent.envs.isolation.protocol import BadMessage, receive_answer, send_request
-from offline_agent.envs.isolation.remote import bootstrap, check_interpreter
+from offline_agent.envs.isolation.remote import check_interpreter, server_command
+from offline_agent.envs.pool import present
 from offline_agent.envs.tools import ToolSet
 from offline_agent.errors import ConfigError, EnvironmentFault, ToolError
 from offline_agent.records import Action, Task, Verdict
 
 if TYPE_CHECKING:
-    from offline_agent.envs.base import EnvSpec
+    from offline_agent.envs.description import EnvDescription
 
-_PACKAGE = Path(__file__).resolve().parents[3]
 
 
 class EpisodeServer:
     """The process that episodes are forked from; starts at once, ends with this object or with the run.
 
     Args:
-        spec: The environment.
+        path: The environment's name, as its interpreter finds it.
+        args: Arguments of its constructor.
+        options: Of `EnvSpec`.
+        python: The interpreter; None = this one.
 
     Attributes:
         template: A process that has reset the environment once, so its forks have loaded all modules and data. None
             before the first reset, and where that process cannot be forked.
+        facts: What the environment of another interpreter is like (`remote.facts_of`); None for this one's.
 
     Raises:
-        ConfigError: Its process cannot load the environment, or the system is not Linux.
+        ConfigError: It is no interpreter, its process cannot load the environment, or the system is not Linux.
     """
 
-    def __init__(self, spec: EnvSpec) -> None:
-        options = {"sandboxed": spec.sandboxed, "max_observation_chars": spec.max_observation_chars}
-        self._begin(spec.path, spec.args, options)
-        if self._answer.get("faults"):
-            raise ConfigError([f"env.isolate=process, {spec.name}: {fault}" for fault in self._answer["faults"]])
-
-    @classmethod
-    def of_interpreter(
-        cls, python: str, path: str, args: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> tuple[EpisodeServer, dict[str, Any]]:
-        """Return the server of an environment in another interpreter, and what it is like (`remote.facts_of`).
-
-        Args:
-            python: The interpreter.
-            path: The environment's name, as that interpreter finds it.
-            args: Arguments of its constructor.
-            options: Of `EnvSpec`.
-
-        Raises:
-            ConfigError: It is no interpreter, or it cannot load the environment.
-        """
-        python = check_interpreter(python)
-        server = cls.__new__(cls)
-        try:
-            server._begin(path, args, options, python)
-        except EnvironmentFault as error:
-            raise ConfigError(f"env.python: {python} cannot serve {path}: {error}; its own words are above") from error
-        if server._answer.get("faults"):
-            raise ConfigError([f"env.python={python}: {fault}" for fault in server._answer["faults"]])
-        return server, server._answer["facts"]
-
-    def _begin(
+    def __init__(
         self, path: str, args: Mapping[str, Any], options: Mapping[str, Any], python: str | None = None
     ) -> None:
         if not sys.platform.startswith("linux"):
             raise ConfigError("env.isolate: got process, which needs Linux; allowed here: none")
+        python = None if python is None else check_interpreter(python)
         self.template: IsolatedEpisode | None = None
         self._templated = False
         self._keeping, self._opening = threading.Lock(), threading.Lock()
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
-        paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
-        program, environ = [sys.executable, "-m", "offline_agent.envs.isolation.server"], {"PYTHONPATH": paths}
-        if python is not None:
-            program, environ = [python, "-c", bootstrap(catalog.entry_point("env", path))], {}
         with theirs:
+            command, environ = server_command(python, catalog.entry_point("env", path), theirs.fileno())
             self._process = subprocess.Popen(
-                [*program, str(theirs.fileno())], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-                start_new_session=True, env={**_environ(python), **environ},
-            )  # fmt: skip
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, env=environ
+            )
         self._finalizer = weakref.finalize(self, _end, self._socket, self._process)
-        own = list(sys.path) if python is None else None
-        self._answer = self._ask((path, dict(args), dict(options), own, os.getpid()))
+        paths = list(sys.path) if python is None else None
+        try:
+            answer = self._ask((path, dict(args), dict(options), paths, os.getpid()))
+        except EnvironmentFault as error:
+            if python is None:
+                raise
+            raise ConfigError(f"env.python: {python} cannot serve {path}: {error}; its own words are above") from error
+        if answer.get("faults"):
+            key = "env.isolate=process" if python is None else f"env.python={python}"
+            raise ConfigError([f"{key}: {fault}" for fault in answer["faults"]])
+        self.facts: dict[str, Any] | None = answer.get("facts")
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """Return the answer of the environment's class to `tasks` or `demonstrate`; raises what it raised there."""
@@ -122,7 +99,7 @@ class EpisodeServer:
             with contextlib.suppress(EnvironmentFault):
                 self.template = episode.fork("copy")
 
-    def open(self, spec: EnvSpec) -> IsolatedEpisode:
+    def open(self, spec: EnvDescription) -> IsolatedEpisode:
         """Return a fresh environment in a process of its own; raises EnvironmentFault as `EnvSpec.open`."""
         if self.template is not None:
             try:
@@ -170,7 +147,12 @@ class IsolatedEpisode(Episode):
     """
 
     def __init__(
-        self, spec: EnvSpec, server: EpisodeServer, ours: socket.socket, pid: int | None = None, opens: bool = True
+        self,
+        spec: EnvDescription,
+        server: EpisodeServer,
+        ours: socket.socket,
+        pid: int | None = None,
+        opens: bool = True,
     ) -> None:
         super().__init__(spec, None)
         self._server = server
@@ -190,14 +172,8 @@ class IsolatedEpisode(Episode):
             raise EnvironmentFault(self._terminated)
         return bool(self._terminated)
 
-    @property
-    def system_prompt(self) -> str:
-        """See `Episode.system_prompt`."""
-        return str(self._ask("system_prompt"))
-
-    def reset(self, task: Task) -> str:
-        """See `Episode.reset`."""
-        self._task = task
+    def begin(self, task: Task) -> str:
+        """See `Episode.begin`."""
         with self.spec.census.reset():
             value = self._ask("reset", task)
         own = value["tools"]
@@ -205,8 +181,8 @@ class IsolatedEpisode(Episode):
         self._server.keep_template(self)
         return str(value["observation"])
 
-    def step(self, action: Action) -> StepResult:
-        """See `Episode.step`."""
+    def execute(self, action: Action) -> StepResult:
+        """See `Episode.execute`."""
         bare = action if action.token_ids is None else replace(action, token_ids=None, logps=None)
         watch = self.spec.watch
         if watch is not None:
@@ -219,19 +195,17 @@ class IsolatedEpisode(Episode):
                 watch.raised(action.call.name, ToolError(result.observation or ""))
         return result
 
-    def verdict(self) -> Verdict:
-        """See `Episode.verdict`."""
+    def own_verdict(self) -> Verdict:
+        """See `Episode.own_verdict`."""
         try:
             return Verdict.from_json(self._ask("verdict"))
         except EnvironmentFault as error:
             return Verdict(None, None, f"{self.spec.name}.get_reward", self.spec.version, error=f"Error: {error}")
 
-    def copy(self) -> Episode:
-        """See `Episode.copy`: a fork of its process."""
-        if self.spec.replay_only:
-            raise EnvironmentFault(f"{self.spec.name}: replay_only environments are restored by replay, not copied")
+    def duplicate(self) -> Episode:
+        """See `Episode.duplicate`: a fork of its process."""
         twin = self.fork("copy")
-        twin.tools, twin._terminated, twin._task = self.tools, self._terminated, self._task
+        twin._terminated = self._terminated
         return twin
 
     def fork(self, what: str) -> IsolatedEpisode:
@@ -245,24 +219,8 @@ class IsolatedEpisode(Episode):
             self._send(what, theirs)
         return IsolatedEpisode(self.spec, self._server, ours, opens=what == "open")
 
-    def fingerprint(self) -> str | None:
-        """See `Episode.fingerprint`."""
-        value = self._ask("fingerprint")
-        return None if value is None else str(value)
-
-    def achieved_goal(self) -> dict[str, Any] | None:
-        """See `Episode.achieved_goal`."""
-        value = self._ask("achieved_goal")
-        return dict(value) if isinstance(value, Mapping) else None
-
-    def turn_reward(self) -> float | None:
-        """See `Episode.turn_reward`."""
-        value = self._ask("turn_reward")
-        return None if value is None else float(value)
-
-    def undeclared_turn_reward(self) -> bool:
-        """See `Episode.undeclared_turn_reward`."""
-        return bool(self._ask("undeclared_turn_reward"))
+    def _read(self, attribute: str, otherwise: Any) -> Any:
+        return self._ask(attribute)
 
     def close(self) -> None:
         """See `Episode.close`: its process ends."""
@@ -275,10 +233,8 @@ class IsolatedEpisode(Episode):
     def __del__(self) -> None:
         self._drop()
 
-    # -- talking to the process --------------------------------------------------------------------------------------
-
     def _ask(self, what: str, *arguments: Any) -> Any:
-        with crash_notes.noted(f"{what} of {self.spec.name}, task {self._task.task_id if self._task else '-'}"):
+        with crash_notes.noted(f"{what} of {self.spec.name}, task {self._boundary.task_id}"):
             self._send(what, *arguments)
             answer = self._receive(what)
         if "misuse" in answer:
@@ -309,15 +265,15 @@ class IsolatedEpisode(Episode):
 
     def _receive(self, what: str) -> dict[str, Any]:
         """Return the answer to the last request; a call that ran out of time has its process killed meanwhile."""
-        call = waiting.present()
+        call = present()
         if call is not None and not call.begin(self._kill):
             self._kill()
         try:
             answer = receive_answer(self._socket)
         except (OSError, EOFError) as error:
             how = "ended" if self._pid is None else self._server.end_of(self._pid)
-            task = self._task.task_id if self._task else "-"
             self._drop()
+            task = self._boundary.task_id
             raise EnvironmentFault(f"{self.spec.name}: its process {how} in {what} (task {task})") from error
         except BadMessage as error:
             self._kill()
@@ -330,11 +286,6 @@ class IsolatedEpisode(Episode):
         if "fault" in answer:
             raise EnvironmentFault(str(answer["fault"]))
         return answer
-
-
-def _environ(python: str | None) -> dict[str, str]:
-    """Return the variables for a server; another interpreter does not look for modules where this one does."""
-    return {k: v for k, v in os.environ.items() if python is None or k not in ("PYTHONPATH", "PYTHONHOME")}
 
 
 def _end(own: socket.socket, process: subprocess.Popen[bytes]) -> None:

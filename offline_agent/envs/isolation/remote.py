@@ -10,7 +10,9 @@ import importlib.util
 import os
 import random
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.envs.tools import ToolSet
@@ -19,9 +21,9 @@ from offline_agent.errors import ConfigError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from offline_agent.envs.base import EnvSpec
-    from offline_agent.envs.isolation.client import EpisodeServer
+    from offline_agent.envs.description import EnvDescription
 
+_PACKAGE = Path(__file__).resolve().parents[3]
 OLDEST = (3, 11)
 _AT_ONCE = 100  # tasks of a request
 _FLAGS = ("version", "replay_only", "max_steps", "deterministic_verifier", "system_prompt")
@@ -55,11 +57,11 @@ def check_interpreter(python: str) -> str:
     return path
 
 
-def facts_of(spec: EnvSpec) -> dict[str, Any]:
+def facts_of(spec: EnvDescription) -> dict[str, Any]:
     """Return what the other side has to know of an environment, as JSON."""
     import inspect
 
-    from offline_agent.envs.schema import tool_functions
+    from offline_agent.envs.tools.schema import tool_functions
 
     cls = spec.cls
     reset = inspect.signature(cls.reset).parameters  # type: ignore[attr-defined]
@@ -85,7 +87,7 @@ def facts_of(spec: EnvSpec) -> dict[str, Any]:
     }
 
 
-def demonstrated(spec: EnvSpec, task: Any, messages: Any, state: Any, noise: float) -> dict[str, Any]:
+def demonstrated(spec: EnvDescription, task: Any, messages: Any, state: Any, noise: float) -> dict[str, Any]:
     """Return the expert's message, and the state of the random generator after it."""
     assert spec.demonstrate is not None
     rng = random.Random()
@@ -94,17 +96,17 @@ def demonstrated(spec: EnvSpec, task: Any, messages: Any, state: Any, noise: flo
     return {"message": message, "rng": rng.getstate()}
 
 
-def stand_in(facts: Mapping[str, Any], server: EpisodeServer) -> type:
+def stand_in(facts: Mapping[str, Any], ask: Callable[..., Any]) -> type:
     """Return a class with the contract of the environment that a server has; only its class-level parts can be used.
 
     Args:
         facts: What `facts_of` returned there.
-        server: The server.
+        ask: `EpisodeServer.ask`.
     """
     members: dict[str, Any] = {flag: facts[flag] for flag in _FLAGS}
     members |= {"name": facts["name"], "irreversible": frozenset(facts["irreversible"])}
     members["runs_code"] = facts["runs_code"]
-    members |= {"__module__": facts["module"], "__qualname__": facts["class"], "_server": server}
+    members |= {"__module__": facts["module"], "__qualname__": facts["class"], "_ask": staticmethod(ask)}
     members["reset"] = _reset_named if facts["named"] else _reset
     members |= {name: _elsewhere(name, text) for name, text in facts["methods"].items()}
     if facts["tasks"]:
@@ -145,7 +147,7 @@ def _elsewhere(name: str, text: str | None = None) -> Any:
 def _tasks(cls: Any, split: str) -> Iterator[dict[str, Any]]:
     first = 0
     while True:
-        entries: Sequence[Any] = cls._server.ask("tasks", split, first, _AT_ONCE)
+        entries: Sequence[Any] = cls._ask("tasks", split, first, _AT_ONCE)
         yield from entries
         first += len(entries)
         if len(entries) < _AT_ONCE:
@@ -153,13 +155,29 @@ def _tasks(cls: Any, split: str) -> Iterator[dict[str, Any]]:
 
 
 def _demonstrate(cls: Any, task: Any, messages: Any, rng: random.Random, noise: float) -> Any:
-    answer = cls._server.ask("demonstrate", task, messages, rng.getstate(), noise)
+    answer = cls._ask("demonstrate", task, messages, rng.getstate(), noise)
     version, numbers, gauss = answer["rng"]
     rng.setstate((version, tuple(numbers), gauss))
     return answer["message"]
 
 
-def bootstrap(point: EntryPoint | None) -> str:
+def server_command(python: str | None, point: EntryPoint | None, channel: int) -> tuple[list[str], dict[str, str]]:
+    """Return the command line of a server and its variables.
+
+    Args:
+        python: The interpreter; None = this one. Another does not look for modules where this one does.
+        point: The entry point of the environment; None = it has none.
+        channel: The descriptor of its socket to the run.
+    """
+    if python is not None:
+        environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        return [python, "-c", _bootstrap(point), str(channel)], environ
+    paths = os.pathsep.join(filter(None, [str(_PACKAGE), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "offline_agent.envs.isolation.server", str(channel)]
+    return command, {**os.environ, "PYTHONPATH": paths}
+
+
+def _bootstrap(point: EntryPoint | None) -> str:
     """Return a program that imports this package from where it lies, and serves.
 
     Args:

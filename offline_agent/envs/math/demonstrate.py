@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offline_agent.envs.mutation import mutated
+from offline_agent.envs.math.mutation import mutated
 from offline_agent.records import Message, call_message
 
 _NUMBER = re.compile(r"-?\d+(?:/\d+|\.\d+)?")

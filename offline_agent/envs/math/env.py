@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 
 from offline_agent.envs.base import Environment, ToolError
 from offline_agent.envs.math import demonstrate as expert
-from offline_agent.envs.math.data import read_file
-from offline_agent.envs.math.families import problems
 from offline_agent.envs.math.notebook import Notebook
+from offline_agent.envs.math.problems import problems, read_file
 from offline_agent.envs.task_files import divided
 from offline_agent.judges.verifiers import symbolic
 from offline_agent.records import Message, Verdict

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offline_agent.envs.shop.catalogue import Product
 from offline_agent.envs.shop.goals import Goal
 from offline_agent.records import Message
 
-if TYPE_CHECKING:
-    from offline_agent.envs.shop.env import Shop
+Shop = Any
+"""An `env.Shop`, which imports this module."""
 
 NOTICE = 0.35
 """Probability, for each option, that the careless customer notices that the product does not fit."""

@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from offline_agent.envs.shop.catalogue import RESULTS_PER_PAGE, Catalogue, Product, catalogue
+from offline_agent.envs.shop.demonstrate import next_turn
 from offline_agent.envs.shop.goals import Goal, goals, reward, split_of
 from offline_agent.errors import Refusal
 from offline_agent.records import Message, Verdict
@@ -223,8 +224,6 @@ class Shop:
         cls, task: Mapping[str, Any], messages: Sequence[Message], rng: random.Random, noise: float
     ) -> Message:
         """Return the scripted customer's next turn; see `offline_agent.envs.shop.demonstrate`."""
-        from offline_agent.envs.shop.demonstrate import next_turn
-
         return next_turn(cls(), task, messages, rng, noise)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shop:

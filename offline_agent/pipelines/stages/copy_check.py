@@ -11,11 +11,10 @@ from typing import Any
 
 from offline_agent.config.build_prefs import LimitsSection
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.costs import capacity, free_now, holding_of_one
+from offline_agent.envs.checks.process_state import ProcessState
+from offline_agent.envs.checks.trial import capacity, copying_fault, free_now, holding_of_one, measured
 from offline_agent.envs.play import play
 from offline_agent.envs.pool import EnvPool
-from offline_agent.envs.process_state import ProcessState
-from offline_agent.envs.snapshots import copying_fault, costs
 from offline_agent.errors import EnvironmentFault
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.scripted import RandomPolicy
@@ -90,15 +89,16 @@ def _note(session: Session[Any], spec: EnvSpec, reason: str, consequence: str, a
 def _isolate(session: Session[Any], spec: EnvSpec, task: Task, needed: bool) -> bool:
     """Isolate the environment where its forks are snapshots and cheaper than replays, or where it is `needed`."""
     actions = limited(session.config.limits, lambda: _random_actions(spec, task))
-    replay = limited(session.config.limits, lambda: costs(spec, task, actions))
+    costs = partial(measured, spec, task, actions)
+    replay = limited(session.config.limits, partial(costs, spec.isolated))
     spec.isolated = True
     fault = limited(session.config.limits, lambda: copying_fault(spec, task, actions))
-    fork = limited(session.config.limits, lambda: costs(spec, task, actions)) if fault is None else fault
+    fork = limited(session.config.limits, partial(costs, spec.isolated)) if fault is None else fault
     if any(isinstance(each, EnvironmentFault) for each in (actions, replay, fork)):
         spec.isolated = False  # the search will meet it
         return False
     steps = getattr(session.config, "max_steps", session.config.search.max_steps) / 2
-    if not needed and (fault is not None or fork.copy + fork.step >= replay.replay(steps)):
+    if not needed and (fault is not None or (fork.copy or 0.0) + fork.call >= replay.of_replay(steps)):
         spec.isolated = False
         return False
     spec.replay_only = fault is not None

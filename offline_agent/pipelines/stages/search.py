@@ -9,7 +9,7 @@ from typing import Any
 
 from offline_agent.config.build_prefs import DEFAULT_STEPS, BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
-from offline_agent.envs.census import Census
+from offline_agent.envs.description import Census
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.launch.shards import Shard, listed

@@ -21,115 +21,15 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from offline_agent.errors import PolicyError
 from offline_agent.policies.hf.architecture import Unpackable, check_call
+from offline_agent.policies.hf.kv_cache import QUERY_STEP, RUN, SlotCache, round_up
 
 NAME = "offline_agent_slots"
 LENGTH_STEP = 32
-RUN = 128  # positions summed in one product
 ROW_STEP = 16
-QUERY_STEP = 4
 BLOCK = 4  # decoding slots with a common padded length
 MOST_PADDING = 512  # positions of padding that are cheaper than one more product
 MOST_SCORES = 1 << 23  # elements of one matrix of attention scores
-
-
-def round_up(size: int, step: int) -> int:
-    """Return the smallest multiple of `step` that is not below `size`."""
-    return -(-size // step) * step
-
-
-@dataclass(frozen=True)
-class CacheShape:
-    """Shape of a model's keys and values.
-
-    Attributes:
-        layers, heads, kv_heads: Numbers of layers, query heads and key-value heads.
-        width: Dimension of one head.
-        exact: Whether to use products that give the same bits in any batch (slower on an accelerator).
-    """
-
-    layers: int
-    heads: int
-    kv_heads: int
-    width: int
-    exact: bool
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a key-value head."""
-        return self.heads // self.kv_heads
-
-    @property
-    def span(self) -> int:
-        """Most tokens of a slot in one decoding step."""
-        return QUERY_STEP if self.exact else 1
-
-
-class SlotCache:
-    """Keys and values of the sequences in work, position p at index p.
-
-    As the capacity grows, slots are given up, the last first, so that the whole stays within `limit`; one is always
-    left. The memory starts as zeros: values beyond a sequence's end are always finite and, masked, add exactly 0.
-
-    Args:
-        slots: Most sequences.
-        limit: Most bytes; see above.
-
-    Attributes:
-        data: [layers, 2, slots, kv_heads, capacity, width].
-        slots: Sequences that there is room for now.
-    """
-
-    def __init__(self, slots: int, shape: CacheShape, dtype: torch.dtype, device: torch.device, limit: int) -> None:
-        self.shape = shape
-        self.limit = limit
-        self.token_bytes = shape.layers * 2 * shape.kv_heads * shape.width * dtype.itemsize
-        self.slots, self.capacity = slots, 3 * RUN
-        self.slots = self._fitting(self.capacity)
-        size = (shape.layers, 2, self.slots, shape.kv_heads, self.capacity, shape.width)
-        self.data = torch.zeros(size, dtype=dtype, device=device)
-
-    def _fitting(self, capacity: int) -> int:
-        return max(1, min(self.slots, self.limit // (capacity * self.token_bytes)))
-
-    def reserve(self, length: int, used: int) -> bool:
-        """Make room for sequences of `length` ids; return False where slots in use would have to be given up.
-
-        Args:
-            length: Ids of a sequence.
-            used: The first `used` slots may be in use.
-
-        Raises:
-            PolicyError: There is not enough memory.
-        """
-        if length <= self.capacity:
-            return True
-        capacity = round_up(length, RUN)
-        ahead = round_up(max(length, min(2 * self.capacity, self.capacity + 1024)), RUN)
-        if self._fitting(ahead) == self.slots:
-            capacity = ahead
-        slots = self._fitting(capacity)
-        if slots < used:
-            return False
-        layers, two, _, heads, _, width = self.data.shape
-        try:
-            data = self.data.new_zeros(layers, two, slots, heads, capacity, width)
-        except RuntimeError as error:
-            raise PolicyError(
-                f"no memory for {slots} slots of {capacity} ids: lower policy.slots or policy.max_context ({error})"
-            ) from error
-        data[:, :, :used, :, : self.capacity] = self.data[:, :, :used]
-        self.data, self.slots, self.capacity = data, slots, capacity
-        return True
-
-    def slot(self, slot: int) -> torch.Tensor:
-        """Return the view [layers, 2, kv_heads, capacity, width] of one slot."""
-        return self.data[:, :, slot]
-
-    def read(self, slot: int, start: int, end: int) -> torch.Tensor:
-        """Return a copy [layers, 2, kv_heads, end - start, width]."""
-        return self.data[:, :, slot, :, start:end].clone()
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ import torch
 
 from offline_agent.errors import ConfigError, PolicyError
 from offline_agent.policies.hf.architecture import Unpackable, check_layers, distance, length_limit, lowered
-from offline_agent.policies.hf.attention import NAME, ROW_STEP, DecodingRow, Piece, SlotCache, SlotPlan, round_up
+from offline_agent.policies.hf.attention import NAME, ROW_STEP, DecodingRow, Piece, SlotPlan
+from offline_agent.policies.hf.kv_cache import SlotCache, round_up
 from offline_agent.policies.hf.sampling import sample
 
 T = TypeVar("T")

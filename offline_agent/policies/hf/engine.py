@@ -6,18 +6,18 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
 
 from offline_agent.errors import PolicyError
 from offline_agent.policies.base import as_policy_error
-from offline_agent.policies.hf.attention import ROW_STEP, DecodingRow, SlotCache, SlotPlan
+from offline_agent.policies.hf.attention import ROW_STEP, SlotPlan
+from offline_agent.policies.hf.kv_cache import KVTrie, SlotCache, common_prefix, copy_path
 from offline_agent.policies.hf.requests import DraftTable, EngineCounts, PackedBatch, PromptRequest, RunningSample
 from offline_agent.policies.hf.sampling import sample, token_logps
-from offline_agent.policies.hf.trie import KVTrie, common_prefix, copy_path
 
+PIECE = 512  # most prompt ids computed in one step
 WAIT_FOR = 4  # a prompt waits for another one in prefill that shares more than this many ids beyond the cached ones
 
 
@@ -29,7 +29,6 @@ class BatchingEngine:
         cache: The slots.
         trie: Keys and values of earlier histories.
         stop_ids: Ids that end a sample.
-        piece_tokens: Most prompt ids computed in one step.
         draft_tokens: Ids are drafted while a step decodes fewer tokens than this.
     """
 
@@ -39,14 +38,12 @@ class BatchingEngine:
         cache: SlotCache,
         trie: KVTrie,
         stop_ids: Iterable[int],
-        piece_tokens: int = 512,
-        draft_tokens: int = 0,
+        draft_tokens: int,
     ) -> None:
         self._forward = forward
         self.cache = cache
         self.trie = trie
         self._stop = frozenset(stop_ids)
-        self._piece_tokens = piece_tokens
         self._draft_tokens = draft_tokens
         self._drafts = DraftTable()
         self.counts = EngineCounts()
@@ -64,14 +61,14 @@ class BatchingEngine:
         return bool(self._inbox or self._waiting or self._filling or self._started or self._lanes or self._finished)
 
     def submit(self, job: PromptRequest) -> None:
-        """Queue a job."""
+        """Queue a request."""
         self._inbox.append(job)
 
     def cancel(self, owner: object, error: PolicyError) -> list[PromptRequest]:
         """Drop the unfinished requests of `owner` and return them, with `error` set."""
         self._take()
-        dropped = [job for job in self._alive() if job.owner is owner]
-        for job in dropped:
+        unfinished = (*self._waiting, *self._filling, *self._started, *(lane.job for lane in self._lanes))
+        for job in {id(job): job for job in unfinished if job.owner is owner}.values():
             self._drop(job, error)
         finished, self._finished = self._finished, []
         return finished
@@ -92,14 +89,7 @@ class BatchingEngine:
     def _take(self) -> None:
         while self._inbox:
             job = self._inbox.popleft()
-            if job.left:
-                self._waiting.append(job)
-            else:
-                self._finished.append(job)
-
-    def _alive(self) -> list[PromptRequest]:
-        jobs = (*self._waiting, *self._filling, *self._started, *(lane.job for lane in self._lanes))
-        return list({id(job): job for job in jobs}.values())
+            (self._waiting if job.left else self._finished).append(job)
 
     def _drop(self, job: PromptRequest, error: PolicyError) -> None:
         job.error = error
@@ -107,17 +97,14 @@ class BatchingEngine:
             self._waiting.remove(job)
         if job in self._filling:
             self._filling.remove(job)
-            self._release(job.slot)
+            heapq.heappush(self._free, job.slot)
         if job in self._started:
             self._started.remove(job)
         for lane in job.lanes:
             self._lanes.remove(lane)
-            self._release(lane.slot)
+            heapq.heappush(self._free, lane.slot)
         job.lanes = []
         self._finished.append(job)
-
-    def _release(self, slot: int) -> None:
-        heapq.heappush(self._free, slot)
 
     def _place(self) -> None:
         """Give free slots to samples whose prompt is computed, then to prompts, first come first served.
@@ -132,7 +119,7 @@ class BatchingEngine:
             self._fork(job)
         full = self.trie.full
         if full:
-            self._waiting = deque(sorted(self._waiting, key=attrgetter("cold")))
+            self._waiting = deque(sorted(self._waiting, key=lambda job: job.cold))
         put_off: list[PromptRequest] = []
         while self._waiting and self._free:
             if full and self._waiting[0].cold and any(job.cold for job in self._filling):
@@ -172,7 +159,7 @@ class BatchingEngine:
             if common_prefix(other.prompt[known:], job.prompt[known:]) > WAIT_FOR and other.prompt[:known] == head:
                 return False
         job.slot = heapq.heappop(self._free)
-        copy_path(path, self.cache.slot(job.slot))
+        copy_path(path, self.cache.data[:, :, job.slot])
         job.filled = known
         self._filling.append(job)
         return True
@@ -186,7 +173,7 @@ class BatchingEngine:
                 self.cache.data[:, :, slot, :, :size] = self.cache.data[:, :, job.lanes[0].slot, :, :size]
             else:
                 path, known = self.trie.match(job.prompt, job.node, size)
-                copy_path(path, self.cache.slot(slot))
+                copy_path(path, self.cache.data[:, :, slot])
                 if known < size:  # evicted from the trie meanwhile: compute the rest again
                     job.slot, job.filled, job.logits = slot, min(known, size - 1), None
                     self._filling.append(job)
@@ -222,43 +209,16 @@ class BatchingEngine:
     def _pack(self) -> PackedBatch:
         """Return the packed batch: decoding samples, pieces of prompts, given ids, in this order."""
         batch = PackedBatch([lane for lane in self._lanes if not lane.fresh])
-        spare = self._draft_tokens - len(batch.decoding)
-        for lane in batch.decoding:
-            left = lane.job.limit - len(lane.ids) - 1
-            lane.drafts = self._drafts.guess(lane.ids, min(self.cache.shape.span - 1, left, spare))
-            spare -= len(lane.drafts)
-            piece = batch.add(lane.slot, lane.position, [lane.ids[-1], *lane.drafts])
-            batch.rows.append(DecodingRow(piece.slot, piece.start, piece.count))
-        batch.wanted.extend(range(len(batch.tokens)))
-        budget = self._piece_tokens
-        for job in self._filling:
-            count = min(len(job.prompt) - job.filled, budget)
-            if not count:
-                break
-            budget -= count
-            batch.pieces.append(batch.add(job.slot, job.filled, job.prompt[job.filled : job.filled + count]))
-            batch.fills.append((job, count))
-            if job.filled + count == len(job.prompt):
-                batch.wanted.append(len(batch.tokens) - 1)
-        for lane in self._lanes:
-            if lane.job.forced is None or lane.job.logits is None or lane.ids:
-                continue
-            lane.ids = list(lane.job.forced[lane.index])
-            batch.forced.append(lane)
-            if len(lane.ids) > 1:
-                piece = batch.add(lane.slot, len(lane.job.prompt), lane.ids[:-1])
-                batch.pieces.append(piece)
-                batch.wanted.extend(range(piece.first, piece.first + piece.count))
+        batch.add_decoding(self._drafts, self._draft_tokens - len(batch.decoding), self.cache.shape.span)
+        batch.add_prompts(self._filling, PIECE)
+        batch.add_forced(self._lanes)
         return batch
 
     def _run(self, batch: PackedBatch) -> torch.Tensor:
-        device = self.cache.data.device
-        plan = SlotPlan(self.cache, batch.rows, batch.pieces)
-        extra = [0] * (-len(batch.tokens) % ROW_STEP)
-        ids = torch.tensor([batch.tokens + extra], device=device)
-        places = torch.tensor([batch.positions + extra], device=device)
-        keep = torch.tensor(batch.wanted + [0] * (-len(batch.wanted) % ROW_STEP), dtype=torch.long, device=device)
-        return self._forward(ids, places, plan, keep)
+        # Whole multiples of rows: products of other shapes round differently (see `attention`).
+        rows = [row + [0] * (-len(row) % ROW_STEP) for row in (batch.tokens, batch.positions, batch.wanted)]
+        ids, places, keep = (torch.tensor(row, dtype=torch.long, device=self.cache.data.device) for row in rows)
+        return self._forward(ids[None], places[None], SlotPlan(self.cache, batch.rows, batch.pieces), keep)
 
     def _filled(self, job: PromptRequest, logits: torch.Tensor) -> None:
         """Store a computed prompt in the trie and start its samples; the first one continues in the prompt's slot."""
@@ -295,12 +255,8 @@ class BatchingEngine:
         rows = [logits[: len(lanes) - len(fresh)]] if decoding else []
         if fresh:
             rows.append(torch.stack([lane.job.logits for lane in fresh]))
-        ids, logps = sample(
-            torch.cat(rows) if len(rows) > 1 else rows[0],
-            [lane.job.seeds[lane.index] for lane in lanes],
-            spots,
-            [lane.job.temperature for lane in lanes],
-        )
+        seeds, temperatures = zip(*((lane.job.seeds[lane.index], lane.job.temperature) for lane in lanes), strict=True)
+        ids, logps = sample(torch.cat(rows) if len(rows) > 1 else rows[0], seeds, spots, temperatures)
         at = 0
         for lane in decoding + fresh:
             count = 1 + len(lane.drafts)
@@ -338,7 +294,7 @@ class BatchingEngine:
         job.results[lane.index] = (lane.ids, lane.logps)
         job.lanes.remove(lane)
         self._lanes.remove(lane)
-        self._release(lane.slot)
+        heapq.heappush(self._free, lane.slot)
         job.left -= 1
         if not job.left:
             self._finished.append(job)

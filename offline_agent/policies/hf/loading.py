@@ -12,7 +12,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from offline_agent.errors import ConfigError, PolicyError, did_you_mean
 from offline_agent.memory import free_memory
-from offline_agent.policies.hf.attention import NAME, CacheShape, slot_attention
+from offline_agent.policies.hf.attention import NAME, slot_attention
+from offline_agent.policies.hf.kv_cache import CacheShape
 from offline_agent.rendering.hub import load
 from offline_agent.store import integrity
 

@@ -8,7 +8,8 @@ batch nor on the content of the trie; `batch_invariant` tells whether a test at 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,8 @@ from offline_agent.records import Context
 from offline_agent.rendering.renderer import Renderer
 
 if TYPE_CHECKING:
+    from offline_agent.policies.hf.kv_cache import TrieNode
     from offline_agent.policies.hf.requests import EngineCounts, PromptRequest
-    from offline_agent.policies.hf.trie import TrieNode
 
 SMALL = 50_000_000  # parameters; a smaller model is faster with one thread, and its sums then have a fixed order
 
@@ -54,9 +55,6 @@ class HFPolicy:
         cache_bytes: Most bytes of keys and values that are kept of earlier histories; None = as many as may be in
             work, see `loading.share_of_memory`.
         threads: Torch's threads while the model runs; None = 1 for a small model on a CPU, else torch's own number.
-
-    Attributes:
-        name, renderer, batch_invariant, max_tokens, identity: See `Policy`.
 
     Raises:
         ConfigError: The model or its tokenizer cannot be loaded or used; names the remedy.
@@ -84,10 +82,10 @@ class HFPolicy:
 
         from offline_agent.policies.hf import checks as hf_checks
         from offline_agent.policies.hf import loading as hf_loading
-        from offline_agent.policies.hf.attention import ROW_STEP, SlotCache
+        from offline_agent.policies.hf.attention import ROW_STEP
         from offline_agent.policies.hf.engine import BatchingEngine
         from offline_agent.policies.hf.gguf import plain_folder
-        from offline_agent.policies.hf.trie import KVTrie
+        from offline_agent.policies.hf.kv_cache import KVTrie, SlotCache
 
         hf_loading.check_arguments(temperature, max_tokens, slots, max_context, cache_bytes, threads)
         if model is None and not DEFAULT_MODEL.is_dir():
@@ -104,8 +102,8 @@ class HFPolicy:
             )
         longest = hf_loading.longest_context(config)
         self.max_context = min(max_context or longest, longest)
-        generation = getattr(self.model, "generation_config", None)
         self.temperature = float(temperature)
+        generation = getattr(self.model, "generation_config", None)
         self.max_tokens = max_tokens or hf_loading.action_limit(self.max_context, generation)
         small = sum(weights.numel() for weights in self.model.parameters()) < SMALL and where.type == "cpu"
         self._threads = threads or (1 if small else torch.get_num_threads())
@@ -144,16 +142,6 @@ class HFPolicy:
         """Counts of all work so far."""
         return self._core.counts
 
-    @property
-    def kept_ids(self) -> int:
-        """Number of ids whose keys and values are in the trie."""
-        return self._core.trie.tokens
-
-    @property
-    def thrown_away_ids(self) -> int:
-        """Number of ids whose keys and values were evicted from the trie."""
-        return self._core.trie.evicted_tokens
-
     def memory(self) -> dict[str, int]:
         """Return bytes: weights, keys and values in work (`slots`) and of earlier histories (`kept`), and their limits.
 
@@ -167,19 +155,6 @@ class HFPolicy:
             "kept": core.trie.most_bytes,
             "kept_limit": core.trie.budget,
         }
-
-    def verify_batch_invariance(self) -> bool:
-        """Return whether a history gives the same bits in any batch and in any pieces, by a new test.
-
-        Raises:
-            PolicyError: Requests are being answered.
-        """
-        from offline_agent.policies.hf import checks as hf_checks
-
-        with self._lock:
-            if self._core.busy:
-                raise PolicyError("verify_batch_invariance: the policy is answering requests; wait for them")
-            return hf_checks.verify_batch_invariance(self._runner, self._core.cache)
 
     def forget(self) -> None:
         """Clear the trie of keys and values; answers stay the same, the next ones cost more."""
@@ -206,16 +181,10 @@ class HFPolicy:
     def propose(self, requests: Sequence[ProposeRequest]) -> list[Answer]:
         """See `Policy.propose`."""
         answers: list[Answer | None] = [None] * len(requests)
-
-        def keep(index: int) -> Done:
-            def done(answer: Answer) -> None:
-                answers[index] = answer
-
-            return done
-
         for index, request in enumerate(requests):
-            self.submit(request, keep(index), None)
-        self._run_until(lambda: None not in answers)
+            self.submit(request, partial(answers.__setitem__, index), None)
+        while None in answers:
+            self.pump()
         return [answer for answer in answers if answer is not None]
 
     def score(self, context: Context, actions: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
@@ -224,13 +193,13 @@ class HFPolicy:
         from offline_agent.policies.hf.requests import PromptRequest
 
         wanted = [tuple(ids) for ids in actions]
-        for ids in wanted:
-            check_ids(ids, self.model.config.get_text_config().vocab_size)
+        check_ids([token for ids in wanted for token in ids], self.model.config.get_text_config().vocab_size)
         prompt = self._prompt(context, max(map(len, wanted), default=0))
         ended: list[PromptRequest] = []
         anchor = self._anchor(context)
         self._core.submit(PromptRequest(prompt, (), 0.0, 0, [ids for ids in wanted if ids], None, ended.append, anchor))
-        self._run_until(lambda: bool(ended))
+        while not ended:
+            self.pump()
         job = ended[0]
         if job.error is not None:
             raise job.error
@@ -279,9 +248,9 @@ class HFPolicy:
 
     def engine(self) -> Engine:
         """Return a running engine; requests of all engines and of `propose` share the batches."""
-        from offline_agent.policies.engines import HFEngine
+        from offline_agent.policies.engines import StepEngine
 
-        return HFEngine(self)
+        return StepEngine(self)
 
     def close(self) -> None:
         """Free the memory of keys and values; requests are answered with an error from now on."""
@@ -318,10 +287,6 @@ class HFPolicy:
             return error
         generated = sum(len(action.token_ids or ()) for action in actions)
         return Proposals(actions, Usage(generated, job.computed, max(0, len(job.prompt) - job.computed)))
-
-    def _run_until(self, ready: Callable[[], bool]) -> None:
-        while not ready():
-            self.pump()
 
     @staticmethod
     def _hand_out(jobs: Sequence[PromptRequest]) -> None:

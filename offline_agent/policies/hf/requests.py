@@ -10,7 +10,7 @@ from offline_agent.policies.hf.attention import DecodingRow, Piece
 
 if TYPE_CHECKING:
     from offline_agent.errors import PolicyError
-    from offline_agent.policies.hf.trie import TrieNode
+    from offline_agent.policies.hf.kv_cache import TrieNode
 
 MOST_PAIRS = 200_000  # pairs of ids that a draft table holds
 
@@ -157,6 +157,40 @@ class PackedBatch:
         self.tokens.extend(ids)
         self.positions.extend(range(start, start + len(ids)))
         return piece
+
+    def add_decoding(self, drafts: DraftTable, spare: int, span: int) -> None:
+        """Append the last id of every decoding sample, and drafted ones: `spare` in all, `span - 1` of a sample."""
+        for lane in self.decoding:
+            left = lane.job.limit - len(lane.ids) - 1
+            lane.drafts = drafts.guess(lane.ids, min(span - 1, left, spare))
+            spare -= len(lane.drafts)
+            piece = self.add(lane.slot, lane.position, [lane.ids[-1], *lane.drafts])
+            self.rows.append(DecodingRow(piece.slot, piece.start, piece.count))
+        self.wanted.extend(range(len(self.tokens)))
+
+    def add_prompts(self, filling: Sequence[PromptRequest], budget: int) -> None:
+        """Append the next ids of the prompts in prefill, `budget` in all."""
+        for job in filling:
+            count = min(len(job.prompt) - job.filled, budget)
+            if not count:
+                break
+            budget -= count
+            self.pieces.append(self.add(job.slot, job.filled, job.prompt[job.filled : job.filled + count]))
+            self.fills.append((job, count))
+            if job.filled + count == len(job.prompt):
+                self.wanted.append(len(self.tokens) - 1)
+
+    def add_forced(self, lanes: Sequence[RunningSample]) -> None:
+        """Append the given ids, the last of each excepted, of requests whose prompt is computed."""
+        for lane in lanes:
+            if lane.job.forced is None or lane.job.logits is None or lane.ids:
+                continue
+            lane.ids = list(lane.job.forced[lane.index])
+            self.forced.append(lane)
+            if len(lane.ids) > 1:
+                piece = self.add(lane.slot, len(lane.job.prompt), lane.ids[:-1])
+                self.pieces.append(piece)
+                self.wanted.extend(range(piece.first, piece.first + piece.count))
 
 
 class DraftTable:

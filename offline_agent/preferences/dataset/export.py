@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from offline_agent.envs.validation import clean_text
+from offline_agent.envs.tools.validation import clean_text
 from offline_agent.errors import DataError
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.replay import extend

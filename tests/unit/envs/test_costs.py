@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 MEASURE = """
 import json, subprocess, sys
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.costs import holding_of_one
+from offline_agent.envs.checks.trial import holding_of_one
 from tests.helpers.audited_environments import Honest
 
 HOLDS = "import sys; ballast = b'x' * 60_000_000; print('ready', flush=True); sys.stdin.read()"

@@ -11,8 +11,8 @@ import pytest
 
 from offline_agent.config.build_prefs import DEFAULT_STEPS
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.checks.episode_length import episode_length
 from offline_agent.envs.conformance import check_environment
-from offline_agent.envs.episode_length import episode_length
 from offline_agent.errors import ConfigError, OfflineAgentError
 from tests.helpers.hostile_environments import Honest
 

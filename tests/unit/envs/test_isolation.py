@@ -183,5 +183,5 @@ def test_a_class_that_another_process_cannot_load_is_refused() -> None:
     class Local(hostile.Honest):
         pass
 
-    with pytest.raises(ConfigError, match="env.isolate=process, Local"):
+    with pytest.raises(ConfigError, match="env.isolate=process: .*Local"):
         isolated(Local).open()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from offline_agent.envs.math import Math, notebook
-from offline_agent.envs.math.data import boxed
-from offline_agent.envs.math.data import read_file as read_math
 from offline_agent.envs.math.notebook import Notebook
+from offline_agent.envs.math.problems import boxed
+from offline_agent.envs.math.problems import read_file as read_math
 from offline_agent.errors import ConfigError, EnvironmentFault
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ from typing import Any, Literal, Optional, Union
 import pytest
 
 from offline_agent.envs.base import ToolSet
-from offline_agent.envs.schema import function_schema
+from offline_agent.envs.tools.schema import function_schema
 from offline_agent.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from offline_agent.envs.math.families import problems
+from offline_agent.envs.math.problems import problems
 from offline_agent.judges.formulas import Gold, judged
 from tests.helpers.near_misses import near_misses
 

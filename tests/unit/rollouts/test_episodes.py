@@ -15,10 +15,11 @@ from offline_agent.envs.base import EnvSpec, ToolError
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ContextFull, EnvironmentFault, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest, Usage
-from offline_agent.policies.engines import InlineEngine, ThreadEngine
+from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Task, ToolCall
 from offline_agent.rollouts.attempts import COLUMNS, Attempt, Journal, row, schema, to_record
 from offline_agent.rollouts.episodes import PATIENCE, AttemptRequest, Episodes
+from tests.helpers.engines import ThreadEngine
 from tests.helpers.search import Guess, Paths, tasks
 
 SPEC = EnvSpec(Paths)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from offline_agent import crash_notes
-from offline_agent.envs import census as census_module
+from offline_agent.envs import description as census_module
 from offline_agent.envs.base import EnvSpec
-from offline_agent.envs.census import Census
+from offline_agent.envs.description import Census
 from offline_agent.pipelines.stages.search import progress_figures
 from offline_agent.records import Task
 from offline_agent.runner import progress as _progress

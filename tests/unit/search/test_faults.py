@@ -14,12 +14,12 @@ import pytest
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
 from offline_agent.errors import ContextFull, EnvironmentFault, JudgeError, PolicyError
-from offline_agent.policies.engines import ThreadEngine
 from offline_agent.records import Action, ToolCall
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import Scheduler
 from offline_agent.search.serialization import tree_from_json, tree_to_json
 from offline_agent.search.settings import SearchSettings
+from tests.helpers.engines import ThreadEngine
 from tests.helpers.search import Guess, Paths, search, tasks
 
 SETTINGS = SearchSettings(simulations=32)
@@ -321,7 +321,7 @@ def test_a_policy_that_raises_answers_each_request_with_the_error() -> None:
 
 
 def test_copies_that_share_state_are_found_before_the_search() -> None:
-    from offline_agent.envs.snapshots import copying_fault
+    from offline_agent.envs.checks.trial import copying_fault
 
     spec = EnvSpec(Shares)
     (task,) = tasks(spec, 1)
@@ -453,7 +453,7 @@ class Forgetful(Forgets):
 
 
 def test_copies_are_not_blamed_for_an_environment_that_differs_by_itself() -> None:
-    from offline_agent.envs.snapshots import copying_fault
+    from offline_agent.envs.checks.trial import copying_fault
 
     spec = EnvSpec(Forgetful)
     (task,) = tasks(spec, 1)

@@ -11,10 +11,11 @@ import pytest
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import JudgeError, PolicyError
 from offline_agent.policies.base import Engine, ProposeRequest
-from offline_agent.policies.engines import InlineEngine, ThreadEngine
+from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.settings import SearchSettings
+from tests.helpers.engines import ThreadEngine
 from tests.helpers.search import Guess, Paths, search, tasks
 
 SPEC = EnvSpec(Paths)

@@ -15,7 +15,7 @@ from offline_agent_environments.adapters.harbor.env import HarborEnvironment
 
 
 def adapt(rest: str, args: Mapping[str, Any]) -> type:
-    """Return the class of the tasks of a folder; see `envs.adapters.environment_class`."""
+    """Return the class of the tasks of a folder; see `envs.base.environment_class`."""
     found = folders.found(rest)
     images = frozenset(_names("env.images", args.get("images")))
     splits = args.get("splits")

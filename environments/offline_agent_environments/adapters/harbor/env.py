@@ -34,7 +34,7 @@ class HarborEnvironment(Environment):
         seconds: Longest time of a command, whatever it asks for.
         memory_mb: Memory of a command and of the verifier.
         disk_mb: Size of each folder that a command may write, and of all that is kept.
-        demonstrate: See `envs.adapters.environment_class`.
+        demonstrate: See `envs.base.environment_class`.
     """
 
     system_prompt = (

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from offline_agent.envs.base import EnvSpec
+from offline_agent.envs.checks.trial import copying_fault
 from offline_agent.envs.conformance import check_environment
-from offline_agent.envs.snapshots import copying_fault
 from offline_agent.errors import ConfigError, EnvironmentFault
 from offline_agent.records import Action, Task, ToolCall
 from offline_agent_environments.adapters.mcp_servers import Kept

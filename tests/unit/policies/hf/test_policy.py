@@ -13,7 +13,8 @@ from offline_agent.errors import ConfigError, ContextFull, PolicyError
 from offline_agent.policies.base import Proposals, ProposeRequest
 from offline_agent.policies.hf import loading
 from offline_agent.policies.hf.architecture import Unpackable, check_layers
-from offline_agent.policies.hf.attention import SlotCache
+from offline_agent.policies.hf.checks import verify_batch_invariance
+from offline_agent.policies.hf.kv_cache import SlotCache
 from offline_agent.policies.hf.loading import action_limit, action_limit_of
 from offline_agent.policies.hf.policy import HFPolicy
 from tests.helpers import hf as kit
@@ -280,7 +281,7 @@ def test_identity_names_what_answers_depend_on(policy, folder, tmp_path):
 def test_invariance_is_found_out_not_asserted(policy, monkeypatch, fault):
     from offline_agent.policies.hf.attention import SlotPlan
 
-    assert policy.verify_batch_invariance()
+    assert policy.batch_invariant
     attend = SlotPlan._attend
 
     def rounding_otherwise(self, query, keys, values, mask):
@@ -288,8 +289,8 @@ def test_invariance_is_found_out_not_asserted(policy, monkeypatch, fault):
         return attend(self, query, keys, values, mask) * (1 + 1e-6 * wrong)
 
     monkeypatch.setattr(SlotPlan, "_attend", rounding_otherwise)
-    policy._core.cache = SlotCache(24, policy._core.cache.shape, torch.float32, torch.device("cpu"), 1 << 30)
-    assert not policy.verify_batch_invariance()
+    cache = SlotCache(24, policy._core.cache.shape, torch.float32, torch.device("cpu"), 1 << 30)
+    assert not verify_batch_invariance(policy._runner, cache)
 
 
 def test_guesses_change_nothing_but_the_number_of_steps(folder, policy):
@@ -537,9 +538,9 @@ def test_new_weights_answer_and_nothing_of_the_old_ones_is_kept(policy, folder, 
             if not adapted or "lora_" in name:
                 weights.add_(0.3 * torch.randn_like(weights))
     kept = {name: weights.clone() for name, weights in model.named_parameters()}
-    assert policy.kept_ids
+    assert policy._core.trie.bytes
     policy.take_weights(model)
-    assert not policy.kept_ids
+    assert not policy._core.trie.bytes
     after = kit.ask(policy, ProposeRequest(context, (1, 2)))[0].actions
     assert after != before
     ids = policy.renderer.context_ids(context)

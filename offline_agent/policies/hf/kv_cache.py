@@ -1,11 +1,111 @@
-"""Trie of token ids with the keys and values of earlier histories; the least recently used are evicted."""
+"""Keys and values: of the sequences in work, in slots, and of earlier histories, in a trie of token ids."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from offline_agent.errors import PolicyError
+
+RUN = 128  # positions summed in one product
+QUERY_STEP = 4  # rows of a product; fewer round otherwise
+
+
+def round_up(size: int, step: int) -> int:
+    """Return the smallest multiple of `step` that is not below `size`."""
+    return -(-size // step) * step
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Shape of a model's keys and values.
+
+    Attributes:
+        layers, heads, kv_heads: Numbers of layers, query heads and key-value heads.
+        width: Dimension of one head.
+        exact: Whether to use products that give the same bits in any batch (slower on an accelerator).
+    """
+
+    layers: int
+    heads: int
+    kv_heads: int
+    width: int
+    exact: bool
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key-value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def span(self) -> int:
+        """Most tokens of a slot in one decoding step."""
+        return QUERY_STEP if self.exact else 1
+
+
+class SlotCache:
+    """Keys and values of the sequences in work, position p at index p.
+
+    As the capacity grows, slots are given up, the last first, so that the whole stays within `limit`; one is always
+    left. The memory starts as zeros: values beyond a sequence's end are always finite and, masked, add exactly 0.
+
+    Args:
+        slots: Most sequences.
+        limit: Most bytes; see above.
+
+    Attributes:
+        data: [layers, 2, slots, kv_heads, capacity, width].
+        slots: Sequences that there is room for now.
+    """
+
+    def __init__(self, slots: int, shape: CacheShape, dtype: torch.dtype, device: torch.device, limit: int) -> None:
+        self.shape = shape
+        self.limit = limit
+        self.token_bytes = shape.layers * 2 * shape.kv_heads * shape.width * dtype.itemsize
+        self.slots, self.capacity = slots, 3 * RUN
+        self.slots = self._fitting(self.capacity)
+        size = (shape.layers, 2, self.slots, shape.kv_heads, self.capacity, shape.width)
+        self.data = torch.zeros(size, dtype=dtype, device=device)
+
+    def _fitting(self, capacity: int) -> int:
+        return max(1, min(self.slots, self.limit // (capacity * self.token_bytes)))
+
+    def reserve(self, length: int, used: int) -> bool:
+        """Make room for sequences of `length` ids; return False where slots in use would have to be given up.
+
+        Args:
+            length: Ids of a sequence.
+            used: The first `used` slots may be in use.
+
+        Raises:
+            PolicyError: There is not enough memory.
+        """
+        if length <= self.capacity:
+            return True
+        capacity = round_up(length, RUN)
+        ahead = round_up(max(length, min(2 * self.capacity, self.capacity + 1024)), RUN)
+        if self._fitting(ahead) == self.slots:
+            capacity = ahead
+        slots = self._fitting(capacity)
+        if slots < used:
+            return False
+        layers, two, _, heads, _, width = self.data.shape
+        try:
+            data = self.data.new_zeros(layers, two, slots, heads, capacity, width)
+        except RuntimeError as error:
+            raise PolicyError(
+                f"no memory for {slots} slots of {capacity} ids: lower policy.slots or policy.max_context ({error})"
+            ) from error
+        data[:, :, :used, :, : self.capacity] = self.data[:, :, :used]
+        self.data, self.slots, self.capacity = data, slots, capacity
+        return True
+
+    def read(self, slot: int, start: int, end: int) -> torch.Tensor:
+        """Return a copy [layers, 2, kv_heads, end - start, width]."""
+        return self.data[:, :, slot, :, start:end].clone()
 
 
 class TrieNode:
@@ -49,7 +149,6 @@ class KVTrie:
         self.root = TrieNode((), None, None)
         self.bytes = 0
         self.most_bytes = 0
-        self.tokens = 0
         self.evicted_tokens = 0
         self._clock = 0
 
@@ -120,7 +219,6 @@ class KVTrie:
             child = TrieNode(ids[known:], read(known, len(ids)), node)
             child.stamp = self._clock
             node.children[ids[known]] = child
-            self.tokens += len(child.ids)
             self.bytes += child.bytes
             node = child
         if logits is not None and node.logits is None:
@@ -136,7 +234,7 @@ class KVTrie:
         for node in self._nodes():
             node.parent = node.kv = node.logits = None
         self.root = TrieNode((), None, None)
-        self.bytes = self.tokens = 0
+        self.bytes = 0
 
     def _split(self, node: TrieNode, size: int) -> TrieNode:
         """Cut a node in two after `size` ids and return the upper part; the lower keeps identity and children."""
@@ -153,7 +251,7 @@ class KVTrie:
         """Remove leaves, least recently used first, down to nine tenths of the budget."""
         goal = self.budget * 9 // 10
         while self.bytes > goal:
-            leaves = sorted(self._leaves(), key=lambda node: node.stamp)
+            leaves = sorted((node for node in self._nodes() if not node.children), key=lambda node: node.stamp)
             if not leaves:
                 return
             for leaf in leaves:
@@ -162,13 +260,9 @@ class KVTrie:
                 del parent.children[leaf.ids[0]]
                 self.bytes -= leaf.bytes
                 leaf.parent = leaf.kv = leaf.logits = None  # contexts may still refer to it: `match` checks `kv`
-                self.tokens -= len(leaf.ids)
                 self.evicted_tokens += len(leaf.ids)
                 if self.bytes <= goal:
                     return
-
-    def _leaves(self) -> list[TrieNode]:
-        return [node for node in self._nodes() if not node.children]
 
     def _nodes(self) -> list[TrieNode]:
         found: list[TrieNode] = []

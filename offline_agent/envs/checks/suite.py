@@ -4,74 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import itertools
 import json
-import random
-import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import zip_longest
 from typing import Any, TypeVar
 
-from offline_agent.envs.base import SPLITS, EnvSpec, Episode
-from offline_agent.envs.costs import Costs, measured
-from offline_agent.envs.episode_length import EpisodeLength, episode_length
+from offline_agent.envs.base import SPLITS
+from offline_agent.envs.checks.tools import NEVER, NotApplicable, ToolChecks
 from offline_agent.envs.play import begin, extend, to_step
-from offline_agent.envs.process_state import ProcessState
-from offline_agent.envs.scripted_play import ScriptedPlayer, both, difference, drawn_call, faulty
-from offline_agent.envs.watch import CallWatch
-from offline_agent.errors import EnvironmentFault, ToolError, in_words
+from offline_agent.envs.scripted_play import both, difference
+from offline_agent.errors import EnvironmentFault
 from offline_agent.records import Action, Task, Trajectory
 
 MAX_LISTED = 2_000
-NEVER = "each tool succeeds"
-RUNS = 12  # of a script, in the check that makes most
-_SAYS_NO = (ToolError, ValueError, LookupError)  # raised to refuse arguments; other errors are defects
-WALKS = 30  # random calls of a task, to find one that each tool answers without an error
-
-
 T = TypeVar("T")
 
 
-class NotApplicable(Exception):
-    """The environment has no member that the check is for."""
-
-
-class Checks:
-    """The checks of an environment; each is a generator of faults, in words.
-
-    Args:
-        spec: The environment; its `watch` is set.
-        tasks: Number of tasks of each split that are played.
-        max_steps: Most actions in one episode.
-        seconds: Time for one check: after half of it no further task is begun.
-
-    Attributes:
-        costs: What opening and calls cost; None before `measure`, and where the environment broke in it.
-        length: The longest episode where the user names none; None as `costs`.
-        tools: How each tool of the first task is called, such as `move(direction)`; empty before `reset`.
-        openings: First observations of the tasks played.
-        left_out: Number of tasks that the present check did not play for want of time.
-        surroundings: The state of this process before the first check.
-        seconds: See above; the next check takes it anew.
-    """
-
-    def __init__(self, spec: EnvSpec, tasks: int, max_steps: int, seconds: float) -> None:
-        self.spec = spec
-        self.max_steps = max_steps
-        self.player = ScriptedPlayer(spec, max_steps)
-        self.watch = spec.watch = CallWatch()
-        self.costs: Costs | None = None
-        self.length: EpisodeLength | None = None
-        self.tools: list[str] = []
-        self.openings: list[str] = []
-        self.left_out = 0
-        self.surroundings = ProcessState()
-        self.seconds = seconds
-        self._count = tasks
-        self._tasks: dict[str, list[Task]] = {}
+class Checks(ToolChecks):
+    """All checks of an environment; see `ToolChecks` for the arguments."""
 
     def all(self) -> Iterator[tuple[str, Callable[[], Iterable[str]]]]:
         """Yield the checks and their names, in order."""
@@ -91,22 +43,6 @@ class Checks:
         yield "any thread may call", self.threads
         yield "achieved goals are tasks", self.goals
         yield "the process stays as it is", self.process
-
-    def measure(self) -> Iterator[str]:
-        """Find no fault; measure what opening, calls and copies cost, and shorten the scripts where calls are slow."""
-        self.costs = measured(self.spec, self.player, self.some())
-        share = self.seconds / 2 / RUNS
-        self.player.longest = max(3, min(self.max_steps, int(share / max(self.costs.call, 1e-6))))
-        self.length = episode_length(self.spec)
-        yield from ()
-
-    def give(self, tasks: Sequence[Task]) -> None:
-        """Take these tasks, of one split, in place of those that the environment lists."""
-        self._tasks = {"given": list(tasks)}
-
-    def listed(self, split: str) -> list[Task]:
-        """Return the first `MAX_LISTED` tasks of a split, as the check of tasks listed them."""
-        return self._tasks.get(split, [])
 
     def tasks(self) -> Iterator[str]:
         """Every split has tasks, listed the same each time."""
@@ -146,93 +82,6 @@ class Checks:
                     yield f"{task.task_id}: a second reset of the same instance {told}"
             if dict(task.args) != before:
                 yield f"{task.task_id}: reset changed its arguments"
-
-    def trl(self) -> Iterator[str]:
-        """TRL finds the same tools."""
-        members = inspect.getmembers(self.spec.cls, inspect.isfunction)
-        expected = {n for n, _ in members if n not in ("reset", "get_reward") and not n.startswith("_")}
-        if expected != set(self.spec.tools.names):
-            yield f"TRL lists {sorted(expected)}, this package {sorted(self.spec.tools.names)}"
-        if not expected:
-            yield "it has no tools" + self.spec.mend(": write a public method with type hints and a docstring")
-        for task in self.some():
-            with self.opened() as episode:
-                episode.reset(task)
-                unknown = set(episode.tools.names) - expected
-                if unknown:
-                    yield f"{task.task_id}: its own tools {sorted(unknown)} are not methods of the class"
-
-    def callable(self) -> Iterator[str]:
-        """Every tool answers arguments drawn from its schema, with a result or an error the policy can read."""
-        for task in self.some():
-            with self.opened() as episode:
-                start = begin(episode, task)
-                for schema in episode.tools.schemas:
-                    name = schema["function"]["name"]
-                    if name in self.spec.irreversible and not self.spec.sandboxed:
-                        continue
-                    if episode.terminated:
-                        episode.reset(task)
-                    result = episode.step(drawn_call(schema, start, random.Random(f"{task.task_id} {name}")))
-                    if result.fault == "bad_arguments":
-                        yield f"{name}: arguments drawn from its schema were refused: {result.observation}"
-
-    def succeeds(self) -> Iterator[str]:
-        """Every tool answers at least one call without an error, in the expert's plays or in random ones.
-
-        A tool that the expert leaves alone may refuse whatever is drawn by chance, such as ids that do not exist.
-        """
-        used: set[str] = set()
-        for task in self.some():
-            rare = self._never()
-            if not rare:
-                return
-            if self.spec.demonstrate is not None:
-                steps = self.player.expert(task).steps
-                used |= {step.action.call.name for step in steps if step.action.call is not None}
-            self.player.walk(task, WALKS, rare)
-        refused = self._refused_by_chance(used)
-        show = self.spec.mend(
-            "quote an example in the docstring, or give the class `demonstrate`", "env.demonstrate=module:function"
-        )
-        for name in sorted(self._never() - refused):
-            yield (
-                f"{name}: all {self.watch.failed[name]} calls of it were answered with an error, the last with "
-                f"{in_words(self.watch.errors[name])}. {self.spec.mend('Mend what raises it; where', 'Where')} only "
-                f"rare calls succeed, show one: {show}"
-            )
-
-        if refused and refused == self._never():
-            raise NotApplicable(
-                f"nothing tells of {', '.join(sorted(refused))}: the expert calls none of them in these tasks, and all "
-                "random calls were refused; play more tasks" + self.spec.mend(", or quote an example in the docstring")
-            )
-
-    def _refused_by_chance(self, used: Container[str]) -> set[str]:
-        """Return the tools that never succeeded, raise what says no, and are not among those that the expert used."""
-        if self.spec.demonstrate is None:
-            return set()
-        errors = self.watch.errors
-        return {name for name in self._never() if name not in used and isinstance(errors[name], _SAYS_NO)}
-
-    def _never(self) -> set[str]:
-        """Return the tools that were called and never succeeded."""
-        failed, succeeded = self.watch.failed, self.watch.succeeded
-        return {name for name in self.spec.tools.names if failed[name] and not succeeded[name]}
-
-    def bad_calls(self) -> Iterator[str]:
-        """Faulty turns get a readable answer and leave the state as it is."""
-        for task in self.some():
-            script = self.player.script(task)
-            with self.opened() as episode:
-                here = begin(episode, task)
-                for action in faulty(episode):
-                    result = episode.step(action)
-                    if not result.fault or not result.observation or result.terminated:
-                        yield f"{task.task_id}: {action.text!r} was answered with {result!r}"
-                disturbed = self.player.run_on(episode, task, script, after=here)
-                if (told := difference(self.player.run(task, script), disturbed)) is not None:
-                    yield f"{task.task_id}: after faulty calls the same actions are answered differently: {told}"
 
     def oracle(self) -> Iterator[str]:
         """The expert without noise earns 1.0."""
@@ -392,21 +241,6 @@ class Checks:
         for told in self.surroundings.put_back():
             mend = self.spec.mend("put back what is changed, or ")
             yield f"it left the process with {told}; {mend}set env.isolate=process"
-
-    def opened(self) -> contextlib.closing[Episode]:
-        """Return a new episode, closed at the end of a `with` block."""
-        return contextlib.closing(self.spec.open())
-
-    def some(self) -> Iterator[Task]:
-        """Yield the tasks to play, the splits in turn; those that half of the time is not enough for are left out."""
-        rounds = zip_longest(*(listed[: self._count] for listed in self._tasks.values()))
-        some = [task for each in rounds for task in each if task is not None]
-        end = time.monotonic() + self.seconds / 2
-        for number, task in enumerate(some):
-            if number and time.monotonic() > end:
-                self.left_out = len(some) - number
-                return
-            yield task
 
 
 def _elsewhere(job: Callable[[], T]) -> T:

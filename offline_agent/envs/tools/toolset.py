@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from offline_agent.arguments.foreign import broken, is_plain, self_contained
-from offline_agent.envs import schema as reflection
-from offline_agent.envs.validation import check_arguments, check_foreign, clean_text
+from offline_agent.envs.tools import schema as reflection
+from offline_agent.envs.tools.validation import check_arguments, check_foreign, clean_text
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.records import Action, ToolCall
 

@@ -1,22 +1,25 @@
-"""Costs of an environment: seconds of its calls; memory, file handles and processes that one open instance holds."""
+"""Trial of an environment: whether `copy.deepcopy` is a snapshot, what its calls cost, and what an open instance holds.
+
+The search relies on copies, so they are tried on a real episode first.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import psutil
+
 from offline_agent.envs.base import EnvSpec, Episode
-from offline_agent.envs.scripted_play import ScriptedPlayer
+from offline_agent.envs.play import play, script
 from offline_agent.errors import EnvironmentFault
 from offline_agent.memory import free_memory
-from offline_agent.records import Task
+from offline_agent.records import Action, Context, Task
 
 MOST = 4096
 """Environments that may be open at once where neither memory nor file handles set a limit."""
@@ -24,6 +27,78 @@ MOST_PROCESSES = 256
 RESERVED_HANDLES = 64  # for tables, logs and connections of the run
 _SOME = 4  # instances that are opened to measure one, where opening is quick
 _QUICK = 0.1  # seconds
+
+Trace = list[tuple[str | None, str | None]]
+"""Observation and fingerprint of each state."""
+
+
+class _NoCopy(Exception):
+    """The environment cannot be copied; the message says why."""
+
+
+def copying_fault(spec: EnvSpec, task: Task, actions: Sequence[Action]) -> str | None:
+    """Return why copies of this environment cannot be trusted, or None where they can.
+
+    One episode is stepped through `actions`; before every step a copy is set aside. Each copy, stepped afterwards,
+    must show what the original showed. Where one does not, a fresh episode is stepped too: if that differs as well the
+    environment is not deterministic, which says nothing about its copies (and replay would be worse).
+
+    Args:
+        spec: The environment.
+        task: A task to try it on.
+        actions: Actions to take; the trial ends early where the episode does.
+
+    Raises:
+        EnvironmentFault: The environment does not open or broke while being stepped.
+    """
+    copies: list[tuple[Context, Episode]] = []
+
+    def set_aside(context: Context) -> None:
+        try:
+            copies.append((context, episode.copy()))
+        except EnvironmentFault as fault:
+            raise _NoCopy(str(fault)) from fault
+
+    episode = spec.open()
+    try:
+        seen = _trace(episode, task, actions, before_step=set_aside)
+    except _NoCopy as fault:
+        return str(fault)
+    taken = actions[: len(copies)]
+    for start, (context, copied) in enumerate(copies):
+        if _trace(copied, task, taken, context)[1:] != seen[start + 1 :]:
+            if _trace(spec.open(), task, taken) == seen:
+                return f"{spec.name}: a copy made after {start} actions answered differently: copies share state"
+            return None
+    return None
+
+
+def _trace(
+    episode: Episode,
+    task: Task,
+    actions: Sequence[Action],
+    after: Context | None = None,
+    before_step: Callable[[Context], None] | None = None,
+) -> Trace:
+    """Play the actions and close the episode; return what each state showed, the one at the start included."""
+    out: Trace = []
+    scripted = script(actions)
+
+    def choose(context: Context) -> Action | None:
+        out.append((context.observation, episode.fingerprint()))
+        action = scripted(context)
+        if action is not None and before_step is not None:
+            before_step(context)
+        return action
+
+    with contextlib.closing(episode):
+        end = play(episode, task, choose, len(actions) + 1, after=after, judge=False)
+        if episode.terminated:
+            out.append((end.context.observation, episode.fingerprint()))
+    return out
+
+
+# -- costs -----------------------------------------------------------------------------------------------------------
 
 
 class Holding(NamedTuple):
@@ -47,6 +122,10 @@ class Costs(NamedTuple):
         opening, reset, call = map(_seconds, (self.opening, self.reset, self.call))
         return f"opening takes {opening}, a reset {reset}, a call {call} (median), {copies}"
 
+    def of_replay(self, steps: float) -> float:
+        """Return the seconds that opening an environment and repeating so many steps take."""
+        return self.opening + self.reset + steps * self.call
+
     def of_search(self, simulations: int, steps: int) -> float:
         """Return the seconds of the environment that searching one task takes at most.
 
@@ -58,18 +137,16 @@ class Costs(NamedTuple):
         return self.opening + self.reset + simulations * (steps * self.call + restore)
 
 
-def measured(spec: EnvSpec, player: ScriptedPlayer, tasks: Iterable[Task]) -> Costs:
-    """Return what opening, resetting, calling and copying an environment cost, on the first of the tasks.
+def measured(spec: EnvSpec, task: Task, actions: Sequence[Action], copies: bool) -> Costs:
+    """Return what opening an environment, resetting it and these actions cost, with a copy before each where asked.
 
     Raises:
         EnvironmentFault: The environment broke.
     """
-    task = next(iter(tasks))
-    actions = player.walk(task).context.actions()
     started = time.perf_counter()
     episode = spec.open()
     opened = time.perf_counter()
-    copies: list[float] = []
+    copied: list[float] = []
     calls: list[float] = []
     with contextlib.closing(episode):
         episode.reset(task)
@@ -77,12 +154,12 @@ def measured(spec: EnvSpec, player: ScriptedPlayer, tasks: Iterable[Task]) -> Co
         for action in actions:
             if episode.terminated:
                 break
-            if not spec.replay_only:
+            if copies:
                 with contextlib.suppress(EnvironmentFault):  # the check of copies tells it
-                    copies.append(_timed(lambda: episode.copy().close()))
+                    copied.append(_timed(lambda: episode.copy().close()))
             calls.append(_timed(partial(episode.step, action)))
     return Costs(
-        opened - started, reset - opened, median(calls) if calls else 0.0, median(copies) if copies else None
+        opened - started, reset - opened, median(calls) if calls else 0.0, median(copied) if copied else None
     )
 
 
@@ -113,12 +190,12 @@ def holding_of_one(spec: EnvSpec, task: Task) -> Holding:
         spent = _timed(lambda: episodes.append(_opened(spec, task)))
         more = _SOME if spent < _QUICK else 1
         gc.collect()
-        before, handles = _memory_of_each(), _handles()
+        before, handles = _memory_of_each(), psutil.Process().num_fds()
         for _ in range(more):
             episodes.append(_opened(spec, task))
         after = _memory_of_each()
         grown = sum(max(0, memory - before.get(process, 0)) for process, memory in after.items())
-        added = (grown, max(0, _handles() - handles), len(after.keys() - before.keys()))
+        added = (grown, max(0, psutil.Process().num_fds() - handles), len(after.keys() - before.keys()))
         return Holding(*(-(-one // more) for one in added))
     finally:
         for episode in episodes:
@@ -154,52 +231,20 @@ def capacity(one: Holding, free: Holding) -> int:
 
 
 def _memory_of_each() -> dict[int, int]:
-    """Return the bytes that this process and those that it started hold; none where the system does not tell."""
-    try:
-        return {process: _memory(process) for process in _descendants(os.getpid())}
-    except OSError:  # not Linux
-        return {}
-
-
-def _handles() -> int:
-    """Return the file handles that this process holds; 0 where the system does not tell."""
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:  # not Linux
-        return 0
+    """Return the bytes that this process and those that it started hold, shared ones divided among their owners."""
+    held: dict[int, int] = {}
+    own = psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            facts = process.memory_full_info()
+            held[process.pid] = getattr(facts, "pss", facts.uss)  # only Linux tells shares
+    return held
 
 
 def free_now() -> Holding:
     """Return the memory and file handles that are free, and how many processes may be started."""
-    return Holding(free_memory(), _free_handles(), MOST_PROCESSES)
-
-
-def _descendants(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                stat = Path(f"/proc/{name}/stat").read_text(errors="replace")
-                children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(name))
-    family = [root]
-    for process in family:  # it grows while it is read
-        family += children.get(process, [])
-    return family
-
-
-def _memory(process: int) -> int:
-    """Return the bytes that a process holds, those that it shares with others divided among them."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
-def _free_handles() -> int:
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return 2**20
-    return max(0, soft - _handles())
+    handles = 2**20 if soft == resource.RLIM_INFINITY else max(0, soft - psutil.Process().num_fds())
+    return Holding(free_memory(), handles, MOST_PROCESSES)

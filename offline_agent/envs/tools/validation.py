@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from offline_agent.arguments.foreign import faults as foreign_faults
-from offline_agent.envs.schema import kind
+from offline_agent.envs.tools.schema import kind
 from offline_agent.errors import did_you_mean
 
 MAX_DEPTH = 64

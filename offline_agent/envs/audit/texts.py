@@ -1,0 +1,288 @@
+"""Texts of tasks: leaks of gold answers, and overlap of splits.
+
+A gold answer is what a column of the task holds that is named like one (`GOLD`) or that the judge reads, and the final
+answer of the expert. A short answer stands in many texts by chance, so a hit counts against decoys: the gold answers of
+other tasks, searched for in the same text.
+
+Splits overlap where first observations are almost the same. Similarity is the Jaccard index of word trigrams (Broder
+1997), without those that more than half of all texts have: a template that every task shares says nothing. Pairs are
+found with prefix filtering (Bayardo et al. 2007), so that not every pair is compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from offline_agent.envs.audit.plays import Plays
+from offline_agent.envs.audit.report import AuditSettings, Doubt
+from offline_agent.envs.base import SPLITS
+from offline_agent.envs.checks.suite import Checks
+from offline_agent.envs.checks.tools import NotApplicable
+from offline_agent.envs.play import begin
+from offline_agent.envs.scripted_play import faulty
+from offline_agent.records import Task, Trajectory
+
+GOLD = re.compile(
+    r"^(gold|answers?|solution|ground_?truth|expected|reference|label)(_|$)|_(gold|answers?|solution|label)$", re.I
+)
+MOST_DECOYS = 20
+LEAK = 0.2
+"""Share of tasks, beyond chance, whose gold answer is shown, from which a leak is a fault and no coincidence."""
+NO_GOLD = "no gold answer is known"
+"""Beginning of the evidence of a leak check that was not made because nothing says what the gold answer is."""
+
+Shingles = frozenset[tuple[str, ...]]
+
+
+class TextChecks:
+    """Checks of the texts that tasks show, and of the splits that they are in.
+
+    Args:
+        checks: Tasks and player.
+        plays: The plays that checks share.
+        settings: How thorough.
+        measured: Figures of the present check are put here.
+    """
+
+    def __init__(self, checks: Checks, plays: Plays, settings: AuditSettings, measured: dict[str, Any]) -> None:
+        self.checks = checks
+        self.plays = plays
+        self.settings = settings
+        self.measured = measured
+
+    def leak(self, texts: Callable[[Task], str]) -> Iterator[str]:
+        """No gold answer is in a text."""
+        columns = (*self.settings.answers, *(() if self.checks.spec.judge is None else self.checks.spec.judge.reads))
+        tasks = list(self.checks.some())
+        golds = {task.task_id: golds_of(task, self.plays.expert(task), columns) for task in tasks}
+        if not any(golds.values()):
+            there = ", ".join(dict.fromkeys(name for task in tasks for name in task.args)) or "none"
+            raise NotApplicable(
+                f"{NO_GOLD}: no column of the tasks (there are: {there}) is named like one or by answers=, and the "
+                "expert's last turn is no answer; name it with answers=[COLUMN]"
+            )
+        found = find(golds, {task.task_id: texts(task) for task in tasks})
+        self.measured |= {"tasks": found.tasks, "own": found.own, "decoys": round(found.decoys, 2)}
+        if not found.own:
+            return
+        told = f"the gold answer is shown in {found.own} of {found.tasks} tasks, by chance {found.decoys:.1f}"
+        told = f"{told}: {found.example}"
+        yield told if found.excess > LEAK else Doubt(told)
+
+    def prompt(self, task: Task) -> str:
+        """Return what a policy reads before its first action."""
+        with self.checks.opened() as episode:
+            start = begin(episode, task)
+            return f"{start.system}\n{start.observation}"
+
+    def tools(self, task: Task) -> str:
+        """Return the descriptions of a task's tools."""
+        with self.checks.opened() as episode:
+            return json.dumps(begin(episode, task).tools, ensure_ascii=False)
+
+    def errors(self, task: Task) -> str:
+        """Return the answers to faulty turns and refused calls."""
+        with self.checks.opened() as episode:
+            episode.reset(task)
+            told = []
+            for action in faulty(episode):
+                told.append(episode.step(action).observation or "")
+                if episode.terminated:
+                    episode.reset(task)
+        played = [step for play in self.plays.chance(task) for step in play.steps if step.fault is not None]
+        return "\n".join([*told, *(step.observation or "" for step in played)])
+
+    def observations(self, task: Task) -> str:
+        """Return what calls are answered that are made without the task."""
+        return "\n".join(step.observation or "" for step in self.plays.blind(task).steps if step.fault is None)
+
+    def relabelled(self) -> Iterator[str]:
+        """No goal that an episode of the train split reaches is a task of another split."""
+        held = {_facts(task.args): f"{split}/{task.task_id}" for split in SPLITS[1:]
+                for task in self.checks.listed(split)}  # fmt: skip
+        reached = 0
+        for task in self.checks.listed(SPLITS[0])[: self.settings.tasks * 4]:
+            with self.checks.opened() as episode:
+                self.checks.player.run_on(episode, task, self.checks.player.script(task))
+                goal = episode.achieved_goal()
+            if goal is not None:
+                reached += 1
+                if (other := held.get(_facts(goal))) is not None:
+                    yield f"an episode of {task.task_id} reaches the goal of {other}: hindsight would train on it"
+        self.measured |= {"episodes": reached, "held_out_tasks": len(held)}
+        if not reached:
+            raise NotApplicable("it names no achieved goal")
+
+    def near(self) -> Iterator[str]:
+        """No two tasks of different splits begin almost alike."""
+        texts: dict[str, dict[str, str]] = {split: {} for split in SPLITS}
+        end = time.monotonic() + self.settings.seconds / 2
+        with self.checks.opened() as episode:
+            for split in SPLITS:
+                for task in self.checks.listed(split)[: self.settings.prompts]:
+                    if time.monotonic() > end:
+                        break
+                    texts[split][task.task_id] = episode.reset(task)
+        found = list(near_pairs(texts, self.settings.near))
+        equal = [pair for pair in found if pair.similarity == 1]
+        self.measured |= {"compared": {split: len(some) for split, some in texts.items()}, "pairs": len(found),
+                          "equal": len(equal)}  # fmt: skip
+        if found:
+            most = max(found, key=lambda pair: pair.similarity)
+            yield (
+                f"{len(found)} pairs of first observations are at least {self.settings.near:.0%} alike, {len(equal)} "
+                f"equal; e.g. {most.one} and {most.other} ({most.similarity:.0%})"
+            )
+
+
+class Leak(NamedTuple):
+    """Hits of gold answers in texts of one kind.
+
+    Attributes:
+        tasks: Number of tasks that have a gold answer.
+        own: Number of those whose own gold answer stands in their text.
+        decoys: Mean number of tasks whose text holds another task's gold answer: what chance gives.
+        example: One hit in words; "" where there is none.
+    """
+
+    tasks: int
+    own: int
+    decoys: float
+    example: str
+
+    @property
+    def excess(self) -> float:
+        """Share of the tasks whose own gold answer stands in their text, beyond what chance gives."""
+        return (self.own - self.decoys) / self.tasks if self.tasks else 0.0
+
+
+def golds_of(task: Task, expert: Trajectory | None, columns: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the gold answers of a task as normalised texts.
+
+    Args:
+        task: The task.
+        expert: An episode of its expert; None where there is none.
+        columns: Columns of the task that the judge reads.
+    """
+    found = [value for name, value in task.args.items() if name in columns or GOLD.search(name)]
+    texts = [text for value in found for text in _texts(value)]
+    if expert is not None and expert.verdict is not None and expert.verdict.success and expert.steps:
+        last = expert.steps[-1].action
+        if last.call is None and last.fault is None:
+            texts.append(last.text)
+    return tuple(dict.fromkeys(word for word in map(normal, texts) if len(word) > 1 or word.isdigit()))
+
+
+def find(golds: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> Leak:
+    """Return the hits of each task's gold answers in its text, and of those of other tasks.
+
+    Args:
+        golds: Gold answers by task id; a task without one is left out.
+        texts: The text that is searched, by task id.
+    """
+    known = {name: _distinct(name, golds) for name in texts if golds.get(name)}
+    known = {name: own for name, own in known.items() if own}
+    folded = {name: f" {normal(texts[name])} " for name in known}
+    own, chance, example = 0, 0.0, ""
+    for name, words in known.items():
+        hit = next((word for word in words if f" {word} " in folded[name]), None)
+        if hit is not None:
+            own += 1
+            example = example or f"{name}: {hit!r:.80} in {_around(folded[name], hit)!r}"
+        others = [other for other in known if other != name and not set(known[other]) & set(words)][:MOST_DECOYS]
+        if others:
+            chance += sum(any(f" {w} " in folded[name] for w in known[other]) for other in others) / len(others)
+    return Leak(len(known), own, chance, example)
+
+
+def normal(text: str) -> str:
+    """Return a text in lower case with words and numbers alone, one space between them."""
+    return " ".join(re.findall(r"[\w.]*\w", text.casefold()))
+
+
+def _distinct(name: str, golds: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a task's gold answers without those that every other task has too: they tell nothing."""
+    others = [set(words) for other, words in golds.items() if other != name]
+    return [word for word in golds[name] if not others or not all(word in words for words in others)]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, bool) or value is None:
+        return
+    if isinstance(value, str | int | float):
+        yield str(value)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
+    else:
+        yield json.dumps(value, sort_keys=True, default=str)
+
+
+def _around(text: str, hit: str) -> str:
+    at = text.index(f" {hit} ")
+    return text[max(0, at - 40) : at + len(hit) + 40].strip()
+
+
+def _facts(args: Mapping[str, Any]) -> str:
+    return json.dumps({k: v for k, v in args.items() if k not in ("task_id", "split", "fold")}, sort_keys=True,
+                      default=str)  # fmt: skip
+
+
+class Near(NamedTuple):
+    """Two tasks of different splits that begin almost alike.
+
+    Attributes:
+        one, other: `split/task_id` of each.
+        similarity: Jaccard index in [0, 1]; 1 = the same words.
+    """
+
+    one: str
+    other: str
+    similarity: float
+
+
+def near_pairs(texts: Mapping[str, Mapping[str, str]], least: float) -> Iterator[Near]:
+    """Yield the pairs of tasks of two splits whose texts are at least so similar.
+
+    Args:
+        texts: First observations by split and task id.
+        least: Least Jaccard index, in (0, 1].
+    """
+    every = {f"{split}/{name}": _words(text) for split, some in texts.items() for name, text in some.items()}
+    raw = {name: _shingles(words) for name, words in every.items()}
+    count = Counter(shingle for shingles in raw.values() for shingle in shingles)
+    common = {shingle for shingle, number in count.items() if number > len(raw) / 2 and len(raw) > 4}
+    # A text that is all template is compared whole; else two equal prompts of one wording would be lost.
+    sets = {name: (shingles - common) or shingles for name, shingles in raw.items()}
+    index: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for name, shingles in sets.items():
+        split = name.partition("/")[0]
+        ordered = sorted(shingles, key=lambda shingle: (count[shingle], shingle))
+        prefix = ordered[: len(ordered) - math.ceil(least * len(ordered)) + 1]
+        rivals = {other for shingle in prefix for other in index[shingle] if other.partition("/")[0] != split}
+        for other in sorted(rivals):
+            similarity = _jaccard(shingles, sets[other])
+            if similarity >= least:
+                yield Near(other, name, similarity)
+        for shingle in prefix:
+            index[shingle].append(name)
+
+
+def _words(text: str) -> Sequence[str]:
+    return re.findall(r"\w+", text.casefold())
+
+
+def _shingles(words: Sequence[str], size: int = 3) -> Shingles:
+    if len(words) < size:
+        return frozenset([tuple(words)])
+    return frozenset(tuple(words[at : at + size]) for at in range(len(words) - size + 1))
+
+
+def _jaccard(one: Shingles, other: Shingles) -> float:
+    return len(one & other) / len(one | other)
