@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from offline_agent.errors import DataError
-from offline_agent.logs.messages import arrow, brief, parsed, read, schemas
+from offline_agent.messages import arrow, brief, parsed, read, schemas
 from offline_agent.records import Message
 
 SYSTEM = ("system", "system_prompt", "system_message")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.logs.messages import arrow, parsed, read, schemas
+from offline_agent.messages import arrow, parsed, read, schemas
 from offline_agent.records import Action, Context, Role, Task, ToolCall
 from offline_agent.rendering.parsing import CLOSE, OPEN, dump
 from offline_agent.rendering.renderer import Renderer

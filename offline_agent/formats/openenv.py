@@ -13,9 +13,8 @@ from typing import Any
 
 from offline_agent.errors import DataError
 from offline_agent.logs.conversation import conversation
-from offline_agent.logs.episode import Fields, LoggedEpisode
-from offline_agent.logs.messages import schemas
-from offline_agent.logs.tokens import TurnTokens, turn_tokens
+from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, turn_tokens
+from offline_agent.messages import schemas
 
 NAME = "openenv"
 
@@ -32,7 +31,7 @@ def recognised(record: Mapping[str, Any]) -> str | None:
     return None
 
 
-def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
+def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     """See `formats.Format`."""
     metadata, turns = record.get("metadata"), record.get("turns")
     known = fields.read({**(metadata if isinstance(metadata, Mapping) else {}), **record})

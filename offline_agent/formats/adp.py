@@ -34,7 +34,7 @@ def recognised(record: Mapping[str, Any]) -> str | None:
     return "content of actions and observations with class_"
 
 
-def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
+def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     """See `formats.Format`."""
     version = record.get("schema_version")
     if version is not None and not str(version).startswith("1."):
