@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from offline_agent import strict_json
-from offline_agent.errors import DataError, did_you_mean
+from offline_agent.errors import DataError, did_you_mean, located
 from offline_agent.records import Message
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
@@ -94,10 +94,8 @@ def read(given: Any, loose: bool = False, ignored: Collection[str] = ()) -> Mess
     if role is None:
         raise DataError(f"role: got {told!r:.60}, allowed: {', '.join(ROLES)}{did_you_mean(str(told), ROLES)}")
     _check_keys(f"{'an' if role == 'assistant' else 'a'} {role} message", given, ("content", *_READ[role]))
-    try:
+    with located("content"):
         content, thoughts = _parts(given.get("content"), role == "assistant")
-    except DataError as error:
-        raise DataError(f"content: {error}") from error
     message: Message = {"role": role, "content": content}
     if "name" in given:
         if not isinstance(given["name"], str):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -28,18 +28,6 @@ _KEY = "session:"
 _PATIENCE = 15.0  # seconds after which a client that waits for a stream is told that it is alive
 _SENT = re.compile(r"authorization|api-key|user-agent|content-type|idempotency-key|x-request-id|openai-.*")
 _RETURNED = re.compile(r"content-type|retry-after(-ms)?|x-should-retry|x-request-id|x-ratelimit-.*|openai-.*")
-
-
-class Answer(NamedTuple):
-    """An answer: its status, body and headers."""
-
-    status: int
-    body: bytes
-    headers: dict[str, str]
-
-    def response(self) -> web.Response:
-        """Return it as it is sent."""
-        return web.Response(status=self.status, body=self.body, headers=self.headers)
 
 
 class Proxy:
@@ -115,7 +103,7 @@ class Proxy:
         answering = asyncio.ensure_future(self._answer(request, session, asked))
         done, _ = await asyncio.wait([answering], timeout=_PATIENCE if asked.stream else None)
         if done and (not asked.stream or answering.result().status != 200):
-            return answering.result().response()
+            return answering.result()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         # a client that went away does not take the answer from the log
         with contextlib.suppress(ConnectionError):
@@ -123,13 +111,14 @@ class Proxy:
             while not done:
                 await response.write(WAITING)
                 done, _ = await asyncio.wait([answering], timeout=_PATIENCE)
-            status, body, _headers = answering.result()
-            await response.write(body if status == 200 else event(exchange.told(body)))
+            answer = answering.result()
+            assert isinstance(answer.body, bytes)  # as it was made here
+            await response.write(answer.body if answer.status == 200 else event(exchange.told(answer.body)))
             await response.write_eof()
         await answering
         return response
 
-    async def _answer(self, request: web.Request, session: str | None, asked: Asked) -> Answer:
+    async def _answer(self, request: web.Request, session: str | None, asked: Asked) -> web.Response:
         """Return the server's answer, which is kept if it is one."""
         ask = self._ask
         answer = await self._send(request, CHAT, asked.with_tokens if ask else asked.body)
@@ -140,21 +129,21 @@ class Proxy:
                 self._say(f"{self._upstream} takes no question for token ids: calls are kept as messages alone")
         return answer if answer.status != 200 else await self._run(self._kept, session, asked, answer.body)
 
-    def _kept(self, session: str | None, asked: Asked, said: bytes) -> Answer:
+    def _kept(self, session: str | None, asked: Asked, said: bytes) -> web.Response:
         try:
             whole, body = exchange.answered(said, asked)
             self._log.call(session, asked.body, whole)
         except DataError as error:
-            return _failed(502, f"the server's answer is no chat completion: {error}")
+            return fault(502, f"the server's answer is no chat completion: {error}")
         except OSError as error:  # an agent that goes on without a log would be lost work
-            return _failed(507, f"the call could not be written to {self._log.path}: {error}")
-        return Answer(200, body, dict(_JSON))
+            return fault(507, f"the call could not be written to {self._log.path}: {error}")
+        return web.Response(body=body, content_type="application/json")
 
     async def _through(self, request: web.Request) -> web.Response:
         body = await request.read() if request.method == "POST" else None
-        return (await self._send(request, request.match_info["path"], body)).response()
+        return await self._send(request, request.match_info["path"], body)
 
-    async def _send(self, request: web.Request, path: str, body: bytes | None) -> Answer:
+    async def _send(self, request: web.Request, path: str, body: bytes | None) -> web.Response:
         assert self._client is not None
         url, headers = f"{self._upstream}/{path}", self._headers(request)
         try:
@@ -163,15 +152,15 @@ class Proxy:
             ) as answer:
                 if 300 <= answer.status < 400:
                     to = answer.headers.get("Location")
-                    return _failed(502, f"{url} redirects to {to!r:.200}; name that as upstream")
+                    return fault(502, f"{url} redirects to {to!r:.200}; name that as upstream")
                 try:
                     await answer.content.readexactly(MOST_ANSWER + 1)
-                    return _failed(502, f"the answer of {url} is too long, allowed: {MOST_ANSWER:,} bytes")
+                    return fault(502, f"the answer of {url} is too long, allowed: {MOST_ANSWER:,} bytes")
                 except asyncio.IncompleteReadError as end:
                     kept = {k: v for k, v in answer.headers.items() if _RETURNED.fullmatch(k.lower())}
-                    return Answer(answer.status, end.partial, kept)
+                    return web.Response(status=answer.status, body=end.partial, headers=kept)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: a header that cannot be sent
-            return _failed(502, f"no answer from {self._upstream}: {error or type(error).__name__}")
+            return fault(502, f"no answer from {self._upstream}: {error or type(error).__name__}")
 
     def _headers(self, request: web.Request) -> dict[str, str]:
         headers = {k.lower(): v for k, v in request.headers.items() if _SENT.fullmatch(k.lower())}
@@ -185,9 +174,6 @@ class Proxy:
         return await asyncio.get_running_loop().run_in_executor(self._beside, job, *args)
 
 
-_JSON = {"Content-Type": "application/json"}
-
-
 def _session(request: web.Request) -> str | None:
     """Return the session of a request; raises DataError where its name has characters that are not allowed."""
     session = request.match_info.get("session") or _of_key(request)
@@ -199,10 +185,6 @@ def _session(request: web.Request) -> str | None:
 def _of_key(request: web.Request) -> str | None:
     given = bearer(request)
     return given.removeprefix(_KEY) if given.startswith(_KEY) else None
-
-
-def _failed(status: int, text: str) -> Answer:
-    return Answer(status, error_body(text), dict(_JSON))
 
 
 _ALLOWED = (

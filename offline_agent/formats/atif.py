@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from offline_agent import __version__
-from offline_agent.errors import DataError
+from offline_agent.errors import DataError, located
 from offline_agent.formats.row import ALL, Export, ExportRow, Part
 from offline_agent.logs.conversation import conversation
 from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, turn_tokens
@@ -35,13 +35,11 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     messages: list[dict[str, Any]] = []
     tokens: list[TurnTokens | None] = []
     for number, step in enumerate(record["steps"]):
-        try:
+        with located(f"step {number}"):
             found = _messages(step)
             messages += found
             if found and found[0]["role"] == "assistant":
                 tokens.append(_tokens(step.get("metrics")))
-        except DataError as error:
-            raise DataError(f"step {number}: {error}") from error
     agent, extra = record.get("agent"), record.get("extra")
     tools = agent.get("tool_definitions") if isinstance(agent, Mapping) else None
     told = {**(extra if isinstance(extra, Mapping) else {}), **record}

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from offline_agent.errors import DataError
+from offline_agent.errors import DataError, located
 from offline_agent.formats.row import NO_TOKENS, PAIRS, SUCCESSES, Export, ExportRow, Part
 from offline_agent.logs.conversation import conversation, told_tools, with_system
 from offline_agent.logs.episode import Fields, LoggedEpisode
@@ -36,10 +36,8 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     """See `formats.Format`."""
     messages: list[dict[str, Any]] = []
     for number, turn in enumerate(record["conversations"]):
-        try:
+        with located(f"turn {number}"):
             messages.append(_message(turn))
-        except DataError as error:
-            raise DataError(f"turn {number}: {error}") from error
     said = conversation(with_system(messages, fields.ignored, record))
     yield LoggedEpisode(name, said, told_tools(False, record), **fields.read(record))
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from offline_agent.errors import DataError
 from offline_agent.records import Message
@@ -18,8 +18,7 @@ SESSIONS = ("session_id", "trajectory_id", "episode_id", "trace_id", "rollout_id
 SPLITS = ("train", "validation", "test")
 
 
-@dataclass(frozen=True, slots=True)
-class TurnTokens:
+class TurnTokens(NamedTuple):
     """The ids of one turn, as the server gave them.
 
     Attributes:
@@ -31,16 +30,6 @@ class TurnTokens:
     prompt: tuple[int, ...]
     sampled: tuple[int, ...]
     logps: tuple[float, ...] | None = None
-
-    def to_json(self) -> list[Any]:
-        """Return the constructor's arguments."""
-        return [self.prompt, self.sampled, self.logps]
-
-    @classmethod
-    def from_json(cls, data: Sequence[Any]) -> TurnTokens:
-        """Rebuild it from `to_json`."""
-        prompt, sampled, logps = data
-        return cls(tuple(prompt), tuple(sampled), None if logps is None else tuple(logps))
 
 
 def turn_tokens(prompt: Any, sampled: Any, logps: Any = None) -> TurnTokens | None:
@@ -132,13 +121,13 @@ class LoggedEpisode:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
-        tokens = [None if one is None else one.to_json() for one in self.tokens]
-        return {name: getattr(self, name) for name in self.__slots__} | {"tokens": tokens}
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LoggedEpisode:
         """Rebuild it from `to_json`."""
-        tokens = tuple(None if one is None else TurnTokens.from_json(one) for one in data["tokens"])
+        kept = ([None if ids is None else tuple(ids) for ids in turn or ()] for turn in data["tokens"])
+        tokens = tuple(TurnTokens(*ids) if ids else None for ids in kept)  # type: ignore[arg-type]  # logps may be None
         lists = {"messages": tuple(data["messages"]), "tools": tuple(data["tools"]), "tokens": tokens}
         return cls(**{**data, **lists})
 

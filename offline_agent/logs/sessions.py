@@ -126,11 +126,15 @@ def _ends(episodes: Sequence[LoggedEpisode]) -> list[LoggedEpisode]:
 
 def _requests(episode: LoggedEpisode) -> list[tuple[str, str]]:
     """Return for each turn the digests of the messages before it and of itself."""
-    at, out = digest(episode.tools), []
+    pairs = zip(_starts(episode), episode.messages, strict=False)
+    return [(at, digest(message)) for at, message in pairs if message["role"] == "assistant"]
+
+
+def _starts(episode: LoggedEpisode) -> list[str]:
+    """Return a digest of the tools and the first n messages, for each n from 0."""
+    out = [digest(episode.tools)]
     for message in episode.messages:
-        if message["role"] == "assistant":
-            out.append((at, digest(message)))
-        at = digest([at, message])
+        out.append(digest([out[-1], message]))
     return out
 
 
@@ -139,12 +143,11 @@ def without_parts(episodes: Sequence[LoggedEpisode]) -> list[LoggedEpisode]:
     inside: dict[str, list[int]] = {}  # those that go on after these messages
     ends = []
     for number, episode in enumerate(episodes):
-        at = digest(episode.tools)
-        for message in episode.messages[:-1]:
-            at = digest([at, message])
+        _, *starts, end = _starts(episode)
+        for at, message in zip(starts, episode.messages, strict=False):
             if message["role"] == "assistant":
                 inside.setdefault(at, []).append(number)
-        ends.append(digest([at, episode.messages[-1]]))
+        ends.append(end)
     longer = [[n for n in inside.get(end, ()) if _is_part(one, episodes[n])]
               for one, end in zip(episodes, ends, strict=True)]  # fmt: skip
     tokens: dict[int, dict[int, TurnTokens]] = {}  # by episode and turn, of the parts, which end with that turn
