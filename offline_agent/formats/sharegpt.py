@@ -15,8 +15,11 @@ from offline_agent.logs.conversation import conversation, told_tools, with_syste
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from offline_agent.messages import parsed
 from offline_agent.records import Message
+from offline_agent.rendering.parsing import CLOSE, OPEN
 
 NAME = "sharegpt"
+_BETWEEN = "\n</tool_response>\n<tool_response>\n"
+"""Text between the results of parallel calls: LLaMA-Factory's converter of OpenAI messages writes it, too."""
 
 _ROLES = {
     "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
@@ -37,7 +40,13 @@ def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[Logge
     messages: list[dict[str, Any]] = []
     for number, turn in enumerate(record["conversations"]):
         with located(f"turn {number}"):
-            messages.append(_message(turn))
+            message = _message(turn)
+            calls = messages[-1].get("tool_calls", ()) if messages else ()
+            parts = message["content"].split(_BETWEEN)
+            if message["role"] == "tool" and len(parts) == len(calls):
+                messages += [{**message, "content": part} for part in parts]
+            else:
+                messages.append(message)
     said = conversation(with_system(messages, fields.ignored, record))
     yield LoggedEpisode(name, said, told_tools(False, record), **fields.read(record))
 
@@ -52,12 +61,10 @@ def _message(turn: Any) -> dict[str, Any]:
         raise DataError(f"value: got {value!r:.60}, wanted text")
     if role != "call":
         return {"role": role, "content": value}
-    calls = parsed(value, "a function_call")
-    return {"role": "assistant", "content": "", "tool_calls": calls if isinstance(calls, list) else [calls]}
-
-
-_BETWEEN = "\n</tool_response>\n<tool_response>\n"
-"""Text between the results of parallel calls: LLaMA-Factory's converter of OpenAI messages writes it, too."""
+    # what is said beside a call stands before a mark; no JSON ends with one
+    said, _, text = value.removesuffix(CLOSE).partition(OPEN) if value.endswith(CLOSE) else ("", "", value)
+    calls = parsed(text, "a function_call")
+    return {"role": "assistant", "content": said, "tool_calls": calls if isinstance(calls, list) else [calls]}
 
 
 def preference(row: ExportRow) -> Iterator[Mapping[str, Any]]:
@@ -118,9 +125,9 @@ def _turn(message: Message) -> dict[str, str]:
     text = json.dumps(plain if len(plain) > 1 else plain[0], ensure_ascii=False)
     if not content:
         return {"from": "function_call", "value": text}
-    if "<tool_call>" in content or "</tool_call>" in content:
+    if OPEN in content or CLOSE in content:
         raise DataError("the text beside a call holds <tool_call>, the mark by which the trainer finds the call")
-    return {"from": "function_call", "value": f"{content}<tool_call>{text}</tool_call>"}
+    return {"from": "function_call", "value": f"{content}{OPEN}{text}{CLOSE}"}
 
 
 _BEFORE = {"human": "the user", "gpt": "the model", "function_call": "a call", "observation": "a tool's result"}
