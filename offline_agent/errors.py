@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
@@ -83,6 +84,15 @@ class NoAnswer(Exception):
 
 class DataError(OfflineAgentError):
     """An artifact is missing, incomplete, corrupted, of another version, or fails its certificate."""
+
+
+@contextmanager
+def located(place: str) -> Iterator[None]:
+    """Say at which place of a record a DataError was raised."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from error
 
 
 class TrainingError(OfflineAgentError):

@@ -1,19 +1,24 @@
-"""Requests and answers of the chat API as bytes: read strictly, checked, and written again.
+"""Requests and answers of the chat API as bytes: read strictly, checked, written again, and kept in a log.
 
-All of it is computation; one thread beside the event loop runs it, so that one body at a time is in memory as objects.
+One thread beside the event loop runs all of it, so that one body at a time is in memory as objects. Servers that parse
+calls of tools lose token ids in streams, so an answer is asked for whole, and here made the stream that the agent asked
+for.
 """
 
 from __future__ import annotations
 
+import os
 import reprlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from offline_agent.capture.streaming import events
+from offline_agent import strict_json
 from offline_agent.errors import DataError
-from offline_agent.logs import strict_json
 
 MOST = 16 << 20  # bytes of a request: several times the text of a context of a million tokens
 MOST_ANSWER = 64 << 20  # bytes of an answer, which has log-probabilities too
@@ -154,3 +159,100 @@ def _checked(form: type[Form], value: dict[str, Any]) -> Form:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise DataError(f"{where:.100}: got {reprlib.repr(first['input'])}: {first['msg']}") from None
+
+
+END = b"data: [DONE]\n\n"
+WAITING = b": waiting\n\n"
+
+
+def events(answer: Mapping[str, Any], usage: bool) -> Iterator[bytes]:
+    """Yield the events of a chat completion: for each choice its message, then its end.
+
+    Args:
+        answer: The completion.
+        usage: Whether the last event counts tokens (`stream_options.include_usage`).
+    """
+    head = {key: answer[key] for key in ("id", "created", "model", "system_fingerprint") if key in answer}
+    head["object"] = "chat.completion.chunk"
+    more = {"usage": None} if usage else {}
+    for choice in answer.get("choices") or ():
+        index, message = choice.get("index", 0), dict(choice.get("message") or {})
+        calls = message.get("tool_calls")
+        if calls:
+            message["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+        else:
+            message.pop("tool_calls", None)
+        logprobs = {"logprobs": choice["logprobs"]} if choice.get("logprobs") else {}
+        part = {"index": index, "delta": message, "finish_reason": None, **logprobs}
+        yield event({**head, "choices": [part], **more})
+        end = {"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}
+        yield event({**head, "choices": [end], **more})
+    if usage:
+        yield event({**head, "choices": [], "usage": answer.get("usage")})
+    yield END
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """Return one server-sent event."""
+    return b"data: " + strict_json.dumps(data) + b"\n\n"
+
+
+class CallLog:
+    """A file of calls and outcomes, `calls-<time>-<process>.jsonl`.
+
+    A line is one `write` to a file that is opened for appending, so it outlives a killed process; what a failing disk
+    keeps is the system's matter. A line that is cut is named by `import_logs`, and costs no other line.
+
+    Args:
+        folder: The folder; it is made.
+
+    Attributes:
+        path: The file.
+        calls, outcomes: Lines written.
+
+    Raises:
+        DataError: The folder or the file cannot be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"calls-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}.jsonl"
+        self.calls = self.outcomes = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except (OSError, ValueError) as error:
+            raise DataError(f"log: {str(folder)!r:.80} cannot be written: {error}") from error
+
+    def call(self, session: str | None, request: bytes, response: bytes) -> None:
+        """Keep a call that was answered; `request` and `response` are bodies, JSON on one line.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        known = {} if session is None else {"session_id": session}
+        head = strict_json.dumps({**known, "time": _now()})[:-1]
+        self._write(head + b',"request":' + request + b',"response":' + response + b"}\n")
+        self.calls += 1
+
+    def outcome(self, session: str, told: Mapping[str, Any]) -> None:
+        """Keep the outcome of a session.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        self._write(strict_json.dumps({**told, "session_id": session, "time": _now()}) + b"\n")
+        self.outcomes += 1
+
+    def close(self) -> None:
+        """Close the file."""
+        os.fsync(self._file)
+        os.close(self._file)
+
+    def _write(self, record: bytes) -> None:
+        line = memoryview(record)
+        while line:  # a nearly full disk takes a part
+            line = line[os.write(self._file, line) :]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

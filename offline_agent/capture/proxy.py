@@ -1,22 +1,25 @@
-"""The proxy: chat completions go to the server and are kept; of the other routes two go through as they are."""
+"""The proxy: chat completions go to the server and are kept; of the other routes two go through as they are.
+
+Web pages, and other machines without the token, can neither spend the key nor tell outcomes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from ipaddress import ip_address
+from typing import Any
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from offline_agent.capture import exchange
-from offline_agent.capture.access import bearer, fault
-from offline_agent.capture.call_log import CallLog
-from offline_agent.capture.exchange import MOST, MOST_ANSWER, Asked, error_body
-from offline_agent.capture.streaming import WAITING, event
+from offline_agent.capture.exchange import MOST, MOST_ANSWER, WAITING, Asked, CallLog, error_body, event
 from offline_agent.errors import DataError
 
 CHAT = "chat/completions"
@@ -25,18 +28,6 @@ _KEY = "session:"
 _PATIENCE = 15.0  # seconds after which a client that waits for a stream is told that it is alive
 _SENT = re.compile(r"authorization|api-key|user-agent|content-type|idempotency-key|x-request-id|openai-.*")
 _RETURNED = re.compile(r"content-type|retry-after(-ms)?|x-should-retry|x-request-id|x-ratelimit-.*|openai-.*")
-
-
-class Answer(NamedTuple):
-    """An answer: its status, body and headers."""
-
-    status: int
-    body: bytes
-    headers: dict[str, str]
-
-    def response(self) -> web.Response:
-        """Return it as it is sent."""
-        return web.Response(status=self.status, body=self.body, headers=self.headers)
 
 
 class Proxy:
@@ -112,7 +103,7 @@ class Proxy:
         answering = asyncio.ensure_future(self._answer(request, session, asked))
         done, _ = await asyncio.wait([answering], timeout=_PATIENCE if asked.stream else None)
         if done and (not asked.stream or answering.result().status != 200):
-            return answering.result().response()
+            return answering.result()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         # a client that went away does not take the answer from the log
         with contextlib.suppress(ConnectionError):
@@ -120,13 +111,14 @@ class Proxy:
             while not done:
                 await response.write(WAITING)
                 done, _ = await asyncio.wait([answering], timeout=_PATIENCE)
-            status, body, _headers = answering.result()
-            await response.write(body if status == 200 else event(exchange.told(body)))
+            answer = answering.result()
+            assert isinstance(answer.body, bytes)  # as it was made here
+            await response.write(answer.body if answer.status == 200 else event(exchange.told(answer.body)))
             await response.write_eof()
         await answering
         return response
 
-    async def _answer(self, request: web.Request, session: str | None, asked: Asked) -> Answer:
+    async def _answer(self, request: web.Request, session: str | None, asked: Asked) -> web.Response:
         """Return the server's answer, which is kept if it is one."""
         ask = self._ask
         answer = await self._send(request, CHAT, asked.with_tokens if ask else asked.body)
@@ -137,21 +129,21 @@ class Proxy:
                 self._say(f"{self._upstream} takes no question for token ids: calls are kept as messages alone")
         return answer if answer.status != 200 else await self._run(self._kept, session, asked, answer.body)
 
-    def _kept(self, session: str | None, asked: Asked, said: bytes) -> Answer:
+    def _kept(self, session: str | None, asked: Asked, said: bytes) -> web.Response:
         try:
             whole, body = exchange.answered(said, asked)
             self._log.call(session, asked.body, whole)
         except DataError as error:
-            return _failed(502, f"the server's answer is no chat completion: {error}")
+            return fault(502, f"the server's answer is no chat completion: {error}")
         except OSError as error:  # an agent that goes on without a log would be lost work
-            return _failed(507, f"the call could not be written to {self._log.path}: {error}")
-        return Answer(200, body, dict(_JSON))
+            return fault(507, f"the call could not be written to {self._log.path}: {error}")
+        return web.Response(body=body, content_type="application/json")
 
     async def _through(self, request: web.Request) -> web.Response:
         body = await request.read() if request.method == "POST" else None
-        return (await self._send(request, request.match_info["path"], body)).response()
+        return await self._send(request, request.match_info["path"], body)
 
-    async def _send(self, request: web.Request, path: str, body: bytes | None) -> Answer:
+    async def _send(self, request: web.Request, path: str, body: bytes | None) -> web.Response:
         assert self._client is not None
         url, headers = f"{self._upstream}/{path}", self._headers(request)
         try:
@@ -160,15 +152,15 @@ class Proxy:
             ) as answer:
                 if 300 <= answer.status < 400:
                     to = answer.headers.get("Location")
-                    return _failed(502, f"{url} redirects to {to!r:.200}; name that as upstream")
+                    return fault(502, f"{url} redirects to {to!r:.200}; name that as upstream")
                 try:
                     await answer.content.readexactly(MOST_ANSWER + 1)
-                    return _failed(502, f"the answer of {url} is too long, allowed: {MOST_ANSWER:,} bytes")
+                    return fault(502, f"the answer of {url} is too long, allowed: {MOST_ANSWER:,} bytes")
                 except asyncio.IncompleteReadError as end:
                     kept = {k: v for k, v in answer.headers.items() if _RETURNED.fullmatch(k.lower())}
-                    return Answer(answer.status, end.partial, kept)
+                    return web.Response(status=answer.status, body=end.partial, headers=kept)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: a header that cannot be sent
-            return _failed(502, f"no answer from {self._upstream}: {error or type(error).__name__}")
+            return fault(502, f"no answer from {self._upstream}: {error or type(error).__name__}")
 
     def _headers(self, request: web.Request) -> dict[str, str]:
         headers = {k.lower(): v for k, v in request.headers.items() if _SENT.fullmatch(k.lower())}
@@ -180,9 +172,6 @@ class Proxy:
 
     async def _run(self, job: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._beside, job, *args)
-
-
-_JSON = {"Content-Type": "application/json"}
 
 
 def _session(request: web.Request) -> str | None:
@@ -198,5 +187,69 @@ def _of_key(request: web.Request) -> str | None:
     return given.removeprefix(_KEY) if given.startswith(_KEY) else None
 
 
-def _failed(status: int, text: str) -> Answer:
-    return Answer(status, error_body(text), dict(_JSON))
+_ALLOWED = (
+    "POST /v1/chat/completions, POST /v1/embeddings, GET /v1/models and POST /outcome, each also after /sessions/NAME, "
+    "and GET /health"
+)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def local(host: str | None) -> bool:
+    """Return whether an address is of this machine alone."""
+    try:
+        return host == "localhost" or ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
+def guard(token: str | None) -> Any:
+    """Return the middleware that checks every request, and answers faults as the API does.
+
+    Args:
+        token: The key that callers must send; None = every program of this machine may call.
+    """
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            refused = _refusal(request, token)
+            return await handler(request) if refused is None else fault(*refused)
+        except DataError as error:
+            return fault(400, str(error))
+        except web.HTTPRequestEntityTooLarge:
+            return fault(413, f"the body is too long, allowed: {MOST:,} bytes")
+        except web.HTTPException as error:
+            return fault(error.status, f"got {request.method} {request.path!r:.100}, allowed: {_ALLOWED}")
+
+    return guarded
+
+
+def fault(status: int, text: str) -> web.Response:
+    """Return an error in the API's form."""
+    return web.Response(status=status, body=error_body(text), content_type="application/json")
+
+
+def _refusal(request: web.Request, token: str | None) -> tuple[int, str] | None:
+    """Return status and reason where a request may not be answered."""
+    if token is not None and not hmac.compare_digest(bearer(request).encode(errors="replace"), token.encode()):
+        return 401, "got another key, wanted the token that capture was started with (api_key=TOKEN)"
+    if token is None and not local(_host(request)):  # a page's name that now leads here (DNS rebinding)
+        return 403, f"Host: got {request.host!r:.100}, allowed without token=VARIABLE: 127.0.0.1, localhost"
+    if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
+        return 403, "the request is of a web page, which may not call this server"
+    if request.method == "POST" and request.content_type != "application/json":
+        return 415, f"Content-Type: got {request.content_type!r:.100}, allowed: application/json (curl --json does it)"
+    return None
+
+
+def bearer(request: web.Request) -> str:
+    """Return the key that a request sends."""
+    return request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+
+
+def _host(request: web.Request) -> str | None:
+    try:
+        return URL(f"http://{request.host}").host
+    except ValueError:
+        return None

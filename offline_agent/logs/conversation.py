@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from offline_agent.errors import DataError
-from offline_agent.logs.messages import arrow, brief, parsed, read, schemas
+from offline_agent.errors import DataError, located
+from offline_agent.messages import arrow, brief, parsed, read, schemas
 from offline_agent.records import Message
 
 SYSTEM = ("system", "system_prompt", "system_message")
@@ -56,7 +56,7 @@ def conversation(messages: Any, ignored: Collection[str] = ()) -> Conversation:
     results: dict[int, Message] = {}
     by_place = 0
     for number, given in enumerate(messages):
-        try:
+        with located(f"message {number}"):
             message = read(given, loose, ignored)
             if not message.pop("trained", True):
                 raise DataError(
@@ -70,8 +70,6 @@ def conversation(messages: Any, ignored: Collection[str] = ()) -> Conversation:
                 results[place].pop("tool_call_id", None)
                 continue
             _close(out, pending, results, final=False)
-        except DataError as error:
-            raise DataError(f"message {number}: {error}") from error
         pending, results = message.get("tool_calls", []), {}
         message.pop("name", None)
         if pending:
@@ -99,10 +97,8 @@ def with_system(messages: Any, ignored: Collection[str], *records: Mapping[str, 
     name, told = next(found, ("", None))
     if told is None or not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         return messages
-    try:
+    with located(name):
         system = read({"role": "system", "content": told})
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from error
     first = messages[0]
     said = isinstance(first, Mapping) and first.get("role") in ("system", "developer")
     if said and read({"role": "system", "content": first.get("content")}) != system:

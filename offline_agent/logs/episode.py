@@ -6,10 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from offline_agent.errors import DataError
-from offline_agent.logs.tokens import TurnTokens
 from offline_agent.records import Message
 
 OUTCOMES = ("success", "resolved", "correct", "outcome", "reward", "score", "label")
@@ -17,6 +16,39 @@ OUTCOMES = ("success", "resolved", "correct", "outcome", "reward", "score", "lab
 TASKS = ("task_id", "task", "instance_id", "example_id", "problem_id", "question_id")
 SESSIONS = ("session_id", "trajectory_id", "episode_id", "trace_id", "rollout_id", "run_id", "id")
 SPLITS = ("train", "validation", "test")
+
+
+class TurnTokens(NamedTuple):
+    """The ids of one turn, as the server gave them.
+
+    Attributes:
+        prompt: int [P], the whole prompt of the turn.
+        sampled: int [n], the turn, its end included where it was sampled.
+        logps: float [n], natural logarithms; None where the log has none.
+    """
+
+    prompt: tuple[int, ...]
+    sampled: tuple[int, ...]
+    logps: tuple[float, ...] | None = None
+
+
+def turn_tokens(prompt: Any, sampled: Any, logps: Any = None) -> TurnTokens | None:
+    """Return the ids that a record has for a turn; None where it has none.
+
+    Raises:
+        DataError: They are no lists of ids, or not as many log-probabilities.
+    """
+    if prompt is None or sampled is None:
+        return None
+    for name, ids in (("prompt ids", prompt), ("ids of the turn", sampled)):
+        if not isinstance(ids, list) or not ids or not all(type(id) is int and id >= 0 for id in ids):
+            raise DataError(f"{name}: got {ids!r:.60}, wanted a list of integers")
+    if logps is not None:
+        numbers = isinstance(logps, list) and all(isinstance(value, int | float) and value <= 0 for value in logps)
+        if not numbers or len(logps) != len(sampled):
+            raise DataError(f"log-probabilities: got {logps!r:.60}, wanted {len(sampled)} numbers of at most 0")
+        logps = tuple(map(float, logps))
+    return TurnTokens(tuple(prompt), tuple(sampled), logps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +121,13 @@ class LoggedEpisode:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
-        tokens = [None if one is None else one.to_json() for one in self.tokens]
-        return {name: getattr(self, name) for name in self.__slots__} | {"tokens": tokens}
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LoggedEpisode:
         """Rebuild it from `to_json`."""
-        tokens = tuple(None if one is None else TurnTokens.from_json(one) for one in data["tokens"])
+        kept = ([None if ids is None else tuple(ids) for ids in turn or ()] for turn in data["tokens"])
+        tokens = tuple(TurnTokens(*ids) if ids else None for ids in kept)  # type: ignore[arg-type]  # logps may be None
         lists = {"messages": tuple(data["messages"]), "tools": tuple(data["tools"]), "tokens": tokens}
         return cls(**{**data, **lists})
 

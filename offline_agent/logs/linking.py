@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from offline_agent.judges.ranking import Verifier, verdicts
-from offline_agent.logs.episode import LoggedEpisode, digest
-from offline_agent.logs.outcomes import Outcomes
-from offline_agent.logs.tokens import TokenCheck, TurnTokens
+from offline_agent.logs.episode import LoggedEpisode, TurnTokens, digest
+from offline_agent.logs.sessions import Outcomes, without_parts
+from offline_agent.logs.tokens import TokenCheck
 from offline_agent.preferences.pairs.trajectory import trajectory
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.records import (
@@ -46,10 +46,9 @@ class Linked:
     Attributes:
         trees: In the order of their first episodes.
         refusals: The episodes that were left out, and those that the judge could not score.
-        parts: Number of episodes that are a part of a longer one.
-        episodes: Number of the others that are in the trees.
-        judged: Number of those whose outcome is known, by the log or by the judge.
-        exact: Number of episodes in the trees whose ids prove what was sampled.
+        counts: Number of `episodes` in the trees; of `parts`, which a longer one of them continues; of those `judged`,
+            whose outcome is known, by the log or by the judge; of those that are `exact`: their ids prove what was
+            sampled.
         doubts: Why the ids of others do not, with their number.
         drift: Of the exact ones: `episodes`, and how many of them this tokenizer's template renders to the same ids
             (`same_ids`) and to the same text (`same_text`).
@@ -57,15 +56,12 @@ class Linked:
             what each turn's own prompt has, as ids (`same_ids`) and as text (`same_text`).
     """
 
-    trees: list[SearchTree]
-    refusals: list[Refusal]
-    parts: int
-    episodes: int
-    judged: int
-    exact: int
-    doubts: Counter[str]
-    drift: Counter[str]
-    rendered: Counter[str]
+    trees: list[SearchTree] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    doubts: Counter[str] = field(default_factory=Counter)
+    drift: Counter[str] = field(default_factory=Counter)
+    rendered: Counter[str] = field(default_factory=Counter)
 
 
 def link(
@@ -87,8 +83,9 @@ def link(
         tokens: Checks the ids of the log; None = they are not read.
         outcomes: Of sessions, apart from their records; None = there are none.
     """
-    refusals: list[Refusal] = []
-    whole, parts = _without_parts(episodes)
+    linked = Linked()
+    whole = without_parts(episodes)
+    linked.counts["parts"] = len(episodes) - len(whole)
     if outcomes is not None:
         whole = outcomes.told(whole)
     trees: dict[str, _Builder] = {}
@@ -97,63 +94,19 @@ def link(
         if episode.session is not None:
             content = digest([episode.messages, episode.tools, episode.score, episode.success, episode.choice])
             if (episode.session, content) in sessions:
-                refusals.append(Refusal("log", episode.name, f"session {episode.session} was read before, the same"))
+                why = f"session {episode.session} was read before, the same"
+                linked.refusals.append(Refusal("log", episode.name, why))
                 continue
             sessions.add((episode.session, content))
         opening, turns = _turns(episode.messages)
         key = digest([opening, episode.tools, episode.split])
         if key not in trees:
             name = f"{episode.group}~{key}" if trees else episode.group
-            trees[key] = _Builder(episode, opening, name, tokens)
+            trees[key] = _Builder(episode, opening, name, tokens, linked)
         trees[key].add(episode, turns)
-    made = [builder.finish(judge, refusals) for builder in trees.values()]
-    known = sum(len(tree.first_rollouts) for tree in made)
-    builders = trees.values()
-    return Linked(
-        made, refusals, parts, sum(builder.episodes for builder in builders), known,
-        sum(builder.exact for builder in builders), sum((builder.doubts for builder in builders), Counter()),
-        sum((builder.drift for builder in builders), Counter()),
-        sum((builder.rendered for builder in builders), Counter()),
-    )  # fmt: skip
-
-
-def _without_parts(episodes: Sequence[LoggedEpisode]) -> tuple[list[LoggedEpisode], int]:
-    """Return the episodes that no other one continues, and how many were left out."""
-    inside: dict[str, list[int]] = {}  # those that go on after these messages
-    ends = []
-    for number, episode in enumerate(episodes):
-        at = digest(episode.tools)
-        for message in episode.messages[:-1]:
-            at = digest([at, message])
-            if message["role"] == "assistant":
-                inside.setdefault(at, []).append(number)
-        ends.append(digest([at, episode.messages[-1]]))
-    longer = [[n for n in inside.get(end, ()) if _is_part(one, episodes[n])]
-              for one, end in zip(episodes, ends, strict=True)]  # fmt: skip
-    tokens: dict[int, dict[int, TurnTokens]] = {}  # by episode and turn, of the parts, which end with that turn
-    for part, wholes in zip(episodes, longer, strict=True):
-        if part.tokens and (last := part.tokens[-1]) is not None:
-            for number in wholes:
-                tokens.setdefault(number, {})[part.turns - 1] = last
-    whole = [
-        _with_tokens(episode, tokens.get(number, {})) for number, episode in enumerate(episodes) if not longer[number]
-    ]
-    return whole, len(episodes) - len(whole)
-
-
-def _with_tokens(episode: LoggedEpisode, of_parts: Mapping[int, TurnTokens]) -> LoggedEpisode:
-    """Return an episode with the ids of its turns that are in the records of its parts."""
-    if not of_parts:
-        return episode
-    own = episode.tokens or (None,) * episode.turns
-    return replace(episode, tokens=tuple(known or of_parts.get(turn) for turn, known in enumerate(own)))
-
-
-def _is_part(episode: LoggedEpisode, longer: LoggedEpisode) -> bool:
-    same_session = episode.session == longer.session
-    if not same_session and None not in (episode.session, longer.session):
-        return False
-    return episode.score is None or (same_session and episode.session is not None and episode.score == longer.score)
+    for builder in trees.values():
+        builder.finish(judge)
+    return linked
 
 
 def _turns(messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[Turn]]:
@@ -172,21 +125,18 @@ class _Builder:
         opening: The messages before the first turn.
         name: The tree's id.
         tokens: Checks ids; None = they are not read.
+        linked: Gets the tree, the refusals and the counts.
     """
 
     def __init__(
-        self, first: LoggedEpisode, opening: tuple[Message, ...], name: str, tokens: TokenCheck | None
+        self, first: LoggedEpisode, opening: tuple[Message, ...], name: str, tokens: TokenCheck | None, linked: Linked
     ) -> None:
         task = Task(first.group, first.split, dict(first.args))
         system = "\n\n".join(message["content"] for message in opening if message["role"] == "system")
         shown = _shown(message for message in opening if message["role"] != "system")
         self._tree = SearchTree(Context(task, system, first.tools, shown, recorded=Recorded(opening)), name)
         self._ends: dict[int, list[LoggedEpisode]] = {}
-        self._tokens = tokens
-        self.episodes = self.exact = 0
-        self.doubts: Counter[str] = Counter()
-        self.drift: Counter[str] = Counter()
-        self.rendered: Counter[str] = Counter()
+        self._tokens, self._linked = tokens, linked
 
     def add(self, episode: LoggedEpisode, turns: Sequence[Turn]) -> None:
         """Add an episode: its turns as a path, its outcome where the path ends."""
@@ -194,15 +144,27 @@ class _Builder:
         for message, answers in turns:
             nodes.append(self._follow(nodes[-1], message, answers))
         self._ends.setdefault(nodes[-1].id, []).append(episode)
-        self.episodes += 1
-        if self._tokens is not None and (stable := self._tokens.stable(episode.messages, episode.tools)) is not None:
-            self.rendered.update(episodes=1, same_ids=stable[0], same_text=stable[1])
-        if self._tokens is not None and episode.tokens:
-            doubt = self._tokens.fault(episode.messages, episode.tokens) or self._take_ids(nodes, episode.tokens)
-            self.exact += doubt is None
-            self.doubts.update([] if doubt is None else [doubt])
-            if doubt is None:
-                self._measure_drift(episode)
+        self._linked.counts["episodes"] += 1
+        if self._tokens is not None:
+            self._check(self._tokens, episode, nodes)
+
+    def _check(self, tokens: TokenCheck, episode: LoggedEpisode, nodes: Sequence[Node]) -> None:
+        """Give the ids of an episode to its path if they prove what was sampled; count how rendering it differs."""
+        linked = self._linked
+        if (stable := tokens.stable(episode.messages, episode.tools)) is not None:
+            linked.rendered.update(episodes=1, same_ids=stable[0], same_text=stable[1])
+        if not episode.tokens:
+            return
+        doubt = tokens.fault(episode.messages, episode.tokens) or self._take_ids(nodes, episode.tokens)
+        if doubt is not None:
+            linked.doubts[doubt] += 1
+            return
+        linked.counts["exact"] += 1
+        last = max(n for n, message in enumerate(episode.messages) if message["role"] == "assistant")
+        assert episode.tokens[-1] is not None  # all are there, as was checked
+        prompt = episode.tokens[-1].prompt
+        ids, text = tokens.rendered_alike(episode.messages[:last], episode.tools, prompt)
+        linked.drift.update(episodes=1, same_ids=ids, same_text=text)
 
     def _take_ids(self, nodes: Sequence[Node], tokens: Sequence[TurnTokens | None]) -> str | None:
         """Give the ids of an episode to its path; return why that cannot be, None where it can."""
@@ -226,15 +188,8 @@ class _Builder:
                 node.edge.actions[0] = context.action
         return None
 
-    def _measure_drift(self, episode: LoggedEpisode) -> None:
-        assert self._tokens is not None and episode.tokens[-1] is not None
-        last = max(n for n, message in enumerate(episode.messages) if message["role"] == "assistant")
-        prompt = episode.tokens[-1].prompt
-        ids, text = self._tokens.rendered_alike(episode.messages[:last], episode.tools, prompt)
-        self.drift.update(episodes=1, same_ids=ids, same_text=text)
-
-    def finish(self, judge: Verifier | None, refusals: list[Refusal]) -> SearchTree:
-        """Return the tree, with the outcomes backed up and what contradicts itself in quarantine."""
+    def finish(self, judge: Verifier | None) -> None:
+        """Complete the tree: outcomes are backed up, what contradicts itself is in quarantine."""
         tree = self._tree
         unjudged = [tree.nodes[id] for id, episodes in self._ends.items() if not self._end(tree.nodes[id], episodes)]
         for node, verdict in zip(unjudged, verdicts([trajectory(tree, n) for n in unjudged], judge), strict=True):
@@ -243,14 +198,16 @@ class _Builder:
             if verdict is None:
                 continue
             if verdict.score is None:
-                refusals.append(Refusal("log", episodes[0].name, f"{verdict.verifier}: {verdict.error}"))
+                why = f"{verdict.verifier}: {verdict.error}"
+                self._linked.refusals.append(Refusal("log", episodes[0].name, why))
             for _ in episodes if verdict.score is not None else ():
                 self._back_up(node, verdict)
         for edge in tree.edges:
             edge.prior = edge.count / edge.parent.samples
         tree.stopped = "logs"
         tree.counters["tool_calls"] = sum(len(_calls(edge.actions[0].message())) for edge in tree.edges)
-        return tree
+        self._linked.trees.append(tree)
+        self._linked.counts["judged"] += len(tree.first_rollouts)
 
     def _follow(self, node: Node, message: Message, answers: tuple[Message, ...]) -> Node:
         key = turn_key(message)

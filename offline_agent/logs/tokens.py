@@ -3,57 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from offline_agent.errors import DataError, PolicyError
+from offline_agent.errors import PolicyError
+from offline_agent.logs.episode import TurnTokens
 from offline_agent.records import Action, Message
 from offline_agent.rendering.renderer import Renderer
-
-
-@dataclass(frozen=True, slots=True)
-class TurnTokens:
-    """The ids of one turn, as the server gave them.
-
-    Attributes:
-        prompt: int [P], the whole prompt of the turn.
-        sampled: int [n], the turn, its end included where it was sampled.
-        logps: float [n], natural logarithms; None where the log has none.
-    """
-
-    prompt: tuple[int, ...]
-    sampled: tuple[int, ...]
-    logps: tuple[float, ...] | None = None
-
-    def to_json(self) -> list[Any]:
-        """Return the constructor's arguments."""
-        return [self.prompt, self.sampled, self.logps]
-
-    @classmethod
-    def from_json(cls, data: Sequence[Any]) -> TurnTokens:
-        """Rebuild it from `to_json`."""
-        prompt, sampled, logps = data
-        return cls(tuple(prompt), tuple(sampled), None if logps is None else tuple(logps))
-
-
-def turn_tokens(prompt: Any, sampled: Any, logps: Any = None) -> TurnTokens | None:
-    """Return the ids that a record has for a turn; None where it has none.
-
-    Raises:
-        DataError: They are no lists of ids, or not as many log-probabilities.
-    """
-    if prompt is None or sampled is None:
-        return None
-    for name, ids in (("prompt ids", prompt), ("ids of the turn", sampled)):
-        if not isinstance(ids, list) or not ids or not all(type(id) is int and id >= 0 for id in ids):
-            raise DataError(f"{name}: got {ids!r:.60}, wanted a list of integers")
-    if logps is not None:
-        numbers = isinstance(logps, list) and all(isinstance(value, int | float) and value <= 0 for value in logps)
-        if not numbers or len(logps) != len(sampled):
-            raise DataError(f"log-probabilities: got {logps!r:.60}, wanted {len(sampled)} numbers of at most 0")
-        logps = tuple(map(float, logps))
-    return TurnTokens(tuple(prompt), tuple(sampled), logps)
-
 
 _RENDERED = 1000  # episodes that are rendered turn by turn, at most; the first ones
 

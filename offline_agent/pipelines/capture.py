@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from offline_agent.capture.call_log import CallLog
+from offline_agent.capture.exchange import CallLog
 from offline_agent.config.capture import CaptureConfig
 from offline_agent.config.documentation import key_table
 from offline_agent.config.keys import keys
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _checked(arguments: Sequence[str]) -> tuple[CaptureConfig, str | None, str | None]:
     """Return the request, the server's key and the token; raises ConfigError."""
-    from offline_agent.capture.access import local
+    from offline_agent.capture.proxy import local
 
     config, faults = load(CaptureConfig, overrides=arguments), []
     try:
@@ -101,8 +101,7 @@ def _checked(arguments: Sequence[str]) -> tuple[CaptureConfig, str | None, str |
 async def _serve(config: CaptureConfig, key: str | None, token: str | None, log: CallLog) -> None:
     from aiohttp import web
 
-    from offline_agent.capture.access import guard
-    from offline_agent.capture.proxy import Proxy
+    from offline_agent.capture.proxy import Proxy, guard
 
     sent = "" if key is None and token is not None else key  # the token is not for the server
     proxy = Proxy(config.upstream, log, sent, config.tokens, config.timeout, lambda text: say(f"capture: {text}"))

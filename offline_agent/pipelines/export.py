@@ -19,10 +19,9 @@ from offline_agent.config.export import ExportConfig
 from offline_agent.config.keys import keys
 from offline_agent.config.loading import load
 from offline_agent.errors import ConfigError, DataError, OfflineAgentError, did_you_mean
-from offline_agent.export import card
-from offline_agent.export.format import PAIRS, Format
-from offline_agent.export.formats import FORMATS
-from offline_agent.export.writing import Exported, parts_of, write
+from offline_agent.export import CARD, Exported, card, parts_of, write
+from offline_agent.formats import EXPORTS
+from offline_agent.formats.row import PAIRS, Export
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.runner.next_steps import single_turn_advice
 from offline_agent.runner.terminal import is_file, say, show
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     except OfflineAgentError as error:
         say(f"export: {error}")
         return 1
-    for line in _told(FORMATS[config.format], out, done):
+    for line in _told(EXPORTS[config.format], out, done):
         show(line)
     for warning in _empty(config, done):
         say(warning)
@@ -51,22 +50,22 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _formats() -> str:
-    return "\n".join(f"  {name:14} {format.about}" for name, format in FORMATS.items())
+    return "\n".join(f"  {name:14} {format.about}" for name, format in EXPORTS.items())
 
 
 def _checked(arguments: Sequence[str]) -> tuple[ExportConfig, Path]:
     """Return the request and its folder; raises ConfigError."""
     config = load(ExportConfig, overrides=arguments)
     faults = []
-    if config.format not in FORMATS:
-        near = did_you_mean(config.format, FORMATS)
-        faults.append(f"format: got {config.format!r}, allowed: {', '.join(FORMATS)}.{near}")
+    if config.format not in EXPORTS:
+        near = did_you_mean(config.format, EXPORTS)
+        faults.append(f"format: got {config.format!r}, allowed: {', '.join(EXPORTS)}.{near}")
     run_dir = Path(config.run_dir)
     if not config.run_dir:
         faults.append("run_dir: name the run to export, run_dir=RUN_DIR")
     elif not is_file(run_dir / "manifest.json"):
         faults.append(f"run_dir: {run_dir} is no run directory: it has no manifest.json")
-    if config.format in FORMATS and FORMATS[config.format].tokens and config.tokenizer is None:
+    if config.format in EXPORTS and EXPORTS[config.format].tokens and config.tokenizer is None:
         faults.append(
             f"tokenizer: format={config.format} has token ids; name the tokenizer of the run's policy, tokenizer=PATH"
         )
@@ -83,7 +82,7 @@ def _checked(arguments: Sequence[str]) -> tuple[ExportConfig, Path]:
 
 def _export(config: ExportConfig, out: Path) -> Exported:
     """Write the folder; it appears when it is complete."""
-    format, run_dir = FORMATS[config.format], Path(config.run_dir)
+    format, run_dir = EXPORTS[config.format], Path(config.run_dir)
     parts_of(format, run_dir)
     renderer = None
     if format.tokens and config.tokenizer is not None:
@@ -94,14 +93,14 @@ def _export(config: ExportConfig, out: Path) -> Exported:
             place = Path(made) / "export"
             place.mkdir()
             done = write(format, run_dir, place, renderer)
-            write_text(place / card.NAME, card.card(config.format, format, run_dir, done))
+            write_text(place / CARD, card(config.format, format, run_dir, done))
             os.replace(place, out)  # an empty folder is replaced
     except OSError as error:
         raise DataError(f"out: {out} cannot be written: {error}") from error
     return done
 
 
-def _told(format: Format, out: Path, done: Exported) -> list[str]:
+def _told(format: Export, out: Path, done: Exported) -> list[str]:
     lines = [f"Written to {out}"]
     for part in format.parts:
         if part.file in done.tasks:
@@ -110,7 +109,7 @@ def _told(format: Format, out: Path, done: Exported) -> list[str]:
         else:
             lines.append(f"  {part.file:22} not written: the run has no such rows")
     lines += [f"  {name}" for name in format.extra]
-    lines.append(f"  {card.NAME:22} the data card: how to load it, which tokens are trained on, what is not in it")
+    lines.append(f"  {CARD:22} the data card: how to load it, which tokens are trained on, what is not in it")
     lines += [f"left out: {count:,} of {file}: {reason}" for (file, reason), count in done.refused.most_common()]
     return lines
 
@@ -118,13 +117,13 @@ def _told(format: Format, out: Path, done: Exported) -> list[str]:
 def _empty(config: ExportConfig, done: Exported) -> list[str]:
     """Return a warning for each file without a row: which rows the format cannot take, and what to do."""
     out = []
-    for part in FORMATS[config.format].parts:
+    for part in EXPORTS[config.format].parts:
         read = done.read[part.file]
         if part.file not in done.tasks or done.rows[part.file] or not read:
             continue
         reasons = "; ".join(reason for (file, reason), _ in done.refused.most_common() if file == part.file)
         text = f"WARNING: {part.file} has 0 rows: format={config.format} can take none of the {read:,} rows ({reasons})"
-        if part.shape is PAIRS:
+        if part.rows == PAIRS:
             text = f"{text}. {single_turn_advice(Path(config.run_dir), config.format)}"
         out.append(text)
     return out

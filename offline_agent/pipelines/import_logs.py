@@ -16,13 +16,13 @@ from typing import Any
 from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
+from offline_agent.formats import FORMATS, recognise, records
 from offline_agent.judges.judge import Judge, make_judge
 from offline_agent.logs import files
 from offline_agent.logs.episode import Fields, LoggedEpisode
-from offline_agent.logs.formats import FORMATS, recognise, records
 from offline_agent.logs.linking import link
-from offline_agent.logs.outcomes import Outcomes
 from offline_agent.logs.replays import Replays
+from offline_agent.logs.sessions import Outcomes
 from offline_agent.logs.tokens import TokenCheck
 from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.log_mining import log_balance, log_miner
@@ -106,7 +106,7 @@ def _check_format(paths: list[Path], format: str) -> None:
     seen = []
     for path in paths:
         for _, record in zip(range(_SAMPLE), _records(path), strict=False):
-            if record.damage is None and _format_of(record.value, format) is not None:
+            if record.damage is None and recognise(record.value, format) is not None:
                 return
             seen.append(f"{record.name}: {record.damage or _unknown(record.value, format)}")
     told = "\n  ".join(seen[:3]) or "all files are empty"
@@ -119,14 +119,6 @@ def _records(path: Path) -> Iterator[files.Record]:
         yield from records(path)
     except DataError as error:
         yield files.Record(str(path), None, str(error))
-
-
-def _format_of(value: Any, format: str) -> tuple[str, str] | None:
-    """Return the format of a record, and why; None where it is not the one that was asked for."""
-    if format == "auto":
-        return recognise(value)
-    why = FORMATS[format].recognised(value) if isinstance(value, dict) else None
-    return None if why is None else (format, why)
 
 
 def _unknown(value: Any, format: str) -> str:
@@ -183,7 +175,7 @@ def _read(
             if record.damage is not None:
                 refused.append(Refusal("log", record.name, record.damage))
                 continue
-            found = _format_of(record.value, session.config.format)
+            found = recognise(record.value, session.config.format)
             if found is None and _tells_outcome(record, outcomes, refused):
                 continue
             if found is None:
@@ -236,7 +228,7 @@ def _episodes(
     record: files.Record, format: str, fields: Fields, refused: RefusalLog
 ) -> Iterator[LoggedEpisode]:
     try:
-        yield from tuple(FORMATS[format].episodes(record.value, record.name, fields))  # all of a record, or nothing
+        yield from tuple(FORMATS[format].read(record.value, record.name, fields))  # all of a record, or nothing
     except DataError as error:
         refused.append(Refusal("log", record.name, str(error)))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

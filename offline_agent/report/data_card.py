@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from offline_agent.export.card import LIMITS, NAME, origin
+from offline_agent.export import CARD, LIMITS, origin
 from offline_agent.outgoing import code, without_html
 from offline_agent.rendering import certificate, observations
 from offline_agent.store.columns import MULTITURN, PREFERENCES, stored_name
@@ -40,7 +40,7 @@ def write_card(run: RunDirectory, summary: Mapping[str, Any]) -> Path:
     Raises:
         DataError: The disk refused it.
     """
-    return write_text(run.path / NAME, card(run.path, run.manifest, summary))
+    return write_text(run.path / CARD, card(run.path, run.manifest, summary))
 
 
 def card(path: Path, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

@@ -49,24 +49,17 @@ class ImportFigures:
         self.unread_outcomes = 0
         self.results_by_place = self.without_tools = 0
         self.formats: Counter[tuple[str, str]] = Counter()
-        self._tasks = self._trees = self._parts = self._episodes = self._judged = self._exact = 0
+        self._linked = Linked()  # its counts are those of all tasks; trees and refusals stay empty
         self._with_ids = self._with_logps = 0
-        self._doubts: Counter[str] = Counter()
-        self._drift: Counter[str] = Counter()
-        self._rendered: Counter[str] = Counter()
         self._replays: dict[str, Any] | None = None
 
     def linked(self, linked: Linked) -> None:
         """Take the trees of one task."""
-        self._tasks += 1
-        self._trees += len(linked.trees)
-        self._parts += linked.parts
-        self._episodes += linked.episodes
-        self._judged += linked.judged
-        self._exact += linked.exact
-        self._doubts += linked.doubts
-        self._drift += linked.drift
-        self._rendered += linked.rendered
+        every = self._linked
+        every.counts.update(linked.counts, tasks=1, trees=len(linked.trees))
+        every.doubts.update(linked.doubts)
+        every.drift.update(linked.drift)
+        every.rendered.update(linked.rendered)
 
     def replayed(self, replays: Replays) -> None:
         """Take what replays found."""
@@ -92,7 +85,7 @@ class ImportFigures:
 
     def summary(self, config: ImportLogsConfig) -> dict[str, Any]:
         """Return everything as JSON."""
-        mined = self.mined
+        mined, linked = self.mined, self._linked
         formats: Counter[str] = Counter()
         for (name, _), count in self.formats.items():
             formats[name] += count
@@ -101,12 +94,12 @@ class ImportFigures:
             "resumed": mined.resumed,
             "level": self._level(),
             "tokens": {
-                "episodes": self._exact,
-                "doubts": dict(self._doubts.most_common(5)),
+                "episodes": linked.counts["exact"],
+                "doubts": dict(linked.doubts.most_common(5)),
                 "trajectories": self._with_ids,
                 "with_logps": self._with_logps,
-                "drift": dict(self._drift),
-                "rendered": dict(self._rendered),
+                "drift": dict(linked.drift),
+                "rendered": dict(linked.rendered),
             },
             "records": self.records,
             "formats": dict(sorted(formats.items())),
@@ -116,12 +109,12 @@ class ImportFigures:
             "unread_outcomes": self.unread_outcomes,
             "results_by_place": self.results_by_place,
             "without_tools": self.without_tools,
-            "parts": self._parts,
-            "episodes": self._episodes,
-            "judged": self._judged,
+            "parts": linked.counts["parts"],
+            "episodes": linked.counts["episodes"],
+            "judged": linked.counts["judged"],
             "replays": self._replays,
-            "tasks": self._tasks,
-            "trees": self._trees,
+            "tasks": linked.counts["tasks"],
+            "trees": linked.counts["trees"],
             "success": {"attempts": mined.plain.value, "tasks": mined.best.value},
             **mined.mined("logs", mined.refusals["log"]),
         }

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from offline_agent.errors import ConfigError, DataError
-from offline_agent.logs.messages import arrow, parsed, read, schemas
+from offline_agent.errors import ConfigError, DataError, located
+from offline_agent.messages import arrow, parsed, read, schemas
 from offline_agent.records import Action, Context, Role, Task, ToolCall
 from offline_agent.rendering.parsing import CLOSE, OPEN, dump
 from offline_agent.rendering.renderer import Renderer
@@ -238,10 +238,8 @@ def _messages(value: Any, loose: bool, trained: bool = True) -> list[dict[str, A
     loose = loose or arrow(given)
     out = []
     for number, message in enumerate(given):
-        try:
+        with located(f"message {number}"):
             out.append(_message(read(message, loose), trained))
-        except DataError as error:
-            raise DataError(f"message {number}: {error}") from error
     return out
 
 

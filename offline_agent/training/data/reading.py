@@ -10,7 +10,7 @@ from typing import Any
 from offline_agent.crash_notes import note, noted
 from offline_agent.errors import DataError
 from offline_agent.logs.conversation import SYSTEM, with_system
-from offline_agent.logs.messages import parsed
+from offline_agent.messages import parsed
 from offline_agent.rendering import certificate
 from offline_agent.rendering.columns import check_columns
 from offline_agent.rendering.renderer import Renderer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from offline_agent.export.formats import FORMATS
+from offline_agent.formats import EXPORTS
 from offline_agent.pipelines.export import main
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.store.files import write_json
@@ -28,7 +28,7 @@ def run_dir(tmp_path: Path) -> str:
 
 def export(run_dir: str, format: str, *more: str) -> Path:
     out = Path(f"{run_dir}-{format}")
-    needs = [f"tokenizer={DEFAULT_MODEL}"] if FORMATS[format].tokens else []
+    needs = [f"tokenizer={DEFAULT_MODEL}"] if EXPORTS[format].tokens else []
     assert main([f"run_dir={run_dir}", f"format={format}", *needs, *more]) == 0
     return out
 
@@ -57,19 +57,19 @@ def test_datasets_reads_trl_messages_as_they_are(run_dir: str) -> None:
     assert answers[1]["completion"] == kit.pair(0)["rejected"]
 
 
-@pytest.mark.parametrize("format", [name for name in FORMATS if name != "atif"])
+@pytest.mark.parametrize("format", [name for name in EXPORTS if name != "atif"])
 def test_every_row_is_written_or_counted(run_dir: str, format: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Alone catches a row that disappears without a word."""
     out = export(run_dir, format)
     said, card = capsys.readouterr().out, (out / "README.md").read_text()
-    for part in FORMATS[format].parts:
+    for part in EXPORTS[format].parts:
         read = 3
         wanted = read if "sft" in part.file else 4 if "kto" in part.file else 2
         assert f"{part.file:22} {wanted} rows" in said
         assert f"| `{part.file}` | {wanted} |" in card and f"| {read} |" in card
     if "preference" in said:
         assert "a side has several turns" in said and "a side has several turns" in card
-    if FORMATS[format].tokens:
+    if EXPORTS[format].tokens:
         assert "had messages alone" in card
 
 

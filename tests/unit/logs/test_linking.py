@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from offline_agent.errors import DataError
 from offline_agent.logs.conversation import conversation
-from offline_agent.logs.episode import Fields, LoggedEpisode
+from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, turn_tokens
 from offline_agent.logs.linking import Linked, link
-from offline_agent.logs.outcomes import Outcomes
-from offline_agent.logs.tokens import TokenCheck, TurnTokens, turn_tokens
+from offline_agent.logs.sessions import Outcomes
+from offline_agent.logs.tokens import TokenCheck
 from offline_agent.policies.base import DEFAULT_MODEL
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.pairs.step import StepPairs
@@ -65,7 +65,7 @@ def test_every_episode_is_an_end_of_a_tree_word_by_word(drawn: list[tuple[Any, s
         for number, (turns, last, won) in enumerate(drawn)
     ]  # fmt: skip
     linked = link(episodes)
-    assert linked.episodes == len(episodes) and not linked.parts and not linked.refusals
+    assert linked.counts["episodes"] == len(episodes) and not linked.counts["parts"] and not linked.refusals
     judged: dict[str, set[bool]] = {}
     for one in episodes:
         judged.setdefault(json.dumps(list(one.messages)), set()).update({one.success} - {None})
@@ -79,7 +79,7 @@ def test_every_episode_is_an_end_of_a_tree_word_by_word(drawn: list[tuple[Any, s
             assert (None if end.verdict is None else end.verdict.success) == won
     known = [one for one in episodes if one.success is not None and json.dumps(list(one.messages)) in sound]
     roots = [edge for tree in linked.trees for edge in tree.root.edges]
-    assert sum(edge.verified for edge in roots) == len(known) == linked.judged
+    assert sum(edge.verified for edge in roots) == len(known) == linked.counts["judged"]
     assert sum(edge.successes for edge in roots) == sum(bool(one.success) for one in known)
     assert sum(edge.count for edge in roots) == len(episodes)
 
@@ -128,24 +128,24 @@ def test_calls_of_one_session_are_one_episode() -> None:
     whole = (call("a"), result("r"), call("b"), result("s"), say("done"))
     parts = [episode(*whole[:end], session="s", name=f"log:{end}") for end in (1, 3)]
     linked = link([*parts, episode(*whole, session="s", success=True)])
-    assert (linked.parts, linked.episodes, sum(texts(linked).values())) == (2, 1, 1)
+    assert (linked.counts["parts"], linked.counts["episodes"], sum(texts(linked).values())) == (2, 1, 1)
     told = [episode(*whole[:end], session="s", success=True) for end in (1, 3, 5)]
-    assert (link(told).parts, link(told).judged) == (2, 1)
+    assert (link(told).counts["parts"], link(told).counts["judged"]) == (2, 1)
 
 
 def test_an_episode_that_ended_earlier_in_another_session_is_no_part() -> None:
     whole = (call("a"), result("r"), say("done"))
     linked = link([episode(*whole[:1], session="1", success=False), episode(*whole, session="2", success=True)])
-    assert (linked.parts, linked.episodes, linked.judged) == (0, 2, 2)
+    assert (linked.counts["parts"], linked.counts["episodes"], linked.counts["judged"]) == (0, 2, 2)
     assert sum(texts(linked).values()) == 2
 
 
 def test_a_session_that_comes_twice_is_counted_once() -> None:
     twice = [episode(say("done"), session="s", success=True, name=f"log:{n}") for n in (1, 2)]
     linked = link(twice)
-    assert (linked.episodes, linked.judged) == (1, 1)
+    assert (linked.counts["episodes"], linked.counts["judged"]) == (1, 1)
     assert [(refusal.name, refusal.kind) for refusal in linked.refusals] == [("log:2", "log")]
-    assert link([episode(say("done"), success=True)] * 2).episodes == 2  # without ids they are two attempts
+    assert link([episode(say("done"), success=True)] * 2).counts["episodes"] == 2  # without ids they are two attempts
 
 
 def told(*records: dict[str, Any]) -> Outcomes:
@@ -167,7 +167,7 @@ def test_an_outcome_of_a_session_belongs_to_its_ends() -> None:
     first, again = (call("a"), result("r"), say("cut off")), (call("a"), result("r"), say("done"))
     calls = [first[:1], first, again]
     linked = link([episode(*turns, session="s", name=f"log:{n}") for n, turns in enumerate(calls)], outcomes=outcomes)
-    assert (linked.parts, linked.judged, scores(linked)) == (1, 1, {"cut off": None, "done": True})
+    assert (linked.counts["parts"], linked.counts["judged"], scores(linked)) == (1, 1, {"cut off": None, "done": True})
     helper = episode(say("summary"), session="s", name="log:9")  # another conversation of the session ends as it does
     linked = link([episode(*again, session="s"), replace(helper, messages=conversation([OTHER, say("summary")]))],
                   outcomes=outcomes)  # fmt: skip
@@ -227,7 +227,7 @@ def test_a_judge_is_asked_where_the_log_does_not_tell() -> None:
             None, None, "mine", error="cannot say")  # fmt: skip
 
     linked = link([episode(say(t)) for t in ("yes", "no", "?")] + [episode(say("told"), success=True)], judge)
-    assert len(asked) == 3 and linked.judged == 3
+    assert len(asked) == 3 and linked.counts["judged"] == 3
     assert [refusal.reason for refusal in linked.refusals] == ["mine: cannot say"]
     assert Miner(None).mine(linked.trees[0]).pairs
 
@@ -257,7 +257,8 @@ def test_the_same_messages_in_other_ids_are_no_second_proof() -> None:
     told = [episode(say("done done"), success=True, tokens=(TurnTokens(prompt, ids, (-0.5,) * len(ids)),))
             for ids in (answer, letters, answer)]  # fmt: skip
     linked = link(told, tokens=TokenCheck(renderer))
-    assert (linked.exact, dict(linked.doubts)) == (2, {"another episode has other ids for the same messages": 1})
+    assert linked.counts["exact"] == 2
+    assert linked.doubts == {"another episode has other ids for the same messages": 1}
     (end,) = trajectories(linked.trees[0])
     columns = renderer.trajectory_columns(end.context)
     assert columns["input_ids"] == [*prompt, *answer] and sum(columns["action_mask"]) == len(answer)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from offline_agent import formats
 from offline_agent.errors import ConfigError, DataError
+from offline_agent.formats import inspect
 from offline_agent.judges.models.cache import AnswerCache
-from offline_agent.logs import files, formats
-from offline_agent.logs.formats import inspect_log
+from offline_agent.logs import files
 from offline_agent.policies.weights import tensor_shapes
 from offline_agent.runner.components import _from_file
 from offline_agent.store import foreign_files
@@ -73,7 +74,7 @@ def test_what_unpacks_to_too_much_is_refused(
 def test_a_member_whose_size_is_a_lie_is_read_no_further(tmp_path: Path) -> None:
     path = _archive(tmp_path)
     path.write_bytes(path.read_bytes().replace((3_000_000).to_bytes(4, "little"), (100).to_bytes(4, "little")))
-    assert [record.damage is not None for record in inspect_log.archive(path)] == [True]
+    assert [record.damage is not None for record in inspect.archive(path)] == [True]
 
 
 def test_a_device_or_pipe_is_refused_at_once(tmp_path: Path) -> None:

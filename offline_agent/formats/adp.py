@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from offline_agent.errors import DataError
+from offline_agent.errors import DataError, located
 from offline_agent.logs.conversation import conversation
 from offline_agent.logs.episode import Fields, LoggedEpisode
 
@@ -34,7 +34,7 @@ def recognised(record: Mapping[str, Any]) -> str | None:
     return "content of actions and observations with class_"
 
 
-def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
+def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     """See `formats.Format`."""
     version = record.get("schema_version")
     if version is not None and not str(version).startswith("1."):
@@ -50,23 +50,20 @@ def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[L
 def _messages(content: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the items as messages of OpenAI's form."""
     out: list[dict[str, Any]] = []
-    open_calls = 0  # of the turn before that have no result yet
+    before, open_calls = None, 0  # the kind of the item before; calls of the last turn that have no result yet
     for number, item in enumerate(content):
-        kind = item.get("class_") if isinstance(item, Mapping) else None
-        try:
+        with located(f"item {number}"):
+            kind = item.get("class_") if isinstance(item, Mapping) else None
             if kind not in _KINDS:
                 raise DataError(f"class_: got {kind!r:.60}, allowed: {', '.join(_KINDS)}; images cannot be read")
             if kind in _CALLS:
-                if number and content[number - 1].get("class_") in _CALLS:
-                    _extend(out[-1], item)
-                    open_calls += 1
-                else:
-                    out.append(_turn(item, {"content": ""}))
-                    _extend(out[-1], item)
-                    open_calls = 1
+                if before not in _CALLS:
+                    out.append(_turn(item, ""))
+                    open_calls = 0
+                _extend(out[-1], item)
+                open_calls += 1
             elif kind == "message_action":
-                said = {"content": _text(item, "content")}
-                out.append(_turn(item, said))
+                out.append(_turn(item, _text(item, "content")))
                 if item.get("description") and "reasoning_content" not in out[-1]:
                     out[-1]["reasoning_content"] = _text(item, "description")
                 open_calls = 0
@@ -75,14 +72,13 @@ def _messages(content: Sequence[Any]) -> list[dict[str, Any]]:
                 open_calls -= 1
             else:
                 out.append({"role": _role(item), "content": _observed(item)})
-        except DataError as error:
-            raise DataError(f"item {number}: {error}") from error
+            before = kind
     return out
 
 
-def _turn(item: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+def _turn(item: Mapping[str, Any], content: str) -> dict[str, Any]:
     thought = item.get("reasoning_content")
-    return {"role": "assistant", **said, **({"reasoning_content": thought} if thought else {})}
+    return {"role": "assistant", "content": content, **({"reasoning_content": thought} if thought else {})}
 
 
 def _extend(turn: dict[str, Any], item: Mapping[str, Any]) -> None:

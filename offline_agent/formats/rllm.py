@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.errors import DataError
+from offline_agent.formats import openai
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from offline_agent.logs.files import Record, parsed
-from offline_agent.logs.formats import openai
 from offline_agent.store.foreign_files import LINE
 
 NAME = "rllm"
@@ -83,12 +83,12 @@ def _told(id: Any) -> str:
     return str(id, "utf-8", "replace") if isinstance(id, bytes) else str(id)
 
 
-def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
+def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     """See `formats.Format`."""
     metadata, raw = record.get("metadata"), record.get("raw_request")
     told = {**(metadata if isinstance(metadata, Mapping) else {}), **record}
     request = {"messages": record["messages"], "tools": raw.get("tools") if isinstance(raw, Mapping) else None}
-    yield from openai.episodes({**told, "request": request, "response": _response(record)}, name, fields)
+    yield from openai.read({**told, "request": request, "response": _response(record)}, name, fields)
 
 
 def _response(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Outcomes of sessions: records that tell how a session ended, apart from those of its calls.
+"""Sessions of logs: calls that a later call goes on with, and records that tell how a session ended.
 
 An outcome belongs to the ends of its session: not to a turn that the agent asked for again later, and not to one of
 several choices while nobody knows which one the agent took.
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from offline_agent.errors import DataError
-from offline_agent.logs.episode import OUTCOMES, SESSIONS, TASKS, Fields, LoggedEpisode, digest
+from offline_agent.logs.episode import OUTCOMES, SESSIONS, TASKS, Fields, LoggedEpisode, TurnTokens, digest
 from offline_agent.preferences.refusals import Refusal
 
 _ALLOWED = frozenset({*TASKS, *SESSIONS, *OUTCOMES, "split", "time", "timestamp", "created_at"})
@@ -126,9 +126,50 @@ def _ends(episodes: Sequence[LoggedEpisode]) -> list[LoggedEpisode]:
 
 def _requests(episode: LoggedEpisode) -> list[tuple[str, str]]:
     """Return for each turn the digests of the messages before it and of itself."""
-    at, out = digest(episode.tools), []
+    pairs = zip(_starts(episode), episode.messages, strict=False)
+    return [(at, digest(message)) for at, message in pairs if message["role"] == "assistant"]
+
+
+def _starts(episode: LoggedEpisode) -> list[str]:
+    """Return a digest of the tools and the first n messages, for each n from 0."""
+    out = [digest(episode.tools)]
     for message in episode.messages:
-        if message["role"] == "assistant":
-            out.append((at, digest(message)))
-        at = digest([at, message])
+        out.append(digest([out[-1], message]))
     return out
+
+
+def without_parts(episodes: Sequence[LoggedEpisode]) -> list[LoggedEpisode]:
+    """Return the episodes that no other one continues, with the ids that their parts have."""
+    inside: dict[str, list[int]] = {}  # those that go on after these messages
+    ends = []
+    for number, episode in enumerate(episodes):
+        _, *starts, end = _starts(episode)
+        for at, message in zip(starts, episode.messages, strict=False):
+            if message["role"] == "assistant":
+                inside.setdefault(at, []).append(number)
+        ends.append(end)
+    longer = [[n for n in inside.get(end, ()) if _is_part(one, episodes[n])]
+              for one, end in zip(episodes, ends, strict=True)]  # fmt: skip
+    tokens: dict[int, dict[int, TurnTokens]] = {}  # by episode and turn, of the parts, which end with that turn
+    for part, wholes in zip(episodes, longer, strict=True):
+        if part.tokens and (last := part.tokens[-1]) is not None:
+            for number in wholes:
+                tokens.setdefault(number, {})[part.turns - 1] = last
+    return [
+        _with_tokens(episode, tokens.get(number, {})) for number, episode in enumerate(episodes) if not longer[number]
+    ]
+
+
+def _with_tokens(episode: LoggedEpisode, of_parts: Mapping[int, TurnTokens]) -> LoggedEpisode:
+    """Return an episode with the ids of its turns that are in the records of its parts."""
+    if not of_parts:
+        return episode
+    own = episode.tokens or (None,) * episode.turns
+    return replace(episode, tokens=tuple(known or of_parts.get(turn) for turn, known in enumerate(own)))
+
+
+def _is_part(episode: LoggedEpisode, longer: LoggedEpisode) -> bool:
+    same_session = episode.session == longer.session
+    if not same_session and None not in (episode.session, longer.session):
+        return False
+    return episode.score is None or (same_session and episode.session is not None and episode.score == longer.score)

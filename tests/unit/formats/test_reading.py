@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from offline_agent import formats
 from offline_agent.errors import ConfigError, DataError
-from offline_agent.logs import files, formats
+from offline_agent.formats import FORMATS, recognise
+from offline_agent.logs import files
 from offline_agent.logs.episode import Fields, LoggedEpisode
-from offline_agent.logs.formats import FORMATS, recognise
 from tests.helpers.log_writers import (
     TOOLS,
     WRITERS,
@@ -34,7 +35,7 @@ ONE = {"messages": [{"role": "user", "content": "go"}, {"role": "assistant", "co
 def read(record: dict[str, Any], fields: Fields | None = None) -> list[LoggedEpisode]:
     found = recognise(record)
     assert found is not None
-    return list(FORMATS[found[0]].episodes(record, "log:1", fields or Fields()))
+    return list(FORMATS[found[0]].read(record, "log:1", fields or Fields()))
 
 
 @pytest.mark.parametrize("format", WRITERS)
@@ -48,7 +49,7 @@ def test_a_thousand_logs_come_in_with_nothing_lost_and_nothing_invented(format: 
     assert len(records) == 1000
     for one, record in zip(said, records, strict=True):
         name, _ = recognise(record.value) or ("", "")
-        (episode,) = FORMATS[name].episodes(record.value, record.name, Fields())
+        (episode,) = FORMATS[name].read(record.value, record.name, Fields())
         assert name == format.removesuffix("-trace")
         assert list(episode.messages) == one.expected(calls_apart=format == "sharegpt")
         assert list(episode.tools) == ([] if format == "adp" else TOOLS)
@@ -188,7 +189,7 @@ def test_inspects_own_logs_are_read_alike_as_an_archive_and_as_json() -> None:
     found = []
     for name in ("inspect.eval", "inspect.json.gz"):
         records = list(formats.records(DATA / name))
-        episodes = [next(FORMATS["inspect"].episodes(r.value, r.name, Fields())) for r in records]
+        episodes = [next(FORMATS["inspect"].read(r.value, r.name, Fields())) for r in records]
         found.append(sorted((e.task, e.success, [m["role"] for m in e.messages], bool(e.tools)) for e in episodes))
     once, thrice = (["system", "user", *["assistant", "tool"] * n, "assistant"] for n in (1, 3))
     assert found[0] == [

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from offline_agent.errors import DataError
+from offline_agent.formats import FORMATS, recognise
 from offline_agent.logs.episode import Fields, LoggedEpisode
-from offline_agent.logs.formats import FORMATS, recognise
 
 GO = {"role": "user", "content": "go"}
 DONE = {"role": "assistant", "content": "done"}
@@ -24,7 +24,7 @@ def call(name: str, arguments: Any, id: str | None = None) -> dict[str, Any]:
 def read(record: dict[str, Any], *ignored: str) -> LoggedEpisode:
     found = recognise(record)
     assert found is not None
-    (episode,) = FORMATS[found[0]].episodes(record, "log:1", Fields(ignored=ignored))
+    (episode,) = FORMATS[found[0]].read(record, "log:1", Fields(ignored=ignored))
     return episode
 
 

@@ -2,22 +2,25 @@
 
 A record has `messages` and perhaps `tools`. With `choices`, or `response.choices`, it is one call of the API: each
 choice continues the messages. A later call of the same session repeats the earlier ones, so they are one episode.
-vLLM's `prompt_token_ids`, `token_ids` and `logprobs` are read.
+vLLM's `prompt_token_ids`, `token_ids` and `logprobs` are read. What is written is the fine-tuning API's: chats, and
+preferences of one turn a side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from offline_agent.errors import DataError
+from offline_agent.formats.row import NO_TOKENS, PAIRS, SUCCESSES, Export, ExportRow, Part
 from offline_agent.logs.conversation import conversation, told_tools, with_system
-from offline_agent.logs.episode import Fields, LoggedEpisode
-from offline_agent.logs.messages import arrow, brief
-from offline_agent.logs.tokens import TurnTokens, turn_tokens
+from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, turn_tokens
+from offline_agent.messages import arrow, brief, write
+from offline_agent.records import Message
 
 NAME = "openai"
+_TOOL = ("name", "description", "parameters", "strict")  # keys of a function that the fine-tuning API takes
 _PARAMETERS = {"model", "max_tokens", "temperature", "tools", "functions"}  # one of which the rest of a request has
 
 
@@ -32,7 +35,7 @@ def recognised(record: Mapping[str, Any]) -> str | None:
     return "messages with roles, and choices" if _choices(record) is not None else "messages with roles"
 
 
-def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
+def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     """See `formats.Format`."""
     request, choices = _request(record), _choices(record)
     known = {"tools": told_tools(arrow(request["messages"]), request, record), **fields.read(record)}
@@ -88,3 +91,59 @@ def _choices(record: Mapping[str, Any]) -> Any:
     if isinstance(response, Mapping) and "choices" in response:
         return response["choices"]
     return record.get("choices")
+
+
+def chat(row: ExportRow) -> Iterator[Mapping[str, Any]]:
+    """Yield the trajectory up to its last turn of the policy, with which a chat must end."""
+    messages = row.messages("messages")
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
+    if not messages:
+        raise DataError("it has no turn of the policy")
+    yield {"messages": _chat(messages), **_tools(row)}
+
+
+def preference(row: ExportRow) -> Iterator[Mapping[str, Any]]:
+    """Yield the pair."""
+    prompt = row.messages("prompt")
+    calls = sum(len(message.get("tool_calls") or ()) for message in prompt)
+    sides = [_chat([side], calls) for side in row.single_turns()]
+    yield {
+        "input": {"messages": _chat(prompt), **_tools(row)},
+        "preferred_output": sides[0],
+        "non_preferred_output": sides[1],
+    }
+
+
+def _chat(messages: Sequence[Message], first: int = 0) -> list[dict[str, Any]]:
+    out = []
+    for message in write(messages, first):
+        if message.get("reasoning_content"):
+            raise DataError("a turn with reasoning_content, which the format has no place for")
+        if message["role"] == "tool":
+            message.pop("name", None)
+        if message.get("tool_calls") and not message.get("content"):
+            message["content"] = None
+        out.append(message)
+    return out
+
+
+def _tools(row: ExportRow) -> dict[str, Any]:
+    tools = [
+        {"type": "function", "function": {key: value for key, value in tool["function"].items() if key in _TOOL}}
+        for tool in row.tools
+    ]
+    return {"tools": tools, "parallel_tool_calls": True} if tools else {}
+
+
+EXPORT = Export(
+    about="OpenAI fine-tuning: JSON lines of chats and preferences, as servers with that API take them",
+    parts=(Part("sft.jsonl", SUCCESSES, chat), Part("preference.jsonl", PAIRS, preference)),
+    load="""\
+```bash
+curl $BASE_URL/v1/files -F purpose=fine-tune -F file=@sft.jsonl      # or preference.jsonl, method dpo
+```""",
+    trains="Every assistant message of a chat; the output messages of a preference. The server renders them.",
+    lost=f"{NO_TOKENS}; reasoning_content; keys of a tool's schema beyond name, description, parameters and strict. "
+    "What follows the last turn of the policy is left out. Ids of calls are made here, `call_0` and so on.",
+)

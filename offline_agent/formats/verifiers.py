@@ -12,9 +12,8 @@ from typing import Any
 
 from offline_agent.errors import DataError
 from offline_agent.logs.conversation import conversation, told_tools, with_system
-from offline_agent.logs.episode import Fields, LoggedEpisode
-from offline_agent.logs.messages import arrow, schemas
-from offline_agent.logs.tokens import TurnTokens, turn_tokens
+from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, turn_tokens
+from offline_agent.messages import arrow, schemas
 
 NAME = "verifiers"
 
@@ -31,7 +30,7 @@ def recognised(record: Mapping[str, Any]) -> str | None:
     return None
 
 
-def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
+def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     """See `formats.Format`."""
     if "nodes" in record:
         yield from _trace(record, name, fields)

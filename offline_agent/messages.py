@@ -1,4 +1,4 @@
-"""Messages, calls and tools of OpenAI's chat format, one by one: for logs, and for rows of messages.
+"""Messages, calls and tools of OpenAI's chat format: read one by one, for logs and for rows of messages, and written.
 
 Providers and libraries write them in many ways. What is known is brought into one form; what is known to say nothing
 that a model read or wrote is passed over; everything else is refused by name.
@@ -6,11 +6,12 @@ that a model read or wrote is passed over; everything else is refused by name.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from offline_agent.errors import DataError, did_you_mean
-from offline_agent.logs import strict_json
+from offline_agent import strict_json
+from offline_agent.errors import DataError, did_you_mean, located
 from offline_agent.records import Message
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
@@ -93,10 +94,8 @@ def read(given: Any, loose: bool = False, ignored: Collection[str] = ()) -> Mess
     if role is None:
         raise DataError(f"role: got {told!r:.60}, allowed: {', '.join(ROLES)}{did_you_mean(str(told), ROLES)}")
     _check_keys(f"{'an' if role == 'assistant' else 'a'} {role} message", given, ("content", *_READ[role]))
-    try:
+    with located("content"):
         content, thoughts = _parts(given.get("content"), role == "assistant")
-    except DataError as error:
-        raise DataError(f"content: {error}") from error
     message: Message = {"role": role, "content": content}
     if "name" in given:
         if not isinstance(given["name"], str):
@@ -260,3 +259,35 @@ def bare(value: Any) -> Any:
 def brief(value: Any) -> str:
     """Return the type of a value and the beginning of its text, for messages."""
     return f"{type(value).__name__} {value!r:.60}"
+
+
+def write(messages: Sequence[Message], first: int = 0) -> list[dict[str, Any]]:
+    """Return messages as OpenAI's API takes them: calls with ids and arguments as JSON text, results with those ids.
+
+    Args:
+        messages: In the form of `read`, without ids; results follow the turn that called, in the order of its calls.
+        first: The number of the first call, where these messages continue others.
+
+    Raises:
+        DataError: A result answers no call.
+    """
+    out: list[dict[str, Any]] = []
+    open_calls: list[str] = []
+    for message in messages:
+        made = dict(message)
+        if message["role"] == "tool":
+            if not open_calls:
+                raise DataError("a tool's result answers no call")
+            made["tool_call_id"] = open_calls.pop(0)
+        else:
+            functions = [call["function"] for call in message.get("tool_calls") or ()]
+            open_calls = [f"call_{number}" for number in range(first, first + len(functions))]
+            first += len(functions)
+            texts = [json.dumps(one["arguments"], ensure_ascii=False) for one in functions]
+            calls = [
+                {"id": id, "type": "function", "function": {"name": one["name"], "arguments": text}}
+                for id, one, text in zip(open_calls, functions, texts, strict=True)
+            ]
+            made |= {"tool_calls": calls} if calls else {}
+        out.append(made)
+    return out

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from offline_agent.errors import DataError
+from offline_agent.errors import DataError, located
 from offline_agent.logs.conversation import conversation
-from offline_agent.logs.episode import Fields, LoggedEpisode
-from offline_agent.logs.messages import schemas
-from offline_agent.logs.tokens import TurnTokens, turn_tokens
+from offline_agent.logs.episode import Fields, LoggedEpisode, TurnTokens, turn_tokens
+from offline_agent.messages import schemas
 
 NAME = "openenv"
 
@@ -32,7 +31,7 @@ def recognised(record: Mapping[str, Any]) -> str | None:
     return None
 
 
-def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
+def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     """See `formats.Format`."""
     metadata, turns = record.get("metadata"), record.get("turns")
     known = fields.read({**(metadata if isinstance(metadata, Mapping) else {}), **record})
@@ -42,11 +41,9 @@ def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[L
         raise DataError("turns: wanted the calls of the session; the document has none, so nothing says what was said")
     calls = {turn.get("node_id"): turn for turn in turns}
     for number, sequence in enumerate(record["sequences"]):
-        try:
+        with located(f"sequence {number}"):
             place = name if len(record["sequences"]) == 1 else f"{name}/{number}"
             episode = _episode(sequence, calls, place, known, fields.ignored)
-        except DataError as error:
-            raise DataError(f"sequence {number}: {error}") from error
         yield episode
 
 

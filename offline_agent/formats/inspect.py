@@ -14,12 +14,12 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, cast
 
+from offline_agent import strict_json
 from offline_agent.errors import DataError
-from offline_agent.logs import strict_json
 from offline_agent.logs.conversation import conversation
 from offline_agent.logs.episode import Fields, LoggedEpisode
 from offline_agent.logs.files import Record
-from offline_agent.logs.messages import schemas
+from offline_agent.messages import schemas
 from offline_agent.store.foreign_files import WHOLE, blocks, check_unpacked
 
 NAME = "inspect"
@@ -99,7 +99,7 @@ def _part(name: str, evaluation: Any, sample: Any) -> Record:
     return Record(f"{name}:{told.get('id')}/{told.get('epoch')}", {"eval": evaluation, "sample": sample})
 
 
-def episodes(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
+def read(record: Mapping[str, Any], name: str, fields: Fields) -> Iterator[LoggedEpisode]:
     """See `formats.Format`."""
     evaluation, sample = record["eval"], record["sample"]
     if sample.get("error"):

@@ -1,1 +1,0 @@
-"""Export of a run's rows to the files of other trainers."""
