@@ -19,7 +19,7 @@ from typing import Any
 from _common import write_result
 
 from offline_agent.catalog import resolve
-from offline_agent.config.build_prefs import PairsSection, SearchSection
+from offline_agent.config.build_prefs import PairsSection
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.pool import EnvPool
 from offline_agent.policies.base import Done, Engine, ProposeRequest
@@ -29,7 +29,7 @@ from offline_agent.preferences.mining import Miner
 from offline_agent.records import Context
 from offline_agent.search.restore import RestoreCounts, Restorer
 from offline_agent.search.scheduler import Scheduler
-from offline_agent.search.settings import SearchSettings
+from offline_agent.search.settings import SearchSection, SearchSettings
 from offline_agent.search.tree import SearchTree
 from offline_agent.search.tree_search import TreeSearch
 

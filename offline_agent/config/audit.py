@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from pydantic import field_validator
 
-from offline_agent.config.base import key, section
 from offline_agent.config.build_prefs import EnvSection, JudgeSection, LimitsSection, RunConfig
 from offline_agent.config.sandbox import SandboxSection
+from offline_agent.sections import key, section
 
 
 class AuditConfig(RunConfig):

@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, field_validator, model_validator
 
-from offline_agent.config.base import Plugged, Section, confidence_key, key, section
 from offline_agent.config.launch import RaySection, SlurmSection
 from offline_agent.config.plan import PlanSection
 from offline_agent.config.sandbox import SandboxSection
 from offline_agent.errors import ConfigError
 from offline_agent.outgoing import masked
+from offline_agent.search.settings import SearchSection
+from offline_agent.sections import Plugged, Section, confidence_key, key, section
 
 
 def known_name(kind: Literal["env", "judge", "policy"], name: str) -> str:
@@ -124,89 +125,6 @@ class PolicySection(Plugged):
         if isinstance(url, str) and ("," in url or url.startswith("[")):
             return tuple(part.strip(" '\"") for part in url.strip("[] ").split(",") if part.strip())
         return tuple(url) if isinstance(url, list) else url
-
-
-DEFAULT_STEPS = 15
-"""Actions of an episode where neither the user nor the environment says how many it may have."""
-OWN_STEPS = f"0 = the environment's own: its attribute max_steps, or twice what its expert needs, else {DEFAULT_STEPS}"
-
-
-class BudgetSection(Section):
-    """Limits of a whole run, whichever is reached first; null = no limit."""
-
-    tokens: int | None = key(None, "generated tokens", ge=1)
-    prefilled: int | None = key(None, "prompt tokens computed", ge=1)
-    tool_calls: int | None = key(None, "steps of the environment, replays included", ge=1)
-    seconds: float | None = key(None, "wall-clock seconds; the only budget that is not reproducible", gt=0)
-
-
-class SearchSection(Section):
-    """The search over tool calls."""
-
-    algorithm: Literal["mcts", "best_of_n"] = key("mcts", "tree search, or independent samples as the baseline")
-    simulations: int = key(32, "simulations a task (samples a task for best_of_n)", ge=1, le=10**7)
-    until: Literal["spent", "success", "contrast"] = key(
-        "spent",
-        "when a task's search ends before its simulations are spent, looked at after the first search.proposals plain "
-        "rollouts: success = there is a verified success; contrast = there is a success and a failure",
-    )
-    proposals: int = key(4, "actions sampled in one request when a node is expanded", ge=1, le=1024)
-    rollout_proposals: int = key(
-        1, "actions sampled in one request at each new step of a rollout; 1 = the others when they are needed", ge=1
-    )
-    max_children: int = key(8, "most distinct actions of one node", ge=1, le=4096)
-    widening: float = key(2.0, "a node of N visits may have up to ceil(widening * sqrt(N)) actions", gt=0)
-    saturation: int = key(
-        8, "proposals in a row, beyond a node's first search.proposals, that add nothing until no more are drawn", ge=1
-    )
-    selection: Literal["puct", "uct"] = key("puct", "how a child is chosen; uct needs no log-probabilities")
-    c_puct: float = key(1.25, "exploration constant of puct", ge=0)
-    c_uct: float = key(1.0, "exploration constant of uct", ge=0)
-    fpu_reduction: float = key(0.2, "an unvisited child counts as its parent minus this * sqrt(visited prior)", ge=0)
-    gumbel_root: bool = key(False, "Gumbel top-m and sequential halving at the root: evenly visited siblings")
-    gumbel_m: int = key(8, "candidates of the Gumbel root", ge=2, le=4096)
-    leaves_in_flight: int = key(4, "simulations of one tree under way at once", ge=1, le=64)
-    trees_in_flight: int = key(64, "tasks searched at once", ge=1, le=10**6)
-    max_steps: int = key(
-        0, f"actions in one episode; one that uses them up failed; {OWN_STEPS}", ge=0, le=10**5
-    )
-    gamma: float = key(1.0, "discount a step", gt=0, le=1)
-    value: Literal["reward", "success"] = key("reward", "what is backed up: the score, or 1 for success and else 0")
-    critic: str | None = key(None, "policy = the policy ranks its proposals itself; module:callable; null = none")
-    critic_ranking: Literal["once", "repeated"] = key(
-        "once", "search.critic=policy: one request for the whole order, or one for the best of those left, repeated"
-    )
-    critic_alpha: float | None = key(
-        None, "fixed weight of the search against the critic; null = n / (n + 2)", ge=0, le=1
-    )
-    repeated_states: Literal["close", "keep"] = key(
-        "keep", "close = a simulation ends where it comes to a state that its tree has already, as the environment's "
-        "fingerprint says, and that action is not tried again: where many ways lead to the same state",
-    )  # fmt: skip
-    greedy_first: bool = key(True, "the first rollout of a tree is greedy")
-    roots: str | None = key(
-        None, "a run of build_prefs or import_logs: the tree of a task that has a failed attempt there begins in the "
-        "middle of it, by a checked replay; other trees begin at the start of their tasks (docs/logs.md)",
-    )  # fmt: skip
-    roots_share: float = key(0.5, "share of the failed attempt's actions that are replayed", gt=0, lt=1)
-    state_cache: int = key(64, "environment copies kept for each tree", ge=0, le=10**6, free=True)
-    budget: BudgetSection = section(BudgetSection, "limits of the whole run")
-
-    @field_validator("critic")
-    @classmethod
-    def _names_a_critic(cls, critic: str | None) -> str | None:
-        if critic not in (None, "policy") and ":" not in str(critic):
-            raise ValueError(f"search.critic: got {critic!r}, allowed: policy, module:callable of your own, or null.")
-        return critic
-
-    @model_validator(mode="after")
-    def _room(self) -> SearchSection:
-        if self.proposals > self.max_children:
-            raise ValueError(
-                f"search.proposals ({self.proposals}) is more than search.max_children ({self.max_children}); "
-                f"raise the latter or lower the former"
-            )
-        return self
 
 
 class RewardSection(Section):

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from offline_agent.config.base import Plugged, confidence_key, key, section
 from offline_agent.config.build_prefs import JudgeSection, RunConfig
+from offline_agent.sections import Plugged, confidence_key, key, section
 
 
 class CompareSection(Plugged):

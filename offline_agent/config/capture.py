@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from offline_agent.config.base import Section, key
+from offline_agent.sections import Section, key
 
 
 class CaptureConfig(Section):

@@ -8,21 +8,21 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from offline_agent.config.base import Section, confidence_key, key, section
 from offline_agent.config.build_prefs import (
-    OWN_STEPS,
     EnvSection,
     JudgeSection,
     LimitsSection,
     PolicySection,
     RewardSection,
     RunConfig,
-    SearchSection,
     TasksSection,
 )
 from offline_agent.config.sandbox import SandboxSection
+from offline_agent.envs.settings import OWN_STEPS
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.outgoing import MASK
+from offline_agent.search.settings import SearchSection
+from offline_agent.sections import Section, confidence_key, key, section
 from offline_agent.store.manifest import data_policy, read_manifest
 
 

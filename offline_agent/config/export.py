@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offline_agent.config.base import Section, key
+from offline_agent.sections import Section, key
 
 
 class ExportConfig(Section):

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from offline_agent.config.base import Section, key, section
 from offline_agent.config.build_prefs import EnvSection, JudgeSection, PairKinds, PairRules, RunConfig, known_name
+from offline_agent.sections import Section, key, section
 
 
 class LogSection(Section):

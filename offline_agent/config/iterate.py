@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from offline_agent.config.base import Section, confidence_key, key, other_default, section
 from offline_agent.config.build_prefs import (
     ALL_KINDS,
     DEFAULT_ORIGINS,
@@ -17,7 +16,6 @@ from offline_agent.config.build_prefs import (
     PairKinds,
     PairsSection,
     PolicySection,
-    SearchSection,
     TasksSection,
 )
 from offline_agent.config.refine_grpo import (
@@ -41,6 +39,8 @@ from offline_agent.config.training import (
     PassSection,
     Paths,
 )
+from offline_agent.search.settings import SearchSection
+from offline_agent.sections import Section, confidence_key, key, other_default, section
 
 
 def built_kinds(used: Sequence[str], origins: Sequence[str]) -> PairKinds:

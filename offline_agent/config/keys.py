@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from offline_agent.config.base import MOST, Plugged
+from offline_agent.sections import MOST, Plugged
 
 
 class Key(NamedTuple):

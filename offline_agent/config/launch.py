@@ -6,7 +6,7 @@ import re
 
 from pydantic import field_validator
 
-from offline_agent.config.base import Section, key
+from offline_agent.sections import Section, key
 
 _ADDRESS = re.compile(r"auto|[^:/\s]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 _TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED|INFINITE", re.I)

@@ -15,10 +15,10 @@ from omegaconf.resolvers import oc
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from offline_agent.config.base import MOST, Plugged
 from offline_agent.config.keys import Key, keys, section_of
 from offline_agent.errors import ConfigError, did_you_mean
 from offline_agent.outgoing import remember, remember_environment, remember_variable
+from offline_agent.sections import MOST, Plugged
 from offline_agent.store.foreign_files import open_text
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -60,7 +60,7 @@ def load(
     try:
         config = model.model_validate(resolved)
     except ValidationError as error:
-        faults += [_fault(model, entry, known) for entry in error.errors(include_url=False)]
+        faults += [line for entry in error.errors(include_url=False) for line in _faults(model, entry, known)]
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
     return config
@@ -166,14 +166,19 @@ def _plugged(model: type[BaseModel] | None) -> bool:
     return model is not None and issubclass(model, Plugged)
 
 
+def _faults(model: type[BaseModel], error: ErrorDetails, known: dict[str, Key]) -> list[str]:
+    """Return the faults of one of pydantic's errors; a check of several keys gives a line each."""
+    if error["type"] == "value_error":
+        return error["msg"].removeprefix("Value error, ").splitlines()
+    return [_fault(model, error, known)]
+
+
 def _fault(model: type[BaseModel], error: ErrorDetails, known: dict[str, Key]) -> str:
     """Return one line for one of pydantic's errors: what, got, allowed, how to mend."""
     parts = [str(part) for part in error["loc"]]
     path = ".".join(parts)
     if error["type"] == "extra_forbidden":
         return f"{path}: unknown key.{_nearest(path, model, known)}"
-    if error["type"] == "value_error":
-        return error["msg"].removeprefix("Value error, ")
     # a list's element, or a branch of a union, comes with more parts than the key has
     for end in range(len(parts), 0, -1):
         entry = known.get(".".join(parts[:end])) or known.get(".".join(parts[:end]).removesuffix(".name"))

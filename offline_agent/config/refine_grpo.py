@@ -6,9 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from offline_agent.config.base import Section, key, section
 from offline_agent.config.build_prefs import (
-    OWN_STEPS,
     EnvSection,
     JudgeSection,
     LimitsSection,
@@ -17,6 +15,8 @@ from offline_agent.config.build_prefs import (
 )
 from offline_agent.config.sandbox import SandboxSection
 from offline_agent.config.training import AdamWSection, PassSection, TrainableConfig
+from offline_agent.envs.settings import OWN_STEPS
+from offline_agent.sections import Section, key, section
 
 CORRECTIONS = Literal["off", "token_truncate", "sequence_truncate", "token_mask", "sequence_mask"]
 

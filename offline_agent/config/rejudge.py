@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from offline_agent.config.base import key, section
 from offline_agent.config.build_prefs import JudgeSection, RunConfig
 from offline_agent.config.import_logs import LogFilteredSection, LogPairsSection
+from offline_agent.sections import key, section
 
 
 class RejudgeConfig(RunConfig):

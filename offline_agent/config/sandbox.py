@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from offline_agent.config.base import Section, key
+from offline_agent.sections import Section, key
 
 
 class SandboxSection(Section):

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from pydantic import field_validator
 
-from offline_agent.config.base import confidence_key, key
 from offline_agent.config.build_prefs import RunConfig
+from offline_agent.sections import confidence_key, key
 
 
 class TrainRewardConfig(RunConfig):

@@ -6,8 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from offline_agent.config.base import Section, key, other_default, section
-from offline_agent.config.build_prefs import OWN_STEPS, EnvSection, JudgeSection, PairKinds, RunConfig, TasksSection
+from offline_agent.config.build_prefs import EnvSection, JudgeSection, PairKinds, RunConfig, TasksSection
+from offline_agent.envs.settings import OWN_STEPS
+from offline_agent.sections import Section, key, other_default, section
 
 Paths = tuple[str, ...]
 

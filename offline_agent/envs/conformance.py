@@ -19,6 +19,7 @@ from offline_agent.envs.checks.episode_length import EpisodeLength
 from offline_agent.envs.checks.suite import Checks
 from offline_agent.envs.checks.tools import NEVER, NotApplicable
 from offline_agent.envs.pool import Call
+from offline_agent.envs.settings import DEFAULT_STEPS
 from offline_agent.envs.tools.schema import is_numpy, tool_functions
 from offline_agent.errors import ConfigError, OfflineAgentError, in_words
 from offline_agent.judges.judge import Judge, make_judge
@@ -163,7 +164,7 @@ def _notes(spec: EnvSpec, checks: Checks) -> Iterator[str]:
             "either, no task is held out, and success on another split shows what was memorised"
         )
     if (costs := checks.costs) is not None:
-        from offline_agent.config.build_prefs import DEFAULT_STEPS, LimitsSection, SearchSection
+        from offline_agent.config.build_prefs import LimitsSection, SearchSection
 
         search, workers = SearchSection(), LimitsSection().workers
         steps, source = checks.length or EpisodeLength(DEFAULT_STEPS, "the expert was not done in time")
@@ -252,9 +253,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _given(keys: Sequence[str]) -> tuple[dict[str, Any], Judge | None, dict[str, Any]]:
     """Return the environment's arguments, the judge, and the limits that the command line gives."""
-    from offline_agent.config.base import Plugged, key, section
     from offline_agent.config.build_prefs import JudgeSection, Section
     from offline_agent.config.loading import load
+    from offline_agent.sections import Plugged, key, section
 
     class Arguments(Plugged):
         name: str = ""

@@ -17,7 +17,6 @@ from offline_agent.config.build_prefs import (
     JudgeSection,
     PolicySection,
     RewardSection,
-    SearchSection,
     TasksSection,
 )
 from offline_agent.config.evaluate import AgainstSection, EvaluateConfig, EvaluateTasks, TestTimeSection
@@ -28,6 +27,7 @@ from offline_agent.config.training import DpoDataSection, ModelSection, SftDataS
 from offline_agent.errors import ConfigError
 from offline_agent.launch.stages import Stage
 from offline_agent.records import Task
+from offline_agent.search.settings import SearchSection
 from offline_agent.seeding import derive_seed
 
 _SEEDS = 1 << 31  # libraries take seeds of 32 bits

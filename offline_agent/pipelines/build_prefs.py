@@ -18,7 +18,7 @@ from offline_agent.pipelines.entry import main
 from offline_agent.pipelines.stages.miners import asks_policy
 from offline_agent.pipelines.stages.mining import mine
 from offline_agent.pipelines.stages.roots import histories_of
-from offline_agent.pipelines.stages.search import gather_trees, search, settings_of
+from offline_agent.pipelines.stages.search import gather_trees, search, tree_settings
 from offline_agent.report.build_prefs import show
 from offline_agent.report.data_card import write_card
 from offline_agent.report.mining import Figures
@@ -31,7 +31,6 @@ from offline_agent.store.provenance import hash_path
 
 def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
     """Make the parts; see `runner.pipeline.Command.prepare`."""
-    settings_of(config, 1, 0)
     if config.pairs.miners > 1 and asks_policy(config):
         raise ConfigError(
             f"pairs.miners={config.pairs.miners}: pairs.criticality={config.pairs.criticality} asks the policy, which "
@@ -40,7 +39,7 @@ def prepare(config: BuildPrefsConfig) -> tuple[Parts, Facts]:
     parts = make_parts(config)
     if config.search.roots is not None:
         parts = replace(parts, histories=histories_of(config, parts.tasks))
-    faults = settings_of(config, len(parts.tasks), parts.policy.max_tokens).budget_faults(len(parts.tasks))
+    faults = tree_settings(config, parts).budget_faults(len(parts.tasks))
     if faults:
         raise ConfigError(faults)
     tags = {"environment": parts.spec.name, "policy": parts.policy.name}

@@ -45,9 +45,9 @@ class LoopInputs:
 
 def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
     """Look at everything that can be found faulty before hours are spent; see `runner.pipeline.Command.prepare`."""
-    from offline_agent.pipelines.stages.search import settings_of
     from offline_agent.runner.components import check_sandbox, make_environment, make_reward, make_tasks, own_critic
     from offline_agent.runner.task_list import TaskList, hash_tasks
+    from offline_agent.search.settings import SearchSettings
     from offline_agent.store.provenance import hash_json, hash_path
 
     faults: list[str] = []
@@ -66,7 +66,8 @@ def prepare(config: IterateConfig) -> tuple[LoopInputs, Facts]:
         tasks = make_tasks(spec, _pool(config))
         first = tasks if config.tasks.n is None else tasks[: config.tasks.n]
         hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in first])
-        faults += settings_of(config, len(first), config.policy.max_tokens or 0).budget_faults(len(first))
+        trees = SearchSettings.of_tree(config.search, len(first), action_tokens=config.policy.max_tokens or 0)
+        faults += trees.budget_faults(len(first))
         held_out = TaskList(itertools.islice(spec.tasks(config.held_out.split), config.held_out.pool))
         hashes["held_out_tasks"] = hash_tasks(held_out)
         if len(held_out) < 2:

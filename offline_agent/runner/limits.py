@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from offline_agent.config.build_prefs import DEFAULT_STEPS, BuildPrefsConfig, RunConfig
+from offline_agent.config.build_prefs import BuildPrefsConfig, RunConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.iterate import IterateConfig
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainSftConfig
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.checks.episode_length import episode_length
+from offline_agent.envs.settings import DEFAULT_STEPS
 from offline_agent.errors import OfflineAgentError
 from offline_agent.judges.judge import make_judge
 

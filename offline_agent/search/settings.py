@@ -1,106 +1,136 @@
-"""Settings of the search of a tree, checked. docs/search.md has each of them beside its formula."""
+"""Keys and settings of the search of a tree. docs/search.md has each of them beside its formula."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any, Literal
 
-from offline_agent.config.build_prefs import DEFAULT_STEPS, SearchSection
-from offline_agent.errors import ConfigError
+from pydantic import field_validator, model_validator
 
-_KEYS = SearchSection()  # the defaults are declared there
+from offline_agent.envs.settings import DEFAULT_STEPS, OWN_STEPS
+from offline_agent.sections import Section, key, section
 
 
-@dataclass(frozen=True, slots=True)
-class SearchSettings:
-    """Settings of the search of a tree; the keys under `search` of `build_prefs --help`.
+class BudgetSection(Section):
+    """Limits of a whole run, whichever is reached first; null = no limit."""
+
+    tokens: int | None = key(None, "generated tokens", ge=1)
+    prefilled: int | None = key(None, "prompt tokens computed", ge=1)
+    tool_calls: int | None = key(None, "steps of the environment, replays included", ge=1)
+    seconds: float | None = key(None, "wall-clock seconds; the only budget that is not reproducible", gt=0)
+
+    def share(self, tasks: int) -> BudgetSection:
+        """Return an even share of each task, so that a tree depends on its seed and task alone; 0 = nothing fits."""
+        limits = {"tokens": self.tokens, "prefilled": self.prefilled, "tool_calls": self.tool_calls}
+        shares = {name: None if limit is None else limit // tasks for name, limit in limits.items()}
+        return self.model_copy(update={**shares, "seconds": None})
+
+
+class SearchSection(Section):
+    """The search over tool calls."""
+
+    algorithm: Literal["mcts", "best_of_n"] = key("mcts", "tree search, or independent samples as the baseline")
+    simulations: int = key(32, "simulations a task (samples a task for best_of_n)", ge=1, le=10**7)
+    until: Literal["spent", "success", "contrast"] = key(
+        "spent",
+        "when a task's search ends before its simulations are spent, looked at after the first search.proposals plain "
+        "rollouts: success = there is a verified success; contrast = there is a success and a failure",
+    )
+    proposals: int = key(4, "actions sampled in one request when a node is expanded", ge=1, le=1024)
+    rollout_proposals: int = key(
+        1, "actions sampled in one request at each new step of a rollout; 1 = the others when they are needed", ge=1
+    )
+    max_children: int = key(8, "most distinct actions of one node", ge=1, le=4096)
+    widening: float = key(2.0, "a node of N visits may have up to ceil(widening * sqrt(N)) actions", gt=0)
+    saturation: int = key(
+        8, "proposals in a row, beyond a node's first search.proposals, that add nothing until no more are drawn", ge=1
+    )
+    selection: Literal["puct", "uct"] = key("puct", "how a child is chosen; uct needs no log-probabilities")
+    c_puct: float = key(1.25, "exploration constant of puct", ge=0)
+    c_uct: float = key(1.0, "exploration constant of uct", ge=0)
+    fpu_reduction: float = key(0.2, "an unvisited child counts as its parent minus this * sqrt(visited prior)", ge=0)
+    gumbel_root: bool = key(False, "Gumbel top-m and sequential halving at the root: evenly visited siblings")
+    gumbel_m: int = key(8, "candidates of the Gumbel root", ge=2, le=4096)
+    leaves_in_flight: int = key(4, "simulations of one tree under way at once", ge=1, le=64)
+    trees_in_flight: int = key(64, "tasks searched at once", ge=1, le=10**6)
+    max_steps: int = key(
+        0, f"actions in one episode; one that uses them up failed; {OWN_STEPS}", ge=0, le=10**5
+    )
+    gamma: float = key(1.0, "discount a step", gt=0, le=1)
+    value: Literal["reward", "success"] = key("reward", "what is backed up: the score, or 1 for success and else 0")
+    critic: str | None = key(None, "policy = the policy ranks its proposals itself; module:callable; null = none")
+    critic_ranking: Literal["once", "repeated"] = key(
+        "once", "search.critic=policy: one request for the whole order, or one for the best of those left, repeated"
+    )
+    critic_alpha: float | None = key(
+        None, "fixed weight of the search against the critic; null = n / (n + 2)", ge=0, le=1
+    )
+    repeated_states: Literal["close", "keep"] = key(
+        "keep", "close = a simulation ends where it comes to a state that its tree has already, as the environment's "
+        "fingerprint says, and that action is not tried again: where many ways lead to the same state",
+    )  # fmt: skip
+    greedy_first: bool = key(True, "the first rollout of a tree is greedy")
+    roots: str | None = key(
+        None, "a run of build_prefs or import_logs: the tree of a task that has a failed attempt there begins in the "
+        "middle of it, by a checked replay; other trees begin at the start of their tasks (docs/logs.md)",
+    )  # fmt: skip
+    roots_share: float = key(0.5, "share of the failed attempt's actions that are replayed", gt=0, lt=1)
+    state_cache: int = key(64, "environment copies kept for each tree", ge=0, le=10**6, free=True)
+    budget: BudgetSection = section(BudgetSection, "limits of the whole run")
+
+    @field_validator("critic")
+    @classmethod
+    def _names_a_critic(cls, critic: str | None) -> str | None:
+        if critic not in (None, "policy") and ":" not in str(critic):
+            raise ValueError(f"search.critic: got {critic!r}, allowed: policy, module:callable of your own, or null.")
+        return critic
+
+    @model_validator(mode="after")
+    def _room(self) -> SearchSection:
+        faults = []
+        if self.proposals > self.max_children:
+            faults.append(
+                f"search.proposals ({self.proposals}) is more than search.max_children ({self.max_children}); "
+                f"raise the latter or lower the former"
+            )
+        if self.rollout_proposals > self.proposals:
+            faults.append(
+                f"search.rollout_proposals: got {self.rollout_proposals}, allowed: 1 to search.proposals "
+                f"({self.proposals})"
+            )
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self
+
+
+class SearchSettings(SearchSection):
+    """Settings of the search of a tree: the keys, with this tree's share of the budget, and what a run decides.
 
     Attributes:
-        algorithm: `mcts`, or `best_of_n`: independent rollouts, the baseline.
-        simulations: Rollouts per tree.
-        proposals: K0, proposals drawn in one request where a node is expanded; also the number of plain policy
-            rollouts with which a tree starts.
-        rollout_proposals: Proposals drawn in one request at each new node of a rollout. 1 draws the others when the
-            node is expanded, if ever; `proposals` draws them all at once (fewer, larger requests).
-        max_children, widening: A node may have ceil(widening * sqrt(N)) children, at least K0, at most `max_children`.
-        saturation: Proposals in a row, beyond the first `proposals` of a node, that add nothing before it counts as
-            exhausted: an action of probability p is then missed with probability (1 - p)^saturation at most.
-        selection: `puct` or `uct`.
-        c_puct, c_uct, fpu_reduction: Constants of the two rules; see `selection`.
-        gumbel_root, gumbel_m: Gumbel top-m with sequential halving at the root.
-        leaves_in_flight: L, simulations in flight per tree.
         max_steps: Actions after which an episode is cut; it then backs up 0, flagged.
-        gamma: Discount per step.
-        value: `reward` backs up the score, `success` backs up 0 or 1.
+        budget: Of this tree. A simulation is issued only if its worst case still fits.
         temperature, max_tokens: Of proposals; None = the policy's own setting.
-        greedy_first: The first rollout is the greedy one.
-        critic_alpha: Weight of the search against the critic; None = n / (n + 2).
-        repeated_states: `close` ends a simulation at a state that the tree has already, and closes the edge; `keep`
-            goes on.
         deterministic_verifier: A judged terminal is closed after one visit.
-        until: When a tree has enough, looked at once its first `proposals` rollouts are known: `spent` never, `success`
-            at the first verified success, `contrast` at the first success and the first failure.
-        budget_tokens, budget_prefilled, budget_tool_calls: Per tree; None = unlimited. A simulation is issued only if
-            its worst case still fits.
         action_tokens: The most tokens one action can have, reserved for each action of a simulation; 0 for policies
             without tokens.
-
-    Raises:
-        ConfigError: A value is not allowed; all such values are listed.
     """
 
-    algorithm: str = _KEYS.algorithm
-    simulations: int = _KEYS.simulations
-    proposals: int = _KEYS.proposals
-    rollout_proposals: int = _KEYS.rollout_proposals
-    max_children: int = _KEYS.max_children
-    widening: float = _KEYS.widening
-    saturation: int = _KEYS.saturation
-    selection: str = _KEYS.selection
-    c_puct: float = _KEYS.c_puct
-    c_uct: float = _KEYS.c_uct
-    fpu_reduction: float = _KEYS.fpu_reduction
-    gumbel_root: bool = _KEYS.gumbel_root
-    gumbel_m: int = _KEYS.gumbel_m
-    leaves_in_flight: int = _KEYS.leaves_in_flight
-    max_steps: int = DEFAULT_STEPS
-    gamma: float = _KEYS.gamma
-    value: str = _KEYS.value
+    max_steps: int = key(DEFAULT_STEPS, "actions in one episode", ge=1, le=10**5)
     temperature: float | None = None
     max_tokens: int | None = None
-    greedy_first: bool = _KEYS.greedy_first
-    critic_alpha: float | None = _KEYS.critic_alpha
-    repeated_states: str = _KEYS.repeated_states
     deterministic_verifier: bool = True
-    until: str = "spent"
-    budget_tokens: int | None = None
-    budget_prefilled: int | None = None
-    budget_tool_calls: int | None = None
     action_tokens: int = 0
 
-    def __post_init__(self) -> None:
-        faults = []
-        for name, allowed in (
-            ("algorithm", ("mcts", "best_of_n")), ("selection", ("puct", "uct")),
-            ("value", ("reward", "success")), ("until", ("spent", "success", "contrast")),
-            ("repeated_states", ("close", "keep")),
-        ):  # fmt: skip
-            if getattr(self, name) not in allowed:
-                faults.append(f"search.{name}: got {getattr(self, name)!r}, allowed: {', '.join(allowed)}")
-        for name in ("simulations", "proposals", "max_children", "saturation", "gumbel_m", "max_steps"):
-            if getattr(self, name) < 1:
-                faults.append(f"search.{name}: got {getattr(self, name)}, must be at least 1")
-        if not 1 <= self.leaves_in_flight <= 64:
-            faults.append(f"search.leaves_in_flight: got {self.leaves_in_flight}, must be between 1 and 64")
-        if self.max_children < self.proposals:
-            faults.append(f"search.max_children: got {self.max_children}, must be at least search.proposals")
-        if not 1 <= self.rollout_proposals <= self.proposals:
-            faults.append(
-                f"search.rollout_proposals: got {self.rollout_proposals}, must be between 1 and search.proposals"
-            )
-        if not 0 < self.gamma <= 1:
-            faults.append(f"search.gamma: got {self.gamma}, must be in (0, 1]")
-        if faults:
-            raise ConfigError(faults)
+    @classmethod
+    def of_tree(cls, keys: SearchSection, tasks: int, **decided: Any) -> SearchSettings:
+        """Return the settings of each tree of a run.
+
+        Args:
+            keys: The keys of the run.
+            tasks: Number of tasks that share the budget.
+            decided: What the run decides; it replaces keys of the same name.
+        """
+        steps = keys.max_steps or DEFAULT_STEPS  # 0 where the environment was not asked
+        return cls(**{**dict(keys), "max_steps": steps, "budget": keys.budget.share(tasks), **decided})
 
     def budget_faults(self, tasks: int) -> list[str]:
         """Return why no simulation of a task fits its share of the run's budget; empty where one fits.
@@ -110,8 +140,8 @@ class SearchSettings:
         """
         tokens, calls, faults = self.worst_tokens(1), self.max_steps, []
         for name, share, worst, why in (
-            ("tokens", self.budget_tokens, tokens, f"{self.max_steps} steps of up to {self.action_tokens} tokens"),
-            ("tool_calls", self.budget_tool_calls, calls, f"{self.max_steps} steps"),
+            ("tokens", self.budget.tokens, tokens, f"{self.max_steps} steps of up to {self.action_tokens} tokens"),
+            ("tool_calls", self.budget.tool_calls, calls, f"{self.max_steps} steps"),
         ):
             if share is not None and share < worst:
                 faults.append(

@@ -25,7 +25,7 @@ from offline_agent.search.inline import InlineCalls, simulate_inline
 from offline_agent.search.repeats import KnownStates
 from offline_agent.search.restore import Opening, Outcome, TaskEnvironment
 from offline_agent.search.selection import GumbelRoot, puct, uct
-from offline_agent.search.settings import SearchSettings
+from offline_agent.search.settings import BudgetSection, SearchSettings
 from offline_agent.search.simulation import Request, Reward, RolloutRules, Simulation, simulate
 from offline_agent.search.tree import Edge, Node, SearchTree
 from offline_agent.seeding import child_seed, derive_seed
@@ -95,7 +95,7 @@ class TreeSearch:
         self._in_flight: list[Simulation] = []
         self._issued = 0
         self._out_of_time = False
-        self._budgeted = not settings.budget_tokens is settings.budget_tool_calls is settings.budget_prefilled is None
+        self._budgeted = settings.budget != BudgetSection()
 
     # -- selection -----------------------------------------------------------------------------------------------------
 
@@ -260,12 +260,12 @@ class TreeSearch:
         """Return the budget that one more simulation might exceed in the worst case."""
         settings = self.settings
         sampled = tree.counters["generated"] + settings.worst_tokens(flight + 1)
-        if settings.budget_tokens is not None and sampled > settings.budget_tokens:
+        if settings.budget.tokens is not None and sampled > settings.budget.tokens:
             return "tokens"
         called = tree.counters["tool_calls"] + (flight + 1) * settings.max_steps
-        if settings.budget_tool_calls is not None and called > settings.budget_tool_calls:
+        if settings.budget.tool_calls is not None and called > settings.budget.tool_calls:
             return "tool_calls"
-        if settings.budget_prefilled is not None and tree.counters["prefilled"] >= settings.budget_prefilled:
+        if settings.budget.prefilled is not None and tree.counters["prefilled"] >= settings.budget.prefilled:
             return "prefilled"
         return None
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from offline_agent.config.base import Plugged, Section, key, section
 from offline_agent.config.build_prefs import RunConfig
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.pipelines.entry import main
 from offline_agent.runner.pipeline import Command, Facts, Session
+from offline_agent.sections import Plugged, Section, key, section
 
 
 class Env(Plugged):

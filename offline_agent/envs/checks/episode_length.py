@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from offline_agent.config.build_prefs import DEFAULT_STEPS
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.checks.process_state import ProcessState
 from offline_agent.envs.scripted_play import ScriptedPlayer
+from offline_agent.envs.settings import DEFAULT_STEPS
 from offline_agent.errors import EnvironmentFault, in_words
 from offline_agent.records import Task
 

@@ -14,7 +14,7 @@ from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.envs.pool import EnvPool
 from offline_agent.launch.ray import components
 from offline_agent.pipelines.stages.copy_check import bound_environments
-from offline_agent.pipelines.stages.search import SearchFactory, critic_of, progress_figures, settings_of, share_of
+from offline_agent.pipelines.stages.search import SearchFactory, critic_of, progress_figures, share_of, tree_settings
 from offline_agent.policies.base import Engine
 from offline_agent.records import Task
 from offline_agent.report.mining import Figures
@@ -117,7 +117,7 @@ class SearchExecutor:
     def __init__(self, config: BuildPrefsConfig, parts: Parts, notes: tuple[str, ...] = ()) -> None:
         self.notes = notes
         policy, spec = parts.policy, parts.spec
-        settings = settings_of(config, len(parts.tasks), policy.max_tokens, spec.deterministic_verifier)
+        settings = tree_settings(config, parts)
         pool = EnvPool(config.limits.workers, config.limits.step_seconds)
         bound_environments(config.limits, spec, parts.tasks)
         self._servers = components.ServerFigures(policy)
@@ -157,7 +157,7 @@ def search(
     from offline_agent.launch.ray.worker import DONE, RECORD
 
     config, run_dir, log = session.config, session.run, session.run.events()
-    settings = settings_of(config, len(parts.tasks), parts.policy.max_tokens, parts.spec.deterministic_verifier)
+    settings = tree_settings(config, parts)
     before = len(parts.tasks) - len(left)
     items = (WorkItem(task.task_id, TaskRecords(task, records.pop(task.task_id, []))) for task in left)
     factory = SearchExecutorFactory(components.Recipe.of(config, parts))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offline_agent.config.build_prefs import DEFAULT_STEPS, BuildPrefsConfig
+from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.envs.description import Census
 from offline_agent.envs.pool import EnvPool
@@ -53,7 +53,7 @@ def search(parts: Parts, session: Session[BuildPrefsConfig], engine: Engine, fig
     trust_copies(session, parts.spec, parts.tasks)
     bound_environments(config.limits, parts.spec, left)
     audit_first(session, parts.spec, left)
-    settings = settings_of(config, len(parts.tasks), parts.policy.max_tokens, parts.spec.deterministic_verifier)
+    settings = tree_settings(config, parts)
     session.progress.start(len(parts.tasks), "searching")
     if config.launcher == "ray":
         from offline_agent.pipelines.stages import ray_search
@@ -116,42 +116,20 @@ def progress_figures(now: RunCounts, solved: int, census: Census | None = None) 
 # -- settings and logs -------------------------------------------------------------------------------------------------
 
 
-def settings_of(
-    config: Config, tasks: int, action_tokens: int, deterministic_verifier: bool = True, **decided: Any
-) -> SearchSettings:
-    """Return the settings of the search.
-
-    Budgets of the run are divided evenly among its tasks, so that each tree depends on its seed and task alone.
-
-    Args:
-        config: The configuration.
-        tasks: Number of tasks.
-        action_tokens: Most tokens of one action.
-        deterministic_verifier: The environment judges a state always alike.
-        decided: Settings that replace those of the section `search`.
-    """
-    search, budget = config.search, config.search.budget
-    shared = {name: getattr(search, name) for name in SearchSettings.__slots__ if hasattr(search, name)}
-    shared["max_steps"] = search.max_steps or DEFAULT_STEPS  # 0 where the environment was not asked
-    shares: dict[str, Any] = {
-        f"budget_{name}": None if limit is None else limit // tasks
-        for name in ("tokens", "prefilled", "tool_calls")
-        for limit in [getattr(budget, name)]
-    }
-    return SearchSettings(
-        **{**shared, **decided}, **shares, temperature=config.policy.temperature, max_tokens=config.policy.max_tokens,
-        action_tokens=action_tokens, deterministic_verifier=deterministic_verifier,
+def tree_settings(config: Config, parts: Parts, **decided: Any) -> SearchSettings:
+    """Return the settings of the search of each task; `decided` replaces keys of the section `search`."""
+    return SearchSettings.of_tree(
+        config.search, len(parts.tasks), temperature=config.policy.temperature, max_tokens=config.policy.max_tokens,
+        action_tokens=parts.policy.max_tokens, deterministic_verifier=parts.spec.deterministic_verifier, **decided,
     )  # fmt: skip
 
 
 def test_time_settings(config: EvaluateConfig, parts: Parts) -> SearchSettings:
     """Return the settings of the search at test time; raises ConfigError where its budget is too small."""
-    tasks = len(parts.tasks)
-    settings = settings_of(
-        config, tasks, parts.policy.max_tokens, parts.spec.deterministic_verifier, algorithm="mcts",
-        simulations=config.test_time.simulations, max_steps=config.max_steps,
-    )  # fmt: skip
-    if faults := settings.budget_faults(tasks):
+    settings = tree_settings(
+        config, parts, algorithm="mcts", simulations=config.test_time.simulations, max_steps=config.max_steps
+    )
+    if faults := settings.budget_faults(len(parts.tasks)):
         raise ConfigError(faults)
     return settings
 

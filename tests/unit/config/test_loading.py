@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from offline_agent.config.base import Plugged, Section, key
 from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.evaluate import EvaluateConfig
 from offline_agent.config.import_logs import ImportLogsConfig
@@ -18,6 +17,7 @@ from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.rejudge import RejudgeConfig
 from offline_agent.config.training import TrainDpoConfig, TrainSftConfig
 from offline_agent.errors import ConfigError
+from offline_agent.sections import Plugged, Section, key
 from offline_agent.training.settings import OnlineSettings
 
 ROOT = Path(__file__).resolve().parents[3]

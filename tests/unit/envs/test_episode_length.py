@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from offline_agent.config.build_prefs import DEFAULT_STEPS
 from offline_agent.envs.base import EnvSpec
 from offline_agent.envs.checks.episode_length import episode_length
 from offline_agent.envs.conformance import check_environment
+from offline_agent.envs.settings import DEFAULT_STEPS
 from offline_agent.errors import ConfigError, OfflineAgentError
 from tests.helpers.hostile_environments import Honest
 

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 
-from offline_agent.config.build_prefs import BuildPrefsConfig
 from offline_agent.config.keys import Key, keys
 from offline_agent.config.loading import load
 from offline_agent.config.refine_grpo import RefineGrpoConfig
 from offline_agent.config.training import TrainDpoConfig
 from offline_agent.pipelines.stages.online import online_settings, watch_settings
-from offline_agent.pipelines.stages.search import settings_of
 from offline_agent.runner.training import dpo_settings, settings
-from offline_agent.search.settings import SearchSettings
 from offline_agent.training.collapse.watch import WatchSettings
 from offline_agent.training.settings import DpoSettings, TrainSettings
 
@@ -40,13 +37,7 @@ def another(entry: Key) -> str:
     return str(value * 0.9 if value else 0.1)
 
 
-def _search(config: BuildPrefsConfig) -> SearchSettings:
-    return settings_of(config, 1, 0)
-
-
 CASES: list[tuple[type[Any], str, Callable[[Any], Any], tuple[str, ...], tuple[str, ...]]] = [
-    (BuildPrefsConfig, "search", _search, ("trees_in_flight", "critic", "critic_ranking", "state_cache",
-                                           "roots", "roots_share"), ()),
     (RefineGrpoConfig, "watch", watch_settings, ("enabled", "stop"), ()),
     (RefineGrpoConfig, "critic", online_settings, (), ()),
     (TrainDpoConfig, "dpo", dpo_settings, ("reference",), ()),
@@ -77,7 +68,6 @@ def test_a_key_reaches_its_setting(model: Any, entry: Key, make: Any, more: tupl
 @pytest.mark.parametrize(
     ("section", "record"),
     [
-        (load(BuildPrefsConfig).search, SearchSettings()),
         (load(RefineGrpoConfig).watch, WatchSettings()),
         (load(TrainDpoConfig).dpo, DpoSettings()),
         (load(TrainDpoConfig).guard, TrainSettings()),

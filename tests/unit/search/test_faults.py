@@ -225,7 +225,7 @@ class Rambles(Guess):
 @pytest.mark.parametrize("algorithm", ["mcts", "best_of_n"])
 def test_what_the_policy_causes_is_worth_0_and_told_by_its_kind(algorithm: Any, room: int) -> None:
     spec = EnvSpec(Paths)
-    settings = dataclasses.replace(SETTINGS, algorithm=algorithm, gamma=0.9)
+    settings = SETTINGS.model_copy(update={"algorithm": algorithm, "gamma": 0.9})
     run = search(spec, Rambles(room), settings, tasks(spec, 3))
     counts, cuts = run.scheduler.counts, set()  # type: ignore[union-attr]
     assert counts.policy_errors == 0 == counts.faults and (room == 9 or counts.full_contexts > 0)

@@ -17,7 +17,7 @@ from offline_agent.policies.engines import InlineEngine
 from offline_agent.records import Action, Context, Task, ToolCall
 from offline_agent.search.critic import PolicyCritic
 from offline_agent.search.selection import GumbelRoot, mix, mixed_value, puct, refresh_priors, uct
-from offline_agent.search.settings import SearchSettings
+from offline_agent.search.settings import BudgetSection, SearchSettings
 from offline_agent.search.simulation import Simulation, choose
 from offline_agent.search.tree import SearchTree
 from tests.helpers.search import Guess, Paths, search, tasks
@@ -244,8 +244,9 @@ def test_the_pool_answers_hung_jobs_and_throws_their_results_away() -> None:
 
 
 def test_a_budget_too_small_for_one_simulation_is_refused_before_the_run() -> None:
-    settings = SearchSettings(budget_tokens=100, budget_tool_calls=10, action_tokens=8, max_steps=15)
+    settings = SearchSettings(budget=BudgetSection(tokens=100, tool_calls=10), action_tokens=8, max_steps=15)
     tokens, calls = settings.budget_faults(3)
     assert "search.budget.tokens: 100 for each of 3 tasks" in tokens and "144" in tokens
     assert "search.budget.tool_calls: 10" in calls
-    assert SearchSettings(budget_tokens=144, budget_tool_calls=15, action_tokens=8).budget_faults(1) == []
+    enough = BudgetSection(tokens=144, tool_calls=15)
+    assert SearchSettings(budget=enough, action_tokens=8).budget_faults(1) == []

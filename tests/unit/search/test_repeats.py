@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from offline_agent.envs.base import EnvSpec
@@ -44,10 +42,10 @@ SPEC = EnvSpec(Ring)
 CLOSE = SearchSettings(simulations=24, max_steps=8, repeated_states="close", saturation=2)
 VARIANTS = [
     CLOSE,
-    dataclasses.replace(CLOSE, leaves_in_flight=1),
-    dataclasses.replace(CLOSE, rollout_proposals=4, leaves_in_flight=8),
-    dataclasses.replace(CLOSE, gumbel_root=True, gumbel_m=4),
-    dataclasses.replace(CLOSE, proposals=2, greedy_first=False),
+    CLOSE.model_copy(update={"leaves_in_flight": 1}),
+    CLOSE.model_copy(update={"rollout_proposals": 4, "leaves_in_flight": 8}),
+    CLOSE.model_copy(update={"gumbel_root": True, "gumbel_m": 4}),
+    CLOSE.model_copy(update={"proposals": 2, "greedy_first": False}),
 ]
 
 
@@ -66,7 +64,7 @@ def test_the_same_trees_for_any_number_of_workers_and_after_any_stop(settings: S
 
 
 def test_a_simulation_ends_at_a_state_that_was_reached_in_as_few_steps() -> None:
-    run = search(SPEC, Guess(skill=0.0), dataclasses.replace(CLOSE, leaves_in_flight=1), tasks(SPEC, 8))
+    run = search(SPEC, Guess(skill=0.0), CLOSE.model_copy(update={"leaves_in_flight": 1}), tasks(SPEC, 8))
     ended = 0
     for one in run.searches.values():
         assert one.tree is not None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from pathlib import Path
 
-from offline_agent.config.build_prefs import SearchSection
-from offline_agent.search.settings import SearchSettings
+from offline_agent.search.settings import SearchSection
 
 PAGE = (Path(__file__).parents[3] / "docs" / "search.md").read_text(encoding="utf-8")
 
@@ -20,10 +18,3 @@ def test_every_key_of_the_search_is_named_with_its_default() -> None:
             continue
         default = field.default if isinstance(field.default, str) else json.dumps(field.default)
         assert re.search(rf"`{name}`? \({re.escape(default)}\)|{name} \({re.escape(default)}\)", PAGE), name
-
-
-def test_the_settings_have_the_defaults_of_the_keys() -> None:
-    keys = SearchSection.model_fields
-    for field in dataclasses.fields(SearchSettings):
-        if field.name in keys and field.name != "max_steps":  # the environment's own, where there is one
-            assert field.default == keys[field.name].default, field.name
