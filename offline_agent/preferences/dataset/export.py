@@ -18,7 +18,7 @@ from offline_agent.preferences.refusals import Refusal
 from offline_agent.preferences.replay import extend
 from offline_agent.records import Context, Message, PreferencePair, Trajectory, Verdict
 from offline_agent.rendering import certificate
-from offline_agent.rendering.columns import check_row
+from offline_agent.rendering.columns import check_row, pair_columns, trajectory_columns
 from offline_agent.store.columns import (
     PAIR_TOKENS,
     TRAJECTORY_COLUMNS,
@@ -89,7 +89,7 @@ def pair_row(pair: PreferencePair, renderer: Renderer | None, model_hash: str | 
         **dict.fromkeys(PAIR_TOKENS),
     }
     if renderer is not None:
-        _fill(row, renderer.pair_columns(pair.prefix, chosen, rejected, model_hash), PAIR_TOKENS)
+        _fill(row, pair_columns(renderer, pair.prefix, chosen, rejected, model_hash), PAIR_TOKENS)
     return stored(_sealed(row, renderer), table_of(row))
 
 
@@ -122,7 +122,7 @@ def trajectory_row(trajectory: Trajectory, renderer: Renderer | None, model_hash
     }
     if renderer is not None:
         given = trajectory.context.depth - len(trajectory.steps)  # turns before the root of its tree
-        _fill(row, renderer.trajectory_columns(trajectory.context, model_hash, given), TRAJECTORY_TOKENS)
+        _fill(row, trajectory_columns(renderer, trajectory.context, model_hash, given), TRAJECTORY_TOKENS)
     sealed = _sealed(row, renderer)
     return stored({name: sealed[name] for name in TRAJECTORY_COLUMNS}, "trajectories")
 
@@ -231,10 +231,7 @@ def _as_float(value: int) -> float | str:
 
 def _sealed(row: Row, renderer: Renderer | None) -> Row:
     """Check a row as a reader does, and return it with a certificate that covers all of its columns."""
-    if renderer is None:
-        check_row(None, row)
-    else:
-        renderer.check_row(row)
+    check_row(renderer, row)
     return {**row, "certificate": certificate.seal(row["certificate"], row)}
 
 
