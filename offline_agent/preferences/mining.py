@@ -59,6 +59,19 @@ class MinedTree:
     left_out: int = 0
     rejudged: Rejudged | None = None
 
+    def cost(self) -> dict[str, int]:
+        """Return the counts of what mining cost and left out."""
+        again = self.rejudged
+        return {
+            "replays": self.replays,
+            "replayed_calls": self.tool_calls,
+            "replays_left_out": self.left_out,
+            "verdicts": 0 if again is None else again.verdicts,
+            "rejudged": 0 if again is None else again.judged,
+            "rejudged_broken": 0 if again is None else again.broken,
+            "disagreed": 0 if again is None else len(again.disagreements),
+        }
+
 
 class Miner:
     """Builds data from trees, one at a time; a pure function of the tree and of what the environment answers.
