@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from offline_agent.preferences.dataset.filters import RejectionFilter
+from offline_agent.preferences.pairs.comparison import begins_with_worse_refusal, with_confidence
 from offline_agent.preferences.pairs.goals import evaluation_tasks
 from offline_agent.preferences.pairs.hindsight import Hindsight
 from offline_agent.preferences.pairs.minimal import (
@@ -17,7 +18,6 @@ from offline_agent.preferences.pairs.minimal import (
     delete_steps,
     pruned_trajectory,
 )
-from offline_agent.preferences.pairs.siblings import begins_with_worse_refusal, with_confidence
 from offline_agent.preferences.pairs.step import StepPairs
 from offline_agent.preferences.pairs.trajectory import TrajectoryPairs, trajectories, trajectory
 from offline_agent.preferences.refusals import Refusal
@@ -92,7 +92,6 @@ class Miner:
         replay_budget: Most calls that replays of a tree may make, as a share of the calls of its search. Judging again
             comes first; hindsight leaves half of what it finds to minimal pairs and deletion. None = no limit.
         step_seconds, reset_seconds, live_states: Limits of replays; see `Replayer`.
-        evaluation: Arguments of the evaluation tasks, where `spec` cannot list them; None = ask `spec`.
     """
 
     def __init__(
@@ -113,7 +112,6 @@ class Miner:
         step_seconds: float | None = 60.0,
         reset_seconds: float | None = None,
         live_states: int = 64,
-        evaluation: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         certain = spec is None or spec.deterministic_verifier
         self.spec = spec
@@ -123,7 +121,7 @@ class Miner:
         if spec is None:
             self.kinds -= {"hindsight", "minimal"}
         if hindsight is None and spec is not None and "hindsight" in self.kinds:
-            hindsight = Hindsight(spec, evaluation_tasks(spec) if evaluation is None else evaluation)
+            hindsight = Hindsight(spec, evaluation_tasks(spec))
         self.hindsight = hindsight
         self.minimal = minimal or MinimalPairs()
         self.filtered = filtered or RejectionFilter()
