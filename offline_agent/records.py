@@ -204,6 +204,12 @@ class Context:
         self.recorded = recorded
         self.cache: Any = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy the history alone: what a renderer or a policy keeps in it is theirs."""
+        return Context, (
+            self.task, self.system, self.tools, self.observation, self.parent, self.action, self.role, self.recorded,
+        )  # fmt: skip
+
     def child(
         self,
         action: Action,

@@ -25,15 +25,15 @@ from offline_agent.logs.replays import Replays
 from offline_agent.logs.sessions import Outcomes
 from offline_agent.logs.tokens import TokenCheck
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages.log_mining import log_balance, log_miner
-from offline_agent.pipelines.stages.miners import TreeRows, rows_of
-from offline_agent.pipelines.stages.mining import RefusalLog, write_mined
+from offline_agent.pipelines.stages.rules import balance_of, log_miner
+from offline_agent.pipelines.stages.tables import Mined, RefusalLog, write_mined
+from offline_agent.preferences.dataset.tree_rows import rows_of
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.rendering.renderer import Renderer
 from offline_agent.report.data_card import write_card
 from offline_agent.report.import_logs import ImportFigures, show
-from offline_agent.report.mining import Figures
+from offline_agent.report.mining import Figures, figures_of
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.search.serialization import tree_to_json
 from offline_agent.search.tree import SearchTree
@@ -146,7 +146,7 @@ def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]
         with closing(log_miner(session.config, certain)) as miner:
             trees = _trees(groups, kept, inputs, outcomes, session, figures, refused)
             mined = _rows(trees, miner, inputs.renderer, figures)
-            write_mined(session, mined, log_balance(session.config), figures.mined)
+            write_mined(session, mined, balance_of(session.config), figures.mined, (inputs.renderer, None))
     if inputs.replays is not None:
         figures.replayed(inputs.replays)
         inputs.replays.close()
@@ -263,12 +263,12 @@ def _trees(
 
 def _rows(
     trees: Iterator[SearchTree], miner: Miner, renderer: Renderer | None, figures: ImportFigures
-) -> Iterator[TreeRows]:
+) -> Iterator[Mined]:
     """Yield what is mined of each tree."""
     for tree in trees:
-        found = rows_of(tree, miner.mine(tree), renderer, None)
+        found = rows_of(miner.mine(tree), renderer, None)
         figures.rows(found.trajectories)
-        yield found
+        yield figures_of(tree), found
 
 
 COMMAND: Command[ImportLogsConfig, Inputs] = Command(
