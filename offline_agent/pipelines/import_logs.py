@@ -40,7 +40,6 @@ from offline_agent.search.tree import SearchTree
 from offline_agent.store.provenance import hash_json, hash_path
 from offline_agent.store.scratch_files import TextFile
 
-_NAMED = 5  # outcomes of no episode that the closing words name
 _SAMPLE = 20  # records of a file that are looked at before anything is written
 
 
@@ -170,8 +169,8 @@ def _read(
     session.progress.start(len(inputs.paths), "reading")
     for number, path in enumerate(inputs.paths, 1):
         for record in _records(path):
-            figures.records += 1
-            session.progress.update(number - 1, records=f"{figures.records:,}", episodes=len(kept))
+            figures.counts["records"] += 1
+            session.progress.update(number - 1, records=f"{figures.counts['records']:,}", episodes=len(kept))
             if record.damage is not None:
                 refused.append(Refusal("log", record.name, record.damage))
                 continue
@@ -189,13 +188,11 @@ def _read(
                 _note(episode, inputs, session, figures)
                 kept.add(json.dumps(episode.to_json()))
         session.progress.update(number, episodes=len(kept))
-    unmatched = list(outcomes.unmatched({session for session, _ in places}))
-    for refusal in unmatched:
+    figures.unmatched = list(outcomes.unmatched({session for session, _ in places}))
+    for refusal in figures.unmatched:
         refused.append(refusal)
-    figures.unmatched = [f"{one.name} ({', '.join(one.facts['fields'])})" for one in unmatched[:_NAMED]]
-    figures.read = len(kept)
-    figures.outcomes = len(outcomes) - len({one.facts["session"] for one in unmatched})
-    figures.unmatched_outcomes = len(unmatched)
+    figures.counts["episodes_read"] = len(kept)
+    figures.counts["outcomes_apart"] = len(outcomes) - len({one.facts["session"] for one in figures.unmatched})
     groups: dict[str, list[int]] = {}
     for number, (name, group) in enumerate(places):
         groups.setdefault(outcomes.task(name) or group, []).append(number)
@@ -205,13 +202,13 @@ def _read(
 def _note(episode: LoggedEpisode, inputs: Inputs, session: Session[ImportLogsConfig], figures: ImportFigures) -> None:
     """Count, and name in the quarantine, what was not read of an episode that is kept, or read by a rule."""
     if episode.unread is not None and inputs.judge is None and inputs.replays is None:
-        figures.unread_outcomes += 1
+        figures.counts["unread_outcomes"] += 1
         why = "no number and no truth value; the episode is kept without an outcome"
         session.run.quarantine("outcome", episode.name, f"{episode.unread}, {why}")
     called = any(message.get("tool_calls") for message in episode.messages)
-    figures.without_tools += called and not episode.tools
+    figures.counts["without_tools"] += called and not episode.tools
     if episode.by_place:
-        figures.results_by_place += episode.by_place
+        figures.counts["results_by_place"] += episode.by_place
         why = "results have no tool_call_id: each is taken for the first open call; the episode is kept"
         session.run.quarantine("result", episode.name, f"{episode.by_place} {why}")
 
