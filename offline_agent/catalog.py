@@ -42,7 +42,7 @@ JUDGES: dict[str, str] = {
     "exact_match": "offline_agent.judges.verifiers:exact_match",
     "f1": "offline_agent.judges.verifiers:f1",
     "goal_state": "offline_agent.judges.verifiers:goal_state",
-    "hybrid": "offline_agent.judges.hybrid:hybrid",
+    "hybrid": "offline_agent.judges.composition:hybrid",
     "llm": "offline_agent.judges.models.llm:LLMJudge",
     "mean_of": "offline_agent.judges.composition:mean_of",
     "planned": "offline_agent.judges.models.planning:planned",

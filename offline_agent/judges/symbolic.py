@@ -48,7 +48,7 @@ class _Worker:
 
     def ask(self, answer: str, gold: str, seconds: float) -> dict[str, Any]:
         wall = seconds * _BUSY
-        request = {"op": "do", "what": "call", "target": "symbolic_process:judge", "kwargs": {},
+        request = {"op": "do", "what": "call", "target": "offline_agent.judges.symbolic_process:judge", "kwargs": {},
                    "args": [answer, gold, seconds, wall]}  # fmt: skip
         while True:
             new = self._session is None or self._session.ended
@@ -70,9 +70,9 @@ class _Worker:
             if sandbox.level == "command":  # a container need not have latex2sympy2_extended
                 sandbox = Sandbox()
             session = sandbox.session(limits=_LIMITS)
-            for name in ("formulas", "symbolic_process"):
+            for name in ("equality", "formulas", "symbolic_process"):  # each after those that it imports
                 code = (resources.files("offline_agent.judges") / f"{name}.py").read_text(encoding="utf-8")
-                said = session.ask({"op": "load", "name": name, "code": code})["body"]
+                said = session.ask({"op": "load", "name": f"offline_agent.judges.{name}", "code": code})["body"]
                 if said is None or "value" not in said:
                     session.close()
                     raise SandboxError(f"{name} cannot be loaded in the sandbox: {said}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from offline_agent.envs.math.mutation import mutant, mutants
-from offline_agent.judges.apart import TestRun
+from offline_agent.judges.code import TestRun
 
 PACKAGES = ("gridpath", "ledger", "schedule", "textkit")
 _FOLDER = resources.files("offline_agent_environments.repo") / "packages"

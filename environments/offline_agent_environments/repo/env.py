@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from offline_agent.envs.base import Environment, ToolError
 from offline_agent.envs.task_files import divided
 from offline_agent.errors import ConfigError, EnvironmentFault
-from offline_agent.judges.apart import TestRun
+from offline_agent.judges.code import TestRun
 from offline_agent.judges.verifiers import Unscorable
 from offline_agent.records import Message, Verdict
 from offline_agent.sandbox import SandboxError

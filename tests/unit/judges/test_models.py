@@ -13,7 +13,7 @@ import pytest
 
 from offline_agent.errors import ConfigError, NoAnswer
 from offline_agent.judges.judge import Judge
-from offline_agent.judges.models.cache import AnswerCache
+from offline_agent.judges.models.asking import AnswerCache
 from offline_agent.judges.models.comparing import LLMComparator
 from offline_agent.judges.models.llm import told
 from offline_agent.judges.models.rubric import load_rubric
