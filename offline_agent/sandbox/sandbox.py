@@ -12,8 +12,7 @@ from typing import Any
 from offline_agent.sandbox import launch
 from offline_agent.sandbox.folders import Folder, returned, sent
 from offline_agent.sandbox.limits import Limits, Result
-from offline_agent.sandbox.process import SandboxError, WarmProcess
-from offline_agent.sandbox.session import Channel, Session
+from offline_agent.sandbox.process import Channel, SandboxError, Session, WarmProcess
 
 INSTALL = "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap)"
 

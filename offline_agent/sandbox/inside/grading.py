@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from offline_agent.sandbox.inside.plain import decode, encode
+from offline_agent.sandbox.inside.messages import decode, encode
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
 
