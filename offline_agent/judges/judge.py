@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from offline_agent import catalog
+from offline_agent import catalog, parameters
 from offline_agent.errors import ConfigError, did_you_mean, ends_the_run, in_words
 from offline_agent.judges.ranking import Compare
 from offline_agent.records import Task, Trajectory, Verdict
@@ -137,7 +137,7 @@ def make_judge(name: str, args: Mapping[str, Any], key: str = "judge") -> Judge 
     if hasattr(target, "verifier"):
         function = AnswerJudge(target, args, key)
     elif inspect.isclass(target):
-        function = target(**catalog.keywords(key, target, args, {}))
+        function = target(**parameters.keywords(key, target, args, {}))
         if not callable(function) and not callable(getattr(function, "compare", None)):
             raise ConfigError(
                 f"{key}: instances of {name} cannot be called; give the class __call__(self, trajectory), or "
@@ -147,7 +147,7 @@ def make_judge(name: str, args: Mapping[str, Any], key: str = "judge") -> Judge 
         first = _first_parameter(target)
         if first is None:
             raise ConfigError(f"{key}: {name} takes no argument; a judge is called as judge(trajectory)")
-        faults = catalog.argument_faults(key, target, args, (first,))
+        faults = parameters.argument_faults(key, target, args, (first,))
         if faults:
             raise ConfigError(faults)
         function = partial(target, **args) if args else target
@@ -156,12 +156,12 @@ def make_judge(name: str, args: Mapping[str, Any], key: str = "judge") -> Judge 
 
 def _first_parameter(target: Callable[..., Any]) -> str | None:
     try:
-        parameters = list(inspect.signature(target).parameters.values())
+        found = list(inspect.signature(target).parameters.values())
     except (TypeError, ValueError):  # a callable of C, which says nothing of its parameters
         return ""
     kinds = inspect.Parameter
     takes = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.VAR_POSITIONAL)
-    return parameters[0].name if parameters and parameters[0].kind in takes else None
+    return found[0].name if found and found[0].kind in takes else None
 
 
 class AnswerJudge:
@@ -191,7 +191,8 @@ class AnswerJudge:
         self.columns = given.pop("columns", {})
         first, *rest = inspect.signature(verify).parameters.values()
         # A parameter without a default may come from the task; whether it does is checked against the first one.
-        faults = catalog.argument_faults(key, verify, given, (first.name, *(p.name for p in rest if _needed(p, given))))
+        needed = (parameter.name for parameter in rest if _needed(parameter, given))
+        faults = parameters.argument_faults(key, verify, given, (first.name, *needed))
         faults += self._own_faults([parameter.name for parameter in rest])
         if faults:
             raise ConfigError(faults)

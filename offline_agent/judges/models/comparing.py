@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from offline_agent import catalog
+from offline_agent import catalog, parameters
 from offline_agent.errors import ConfigError
 from offline_agent.judges.models.asking import Questions, as_data, model_of
 from offline_agent.judges.models.choosing import Choosing
@@ -165,7 +165,7 @@ def make_comparator(key: str, name: str, args: Mapping[str, Any]) -> Compare | N
         raise ConfigError(f"{key}: got {name!r}, allowed: none, llm, or module:callable of your own")
     target = LLMComparator if ready else catalog.load(key, name)
     if inspect.isclass(target):
-        target = target(**catalog.keywords(key, target, args, {}))
+        target = target(**parameters.keywords(key, target, args, {}))
     elif args:
         raise ConfigError(f"{key}: {name} is a function, which takes no arguments of its own; make it a class")
     found = getattr(target, "compare", target)
