@@ -94,7 +94,7 @@ class TestRun:
                     return found + [Outcome(str(n), False, "", "a test before it ended the tests") for n in rest]
         return found
 
-    def of_files(self, modules: Mapping[str, str], packages: Sequence[str]) -> list[Outcome]:
+    def grade_files(self, modules: Mapping[str, str], packages: Sequence[str]) -> list[Outcome]:
         """Return the outcomes of the functions `test…` of test files.
 
         Args:
@@ -132,18 +132,18 @@ class TestRun:
             return [Outcome(str(n), False, str(self._broken)) for n in range(len(request["tests"]))]
         while True:
             reply = grader.ask(body)
-            said = reply["body"]
-            if said is None:
+            answer = reply["body"]
+            if answer is None:
                 return [Outcome("0", False, "", f"the tests' own process ended ({reply['status']})")]
-            if "ask" in said:
-                body = self._answer(said["ask"]) if time.monotonic() < self._end else {"stopped": "it took too long"}
-            elif "results" in said:
+            if "ask" in answer:
+                body = self._answer(answer["ask"]) if time.monotonic() < self._end else {"stopped": "it took too long"}
+            elif "results" in answer:
                 return [
                     Outcome(test, bool(one["passed"]), str(one["error"]), one["unscorable"])
-                    for test, one in said["results"].items()
+                    for test, one in answer["results"].items()
                 ]
             else:
-                return [Outcome("0", False, "", f"the tests raised {said.get('raised')}: {said.get('text')}")]
+                return [Outcome("0", False, "", f"the tests raised {answer.get('raised')}: {answer.get('text')}")]
 
     def _answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
         tested = self._started()
@@ -243,7 +243,7 @@ def unit_tests(
         if solution is not None and any(one.unscorable for one in outcomes):
             outcomes = [
                 one if right.unscorable or not one.unscorable else replace(one, error=one.unscorable, unscorable=None)
-                for one, right in zip(outcomes, _of_solution(solution, *task), strict=True)
+                for one, right in zip(outcomes, _solution_outcomes(solution, *task), strict=True)
             ]  # fmt: skip
     return scored(outcomes, all_or_nothing)
 
@@ -253,7 +253,7 @@ def _apart(program: str, tests: tuple[str, ...], setup: str, names: tuple[str, .
         return tested.outcomes(tests, setup, names)
 
 
-_of_solution = lru_cache(maxsize=256)(_apart)
+_solution_outcomes = lru_cache(maxsize=256)(_apart)
 
 
 def scored(outcomes: Sequence[Outcome], all_or_nothing: bool) -> tuple[float, bool, dict[str, Any]]:

@@ -51,15 +51,15 @@ class JudgeOfJudges:
     version = "1"
 
     def __init__(self, entries: Mapping[str, Any], faults: Sequence[str] = ()) -> None:
-        told = list(faults)
+        detail = list(faults)
         self._judges: list[Judge] = []
         for key, entry in entries.items():
             try:
                 self._judges.append(member(key, entry))
             except ConfigError as error:
-                told += error.faults
-        if told:
-            raise ConfigError(told)
+                detail += error.faults
+        if detail:
+            raise ConfigError(detail)
         self.deterministic = all(judge.deterministic for judge in self._judges)
         self.costly = any(judge.costly for judge in self._judges)
 
@@ -172,8 +172,8 @@ class ensemble(_Composition):  # noqa: N801
         }  # fmt: skip
         error = None
         if 2 * len(scores) <= len(verdicts):
-            told = next((f"{one.verifier}: {one.error}" for one in verdicts if one.score is None), "")
-            error = f"only {len(scores)} of {len(verdicts)} judges gave a score; {told}"
+            detail = next((f"{one.verifier}: {one.error}" for one in verdicts if one.score is None), "")
+            error = f"only {len(scores)} of {len(verdicts)} judges gave a score; {detail}"
         elif 2 * votes == len(scores):
             error = f"the judges are divided, {votes} to {votes}"
         if error is not None:

@@ -82,7 +82,7 @@ def judged(answer: str, gold: Gold) -> tuple[bool, str]:
     """Return whether an answer is the right one, and what it was read as ("" where it cannot be read)."""
     text = _bare(answer)
     found = None
-    for one in filter(None, dict.fromkeys((text, _of_prose(text, gold)))):
+    for one in filter(None, dict.fromkeys((text, _value_in_prose(text, gold)))):
         if _plain(one) == _plain(gold.text) or (_words(one) == _words(gold.text) and not re.search(r"\d", one)):
             return True, one[:500]
         if gold.value is not None and not _prose(one, gold):
@@ -208,7 +208,7 @@ def _prose(text: str, gold: Gold) -> list[str]:
     return [word for word in _WORD.findall(bare) if word not in _FUNCTIONS and not set(word) <= gold.letters]
 
 
-def _of_prose(text: str, gold: Gold) -> str | None:
+def _value_in_prose(text: str, gold: Gold) -> str | None:
     """Return the only value of a text's last sentence, or of what follows `answer is`; None where there is no such."""
     text = _TEXT.sub(r" \1 ", text)
     last = [part for part in re.split(r"(?<=[.!?])\s+|\n", text) if part.strip()][-1:]

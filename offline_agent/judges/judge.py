@@ -48,11 +48,11 @@ class Judge:
         self._function = function
         self.name = name
         self.args = dict(args)
-        told = function.func if isinstance(function, partial) else function
-        self.version = str(getattr(told, "version", "1"))
-        self.deterministic = bool(getattr(told, "deterministic", True))
-        self.compare: Compare | None = getattr(told, "compare", None)
-        self.costly = bool(getattr(told, "costly", False))
+        detail = function.func if isinstance(function, partial) else function
+        self.version = str(getattr(detail, "version", "1"))
+        self.deterministic = bool(getattr(detail, "deterministic", True))
+        self.compare: Compare | None = getattr(detail, "compare", None)
+        self.costly = bool(getattr(detail, "costly", False))
 
     @property
     def identity(self) -> dict[str, Any]:

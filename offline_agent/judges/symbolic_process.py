@@ -76,7 +76,7 @@ def judge(answer: str, gold: str, seconds: float, wall: float) -> str:
         seconds: Time of the processor for reading the right answer, and again for the comparison.
         wall: Seconds after which the machine counts as too busy.
     """
-    ours, theirs = os.pipe()
+    mine, theirs = os.pipe()
     child = os.fork()
     if child == 0:
         try:
@@ -87,12 +87,12 @@ def judge(answer: str, gold: str, seconds: float, wall: float) -> str:
     data, end, late = b"", time.monotonic() + wall, False
     while True:
         left = end - time.monotonic()
-        late = left <= 0 or not select.select([ours], [], [], left)[0]
-        part = b"" if late else os.read(ours, 1 << 16)
+        late = left <= 0 or not select.select([mine], [], [], left)[0]
+        part = b"" if late else os.read(mine, 1 << 16)
         if not part or len(data) > _MOST:
             break
         data += part
-    os.close(ours)
+    os.close(mine)
     os.kill(child, signal.SIGKILL)  # it may go on after it closed the pipe
     _, status = os.waitpid(child, 0)
     try:

@@ -35,13 +35,13 @@ class WarmProcess:
     def __init__(self, command: Callable[[int], list[str]]) -> None:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, tempfile.TemporaryFile() as said:
+        with theirs, tempfile.TemporaryFile() as answer:
             try:
                 self._process = subprocess.Popen(
                     command(theirs.fileno()),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=said,
+                    stderr=answer,
                     env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
                     cwd="/",
                     pass_fds=[theirs.fileno()],
@@ -53,8 +53,8 @@ class WarmProcess:
             ready, _, _ = select.select([self._control], [], [], _START_SECONDS)
             if not ready or self._control.recv(16) != b"ready":
                 self.close()
-                said.seek(0)
-                lines = said.read().decode("utf-8", "replace").strip().splitlines()
+                answer.seek(0)
+                lines = answer.read().decode("utf-8", "replace").strip().splitlines()
                 raise SandboxError(lines[-1] if lines else "its process did not start")
 
     def connect(self) -> socket.socket:
@@ -63,15 +63,15 @@ class WarmProcess:
         Raises:
             SandboxError: The process has ended.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             try:
                 with self._lock:
                     socket.send_fds(self._control, [b"call"], [theirs.fileno()])
             except OSError as error:
-                ours.close()
+                own.close()
                 raise SandboxError(f"the sandbox's process has ended: {error}") from error
-        return ours
+        return own
 
     def retire(self) -> None:
         """Begin no further call; the process ends with the last of those that it has."""
@@ -99,7 +99,7 @@ class Channel:
         self._socket, self._process = connection, process
 
     @classmethod
-    def of_command(cls, command: Sequence[str]) -> Channel:
+    def from_command(cls, command: Sequence[str]) -> Channel:
         """Return the connection to a call behind a command; raises SandboxError where it cannot be started."""
         try:
             pipe = subprocess.PIPE

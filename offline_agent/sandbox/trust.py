@@ -37,7 +37,7 @@ class Settings:
 
 _fall: dict[str, Any] = {}
 _shared: dict[Settings, Sandbox] = {}
-_say: Callable[[str], None] | None = None
+_report: Callable[[str], None] | None = None
 _owner = os.getpid()
 _guard = threading.Lock()
 
@@ -81,17 +81,17 @@ def _found(sandbox: Sandbox) -> None:
     keep_level(sandbox.level)
     if sandbox.refusals:
         _fall.update(level=sandbox.level, refused=dict(sandbox.refusals))
-        if _say is not None:
-            say_fall(_say)
+        if _report is not None:
+            report_fall(_report)
 
 
-def say_fall(say: Callable[[str], None]) -> None:
+def report_fall(report: Callable[[str], None]) -> None:
     """Say that this process's sandbox is not of the strongest level, or have it said once that is found out."""
-    global _say
-    _say = say
+    global _report
+    _report = report
     if _fall:
         level, why = _fall["level"], _why(_fall["refused"])
-        say(f"programs run in a sandbox of level {level}, since stronger ones do not work: {why}")
+        report(f"programs run in a sandbox of level {level}, since stronger ones do not work: {why}")
 
 
 def fall() -> dict[str, Any]:

@@ -300,6 +300,6 @@ def _shown_tests(package: str | None, files: _Files, options: str) -> str:
         if path.startswith("tests/") and path.endswith(".py")
     }  # fmt: skip
     with TestRun(None, dict(tree.files)) as run:
-        outcomes = run.of_files(modules, [package])
+        outcomes = run.grade_files(modules, [package])
     lines = [f"{o.test}: {o.error or o.unscorable}" for o in outcomes if not o.passed]
     return "\n".join([f"{len(outcomes) - len(lines)} of {len(outcomes)} tests passed.", *lines])

@@ -139,8 +139,8 @@ class Questions:
             with self._lock:
                 self.asked += 1
             try:
-                said = self._ask(messages, seed + number)
-                return _read(said, form)
+                reply = self._ask(messages, seed + number)
+                return _read(reply, form)
             except NoAnswer as error:
                 why = str(error)
             except Exception as error:  # the model is the user's own; what it raises says nothing of the candidate
@@ -148,19 +148,19 @@ class Questions:
         raise NoAnswer(f"no answer of the asked form in {self._retries + 1} tries; the last: {why}")
 
 
-def _read(said: str, form: type[BaseModel]) -> BaseModel:
+def _read(reply: str, form: type[BaseModel]) -> BaseModel:
     """Return an answer in its form; text around the JSON object is passed over. Raises NoAnswer."""
-    begin, end = said.find("{"), said.rfind("}") + 1
+    begin, end = reply.find("{"), reply.rfind("}") + 1
     if not 0 <= begin < end:
-        raise NoAnswer(f"it has no JSON object: {said!r:.200}")
+        raise NoAnswer(f"it has no JSON object: {reply!r:.200}")
     try:
-        return form.model_validate(load_json(said[begin:end]))
+        return form.model_validate(load_json(reply[begin:end]))
     except BadJson as error:
-        raise NoAnswer(f"its JSON cannot be used: {error} ({said!r:.200})") from error
+        raise NoAnswer(f"its JSON cannot be used: {error} ({reply!r:.200})") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the object"
-        raise NoAnswer(f"{where}: {first['msg']} ({said!r:.200})") from error
+        raise NoAnswer(f"{where}: {first['msg']} ({reply!r:.200})") from error
 
 
 def as_data(text: str, what: str) -> str:

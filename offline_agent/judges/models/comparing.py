@@ -15,7 +15,7 @@ from offline_agent import catalog, parameters
 from offline_agent.errors import ConfigError
 from offline_agent.judges.models.asking import Questions, as_data, model_of
 from offline_agent.judges.models.choosing import Choosing
-from offline_agent.judges.models.llm import LONGEST, TURNS, told
+from offline_agent.judges.models.llm import LONGEST, TURNS, task_and_work
 from offline_agent.judges.models.rubric import Rubric, load_rubric
 from offline_agent.judges.ranking import Compare
 from offline_agent.records import Trajectory, Verdict
@@ -130,7 +130,7 @@ class LLMComparator:
         if self._choosing is not None:
             form = json.dumps({"better": "first or second"})
         system = f"{about}\n\n{_RULES}{criteria}\n\nAnswer with one JSON object of this form and nothing else:\n{form}"
-        (asked, one), (_, other) = told(first, longest), told(second, longest)
+        (asked, one), (_, other) = task_and_work(first, longest), task_and_work(second, longest)
         user = "\n\n".join(
             [as_data(asked, "task"), as_data(one, "first attempt"), as_data(other, "second attempt")]
         )

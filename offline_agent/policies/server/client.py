@@ -182,7 +182,7 @@ class ModelServer:
             try:
                 return self.endpoint.post(path, _adapted(body, quirks))
             except RequestRefused as error:
-                new = {quirk for words, quirk in QUIRKS.items() if words in error.said} - quirks
+                new = {quirk for words, quirk in QUIRKS.items() if words in error.reply} - quirks
                 if path != CHAT or not new:
                     raise
                 self._quirks |= new
@@ -223,7 +223,7 @@ def _check_prompt(body: Json, answer: Json, choice: Json) -> None:
     """Check that an answer belongs to the prompt that was sent. Raises PolicyMismatch."""
     sent, read = body.get("prompt"), choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
     if isinstance(sent, list) and isinstance(read, list) and read != sent:
-        at = next((i for i, (ours, its) in enumerate(zip(sent, read, strict=False)) if ours != its), None)
+        at = next((i for i, (own, its) in enumerate(zip(sent, read, strict=False)) if own != its), None)
         at = min(len(sent), len(read)) if at is None else at
         raise PolicyMismatch(
             f"the server read another prompt than was sent: {len(read)} ids, sent {len(sent)}, the first that "
@@ -240,11 +240,11 @@ def _check_sound(renderer: Renderer, text: object, ids: Sequence[int], logps: ob
     if text is None:
         return
     ended = bool(ids) and ids[-1] in renderer.eos_ids
-    ours, theirs = _plain(renderer.decode(ids[:-1] if ended else ids)), _plain(str(text))
-    longer, shorter = (ours, theirs) if len(ours) >= len(theirs) else (theirs, ours)
+    own, theirs = _plain(renderer.decode(ids[:-1] if ended else ids)), _plain(str(text))
+    longer, shorter = (own, theirs) if len(own) >= len(theirs) else (theirs, own)
     # the texts may differ at the end: by the end token's text, or by an incomplete letter
     if not longer.startswith(shorter) or len(longer) - len(shorter) > 32:
-        raise PolicyError(f"the server's text is not that of its token ids: {str(text)[:60]!r}, but {ours[:60]!r}")
+        raise PolicyError(f"the server's text is not that of its token ids: {str(text)[:60]!r}, but {own[:60]!r}")
 
 
 def _plain(text: str) -> str:
