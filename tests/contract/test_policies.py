@@ -15,8 +15,8 @@ from offline_agent.rendering.columns import check_row, trajectory_columns
 from offline_agent.rendering.parsing import call_text
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
-from tests.helpers.engines import ThreadEngine
 from tests.helpers.fake_server import FakeServer, serving, serving_all
+from tests.helpers.thread_engine import ThreadEngine
 
 CALL = ToolCall("search", {"query": "red shoes"})
 
