@@ -10,9 +10,8 @@ from typing import Any
 
 from offline_agent.errors import ConfigError, DataError, PolicyError
 from offline_agent.records import Action, Context, ToolCall
-from offline_agent.rendering.hub import load
+from offline_agent.rendering.hub import PlainTokenizer, load
 from offline_agent.rendering.parsing import Parsed, call_text
-from offline_agent.rendering.plain_tokenizer import PlainTokenizer
 from offline_agent.rendering.prompts import PromptEncoder
 from offline_agent.rendering.styles import TEMPLATES, Style, check_append_only, find_style, template_text
 from offline_agent.rendering.template import Template
