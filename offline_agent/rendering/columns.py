@@ -21,9 +21,24 @@ _PAIR = names(PAIR, "ids", "mask")
 
 
 def trajectory_columns(
-    renderer: Renderer, context: Context, model_hash: str | None, given: int = 0
+    renderer: Renderer, context: Context, model_hash: str | None = None, given: int = 0
 ) -> dict[str, Any]:
-    """See `Renderer.trajectory_columns`."""
+    """Return the token columns of a trajectory that ends in `context`.
+
+    Args:
+        renderer: Gives the ids.
+        context: Its last context.
+        model_hash: Hash of the model that sampled it; stored in the certificate with the log-probabilities.
+        given: Number of its first turns that belong to the prompt: their mask is 0.
+
+    Returns:
+        `input_ids` int [L], up to and including the last action's last id; `action_mask` int [L], 1 = sampled by
+        the policy (or written by the demonstrator); `logps` float [L], 0.0 where the mask is 0, or None where those
+        of an action are unknown; `certificate` JSON.
+
+    Raises:
+        DataError: A span does not decode to the recorded action.
+    """
     nodes = context.lineage()
     ids, spans, logps = _lay_out(renderer, nodes, given)
     acted = nodes[given + 1 :]
@@ -40,9 +55,24 @@ def trajectory_columns(
 
 
 def pair_columns(
-    renderer: Renderer, prefix: Context, chosen: Context, rejected: Context, model_hash: str | None
+    renderer: Renderer, prefix: Context, chosen: Context, rejected: Context, model_hash: str | None = None
 ) -> dict[str, Any]:
-    """See `Renderer.pair_columns`."""
+    """Return the token columns of two continuations of one history.
+
+    Args:
+        renderer: Gives the ids.
+        prefix: The shared history.
+        chosen, rejected: Contexts that continue it.
+        model_hash: Hash of the model that sampled both; stored in the certificate with the log-probabilities.
+
+    Returns:
+        `prompt_ids` int [P], the ids of `prefix`, generation prompt included. For each side, continuing the prompt:
+        `<side>_ids` int [n], up to and including the last action's last id; `<side>_mask` int [n], 1 = sampled;
+        `ref_<side>_logps` float [n], 0.0 where the mask is 0, or None where any is unknown. `certificate` JSON.
+
+    Raises:
+        DataError: A side does not continue `prefix`, or a span does not decode to the recorded action.
+    """
     prompt = renderer.context_ids(prefix)
     sides = {"prompt": certificate.side(prompt, (), (), True)}
     columns: dict[str, Any] = {"prompt_ids": prompt}
@@ -71,16 +101,16 @@ def has_ids(context: Context) -> bool:
     )
 
 
-def recorded_ids(context: Context) -> tuple[int, ...]:
-    """Return the ids that a context of a log adds to its parent's; raises DataError where the log has none."""
-    after, action = context.recorded, context.action
-    if after is None or after.ids is None or (action is not None and action.token_ids is None):
-        raise DataError(f"the log of task {context.task.task_id} has no token ids at depth {context.depth}")
-    return after.ids if action is None or action.token_ids is None else (*action.token_ids, *after.ids)
-
-
 def check_row(renderer: Renderer | None, row: Mapping[str, Any]) -> None:
-    """See `Renderer.check_row`; without a renderer a row with token columns is refused."""
+    """Check a row as it is written: the ranges of its numbers, every column that its certificate covers, masks.
+
+    Args:
+        renderer: Reads the ids; without one a row with token columns is refused.
+        row: Its columns, by known names (`store.columns.known`).
+
+    Raises:
+        DataError: The first difference found; the message names the row.
+    """
     try:
         ranges.check(row, True)
         if row.get("certificate") is not None:  # one that is being written does not cover the columns yet
@@ -164,7 +194,14 @@ def _certify(
 
 
 def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
-    """Check a row's token columns; return False where it has none. Raises as `Renderer.check_row`."""
+    """Check a row's masks: hashes, lengths, spans, counts, vocabulary, decoded texts, messages.
+
+    Returns:
+        Whether it has token columns; a row without them passes.
+
+    Raises:
+        DataError: The first difference found.
+    """
     columns = _PAIR if "chosen_ids" in row or "prompt_ids" in row else _TRAJECTORY
     values = [row.get(column) for column in columns]
     text = row.get("certificate")

@@ -7,6 +7,7 @@ import pytest
 from offline_agent.errors import DataError
 from offline_agent.records import Action
 from offline_agent.rendering import observations
+from offline_agent.rendering.columns import check_row, check_tokens, trajectory_columns
 from offline_agent.rendering.renderer import Renderer
 from tests.helpers import rendering as kit
 from tests.helpers.rows import renderer as embedded
@@ -17,7 +18,7 @@ REPLIES = ["2 hits: <|im_end|> and <tool_call>", "bought"]
 
 
 def found(renderer, context, given=0):
-    row = renderer.trajectory_columns(context, given=given)
+    row = trajectory_columns(renderer, context, given=given)
     entry = json.loads(row["certificate"])["sequence"]
     seen = observations.find(renderer, row["input_ids"], entry["spans"], context.messages(), given)
     assert entry["observations"] == seen.entry()
@@ -64,7 +65,7 @@ def test_a_certificate_that_says_otherwise_is_refused(change, said):
     data = json.loads(row["certificate"])
     change(data["sequence"])
     with pytest.raises(DataError, match=said):
-        embedded().check_tokens({**row, "certificate": json.dumps({k: v for k, v in data.items() if k not in
+        check_tokens(embedded(), {**row, "certificate": json.dumps({k: v for k, v in data.items() if k not in
                                                                     ("columns", "digest")})})  # fmt: skip
 
 
@@ -76,11 +77,11 @@ def test_messages_without_the_last_reply_prove_the_replies_before_it():
     row, _ = found(renderer, context)
     row |= {"messages": context.messages()[:-1]}
     assert row["messages"][-1]["role"] == "assistant"
-    renderer.check_row(row)
+    check_row(renderer, row)
     data = json.loads(row["certificate"])
     data["sequence"]["observations"]["spans"][0][0] -= 1
     with pytest.raises(DataError, match=r"observations \(spans"):
-        renderer.check_row({**row, "certificate": json.dumps(data)})
+        check_row(renderer, {**row, "certificate": json.dumps(data)})
 
 
 def test_an_observation_that_the_ids_do_not_hold_is_refused():
