@@ -226,8 +226,8 @@ class DpoSection(Section):
     """The preference loss."""
 
     loss: str = key(
-        "sigmoid", "sigmoid, ipo, hinge, sigmoid_norm, dmpo, exo_pair, nca_pair, robust, bco_pair, sppo_hard, apo_zero, "
-        "apo_down, discopop (docs/objectives.md)",
+        "sigmoid", "sigmoid, ipo, hinge, sigmoid_norm, dmpo, exo_pair, nca_pair, robust, bco_pair, sppo_hard, "
+        "apo_zero, apo_down, discopop (docs/objectives.md)",
     )  # fmt: skip
     beta: float = key(0.1, "strength of the pull towards the reference", gt=0)
     soft_labels: bool = key(True, "1 - confidence of a pair is its label noise (sigmoid, dmpo; docs/pairs.md)")
