@@ -226,18 +226,18 @@ class DpoSection(Section):
     """The preference loss."""
 
     loss: str = key(
-        "sigmoid",
-        "sigmoid, ipo, hinge, sigmoid_norm, dmpo, or any other of TRL's loss types",
-    )
+        "sigmoid", "sigmoid, ipo, hinge, sigmoid_norm, dmpo, exo_pair, nca_pair, robust, bco_pair, sppo_hard, "
+        "apo_zero, apo_down, discopop (docs/objectives.md)",
+    )  # fmt: skip
     beta: float = key(0.1, "strength of the pull towards the reference", gt=0)
     soft_labels: bool = key(True, "1 - confidence of a pair is its label noise (sigmoid, dmpo; docs/pairs.md)")
     unknown_noise: float = key(
         0.1, "label noise of pairs whose confidence is not known, such as those of your own files", ge=0, le=0.5
     )
-    weights: bool = key(True, "use the rows' weights (not with TRL's own loss types)")
+    weights: bool = key(True, "use the rows' weights")
     sft: float = key(0.2, "weight of the chosen side's mean negative log-likelihood", ge=0)
     dmpo_gamma: float = key(0.9, "discount of later turns in dmpo", gt=0, lt=1)
-    label_smoothing: float = key(0.0, "of TRL's robust, exo_pair and aot", ge=0, lt=0.5)
+    label_smoothing: float = key(0.0, "of robust and exo_pair", ge=0, lt=0.5)
     reference: Literal["auto", "computed"] = key(
         "auto", "auto = stored log-probs where the hashes match, else computed"
     )

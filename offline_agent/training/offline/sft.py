@@ -1,4 +1,4 @@
-"""Likelihood training on stored ids and masks: TRL's SFTTrainer on packs that share prefixes."""
+"""Likelihood training on stored ids and masks, on packs that share prefixes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from trl import SFTConfig, SFTTrainer
 
 from offline_agent.errors import ConfigError
 from offline_agent.training.data.updates import Unit, Update, UpdateSchedule, observation_units, trajectory_units
 from offline_agent.training.offline.losses import segment_sums, sequence_sums
-from offline_agent.training.settings import TrainResult, TrainSettings, trl_arguments
+from offline_agent.training.settings import TrainResult, TrainSettings
 from offline_agent.training.trainer import PackedTrainer, Sums
 
 if TYPE_CHECKING:
@@ -73,9 +72,8 @@ def train_sft(
     if not rows:
         raise ConfigError("there are no trajectories to train on")
     plan = schedule(rows, settings, observations)
-    config = SFTConfig(**trl_arguments(settings, folder, len(plan)))
-    trainer = SharedSFTTrainer(
-        model, tokenizer, config, plan, settings, log, rows=rows, weight=observations.weight if observations else 0.0
+    trainer = TrajectoryTrainer(
+        model, tokenizer, folder, plan, settings, log, rows=rows, weight=observations.weight if observations else 0.0
     )
     return trainer.result(trainer.go(say))
 
@@ -101,8 +99,8 @@ def schedule(
     )
 
 
-class SharedSFTTrainer(PackedTrainer, SFTTrainer):  # type: ignore[misc]
-    """TRL's SFTTrainer over `PackedTrainer`'s updates.
+class TrajectoryTrainer(PackedTrainer):
+    """A trainer on trajectories.
 
     Args:
         rows: The trajectories, in the order of the plan's indices.

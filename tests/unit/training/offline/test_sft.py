@@ -13,19 +13,15 @@ from offline_agent.errors import ConfigError, DataError
 from offline_agent.training.data.rows import TrajectoryRow
 from offline_agent.training.data.updates import UpdateSchedule, trajectory_units
 from offline_agent.training.models import add_adapters
-from offline_agent.training.offline.sft import ObservationLoss, SharedSFTTrainer, schedule, train_sft
-from offline_agent.training.settings import trl_arguments
+from offline_agent.training.offline.sft import ObservationLoss, TrajectoryTrainer, schedule, train_sft
 from tests.helpers.rendering import qwen
 from tests.helpers.training import VOCABULARY, exact, far, model, plain_logps, settings, step, trajectories
 
 
 def trainer(folder: Path, rows: list[TrajectoryRow], trained: Any, **changes: Any) -> Any:
-    from trl import SFTConfig
-
     chosen = settings(**{"rows": len(rows), **changes})
     plan = UpdateSchedule(trajectory_units(rows), size=chosen.rows)
-    config = SFTConfig(**trl_arguments(chosen, folder, len(plan)))
-    return SharedSFTTrainer(trained, qwen(), config, plan, chosen, lambda record: None, rows=rows)
+    return TrajectoryTrainer(trained, qwen(), folder, plan, chosen, lambda record: None, rows=rows)
 
 
 @pytest.mark.parametrize("changes", [{}, {"tokens": 30}, {"share": False}])
@@ -63,13 +59,10 @@ def test_observations_add_their_weighted_mean_to_the_mean_of_agent_tokens(
                         observation_mask=(0,) * len(longer.input_ids)))  # fmt: skip
     failed = replace(observed(trajectories(2, seed=7))[1], name="failed", weight=3.0)
     trained, loss = model(), ObservationLoss(0.7, [failed])
-    from trl import SFTConfig
-
     chosen = settings(rows=len(rows), **changes)
     plan = schedule(rows, chosen, loss)
-    config = SFTConfig(**trl_arguments(chosen, tmp_path, len(plan)))
-    shared = SharedSFTTrainer(
-        trained, qwen(), config, plan, chosen, lambda record: None, rows=rows, weight=loss.weight
+    shared = TrajectoryTrainer(
+        trained, qwen(), tmp_path, plan, chosen, lambda record: None, rows=rows, weight=loss.weight
     )
     found, gradients = step(shared)
     precise = exact(trained)
@@ -84,7 +77,7 @@ def test_observations_add_their_weighted_mean_to_the_mean_of_agent_tokens(
     wanted.backward()
     assert found == pytest.approx(wanted.item(), rel=1e-5)
     assert far(gradients, {name: p.grad for name, p in precise.named_parameters() if p.grad is not None}) < 1e-4
-    figures = {name: values[0] for name, values in shared._metrics["train"].items()}
+    figures = shared.seen
     assert figures["observations"] == pytest.approx((seen / count).item(), rel=1e-5)
     assert (figures["observation_tokens"], figures["agent_tokens"]) == (count, sum(sum(r.action_mask) for r in rows))
 
