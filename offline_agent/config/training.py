@@ -164,21 +164,6 @@ class SftDataSection(Section):
     negatives: bool = key(True, "use rows that teach to refuse impossible calls, where there are any")
 
 
-class ObservationsSection(Section):
-    """Cross-entropy on observations beside that on the policy's own tokens."""
-
-    weight: float = key(0.0, "of the mean over the observation tokens of an update; 0 = off", ge=0, le=1000)
-    source: Literal["rows", "executed"] = key(
-        "rows",
-        "whose: rows = those of the trajectories that are trained on; executed = of every finished branch of the runs, "
-        "too, failures included, none of whose actions is trained on",
-    )
-    runs: Paths = key((), "runs whose trajectories/ source=executed reads; none = those of data.runs", strict=False)
-    per_update: int | None = key(
-        None, "trajectories of source=executed beside an update's rows; null = each once in a pass over the rows", ge=1
-    )
-
-
 class TrainSftConfig(TrainConfig):
     """Keys of `train_sft`."""
 
@@ -186,8 +171,8 @@ class TrainSftConfig(TrainConfig):
     main_keys: ClassVar[tuple[str, ...]] = (
         "model.path", "data.runs", "data.files", "data.success", "data.per_task", "env", "tasks.n",
         "demonstrations.per_task", "demonstrations.noise", "optimizer.learning_rate", "optimizer.epochs",
-        "optimizer.max_updates", "batch.rows", "batch.tokens", "batch.max_length", "observations.weight",
-        "observations.source", "lora.rank", "scratch.layers",
+        "optimizer.max_updates", "batch.rows", "batch.tokens", "batch.max_length",
+        "lora.rank", "scratch.layers",
         "checkpoints.every", "launcher", "seed", "run_dir", "tracking.uri",
     )  # fmt: skip
     examples: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -197,7 +182,6 @@ class TrainSftConfig(TrainConfig):
     )
 
     data: SftDataSection = section(SftDataSection, "what is learnt from")
-    observations: ObservationsSection = section(ObservationsSection, "predicting what the environment answers")
     env: EnvSection = section(EnvSection, "the environment that demonstrations are of")
     judge: JudgeSection = section(JudgeSection, "who gives the verdicts on demonstrations")
     tasks: SftTasks = section(SftTasks, "the tasks that are demonstrated")

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from offline_agent.config.training import TrainSftConfig
@@ -17,7 +16,6 @@ from offline_agent.envs.base import EnvSpec
 from offline_agent.errors import ConfigError, DataError
 from offline_agent.judges.judge import make_judge
 from offline_agent.pipelines.entry import main
-from offline_agent.pipelines.stages import observations
 from offline_agent.records import Task
 from offline_agent.runner import training
 from offline_agent.runner.components import make_tasks
@@ -28,7 +26,6 @@ from offline_agent.store.provenance import hash_json
 
 if TYPE_CHECKING:
     from offline_agent.rendering.renderer import Renderer
-    from offline_agent.training.data.observations import ObservationReader
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
 
 TABLE = "demonstrations"
@@ -44,8 +41,6 @@ class SftInputs:
         trainable: Model, tokenizer and renderer; None while a new model waits for demonstrations, whose texts its
             tokenizer is learnt from.
         rows, report: The training rows; None before the demonstrations.
-        observed, executed: What was found of observations, and the trajectories read for theirs alone; None and empty
-            where observations are not predicted.
     """
 
     spec: EnvSpec | None = None
@@ -53,8 +48,6 @@ class SftInputs:
     trainable: tuple[Any, Any, Renderer] | None = None
     rows: list[TrajectoryRow] | None = None
     report: LoadReport | None = None
-    observed: ObservationReader | None = None
-    executed: list[TrajectoryRow] = field(default_factory=list)
 
 
 def prepare(config: TrainSftConfig) -> tuple[SftInputs, Facts]:
@@ -87,7 +80,6 @@ def _faults(config: TrainSftConfig, given: bool) -> list[str]:
             f"scratch.reading: got {config.scratch.reading:g}, but only a new model reads first; set scratch.layers, "
             "or leave it at 0"
         )
-    faults += observations.faults(config)
     if not given and config.tasks.split != "train":
         faults.append(
             f"tasks.split: got {config.tasks.split!r}; what a policy is measured on must not be trained on. "
@@ -106,19 +98,15 @@ def _load(inputs: SftInputs, config: TrainSftConfig) -> None:
     if inputs.trainable is None:
         inputs.trainable = _new(config, selection.texts(data.runs, data.files, **rules))
     model, _, renderer = inputs.trainable
-    longest = training.max_length(config, model)
-    inputs.observed = observations.reader(config, renderer, longest)
     inputs.rows, inputs.report = load_trajectories(
         data.runs,
         data.files,
         renderer,
-        max_length=longest,
+        max_length=training.max_length(config, model),
         per_task=data.per_task,
         from_messages=bool(config.scratch.layers),
-        observe=None if inputs.observed is None else inputs.observed.observe,
         **rules,
     )
-    inputs.executed = observations.executed(inputs.observed, config)
 
 
 def _demonstrable(config: TrainSftConfig, faults: list[str]) -> tuple[EnvSpec | None, list[Task]]:
@@ -152,8 +140,6 @@ def _facts(config: TrainSftConfig, inputs: SftInputs) -> Facts:
     if inputs.report is not None:
         hashes["data"] = hash_json(list(inputs.report.hashes.values()))
         manifest["data"] = dict(inputs.report.hashes)
-        if inputs.executed and inputs.observed is not None:
-            manifest["observations"] = dict(inputs.observed.report.hashes)
         tags["data_hash"] = hashes["data"]
     return Facts(manifest, tags)
 
@@ -171,10 +157,7 @@ def run(inputs: SftInputs, session: Session[TrainSftConfig]) -> Mapping[str, Any
 
         allow_actions(inputs.trainable[0], (row.action_mask for row in inputs.rows))
     reading = _read(inputs, session) if session.config.scratch.reading else None
-    loss = observations.loss(inputs.observed, inputs.executed, session.config)
-    trainer = partial(train_sft, observations=loss)
-    summary = training.train(session, inputs.trainable, inputs.rows, inputs.report, trainer)
-    observations.tell(summary, inputs.observed, session.config)
+    summary = training.train(session, inputs.trainable, inputs.rows, inputs.report, train_sft)
     summary["data"]["source"] = TABLE if demonstrated else "runs" if session.config.data.runs else "files"
     if inputs.spec is not None and demonstrated:
         summary |= {"environment": inputs.spec.name, "demonstrations": demonstrated}
@@ -197,18 +180,14 @@ def _demonstrate(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[st
 
         inputs.trainable = load_trainable(str(folder / "start"), dtype=config.model.dtype)
     assert inputs.trainable is not None
-    longest = training.max_length(config, inputs.trainable[0])
-    inputs.observed = observations.reader(config, inputs.trainable[2], longest)
     inputs.rows, inputs.report = load_trajectories(
         (),
         [str(file) for file in sorted((folder / TABLE).glob("*.parquet"))],
         inputs.trainable[2],
-        max_length=longest,
+        max_length=training.max_length(config, inputs.trainable[0]),
         per_task=config.data.per_task,
         verified=config.demonstrations.only_successes,
-        observe=None if inputs.observed is None else inputs.observed.observe,
     )
-    inputs.executed = observations.executed(inputs.observed, config)
     return dict(counts)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from offline_agent.errors import DataError
 from offline_agent.records import Action, Context
-from offline_agent.rendering import certificate, observations, ranges
+from offline_agent.rendering import certificate, ranges
 from offline_agent.store.columns import PAIR, TRAJECTORY, names
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ def trajectory_columns(
     ids, spans, logps = _lay_out(renderer, nodes, given)
     acted = nodes[given + 1 :]
     entry = _side(renderer, acted, ids, spans)
-    if all(node.recorded is None for node in nodes):  # a log's own ids between turns are not of our forms
-        entry[observations.FIELD] = observations.find(renderer, ids, spans, context.messages(), given).entry()
     known = None if logps is None else model_hash
     return {
         "input_ids": ids,
@@ -218,14 +216,6 @@ def check_tokens(renderer: Renderer | None, row: Mapping[str, Any]) -> bool:
         actions = [renderer.action_of_span(piece) for piece in pieces]
         given = int(data.get("given", 0))
         _check_messages("messages", row.get("messages"), actions, given)
-        entry = data["sequence"].get(observations.FIELD)
-        messages = row.get("messages")
-        if entry is not None and messages:
-            spans = data["sequence"]["spans"]
-            found = observations.find(renderer, row["input_ids"], spans, row["messages"], given)
-            if messages[-1].get("role") == "assistant":  # such messages may lack the reply that the certificate has
-                entry = observations.without_tail(entry)
-            observations.check(entry, found, spans)
         return True
     _check(renderer, data, "prompt", row["prompt_ids"], None, None)
     for side in ("chosen", "rejected"):

@@ -76,21 +76,6 @@ class PromptEncoder:
         form = self._between(context.role, None if context.action is None else context.action.call)
         return (*(() if ended else (self._end_id,)), *self._filled(form, context.observation))
 
-    def reply(
-        self, call: ToolCall | None, role: str, content: str, ended: bool
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Return the ids that follow an action, as text of the template, the content of the observation, template.
-
-        Args:
-            call: The action's.
-            role: Role of the observation.
-            content: The observation.
-            ended: Whether the action's ids include its end-of-turn token.
-        """
-        form = self._between(role, call)
-        before = (*(() if ended else (self._end_id,)), *form.before)
-        return before, tuple(self._contents(form.slot.transform(content))), form.after
-
     def _between(self, role: str, call: ToolCall | None) -> _EncodedForm:
         key = (role, call is not None, call.name if call is not None else "")
         form = self._bridges.get(key)

@@ -227,12 +227,6 @@ class Renderer:
             parsed = Parsed(text, None, "no_end", detail)
         return Action(text, parsed.thought, parsed.call, parsed.fault, parsed.detail, token_ids, logps)
 
-    def reply_ids(
-        self, action: Action, role: str, content: str, ended: bool
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Return the ids that follow an action; see `prompts.PromptEncoder.reply`."""
-        return self._prompts.reply(action.call, role, content, ended)
-
     def decode(self, ids: Sequence[int]) -> str:
         """Return the exact text of ids, control tokens included."""
         return self._tokens.decode(ids)

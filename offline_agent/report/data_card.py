@@ -8,7 +8,7 @@ from typing import Any
 
 from offline_agent.export import CARD, LIMITS, origin
 from offline_agent.outgoing import code, without_html
-from offline_agent.rendering import certificate, observations
+from offline_agent.rendering import certificate
 from offline_agent.store.columns import MULTITURN, PREFERENCES, stored_name
 from offline_agent.store.files import write_text
 from offline_agent.store.run_directory import RunDirectory
@@ -90,24 +90,16 @@ def _bare(path: Path) -> int:
 
 
 def _masks(path: Path) -> list[str]:
-    """Return the lines on what the two disjoint masks of the trajectories count; none where no row has token ids."""
+    """Return the line on what the mask of the trajectories counts; none where no row has token ids."""
     import pyarrow.parquet as pq
 
-    agent = observed = rows = 0
+    agent = 0
     for file in sorted((path / "trajectories").glob("*.parquet")):
         for batch in pq.ParquetFile(file).iter_batches(_ROWS_AT_ONCE, columns=["certificate"]):
             for text in batch.column(0).to_pylist():
                 entry = ({} if text is None else certificate.parse(text)).get("sequence")
-                if entry is not None:
-                    agent, rows = agent + entry["trainable"], rows + (observations.FIELD in entry)
-                    observed += entry.get(observations.FIELD, {}).get("tokens", 0)
-    if not agent:
-        return []
-    return [
-        f"| the policy's own | {agent:,} | `{_AGENT}` |",
-        f"| contents of observations | {observed:,} | the certificate's `sequence.observations`, in {rows:,} rows; "
-        "no other token is in it, and none of the policy's |",
-    ]
+                agent += 0 if entry is None else entry["trainable"]
+    return [f"| the policy's own | {agent:,} | `{_AGENT}` |"] if agent else []
 
 
 def _about(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ _LEVELS = {
     "ids": "the sampled ids",
     "text": "messages, rendered here",
 }
-_MEANS = ("loss", "preference", "sft", "anchor", "accuracy", "margin", "entropy", "nll", "observations")
+_MEANS = ("loss", "preference", "sft", "anchor", "accuracy", "margin", "entropy", "nll")
 
 
 def load(config: TrainableConfig) -> Trainable:
@@ -280,7 +280,6 @@ def of_result(result: TrainResult, seconds: float) -> dict[str, Any]:
         "shares_prefixes": result.shares,
         "shares_not": result.reason,
         **({"reference": result.reference} if result.reference else {}),
-        **({"observation_tokens": result.observation_tokens} if result.observation_tokens else {}),
     }
 
 
@@ -317,23 +316,12 @@ def _table_rows(summary: Mapping[str, Any], path: Path) -> Iterator[tuple[str, s
         loss = f"loss {read['loss_first']:.4f} → {read['loss_last']:.4f} a token of any kind"
         yield "read before", f"{read['updates']} updates in {read['seconds']:.1f} s, {loss}"
     first, last = training["first"], training["last"]
-    observed = training.get("masks", {}).get("observations", {})
     of_it = "" if pairs else " a token of the policy's"
-    if observed.get("weight"):
-        of_it = f", of it {observed['weight']:g} × {first['observations']:.4f} → {last['observations']:.4f} a token of "
-        of_it += "observations"
     yield "loss", f"{first['loss']:.4f} → {last['loss']:.4f}{of_it}"
     if pairs:
         right = ("–" if (share := each.get("accuracy")) is None else f"{share:.2f}" for each in (first, last))
         yield "accuracy on the pairs", " → ".join(right)
         yield "chosen sides", f"{-first['sft']:.3f} → {-last['sft']:.3f} log-probability a token"
-    if observed.get("weight"):
-        told = data["observations"]
-        yield (
-            "observation tokens",
-            f"{observed['tokens']:,}, weight {observed['weight']:g}; {told['edges']:,} executed edges of "
-            f"{told['tokens']:,} tokens, {told['trajectories']:,} trajectories read for these alone",
-        )
     speed = training["agent_tokens_per_second"]
     yield "agent tokens", f"{training['agent_tokens']:,}" + (f", {speed:,.0f} a second" if speed else "")
     saved = training["raw_tokens"] / max(1, training["tokens"])

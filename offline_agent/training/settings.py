@@ -204,7 +204,6 @@ class TrainResult:
         reference: `stored`, `computed`: pairs whose reference log-probs were stored or computed; `checked`: stored ones
             computed again; `difference`: their largest difference a token (None where none was checked).
         warnings: Warnings for the user.
-        observation_tokens: Tokens of observations whose log-probability was asked for; they are not agent tokens.
         end: The same figures of the last update's rows, measured after it; {} where they are not known.
     """
 
@@ -219,7 +218,6 @@ class TrainResult:
     reason: str | None
     reference: dict[str, float | int | None] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    observation_tokens: int = 0
     end: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -145,7 +145,7 @@ class PackedTrainer(CheckedWeights, Trainer):  # type: ignore[misc]
             parts = self.parts(update, units, pack, scores)
             if learning:
                 self.accelerator.backward(parts["loss"] * self._mean_of)
-            counts = (sum(unit.agent_tokens for unit in units), pack.tokens, sum(unit.raw_tokens for unit in units))
+            counts = (sum(unit.scored for unit in units), pack.tokens, sum(unit.raw_tokens for unit in units))
             parts |= {name: torch.tensor(float(n)) for name, n in zip(_COUNTS, counts, strict=True)}
             for name, value in parts.items():
                 sums[name] = sums[name] + value.detach().to(sums[name].device)
@@ -286,7 +286,6 @@ class PackedTrainer(CheckedWeights, Trainer):  # type: ignore[misc]
             agent_tokens=agent,
             tokens=computed,
             raw_tokens=raw,
-            observation_tokens=int(sum(record.get("observation_tokens", 0) for record in records)),
             records=records,
             end=end,
             shares=self.scorer.shares,

@@ -65,9 +65,8 @@ PAIR = RowFormat(
 TRAJECTORY = RowFormat(
     SUCCESS_TABLES, ("messages",), ("input_ids",), ("action_mask",), ("logps",), ("success", "verdict", "reward")
 )
-
 EXECUTED = replace(TRAJECTORY, tables=("trajectories",))
-"""All finished branches of a run, failures included: read for their observations alone."""
+"""All finished branches of a run, failures included: exported, not trained on."""
 
 
 @dataclass(slots=True)
