@@ -42,14 +42,10 @@ def test_it_says_what_is_there_by_which_rules_and_what_was_left_out(tmp_path: Pa
     assert "sk-secret" not in text and "api_key" in text
 
 
-def test_it_counts_what_each_of_the_two_masks_marks(tmp_path: Path) -> None:
+def test_it_counts_what_the_mask_marks(tmp_path: Path) -> None:
     row = kit.trajectory(1, "red tea")
     kit.run(tmp_path / "run", executed=[row, kit.trajectory(2, tokens=False)])
-    agent, seen = (f"{count:,}" for count in (sum(row["action_mask"]), json.loads(row["certificate"])["sequence"]
-                                              ["observations"]["tokens"]))  # fmt: skip
-    text = "\n".join(_masks(tmp_path / "run"))
-    assert f"own | {agent} | `tokens_action_mask`" in text and f"| {seen} | the certificate's" in text
-    assert "in 1 rows" in text
+    assert _masks(tmp_path / "run") == [f"| the policy's own | {sum(row['action_mask']):,} | `tokens_action_mask` |"]
 
 
 def test_limits_are_those_of_this_run(tmp_path: Path) -> None:
