@@ -20,7 +20,6 @@ from offline_agent.pipelines.stages.rules import asks_policy
 from offline_agent.pipelines.stages.search import gather_trees, search, settings_of
 from offline_agent.pipelines.stages.tables import mine
 from offline_agent.report.build_prefs import show
-from offline_agent.report.data_card import write_card
 from offline_agent.report.mining import Figures
 from offline_agent.runner.components import Parts, facts_of, first_tasks, fixed_keys, free_arguments, make_parts, served
 from offline_agent.runner.limits import completed
@@ -68,9 +67,7 @@ def run(parts: Parts, session: Session[BuildPrefsConfig]) -> Mapping[str, Any]:
     finally:
         engine.close()
         parts.policy.close()
-    summary = figures.summary(parts, session.config)
-    write_card(session.run, summary)
-    return summary
+    return figures.summary(parts, session.config)
 
 
 def _cluster(config: BuildPrefsConfig) -> Any:

@@ -31,7 +31,6 @@ from offline_agent.preferences.dataset.tree_rows import rows_of
 from offline_agent.preferences.mining import Miner
 from offline_agent.preferences.refusals import Refusal
 from offline_agent.rendering.renderer import Renderer
-from offline_agent.report.data_card import write_card
 from offline_agent.report.import_logs import ImportFigures, show
 from offline_agent.report.mining import Figures, figures_of
 from offline_agent.runner.pipeline import Command, Facts, Session
@@ -149,9 +148,7 @@ def run(inputs: Inputs, session: Session[ImportLogsConfig]) -> Mapping[str, Any]
     if inputs.replays is not None:
         figures.replayed(inputs.replays)
         inputs.replays.close()
-    summary = figures.summary(session.config)
-    write_card(session.run, summary)
-    return summary
+    return figures.summary(session.config)
 
 
 def _read(

@@ -30,8 +30,8 @@ from offline_agent.pipelines.stages.online import (
 from offline_agent.pipelines.stages.sampler import absent, make_sampler
 from offline_agent.records import POLICY_CUTS
 from offline_agent.report import cuts
+from offline_agent.report.closing import of_servers
 from offline_agent.report.refine_grpo import crowded, ends, export, show
-from offline_agent.report.servers import of_servers
 from offline_agent.runner import training
 from offline_agent.runner.components import (
     check_sandbox,

@@ -11,8 +11,7 @@ from offline_agent.config.import_logs import ImportLogsConfig
 from offline_agent.logs.linking import Linked
 from offline_agent.logs.replays import Replays
 from offline_agent.preferences.refusals import Refusal
-from offline_agent.report.closing import figures_table, pairs_written, quarantine_written
-from offline_agent.report.findings import commonest
+from offline_agent.report.closing import commonest, pairs_written, quarantine_written, table
 from offline_agent.report.mining import Figures
 from offline_agent.runner.next_steps import command, single_turn_advice
 from offline_agent.runner.terminal import copyable
@@ -105,7 +104,7 @@ class ImportFigures:
             "outcomes_of_no_episode": {"count": len(self.unmatched), "first": first},
             **{name: linked.counts[name] for name in _LINKED},
             "replays": self._replays,
-            "success": {"attempts": mined.plain.value, "tasks": mined.best.value},
+            "success": {"attempts": mined.mean("plain"), "tasks": mined.mean("best")},
             **mined.mined("logs", mined.refusals["log"]),
         }
 
@@ -114,7 +113,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
     """Return the closing table."""
     from rich.console import Group
 
-    table = figures_table(f"import_logs: {', '.join(summary['formats'])}", _table_rows(summary))
+    made = table(f"import_logs: {', '.join(summary['formats'])}", _table_rows(summary))
     where = copyable(
         f"\nWritten to {path}\n"
         f"{pairs_written(path)}"
@@ -123,7 +122,7 @@ def show(summary: Mapping[str, Any], path: Path) -> RenderableType:
         f"{quarantine_written(path)}\n"
     )
     reasons = [copyable(f"{text}\n") for text in findings(summary)]
-    return Group(table, where, *reasons, copyable("\n".join(next_steps(summary, path))))
+    return Group(made, where, *reasons, copyable("\n".join(next_steps(summary, path))))
 
 
 def _table_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
