@@ -17,11 +17,11 @@ from offline_agent.report import (
     refine_grpo,
     rejudge,
     train_reward,
+    training,
 )
 from offline_agent.report.findings import findings
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.text import number
-from offline_agent.runner import training
 from offline_agent.runner.next_steps import command, evaluation
 
 CLOSING: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
