@@ -70,7 +70,7 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
     tasks = collect(found, lambda: make_tasks(spec, config.tasks)) if spec else None
     trainable = collect(found, lambda: training.load(config))
     if trainable is not None:
-        collect(found, lambda: training.max_length(config, trainable[0]))
+        collect(found, lambda: training.max_length(config, trainable.model))
     if found or spec is None or tasks is None:
         raise ConfigError(found)
     inputs = OnlineInputs(
@@ -80,10 +80,10 @@ def prepare(config: RefineGrpoConfig) -> tuple[OnlineInputs, Facts]:
     if config.offline.rows:
         from offline_agent.training.data.rows import load_trajectories
 
-        longest = training.max_length(config, trainable[0])
-        replayed = load_trajectories(config.offline.runs, (), trainable[2], max_length=longest, key="offline")
+        longest = training.max_length(config, trainable.model)
+        replayed = load_trajectories(config.offline.runs, (), trainable.renderer, max_length=longest, key="offline")
         inputs.anchors, inputs.replayed = replayed
-    inputs.sampler = absent() if torchrun.rank() else make_sampler(config, trainable[2], tasks[0])
+    inputs.sampler = absent() if torchrun.rank() else make_sampler(config, trainable.renderer, tasks[0])
     hashes: dict[str, Any] = dict(training.hashes(trainable))
     hashes["task_set"] = hash_json([[task.task_id, task.split, dict(task.args)] for task in tasks])
     manifest: dict[str, Any] = {"hashes": hashes, "env": spec.identity, "objective": asdict(inputs.objective)}
@@ -158,7 +158,7 @@ def run(inputs: OnlineInputs, session: Session[RefineGrpoConfig]) -> Mapping[str
         policy.close()
     seconds = time.perf_counter() - started
     saved = training.save(model, tokenizer, folder)
-    exported = export(inputs.trainable[2], session, log.ordered(rollouts.size))
+    exported = export(inputs.trainable.renderer, session, log.ordered(rollouts.size))
     return {
         "pipeline": session.run.manifest["command"],
         "environment": inputs.spec.name,

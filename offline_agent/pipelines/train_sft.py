@@ -17,6 +17,7 @@ from offline_agent.errors import ConfigError, DataError
 from offline_agent.judges.judge import make_judge
 from offline_agent.pipelines.entry import main
 from offline_agent.records import Task
+from offline_agent.report.training import show
 from offline_agent.runner import training
 from offline_agent.runner.components import make_tasks
 from offline_agent.runner.limits import completed
@@ -25,8 +26,8 @@ from offline_agent.store import schemas
 from offline_agent.store.provenance import hash_json
 
 if TYPE_CHECKING:
-    from offline_agent.rendering.renderer import Renderer
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
+    from offline_agent.training.models import Trainable
 
 TABLE = "demonstrations"
 READING = "reading"
@@ -45,7 +46,7 @@ class SftInputs:
 
     spec: EnvSpec | None = None
     tasks: list[Task] = field(default_factory=list)
-    trainable: tuple[Any, Any, Renderer] | None = None
+    trainable: Trainable | None = None
     rows: list[TrajectoryRow] | None = None
     report: LoadReport | None = None
 
@@ -155,7 +156,7 @@ def run(inputs: SftInputs, session: Session[TrainSftConfig]) -> Mapping[str, Any
     if session.config.scratch.layers:
         from offline_agent.training.scratch import allow_actions
 
-        allow_actions(inputs.trainable[0], (row.action_mask for row in inputs.rows))
+        allow_actions(inputs.trainable.model, (row.action_mask for row in inputs.rows))
     reading = _read(inputs, session) if session.config.scratch.reading else None
     summary = training.train(session, inputs.trainable, inputs.rows, inputs.report, train_sft)
     summary["data"]["source"] = TABLE if demonstrated else "runs" if session.config.data.runs else "files"
@@ -183,8 +184,8 @@ def _demonstrate(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[st
     inputs.rows, inputs.report = load_trajectories(
         (),
         [str(file) for file in sorted((folder / TABLE).glob("*.parquet"))],
-        inputs.trainable[2],
-        max_length=training.max_length(config, inputs.trainable[0]),
+        inputs.trainable.renderer,
+        max_length=training.max_length(config, inputs.trainable.model),
         per_task=config.data.per_task,
         verified=config.demonstrations.only_successes,
     )
@@ -204,7 +205,7 @@ def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, An
     done = demonstrate(
         spec,
         inputs.tasks,
-        None if inputs.trainable is None else inputs.trainable[2],
+        None if inputs.trainable is None else inputs.trainable.renderer,
         per_task=config.demonstrations.per_task,
         noise=config.demonstrations.noise,
         only_successes=config.demonstrations.only_successes,
@@ -221,8 +222,9 @@ def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, An
         )
     if inputs.trainable is None:
         inputs.trainable = _new(config, texts(done.trajectories))
-        save_plain(*inputs.trainable[:2], session.run.path / "start")  # a resumed run starts from the same
-    renderer = inputs.trainable[2]
+        new = inputs.trainable
+        save_plain(new.model, new.tokenizer, session.run.path / "start")  # a resumed run starts from the same
+    renderer = inputs.trainable.renderer
     rows = (trajectory_row(trajectory, renderer) for trajectory in done.trajectories)
     session.run.write_rows(TABLE, rows, schemas.TRAJECTORIES)
     counts = {"attempts": done.attempts, "successes": done.successes, "kept": len(done.trajectories)}
@@ -230,10 +232,11 @@ def _record(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, An
     return counts
 
 
-def _new(config: TrainSftConfig, texts: Iterator[str]) -> tuple[Any, Any, Renderer]:
+def _new(config: TrainSftConfig, texts: Iterator[str]) -> Trainable:
     """Return the new model."""
     from offline_agent.rendering.renderer import Renderer
-    from offline_agent.training.models import new_model
+    from offline_agent.training.models import Trainable
+    from offline_agent.training.scratch import new_model
 
     shape = config.scratch
     model, tokenizer = new_model(
@@ -247,7 +250,7 @@ def _new(config: TrainSftConfig, texts: Iterator[str]) -> tuple[Any, Any, Render
         seed=config.seed,
         dtype=config.model.dtype,
     )
-    return model, tokenizer, Renderer(tokenizer)
+    return Trainable(model, tokenizer, Renderer(tokenizer))
 
 
 def _read(inputs: SftInputs, session: Session[TrainSftConfig]) -> dict[str, Any]:
@@ -285,7 +288,7 @@ COMMAND: Command[TrainSftConfig, SftInputs] = Command(
     config=TrainSftConfig,
     prepare=prepare,
     run=run,
-    show=training.show,
+    show=show,
     complete=completed,
 )
 

@@ -16,7 +16,7 @@ from offline_agent.pipelines.stages.sampler import Sampler
 from offline_agent.records import Task
 from offline_agent.report.refine_grpo import round_figures, sampler_figures
 from offline_agent.runner.components import make_ranking, make_reward
-from offline_agent.runner.training import Recorder, Trainable, max_length
+from offline_agent.runner.training import Recorder, max_length
 from offline_agent.training.collapse.checklist import checklist
 from offline_agent.training.collapse.watch import Finding, Watch, WatchSettings
 from offline_agent.training.online.groups import GroupSettings, RoundSampler
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from offline_agent.rollouts.episodes import Episodes
     from offline_agent.runner.pipeline import Session
     from offline_agent.training.data.rows import LoadReport, TrajectoryRow
+    from offline_agent.training.models import Trainable
     from offline_agent.training.online.objectives import Objective
     from offline_agent.training.online.ranked import RankingReward
     from offline_agent.training.online.round_batch import PlayedRound
@@ -249,9 +250,9 @@ class OnlineRun:
         config, inputs = self.session.config, self.inputs
         samples = sample(
             made,
-            inputs.trainable[2],
+            inputs.trainable.renderer,
             inputs.objective,
-            max_length=max_length(config, inputs.trainable[0]),
+            max_length=max_length(config, inputs.trainable.model),
             credit=credit_of(config),
             refused=refused,
         )

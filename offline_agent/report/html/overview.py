@@ -16,10 +16,10 @@ from offline_agent.report import (
     refine_grpo,
     rejudge,
     train_reward,
+    training,
 )
 from offline_agent.report.html.reading import RunFiles
 from offline_agent.report.html.text import number
-from offline_agent.runner import training
 
 CLOSING: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
     "audit": audit.show,
