@@ -45,7 +45,7 @@ from offline_agent.runner.limits import completed
 from offline_agent.runner.next_steps import environment_keys, tell_environment
 from offline_agent.runner.pipeline import Command, Facts, Session
 from offline_agent.store.provenance import hash_json
-from offline_agent.training.collapse.checklist import checklist
+from offline_agent.training.collapse.watch import checklist
 from offline_agent.training.online.groups import RoundSampler
 
 

@@ -17,8 +17,7 @@ from offline_agent.records import Task
 from offline_agent.report.refine_grpo import round_figures, sampler_figures
 from offline_agent.runner.components import make_ranking, make_reward
 from offline_agent.runner.training import Recorder, Trainable, max_length
-from offline_agent.training.collapse.checklist import checklist
-from offline_agent.training.collapse.watch import Finding, Watch, WatchSettings
+from offline_agent.training.collapse.watch import Finding, Watch, WatchSettings, checklist
 from offline_agent.training.online.groups import GroupSettings, RoundSampler
 from offline_agent.training.settings import OnlineSettings
 
