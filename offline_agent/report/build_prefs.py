@@ -59,7 +59,7 @@ def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
     data = f"data.runs=[{path}]"
     yield "Next:"
     if summary["trajectories"]:
-        yield f"  {command('inspect', [str(path), 'pair=0'])}"
+        yield f"  {command('inspect', [str(path), *(['pair=0'] if summary['pairs_total'] else [])])}"
     if summary["filtered"]:
         yield f"  {command('train_sft', [data, *model])}"
     if summary["pairs_total"] and summary["policy"] in _OF_A_MODEL:
@@ -68,8 +68,8 @@ def next_steps(summary: Mapping[str, Any], path: Path) -> Iterator[str]:
         after = summary["offset"] + summary["tasks"]
         yield f"  the same command with tasks.offset={after} and another run_dir gives more of them, from other tasks"
     if not summary["filtered"]:
-        name = summary["typed"]["env"]
-        yield f"  {python()} -m offline_agent.envs.conformance {shlex.quote(name)}"
+        keys = [key for key in summary["environment_keys"] if not key.startswith(("env=", "env.isolate="))]
+        yield f"  {python()} -m offline_agent.envs.conformance {shlex.join([summary['typed']['env'], *keys])}"
 
 
 def _trainable(summary: Mapping[str, Any]) -> list[str]:
@@ -210,9 +210,10 @@ def _no_success(summary: Mapping[str, Any]) -> str:
     policy = summary["policy"]
     if policy == "random":
         return told + (
-            "policy=random draws arguments from ranges, examples and texts that it has read: give parameters a Literal "
-            "type, or quote examples and ranges in their docstrings; give the class `demonstrate`; take a model; or "
-            "raise search.simulations"
+            "policy=random calls tools with arguments from ranges, examples and texts that it has read: give "
+            "parameters a Literal type, or quote examples and ranges in their docstrings; name an expert (the class "
+            "method `demonstrate`, or env.demonstrate=module:function); take easier tasks or a model; or raise "
+            "search.simulations"
         )
     if policy in ("oracle", "noisy"):
         return told + (
